@@ -1,0 +1,78 @@
+# Every target does its own set-up in .venv: python3, make and a network to PyPI are all that is needed.
+PYTHON ?= python3
+WORKERS ?= 2
+
+BIN := .venv/bin
+UV := $(BIN)/uv
+INSTALL := $(UV) pip install --python $(BIN)/python
+COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--custom-compile-command "make lock" $(UPGRADE)
+# loadfile: what a test file prepares once is prepared in one worker only.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+.PHONY: help demo test test-slow lint format docs lock clean
+
+help:
+	@echo "make demo       explain example pictures; results in demo/"
+	@echo "make test       the default test suite"
+	@echo "make test-slow  the tests marked slow"
+	@echo "make lint       ruff and mypy"
+	@echo "make format     let ruff rewrite the code"
+	@echo "make docs       build the documentation into site/"
+	@echo "make lock       write requirements/ from pyproject.toml; UPGRADE=--upgrade takes newer versions"
+	@echo "make clean      remove .venv and all that was built"
+
+demo: .venv/core.stamp .venv/package.stamp
+	$(BIN)/dave demo --out demo
+
+test: .venv/dev.stamp .venv/package.stamp
+	$(PYTEST)
+
+# pytest exits with 5 where no test is marked slow.
+test-slow: .venv/dev.stamp .venv/package.stamp
+	$(PYTEST) -m slow || test $$? -eq 5
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/dev.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: .venv/dev.stamp .venv/package.stamp
+	$(BIN)/mkdocs build --strict
+
+# The smaller files keep to the versions of the largest one, so that all three fit into one environment.
+lock: $(UV)
+	$(COMPILE) pyproject.toml --all-extras --output-file requirements/dev.txt
+	$(COMPILE) pyproject.toml --constraints requirements/dev.txt --output-file requirements/core.txt
+	$(COMPILE) --group build --constraints requirements/dev.txt --output-file requirements/build.txt
+
+clean:
+	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# What is wrong with $(PYTHON), in one line; empty where it will do.
+fault = $(shell $(PYTHON) -c 'import importlib.util, sys; print( \
+	"Python 3.11 or newer is needed and $(PYTHON) is older; name another: make PYTHON=python3.12" \
+	if sys.version_info < (3, 11) else \
+	"$(PYTHON) has no venv module; on Debian and Ubuntu run: apt-get install python3-venv" \
+	if importlib.util.find_spec("ensurepip") is None else "")' 2>/dev/null \
+	|| echo "$(PYTHON) does not run; install Python 3.11 or newer, or name one: make PYTHON=python3.12")
+
+$(UV): requirements/build.txt
+	$(if $(fault),$(error $(fault)))
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
+	@touch $@
+
+.venv/core.stamp .venv/dev.stamp: .venv/%.stamp: requirements/%.txt $(UV)
+	@echo "installing $<; the first time this downloads several gigabytes"
+	$(INSTALL) --require-hashes --compile-bytecode -r $<
+	@touch $@
+
+# hatchling comes from requirements/build.txt, so nothing unlocked is fetched here.
+.venv/package.stamp: pyproject.toml src/dave_vit/_version.py $(UV)
+	$(INSTALL) --quiet --no-deps --no-build-isolation --editable .
+	@touch $@

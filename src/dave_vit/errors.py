@@ -1,0 +1,60 @@
+"""Every error a user can meet. Each message is one line: what was given, what was expected, how to fix it."""
+
+from __future__ import annotations
+
+
+class DaveError(Exception):
+    """Base of all errors that a user can cause and repair; the command line prints it and exits with 2."""
+
+
+class UnsupportedOperator(DaveError):
+    """A function of the model is neither ruled nor known to be linear, so no exact map exists."""
+
+
+class TrainingModeError(DaveError):
+    """The model would behave at random or change its buffers: it must be in evaluation mode."""
+
+
+class CheckpointingError(DaveError):
+    """Gradient checkpointing runs the forward pass again outside of the interception."""
+
+
+class OutputError(DaveError):
+    """The model's output is not a two-dimensional batch of logits that depends on the input."""
+
+
+class TargetError(DaveError):
+    """The target is not a class of the model, or does not fit the batch."""
+
+
+class InputError(DaveError):
+    """The input tensor cannot be explained: wrong type, wrong shape, or not finite."""
+
+
+class OptionError(DaveError):
+    """An option is out of its range or contradicts another one."""
+
+
+class UnknownName(DaveError):
+    """A name is in no registry; the message carries the nearest ones."""
+
+
+class MissingExtra(DaveError):
+    """An optional dependency is not installed; the message carries the command that installs it."""
+
+
+class ModelError(DaveError):
+    """A model or its weights cannot be loaded."""
+
+
+class ImageError(DaveError):
+    """A file is not an image that can be read."""
+
+
+class DataError(DaveError):
+    """A data set is missing, incomplete or malformed."""
+
+
+def missing_extra(package: str, extra: str) -> MissingExtra:
+    """The error for an import that failed because an extra is not installed."""
+    return MissingExtra(f"{package} is not installed; run: pip install 'dave-vit[{extra}]'")
