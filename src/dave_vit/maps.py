@@ -1,0 +1,124 @@
+"""From attributions to maps: every step of post-processing explicit, none of it hidden inside a method.
+
+An attribution is signed and shaped as the input, [B,C,H,W]; a map has one channel, [B,H,W].
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dave_vit.errors import InputError, OptionError
+from dave_vit.precision import working_dtype
+
+Smoothing = Literal["none", "mean", "gaussian"]
+
+
+def collapse(attribution: Tensor) -> Tensor:
+    """The map of an attribution, its channel sum: [B,C,H,W] -> [B,H,W]."""
+    if attribution.ndim != 4:
+        raise InputError(f"attribution shaped {list(attribution.shape)}; expected [B,C,H,W]")
+    return attribution.sum(1, dtype=working_dtype(attribution.dtype))
+
+
+def positive(maps: Tensor) -> Tensor:
+    """What speaks for the target: negative values become zero."""
+    return maps.clamp(min=0)
+
+
+def smooth(maps: Tensor, kind: Smoothing = "none", size: int = 15, sigma: float | None = None) -> Tensor:
+    """Averages each pixel with those around it: [B,H,W] -> [B,H,W].
+
+    At the border only pixels of the image count, so that a constant map stays as it is.
+
+    Args:
+        maps: [B,H,W].
+        kind: "none", "mean" (all alike) or "gaussian".
+        size: side of the square window; odd.
+        sigma: of the Gaussian, in pixels; a sixth of ``size`` by default.
+    """
+    if kind not in get_args(Smoothing):
+        raise OptionError(f"smoothing {kind!r}; expected one of {', '.join(get_args(Smoothing))}")
+    if size < 1 or size % 2 == 0:
+        raise OptionError(f"smoothing window of {size} pixels; expected an odd number, 1 or above")
+    if kind == "none":
+        return _checked(maps)
+    maps = _widened(maps)
+    width = size / 6 if sigma is None else sigma
+    kernel = maps.new_full((size,), 1 / size) if kind == "mean" else _gaussian(size, width, maps)
+    return _filter(maps, kernel) / _filter(torch.ones_like(maps[:1]), kernel)
+
+
+def official_postprocess(maps: Tensor) -> Tensor:
+    """The post-processing of the DAVE authors' public code: [B,H,W] -> [B,H,W] with maximum 1 per map.
+
+    Positive part; half and half with its Gaussian average (11 pixels, sigma 7); bilateral filter (5 pixels, sigma 0.5
+    in space and 0.05 in value); division by the maximum. Both filters see zeros outside of the image. The bilateral
+    sigma is absolute and meets the map before it is scaled, so that the result depends on the map's scale.
+    """
+    raw = positive(_widened(maps))
+    blend = (raw + _filter(raw, _gaussian(11, 7.0, raw))) / 2
+    out = _bilateral(blend, size=5, space=0.5, value=0.05)
+    top = out.amax(dim=(1, 2), keepdim=True)
+    return out / torch.where(top > 0, top, 1)
+
+
+def normalize(maps: Tensor, quantile: float = 0.99) -> tuple[Tensor, Tensor]:
+    """For display: positive part over a high quantile of it, cut at 1; with the scale that each map was divided by.
+
+    Where the quantile is 0, as in a map with very few positive pixels, the maximum takes its place; a map without any
+    is black, with scale 1.
+
+    Args:
+        maps: [B,H,W].
+        quantile: share of the pixels that stay below 1, from 0 to 1.
+
+    Returns:
+        The maps in [0, 1], [B,H,W], and the scales [B].
+    """
+    if not 0 <= quantile <= 1:
+        raise OptionError(f"quantile {quantile}; expected a number from 0 to 1")
+    raw = positive(_widened(maps))
+    ranked = raw.flatten(1).sort(dim=1).values  # [B,H*W]; torch.quantile refuses large images
+    scale = ranked[:, round(quantile * (ranked.shape[1] - 1))]
+    scale = torch.where(scale > 0, scale, ranked[:, -1])
+    scale = torch.where(scale > 0, scale, 1)
+    return (raw / scale[:, None, None]).clamp(max=1), scale
+
+
+def _gaussian(size: int, sigma: float, like: Tensor) -> Tensor:
+    """[size], with sum 1."""
+    if not 0 < sigma < float("inf"):
+        raise OptionError(f"sigma {sigma}; expected pixels above 0")
+    at = torch.arange(size, dtype=like.dtype, device=like.device) - size // 2
+    weights = torch.exp(-at.square() / (2 * sigma**2))
+    return weights / weights.sum()
+
+
+def _filter(maps: Tensor, kernel: Tensor) -> Tensor:
+    """Separable filter with zeros outside; sums instead of a convolution, which CUDA may round to TF32."""
+    reach = len(kernel) // 2
+    rows = (F.pad(maps, (reach, reach)).unfold(2, len(kernel), 1) * kernel).sum(-1)  # [B,H,W]
+    return (F.pad(rows, (0, 0, reach, reach)).unfold(1, len(kernel), 1) * kernel).sum(-1)
+
+
+def _bilateral(maps: Tensor, *, size: int, space: float, value: float) -> Tensor:
+    """Each pixel averaged with those that are near in space and in value; zeros outside count as values."""
+    reach = size // 2
+    near = F.pad(maps, (reach, reach, reach, reach)).unfold(1, size, 1).unfold(2, size, 1)  # [B,H,W,size,size]
+    kernel = _gaussian(size, space, maps)
+    weights = torch.exp((near - maps[..., None, None]).square() / (-2 * value**2)) * kernel[:, None] * kernel
+    return (near * weights).sum((-1, -2)) / weights.sum((-1, -2))
+
+
+def _widened(maps: Tensor) -> Tensor:
+    return _checked(maps).to(working_dtype(maps.dtype))
+
+
+def _checked(maps: Tensor) -> Tensor:
+    if maps.ndim != 3 or not maps.is_floating_point():
+        raise InputError(f"map is {maps.dtype} shaped {list(maps.shape)}; expected floats shaped [B,H,W]")
+    return maps

@@ -1,0 +1,169 @@
+"""The seeded sequence of views around an image, and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from dave_vit.errors import InputError, OptionError
+from dave_vit.neighborhood.draws import sample_generator
+from dave_vit.neighborhood.noise import Noise
+from dave_vit.neighborhood.spatial import Spatial
+from dave_vit.neighborhood.warp import Warp
+from dave_vit.precision import working_dtype
+
+PullBack = Literal["inverse", "adjoint"]
+
+
+@dataclass(frozen=True)
+class Neighborhood:
+    """What views are drawn from, and how what was found on them is pulled back. The defaults are the paper's.
+
+    Args:
+        spatial: ranges of the warps.
+        noise: kind, level and schedule of the noise.
+        noise_first: noise the image before it is warped, tau(x + eps), instead of after, tau(x) + eps.
+        pull_back: "inverse" warps back; "adjoint" takes the gradient with respect to the image before noise and warp.
+        antithetic: samples 2k and 2k+1 share t and have opposite eps; their warps stay independent.
+    """
+
+    spatial: Spatial = field(default_factory=Spatial)
+    noise: Noise = field(default_factory=Noise)
+    noise_first: bool = True
+    pull_back: PullBack = "inverse"
+    antithetic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.pull_back not in get_args(PullBack):
+            raise OptionError(f"pull back {self.pull_back!r}; expected one of {', '.join(get_args(PullBack))}")
+
+    def views(
+        self,
+        shape: tuple[int, int, int],
+        *,
+        samples: int,
+        seed: int = 0,
+        start: int = 0,
+        stop: int | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Views:
+        """Draws start..stop-1 out of ``samples``; draw i depends on the seed and i only, however they are chunked.
+
+        The views hold draws, not images: they may be kept and applied to other images of the same shape.
+
+        Args:
+            shape: (C, H, W) of the images.
+            samples: length T of the whole sequence; evenly spaced noise spans it.
+            seed: any integer.
+            start: first draw.
+            stop: one past the last draw; all by default.
+            device: where the noise is kept.
+            dtype: type of the noise; it is drawn in float32 and then cast.
+        """
+        stop = samples if stop is None else stop
+        if not 0 <= start < stop <= samples:
+            raise OptionError(f"draws {start} to {stop} of {samples} samples; expected 0 <= start < stop <= samples")
+        warp = self._draw_warp(shape, seed, range(start, stop))
+        t, eps = self._draw_noise(shape, seed, range(start, stop), samples)
+        return Views(warp, t, None if eps is None else eps.to(device, dtype, non_blocking=True), self)
+
+    def _draw_warp(self, shape: tuple[int, int, int], seed: int, indices: range) -> Warp:
+        uniform = torch.stack([_uniform(sample_generator(seed, i, "spatial"), Spatial.draws) for i in indices])
+        return self.spatial.warp(uniform, shape[1:])
+
+    def _draw_noise(
+        self, shape: tuple[int, int, int], seed: int, indices: range, samples: int
+    ) -> tuple[Tensor, Tensor | None]:
+        share = 2 if self.antithetic else 1  # samples to one draw
+        t = torch.zeros(len(indices), dtype=torch.float64, device="cpu")
+        if self.noise.is_silent:
+            return t, None
+        eps = torch.empty((len(indices), *shape), dtype=torch.float32, device="cpu")
+        for row, i in enumerate(indices):
+            generator = sample_generator(seed, i // share, "noise")
+            t[row] = self.noise.time(_uniform(generator, 1).item(), i // share, -(-samples // share))
+            eps[row].normal_(generator=generator)
+            if i % share:
+                eps[row].neg_()
+        return t, eps
+
+
+@dataclass(frozen=True, eq=False)
+class Views:
+    """Draws of a neighborhood, shared by all images of a batch; may also be made of recorded draws.
+
+    Args:
+        warp: n warps.
+        t: [n], how far each view is noised: t of variance-preserving noise, the level of additive noise.
+        eps: [n,C,H,W] standard normal noise, or None for none.
+        neighborhood: says how the draws are put together and pulled back.
+    """
+
+    warp: Warp
+    t: Tensor
+    eps: Tensor | None
+    neighborhood: Neighborhood
+
+    def __post_init__(self) -> None:
+        n = len(self.warp)
+        if self.t.shape != (n,) or (self.eps is not None and (self.eps.ndim != 4 or len(self.eps) != n)):
+            given = f"t {list(self.t.shape)} and eps {None if self.eps is None else list(self.eps.shape)}"
+            raise OptionError(f"views of {n} warps with {given}; expected t [{n}] and eps [{n},C,H,W] or None")
+
+    def __len__(self) -> int:
+        return len(self.warp)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """The views of every image: [B,C,H,W] -> [n,B,C,H,W], in x's type."""
+        fits = x.ndim == 4 and (self.eps is None or x.shape[1:] == self.eps.shape[1:])
+        if not fits or not x.is_floating_point():
+            expected = "[B,C,H,W]" if self.eps is None else f"[B,{','.join(map(str, self.eps.shape[1:]))}]"
+            raise InputError(f"views of {x.dtype} shaped {list(x.shape)}; expected floats {expected}, as was drawn for")
+        copies = x.to(working_dtype(x.dtype)).expand(len(self), *x.shape)  # [n,B,C,H,W]
+        if self.neighborhood.noise_first:
+            out = self._warped(self._noised(copies))  # tau(X + eps), eq. (8)
+        else:
+            out = self._noised(self._warped(copies))
+        return out.to(x.dtype)
+
+    def pull_back(self, w: Tensor) -> Tensor:
+        """What was found on the views, in the frame of the image: [n,B,C,H,W] -> [n,B,C,H,W].
+
+        "inverse" warps back and scales nothing. "adjoint" is the gradient with respect to the image before noise and
+        warp. A view is tau(signal x + spread eps) or signal tau(x) + spread eps; both are signal tau(x) plus a
+        constant, so that in either order the gradient is signal tau^T(w), with signal = 1 - t for
+        variance-preserving noise and 1 otherwise.
+        """
+        if w.ndim != 5 or len(w) != len(self):
+            raise InputError(f"pull back of shape {list(w.shape)}; expected [{len(self)},B,C,H,W], one entry per view")
+        if self.neighborhood.pull_back == "inverse":
+            return self.warp.inverse(w.flatten(1, 2)).view(w.shape)  # tau^-1 W, eq. (8)
+        back = self.warp.adjoint(w.flatten(1, 2)).view(w.shape)
+        if self.eps is None:
+            return back
+        signal, _ = self.neighborhood.noise.weights(self.t)
+        return back * _per_sample(signal, back)
+
+    def _warped(self, copies: Tensor) -> Tensor:
+        # All images of a view share its warp: they travel as channels of one sample.
+        return self.warp.apply(copies.flatten(1, 2)).view(copies.shape)
+
+    def _noised(self, copies: Tensor) -> Tensor:
+        if self.eps is None:
+            return copies
+        signal, spread = (_per_sample(weight, copies) for weight in self.neighborhood.noise.weights(self.t))
+        eps = self.eps.to(copies.device, copies.dtype, non_blocking=True)
+        return signal * copies + spread * eps[:, None]  # [n,B,C,H,W]
+
+
+def _uniform(generator: torch.Generator, count: int) -> Tensor:
+    return torch.rand(count, generator=generator, dtype=torch.float64, device="cpu")
+
+
+def _per_sample(values: Tensor, like: Tensor) -> Tensor:
+    """[n] -> [n,1,1,1,1] in the type and on the device of ``like``."""
+    return values.to(like.device, like.dtype, non_blocking=True)[:, None, None, None, None]
