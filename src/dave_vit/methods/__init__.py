@@ -1,0 +1,6 @@
+"""Attribution methods: one file for each family."""
+
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, create_method
+from dave_vit.methods.dave import DAVE, Effective, Equivariant
+
+__all__ = ["DAVE", "METHODS", "Effective", "Equivariant", "Explanation", "Method", "MethodInfo", "create_method"]
