@@ -6,7 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
+
+# Some virtual machines announce AMX without allowing it; bfloat16 on the CPU then dies. Must precede torch.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import torch  # noqa: E402
 
 torch.set_num_threads(1)
 

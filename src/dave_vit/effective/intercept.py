@@ -114,9 +114,15 @@ class Interception(TorchFunctionMode):
         if spelling.name in ESCAPES:
             self._escape(spelling.name, args)
         if not carrying:
-            result = func(*args, **kwargs)
-            return self._settle(args[0] if spelling.inplace or spelling.name == "__setitem__" else result, result)
+            return self._unruled(func, spelling, args, kwargs)
         return self._ruled(func, spelling, args, kwargs)
+
+    def _unruled(self, func: Any, spelling: FunctionName, args: Any, kwargs: Any) -> Any:
+        writes = spelling.inplace or spelling.name == "__setitem__"
+        if writes and self.rules.strict and args[0]._is_view() and not is_operator(args[0]):
+            raise self.unsupported(spelling.name, "it writes a frozen operator into a view of a constant")
+        result = func(*args, **kwargs)
+        return self._settle(args[0] if writes else result, result)
 
     def _ruled(self, func: Any, spelling: FunctionName, args: Any, kwargs: Any) -> Any:
         if _saved_tensor_hooks() is not self._hooks:

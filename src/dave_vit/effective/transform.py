@@ -14,7 +14,7 @@ from dave_vit.effective.intercept import Interception, autograd_enabled, check_g
 from dave_vit.effective.linear import training_error
 from dave_vit.effective.ruleset import RuleSet
 from dave_vit.effective.sets import EFFECTIVE
-from dave_vit.effective.targets import Target, scores
+from dave_vit.effective.targets import Target, resolve_target, scores
 from dave_vit.errors import InputError, OutputError, UnsupportedOperator
 
 
@@ -80,7 +80,7 @@ def gradient(
     check_model(model)
     mode = Interception(rules, model, record_constants=record_constants)
     with undisturbed(inputs):
-        leaf = inputs.detach().requires_grad_()
+        leaf = (inputs.clone() if inputs.is_inference() else inputs.detach()).requires_grad_()
         entered = leaf.clone()  # no leaf, so that it is not taken for a parameter; the model may write into it
         with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None), mode:
             logits = forward(model, entered, mode)
@@ -185,14 +185,19 @@ def conservation_gap(model: nn.Module, inputs: Tensor, target: Target = None, *,
         The largest residual of the batch, relative to the larger of the logit and <W, x>. Rounding remains: about 1e-14
         in float64, 1e-5 in float32.
     """
-    parts = gradient(model, inputs, target, rules=rules, record_constants=True)
-    explained = _inner(parts.weight, inputs)
-    total = explained.clone()
-    for _, constant, derivative in parts.constants:
-        total += _inner(derivative, constant)
-    scale = torch.maximum(parts.score.abs(), explained.abs()).clamp_min(torch.finfo(inputs.dtype).tiny)
-    return float(((parts.score - total).abs() / scale).max())
+    wanted = target
+    if not callable(target) or isinstance(target, Tensor):
+        wanted = resolve_target(logits_of(model, inputs), target)
+    gaps = []
+    for index, image in enumerate(inputs.split(1)):  # one by one: constants need not have a batch dimension
+        one = wanted[index : index + 1] if isinstance(wanted, Tensor) else wanted
+        parts = gradient(model, image, one, rules=rules, record_constants=True)
+        explained = _inner(parts.weight, image)
+        total = explained + sum(_inner(derivative, constant) for _, constant, derivative in parts.constants)
+        score = float(parts.score)
+        gaps.append(abs(score - total) / max(abs(score), abs(explained), torch.finfo(inputs.dtype).tiny))
+    return max(gaps)
 
 
-def _inner(left: Tensor, right: Tensor) -> Tensor:
-    return (left * right).double().flatten(1).sum(1)
+def _inner(left: Tensor, right: Tensor) -> float:
+    return float((left.double() * right.double()).sum())

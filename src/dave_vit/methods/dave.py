@@ -123,7 +123,7 @@ class DAVE(Method):
         """Attribution samples ``start`` to ``stop`` of some images: [n, b * K, C, H, W]."""
         images = group.inputs
         views = self.neighborhood.views(
-            tuple(images.shape[1:]),
+            (images.shape[1], images.shape[2], images.shape[3]),
             samples=self.samples,
             seed=self.seed,
             start=start,
