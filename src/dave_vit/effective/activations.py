@@ -23,7 +23,7 @@ def gated(at_zero: float) -> Rule:
     def rule(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         x = input.detach()
         value = call.func(x, *args, **kwargs)
-        gate = torch.where(x == 0, at_zero, value / x)  # phi(x)
+        gate = (value / x).nan_to_num_(nan=at_zero)  # phi(x); 0 / 0 is the one NaN
         return mark_gate(carry(lambda: value, torch.mul, input, saved=(gate,)))
 
     return rule

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dave_vit.effective.names import CONSTANT_RESULT, ESCAPES, FIRST_ARGUMENT_ONLY
+from dave_vit.effective.names import CONSTANT_RESULT, ESCAPES, FIRST_ARGUMENT_ONLY, SELECTIONS
 from dave_vit.effective.ruleset import Call, FunctionName, RuleSet, function_name
 from dave_vit.effective.surrogate import Surrogate
 from dave_vit.errors import CheckpointingError, UnsupportedOperator
@@ -138,7 +138,9 @@ class Interception(TorchFunctionMode):
             if spelling.inplace:
                 call = Call(self, _out_of_place(func), spelling.name)
             kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
-            return self.store(args[0], rule(call, *args, **kwargs))
+            # A selection's derivative looks at its input again, so it is given one that the write leaves alone.
+            first = args[0].clone() if spelling.name in SELECTIONS - {"relu"} else args[0]
+            return self.store(args[0], rule(call, first, *args[1:], **kwargs))
         result = rule(call, *args, **kwargs)
         return self._settle(result, result)
 
@@ -171,7 +173,9 @@ class Interception(TorchFunctionMode):
         """Record the additive constant inside ``value``, so that the conservation identity can be summed up."""
         if self.constants is None or not value.requires_grad:
             return value
-        leaf = constant().detach().expand_as(value).clone().requires_grad_()
+        leaf = constant().detach().expand_as(value).clone()
+        # Padding with -inf before a max-pool: such an entry is never selected, and inf - inf would spoil the value.
+        leaf = leaf.masked_fill_(~leaf.isfinite(), 0).requires_grad_()
         if not leaf.any():
             return value
         self.constants.append((self.where(), leaf))

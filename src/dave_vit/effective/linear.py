@@ -73,6 +73,15 @@ def quotient(call: Call, input: Any, other: Any, *, rounding_mode: str | None = 
     return mark_gate(value) if is_gate(input) else value
 
 
+def power(call: Call, input: Any, exponent: Any = 2) -> Any:
+    """An activation raised to a power, such as ReLU squared, is a gate of its own; any other power is a scale."""
+    if not is_gate(input) or isinstance(exponent, Tensor) or exponent < 1:
+        return call.mode.operator(call, input, *([exponent] if call.name == "pow" else []))
+    x = input.detach()
+    value = x**exponent
+    return mark_gate(carry(lambda: value, torch.mul, input, saved=(x ** (exponent - 1),)))
+
+
 def weighted(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
     """Linear layers and convolutions: the bias is an addend, the weight a constant or an operator."""
     if is_operator(bias) or not (is_carrier(input) or is_carrier(weight)):

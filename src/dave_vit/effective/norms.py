@@ -28,17 +28,20 @@ def layer_norm(
     *args: Any,
 ) -> Tensor:
     """(x - mean) / sigma * gamma + beta, sigma frozen."""
-    x = _at_least_float32(input.detach())
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
-    inverse = (x.var(dims, unbiased=False, keepdim=True) + eps).rsqrt()  # 1 / sigma
+    parts = (input.detach(), weight, bias)
+    if torch.is_autocast_enabled(input.device.type):  # which runs this function in float32
+        parts = tuple(part.float() if part is not None else None for part in parts)  # type: ignore[assignment]
+    # The kernel behind F.layer_norm, which gives 1 / sigma away as well.
+    value, _, inverse = torch.native_layer_norm(parts[0], tuple(normalized_shape), parts[1], parts[2], eps)
 
     def pullback(grad: Tensor, inverse: Tensor, weight: Tensor | None) -> Tensor:
-        scaled = grad if weight is None else grad * weight
-        return (scaled - scaled.mean(dims, keepdim=True)) * inverse
+        scaled = grad.to(inverse.dtype, copy=weight is None)
+        scaled = scaled if weight is None else scaled * weight
+        return scaled.sub_(scaled.mean(dims, keepdim=True)).mul_(inverse)
 
-    compute = partial(call.func, input, normalized_shape, weight, bias, eps, *args)
-    value = carry(compute, pullback, input, saved=(inverse, weight))
-    return value if bias is None else call.mode.with_constant(value, lambda: bias)
+    carried = carry(lambda: value, pullback, input, saved=(inverse, weight))
+    return carried if bias is None else call.mode.with_constant(carried, lambda: bias)
 
 
 def rms_norm(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,13 +18,13 @@ from dave_vit.effective.sets import PLAIN
 from dave_vit.effective.transform import check_inputs, check_model, forward, undisturbed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attention:
     """One attention matrix of a forward pass, still part of the graph.
 
     Attributes:
-        matrix: ``[B, heads, L, S]``, rows sum to one; queries by keys.
-        tokens: what the linear layer before it took, usually the normed tokens ``[B, N, D]`` of its block.
+        matrix: ``[B, heads, L, S]``, queries by keys; each row sums to one.
+        tokens: the tokens ``[B, N, D]`` that queries and keys are made of, taken as the input of the last linear layer.
         module: path of the module it arose in, such as "blocks.11.attn".
     """
 
@@ -38,81 +38,18 @@ class Observation:
     """What was seen in a forward pass.
 
     Attributes:
+        model: what was run.
+        attention: the matrices, in the order in which they arose.
+        maps: rows and columns of every feature map that a convolution made before the first of them.
+        pooled: the last feature map ``[B, C, h, w]``, or tokens ``[B, C, N]``, that were averaged over all positions.
         logits: ``[B, classes]``, part of the graph.
-        attention: the matrices in the order in which they arose.
-        features: the last output of a convolution ``[B, C, h, w]`` with more than one position.
     """
 
-    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+    model: nn.Module
     attention: list[Attention] = field(default_factory=list)
-    features: Tensor | None = None
-
-
-def observing(base: RuleSet, seen: Observation, batch: int) -> RuleSet:
-    """A rule set with the derivatives of ``base`` that files what it sees in ``seen``."""
-    latest: list[Tensor] = []  # input of the last linear layer
-
-    def linear(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        latest[:] = [input]
-        return _as_in(base, call, input, *args, **kwargs)
-
-    def convolution(call: Call, *args: Any, **kwargs: Any) -> Any:
-        value = _as_in(base, call, *args, **kwargs)
-        if value.requires_grad and value.ndim == 4 and value.shape[-2:].numel() > 1:
-            seen.features = value
-        return value
-
-    def softmax(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        value = _as_in(base, call, input, *args, **kwargs)
-        if input.ndim < 3 or _axis(args, kwargs) not in (-1, input.ndim - 1):  # class probabilities, gates
-            return value
-        if value.ndim == 3:  # [B * heads, L, S]
-            value = value.unflatten(0, (batch, -1)) if len(value) % batch == 0 else value.unsqueeze(1)
-        seen.attention.append(Attention(value, latest[0] if latest else None, _module(call.mode)))
-        return value.reshape(input.shape)
-
-    rules: dict[str, Rule] = {
-        "linear": linear,
-        "conv2d": convolution,
-        "softmax": softmax,
-        "_softmax": softmax,
-        "scaled_dot_product_attention": spelled_out,
-        "multi_head_attention_forward": multi_head_attention,
-    }
-    return base.extend(f"{base.name}, attention seen", rules)
-
-
-def _as_in(base: RuleSet, call: Call, *args: Any, **kwargs: Any) -> Any:
-    rule = base.lookup(call.func, call.name)
-    return call.func(*args, **kwargs) if rule is None else rule(call, *args, **kwargs)
-
-
-def _axis(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return kwargs["dim"] if "dim" in kwargs else args[0] if args else None
-
-
-def _module(mode: Interception) -> str:
-    return mode.where().removeprefix(" in module ").strip("'")
-
-
-def spelled_out(
-    call: Call,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001
-    **kwargs: Any,
-) -> Tensor:
-    """Fused attention as softmax and products, each of which meets its own rule."""
-    if dropout_p > 0.0:
-        raise training_error("attention dropout" + call.mode.where())
-    with call.mode:
-        matrix = attention_matrix(query, key, attn_mask, is_causal=is_causal, scale=kwargs.get("scale"))
-        if value.ndim > 2 and value.shape[-3] != query.shape[-3]:  # grouped-query attention
-            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-        return matrix @ value
+    maps: list[tuple[int, int]] = field(default_factory=list)
+    pooled: Tensor | None = None
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 @contextmanager
@@ -135,10 +72,103 @@ def observation(
     model = getattr(model, "_orig_mod", model)  # torch.compile hides the functions from the interception
     check_inputs(inputs)
     check_model(model)
-    seen = Observation()
-    mode = Interception(observing(rules, seen, len(inputs)), model)
+    seen = Observation(model)
+    mode = Interception(_observing(rules, seen, len(inputs)), model)
     with undisturbed(inputs):
         entered = inputs.detach().requires_grad_().clone()
         with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None), mode:
             seen.logits = forward(model, entered, mode)
         yield seen
+
+
+def _observing(base: RuleSet, seen: Observation, batch: int) -> RuleSet:
+    """A rule set with the derivatives of ``base`` that files what passes by."""
+    latest: list[Tensor] = []  # the input of the last linear layer
+
+    def linear(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if input.ndim == 3:
+            latest[:] = [input]
+        return _as_in(base, call, input, *args, **kwargs)
+
+    def convolution(call: Call, *args: Any, **kwargs: Any) -> Any:
+        value = _as_in(base, call, *args, **kwargs)
+        if not seen.attention:
+            seen.maps.append((value.shape[-2], value.shape[-1]))
+        return value
+
+    def softmax(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        value = _as_in(base, call, input, *args, **kwargs)
+        axis = kwargs.get("dim", args[0] if args else None)
+        if input.ndim < 3 or axis not in (-1, input.ndim - 1):  # class probabilities, gates
+            return value
+        if value.ndim == 3:  # [B * heads, L, S]
+            value = value.unflatten(0, (batch if len(value) % batch == 0 else len(value), -1))
+        seen.attention.append(Attention(value, latest[0] if latest else None, _module(call.mode)))
+        return value.reshape(input.shape)
+
+    def packed(call: Call, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        tokens = query.transpose(0, 1) if query is key is value and query.ndim == 3 else None  # [L, N, E] there
+        if tokens is not None:
+            query = key = value = tokens.transpose(0, 1)
+        result = multi_head_attention(call, query, key, value, *args, **kwargs)
+        seen.attention[-1] = replace(seen.attention[-1], tokens=tokens)
+        return result
+
+    def pooling(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        axes = _pooled_axes(call.name, input, args, kwargs)
+        if axes is not None and len(input) == batch and input.shape[axes[0] : axes[-1] + 1].numel() > 1:
+            seen.pooled = input if axes[-1] == input.ndim - 1 else input.movedim(-1, 1)
+            input = seen.pooled if input is seen.pooled else seen.pooled.movedim(1, -1)
+        return _as_in(base, call, input, *args, **kwargs)
+
+    rules: dict[str, Rule] = {
+        "linear": linear,
+        "conv2d": convolution,
+        **dict.fromkeys(["softmax", "_softmax"], softmax),
+        **dict.fromkeys(["mean", "flatten", "adaptive_avg_pool2d"], pooling),
+        "scaled_dot_product_attention": spelled_out,
+        "multi_head_attention_forward": packed,
+    }
+    return base.extend(f"{base.name}, attention seen", rules)
+
+
+def _as_in(base: RuleSet, call: Call, *args: Any, **kwargs: Any) -> Any:
+    rule = base.lookup(call.func, call.name)
+    return call.func(*args, **kwargs) if rule is None else rule(call, *args, **kwargs)
+
+
+def _module(mode: Interception) -> str:
+    return mode.where().removeprefix(" in module ").strip("'")
+
+
+def _pooled_axes(name: str, input: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
+    """The axes of positions that a call pools over, where it pools over all of them: channels come first or last."""
+    if name == "adaptive_avg_pool2d":
+        return (2, 3) if input.ndim == 4 else None
+    given = kwargs.get("dim" if name == "mean" else "start_dim", args[0] if args else None)
+    if name == "flatten":
+        return (2, 3) if input.ndim == 4 and given == 1 else None
+    if given is None:
+        return None
+    axes = tuple(sorted(axis % input.ndim for axis in ([given] if isinstance(given, int) else given)))
+    return axes if (input.ndim, axes) in ((3, (1,)), (4, (1, 2)), (4, (2, 3))) else None
+
+
+def spelled_out(
+    call: Call,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001
+    **kwargs: Any,
+) -> Tensor:
+    """Fused attention as products and a softmax, each of which meets its own rule."""
+    if dropout_p > 0.0:
+        raise training_error("attention dropout" + call.mode.where())
+    with call.mode:
+        matrix = attention_matrix(query, key, attn_mask, is_causal=is_causal, scale=kwargs.get("scale"))
+        if value.ndim > 2 and value.shape[-3] != query.shape[-3]:  # several query heads share a value head
+            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        return matrix @ value

@@ -1,8 +1,8 @@
 """Alpha-beta relevance as a rule set: going back, relevance takes the place of gradients (Chefer et al., CVPR 2021).
 
 The "gradient" that autograd hands to a rule is the relevance of the function's result, and what the rule hands on is
-the relevance of its arguments. Where a tensor is used twice autograd adds up, as relevance does. Biases of linear layers
-take no share; a constant that is added, such as a position embedding, does.
+the relevance of its arguments. Where a tensor is used twice autograd adds up, as relevance does. Biases of linear
+layers take no share; a constant that is added, such as a position embedding, does.
 
 All of it is computed in float64 where the device has it: relevance is divided by sums that nearly cancel, so that in
 float32 whole maps can come out differently.
@@ -30,8 +30,9 @@ _TINY = 1e-9  # keeps quotients finite, as in the authors' code
 _CASTS = frozenset("to type float double half bfloat16 type_as".split())
 _REDUCTIONS = frozenset(
     """sum mean nanmean cumsum diff trace neg avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-    adaptive_avg_pool3d upsample interpolate grid_sample""".split()
+    adaptive_avg_pool3d upsample interpolate grid_sample fold col2im""".split()
 )
+_MOVES = frozenset(name for name in MOVES if not name.startswith("fft"))
 _NORMS = frozenset("layer_norm rms_norm group_norm instance_norm normalize batch_norm".split())
 _JOINS = frozenset("cat stack hstack vstack dstack pad where masked_fill".split())
 
@@ -52,17 +53,15 @@ def passed(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def shared(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Sums, means and maxima divide relevance by what each element contributes."""
-    function = partial(_second, call.func, (args, kwargs))
+    x = input.detach()
+    value = call.func(x, *args, **kwargs)
+    if not isinstance(value, Tensor):
+        raise call.mode.unsupported(call.name, "it returns more than one tensor")
 
     def pullback(relevance: Tensor, x: Tensor) -> Tensor:
-        return _divided(function, relevance, x)[0]
+        return _divided(lambda x: call.func(x, *args, **kwargs), relevance, x)[0]
 
-    return carry(lambda: function(input.detach()), pullback, input, saved=(input.detach(),))
-
-
-def _second(func: Callable[..., Any], rest: tuple[Any, Any], x: Tensor) -> Tensor:
-    value = func(x, *rest[0], **rest[1])
-    return value if isinstance(value, Tensor) else value[0]  # max with its indices
+    return carry(lambda: value, pullback, input, saved=(x,))
 
 
 def _divided(function: Callable[..., Tensor], relevance: Tensor, *arguments: Tensor) -> list[Tensor]:
@@ -84,7 +83,7 @@ def kept(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def add(call: Call, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     """Elementwise in proportion to each term; the terms' totals in proportion to their absolute values."""
-    terms = (torch.as_tensor(input), torch.as_tensor(other) * alpha)
+    terms = (torch.as_tensor(input), torch.as_tensor(other))
 
     def pullback(relevance: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
         ratio = _share(relevance, saved[0] + saved[1])
@@ -94,7 +93,7 @@ def add(call: Call, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
         scaled = [p * _share(t, amount) for p, t, amount in zip(parts, totals, sums, strict=True)]
         return tuple(p.sum_to_size(t.shape) for p, t in zip(scaled, terms, strict=True) if is_carrier(t))
 
-    saved = tuple(term.detach() for term in terms)
+    saved = (terms[0].detach(), terms[1].detach() * alpha)
     return carry(lambda: saved[0] + saved[1], pullback, *filter(is_carrier, terms), saved=saved)
 
 
@@ -145,9 +144,7 @@ def weighted(
         raise call.mode.unsupported(call.name, "its weight depends on the input")
 
     def pullback(relevance: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        return _alpha_beta(
-            lambda x, weight: call.func(x, weight, None, *args, **kwargs), relevance, x, weight, alpha
-        )
+        return _alpha_beta(lambda x, weight: call.func(x, weight, None, *args, **kwargs), relevance, x, weight, alpha)
 
     x = input.detach()
     return carry(lambda: call.func(x, weight, bias, *args, **kwargs), pullback, input, saved=(x, weight))
@@ -156,7 +153,7 @@ def weighted(
 def _alpha_beta(
     product: Callable[[Tensor, Tensor], Tensor], relevance: Tensor, x: Tensor, weight: Tensor, alpha: float
 ) -> Tensor:
-    """alpha times the share of the positive contributions x_i w_ij minus (alpha - 1) times that of the negative ones."""
+    """alpha times the share of positive contributions x_i w_ij, minus (alpha - 1) times that of negative ones."""
     positive, negative = weight.clamp(min=0), weight.clamp(max=0)
 
     def of_one_sign(first: Tensor, second: Tensor) -> Tensor:
@@ -200,11 +197,12 @@ def alpha_beta(alpha: float = 1.0) -> RuleSet:
 
     rules: dict[str, Rule] = {
         **under(linear.frozen, OPERATORS | {"abs"}),
-        **under(linear.move, MOVES),
+        **under(linear.move, _MOVES),
         **under(shared, _REDUCTIONS | SELECTIONS - {"relu", "leaky_relu", "prelu", "rrelu", "abs"}),
         **under(kept, _CASTS),
         **under(join, _JOINS),
-        **under(passed, [*ACTIVATIONS, *_NORMS, "relu", "leaky_relu", "prelu", "softmax", "_softmax", "div"]),
+        **under(passed, [*ACTIVATIONS, *_NORMS, "relu", "leaky_relu", "prelu", "softmax", "_softmax"]),
+        **under(passed, ["div", "pow", "square"]),
         **under(partial(matrix_product, alpha=alpha), PRODUCTS),
         **under(partial(weighted, alpha=alpha), WEIGHTED),
         "add": add,

@@ -33,6 +33,8 @@ EFFECTIVE = RuleSet(
         ),
         **ACTIVATIONS,
         "div": linear.quotient,
+        "pow": linear.power,
+        "square": linear.power,
         "lerp": linear.linear_combination,
         "glu": linear.gated_linear_unit,
         "batch_norm": norms.batch_norm,

@@ -51,4 +51,5 @@ def scores(logits: Tensor, target: Target) -> Tensor:
             )
         return score.unsqueeze(0)
     indices = resolve_target(logits, target)
+    indices = indices.clone() if indices.is_inference() else indices  # autograd keeps no tensors of inference mode
     return logits.gather(1, indices.reshape(logits.shape[0], -1)).T  # [K, B]

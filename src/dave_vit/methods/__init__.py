@@ -1,5 +1,19 @@
 """Attribution methods: one file for each family."""
 
+from dave_vit.methods import (  # noqa: F401 - registers
+    attention,
+    baselines,
+    bcos,
+    chefer,
+    fullgrad,
+    gradcam,
+    gradients,
+    iia,
+    legrad,
+    lrp,
+    omenn,
+    rectified,
+)
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, create_method
 from dave_vit.methods.dave import DAVE, Effective, Equivariant
 

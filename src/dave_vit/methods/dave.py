@@ -1,7 +1,8 @@
-"""DAVE: the effective transformation averaged over a neighbourhood of the image (eq. (8)), times the image (eq. (9))."""
+"""DAVE: the effective transformation averaged over a neighbourhood of the image, times the image (eq. (8), (9))."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,16 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.effective import RuleSet, Target
+from dave_vit.effective import EFFECTIVE, RuleSet, Target
 from dave_vit.effective.compiled import CompiledGradient
 from dave_vit.effective.transform import effective_transformation
 from dave_vit.errors import OptionError
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo
+from dave_vit.methods.base import METHODS, Explanation, MethodInfo
+from dave_vit.methods.chunked import Chunked, OnePass, pairs
 from dave_vit.methods.presets import PRESETS
-from dave_vit.neighborhood import Neighborhood, Noise
+from dave_vit.neighborhood import Neighborhood, Noise, Views
 from dave_vit.reduce import REDUCERS, Accumulator, Mean, Reducer
 
-_CHUNK = {"cuda": 256, "cpu": 16}  # views a pass; larger ones gained nothing where it was measured
+_KEPT_BYTES = 128 * 2**20  # draws are kept between batches up to this size
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class _Group:
 
 
 @METHODS.register("dave")
-class DAVE(Method):
+class DAVE(Chunked):
     """Distribution-aware attribution via ViT gradient decomposition.
 
     Args:
@@ -75,17 +77,17 @@ class DAVE(Method):
         compiled: bool = False,
         **switches: Any,
     ) -> None:
-        super().__init__(model)
-        if samples < 1 or (chunk is not None and chunk < 1):
-            raise OptionError(f"samples is {samples} and chunk is {chunk}; both must be at least 1")
+        super().__init__(model, chunk=chunk, autocast=autocast)
+        if samples < 1:
+            raise OptionError(f"samples is {samples}; it must be at least 1")
         chosen = PRESETS[preset](model)
         chosen = replace(chosen, neighborhood=neighborhood or chosen.neighborhood).switched(switches)
         self.neighborhood = chosen.neighborhood
         self.reducer: Reducer = REDUCERS[reducer]() if isinstance(reducer, str) else reducer or chosen.reducer
         self.rules = rules or chosen.rules
         self.postprocess = chosen.postprocess
-        self.samples, self.seed, self.autocast = samples, seed, autocast
-        self._chunk = chunk
+        self.samples, self.seed = samples, seed
+        self._kept: dict[tuple[Any, ...], Views] = {}
         self._compiled = CompiledGradient(model, self.rules, autocast) if compiled else None
 
     def explain(self, inputs: Tensor, target: Target = None) -> Explanation:
@@ -101,43 +103,56 @@ class DAVE(Method):
         for _ in self._run(groups):
             yield self._explanation(groups, indices)
 
-    def _attribute(self, inputs: Tensor, target: Tensor) -> Tensor:
-        return self.explain(inputs, target).attribution
+    def _maps(self, images: Tensor, target: Tensor) -> Tensor:
+        return self.explain(images, target).attribution
 
+    @torch.inference_mode(mode=False)
     def _groups(self, inputs: Tensor, target: Target) -> tuple[list[_Group], Tensor]:
         indices = self.resolve(inputs, target)  # once, on the clean image
-        size = self._chunk or _CHUNK.get(inputs.device.type, 16)
-        columns = indices.reshape(len(inputs), -1)
-        parts = zip(inputs.detach().split(size), columns.split(size), strict=True)
+        columns = indices.reshape(len(inputs), -1)  # [B, K]
+        parts = pairs(inputs, columns, self._size(inputs))
         return [_Group(images, wanted, self.reducer.accumulator()) for images, wanted in parts], indices
 
     def _run(self, groups: list[_Group]) -> Iterator[None]:
-        size = self._chunk or _CHUNK.get(groups[0].inputs.device.type, 16)
-        step = max(1, size // len(groups[0].inputs))
+        step = max(1, self._size(groups[0].inputs) // len(groups[0].inputs))
         for start in range(0, self.samples, step):
             for group in groups:
                 group.accumulator.update(self._draw(group, start, min(start + step, self.samples)))
             yield
 
+    @torch.inference_mode(mode=False)
     def _draw(self, group: _Group, start: int, stop: int) -> Tensor:
         """Attribution samples ``start`` to ``stop`` of some images: [n, b * K, C, H, W]."""
         images = group.inputs
-        views = self.neighborhood.views(
-            (images.shape[1], images.shape[2], images.shape[3]),
-            samples=self.samples,
-            seed=self.seed,
-            start=start,
-            stop=stop,
-            device=images.device,
-            dtype=images.dtype,
-        )
+        views = self._views(images, start, stop)
         seen = views.apply(images)  # x_t = tau(x + eps): [n, b, C, H, W]
-        weight = self._weights(seen.flatten(0, 1), group.target.repeat(stop - start, 1))  # [n * b, K, C, H, W]
+        weight = self._effective(seen.flatten(0, 1), group.target.repeat(stop - start, 1))  # [n * b, K, C, H, W]
         count = group.target.shape[1]
         weight = weight.reshape(stop - start, len(images) * count, *images.shape[1:])
         return views.pull_back(weight) * images.repeat_interleave(count, 0)  # eq. (8) inside, eq. (9)
 
-    def _weights(self, seen: Tensor, target: Tensor) -> Tensor:
+    def _views(self, images: Tensor, start: int, stop: int) -> Views:
+        """The draws ``start`` to ``stop``; kept for the next batch, since drawing noise costs more than copying it."""
+        shape = (images.shape[1], images.shape[2], images.shape[3])
+        key = (shape, start, stop, images.device, images.dtype)
+        if key not in self._kept:
+            views = self.neighborhood.views(
+                shape,
+                samples=self.samples,
+                seed=self.seed,
+                start=start,
+                stop=stop,
+                device=images.device,
+                dtype=images.dtype,
+            )
+            if self.samples * math.prod(shape) * images.element_size() > _KEPT_BYTES:
+                return views
+            if any(old[0] != shape or old[3:] != key[3:] for old in self._kept):
+                self._kept.clear()
+            self._kept[key] = views
+        return self._kept[key]
+
+    def _effective(self, seen: Tensor, target: Tensor) -> Tensor:
         """W of each view; a batch that does not fit is halved, with the same result."""
         try:
             if self._compiled is not None:
@@ -149,8 +164,8 @@ class DAVE(Method):
         half = len(seen) // 2  # outside of the handler, so that the failed pass is freed first
         if seen.is_cuda:
             torch.cuda.empty_cache()
-        self._chunk = half
-        return torch.cat([self._weights(seen[:half], target[:half]), self._weights(seen[half:], target[half:])])
+        self.chunk = half
+        return torch.cat([self._effective(seen[:half], target[:half]), self._effective(seen[half:], target[half:])])
 
     def _explanation(self, groups: list[_Group], indices: Tensor) -> Explanation:
         attribution = torch.cat([group.accumulator.attribution() for group in groups])
@@ -177,13 +192,15 @@ class Equivariant(DAVE):
         "1 + T forward, T backward",
     )
 
-    def __init__(self, model: nn.Module, samples: int = 50, seed: int = 0, preset: str = "paper", **options: Any) -> None:
+    def __init__(
+        self, model: nn.Module, samples: int = 50, seed: int = 0, preset: str = "paper", **options: Any
+    ) -> None:
         super().__init__(model, samples, seed, preset, **{"reducer": Mean(), **options})
         self.neighborhood = replace(self.neighborhood, noise=Noise("none"))
 
 
 @METHODS.register("effective")
-class Effective(Method):
+class Effective(OnePass):
     """The effective transformation alone (eq. (4)), times the input."""
 
     info = MethodInfo(
@@ -191,6 +208,4 @@ class Effective(Method):
         "Wróbel et al., ICML 2026, eq. (4)",
         "1 forward, 1 backward",
     )
-
-    def _attribute(self, inputs: Tensor, target: Tensor) -> Tensor:
-        return effective_transformation(self.model, inputs, target) * inputs
+    rules = EFFECTIVE

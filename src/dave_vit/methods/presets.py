@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -58,7 +58,7 @@ OFFICIAL_LEVELS = {
 }
 
 
-def _noise(model: nn.Module, level: float, schedule: str = "uniform") -> Noise:
+def _noise(model: nn.Module, level: float, schedule: Literal["uniform", "linspace"] = "uniform") -> Noise:
     # A model may know better: B-cos networks take additive noise (appendix D.2).
     known = getattr(model, "noise", None)
     return known if isinstance(known, Noise) else Noise("variance_preserving", level, schedule)

@@ -1,0 +1,222 @@
+"""Attention itself as an explanation: the last matrix, the product of all, or the flow through all of them.
+
+None of these depends on the class. Where a model has a class token, its row is read; where it averages its tokens, the
+mean of their rows; where learned queries gather the tokens, the attention of these. Which of them it is shows in a
+derivative of the logits through the head and the last block, the only backward step that is taken.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.effective.observe import Observation
+from dave_vit.errors import InputError, OptionError, missing_extra
+from dave_vit.methods.base import METHODS, MethodInfo
+from dave_vit.methods.tokens import TokenGraph, TokenMethod, token_graph, wide
+
+Heads = Literal["mean", "max", "min"]
+
+_FUSE: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda matrix: matrix.mean(1),
+    "max": lambda matrix: matrix.amax(1),
+    "min": lambda matrix: matrix.amin(1),
+}
+_UNITS = 2**20  # capacities are counted in whole millionths, since flow is solved in integers
+
+
+class _Attention(TokenMethod):
+    """A method of the attention matrices alone.
+
+    Args:
+        model: a model with softmax attention among all tokens.
+        heads: how the heads of a layer become one matrix: "mean", "max" or "min".
+        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
+    """
+
+    def __init__(self, model: nn.Module, *, heads: Heads = "mean", **options: Any) -> None:
+        super().__init__(model, **options)
+        if heads not in _FUSE:
+            raise OptionError(f"heads {heads!r}; expected one of {', '.join(_FUSE)}")
+        self.heads = heads
+
+    def _seen(self, seen: Observation, images: Tensor, target: Tensor) -> Tensor:
+        graph = token_graph(seen, images)
+        grid = graph.layout.to_grid(self._scores(graph))  # [b, h, w]
+        return grid.unsqueeze(1).expand(-1, target.shape[1], -1, -1)
+
+    @abstractmethod
+    def _scores(self, graph: TokenGraph) -> Tensor:
+        """One value a token ``[b, N]``."""
+
+    def _layers(self, graph: TokenGraph) -> list[Tensor]:
+        return [_FUSE[self.heads](wide(layer)) for layer in graph.layers]  # [b, N, N] each
+
+
+@METHODS.register("raw_attention")
+class RawAttention(_Attention):
+    """The attention of the class token in one layer.
+
+    Args:
+        model: a model with softmax attention among all tokens.
+        layer: which block; -1 is the last.
+        heads: "mean", "max" or "min".
+        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
+    """
+
+    info = MethodInfo(
+        "Attention from the class token to each patch, in the last layer.",
+        "Vaswani et al., NeurIPS 2017",
+        "1 forward",
+        resolution="patch",
+        class_specific=False,
+    )
+
+    def __init__(self, model: nn.Module, *, layer: int = -1, heads: Heads = "mean", **options: Any) -> None:
+        super().__init__(model, heads=heads, **options)
+        self.layer = layer
+
+    def _scores(self, graph: TokenGraph) -> Tensor:
+        layers = self._layers(graph)
+        if not -len(layers) <= self.layer < len(layers):
+            raise OptionError(f"layer {self.layer}; the model has layers 0 to {len(layers) - 1}")
+        if graph.pooling is not None and self.layer == -1:  # nothing comes between the pooling and the head
+            return _FUSE[self.heads](wide(graph.pooling)).mean(1)
+        return (graph.readout() @ layers[self.layer])[:, 0]
+
+
+@METHODS.register("rollout")
+class Rollout(_Attention):
+    """The product of all layers' attention, each with half of it replaced by the residual path.
+
+    Args:
+        model: a model with softmax attention among all tokens.
+        heads: "mean", "max" or "min".
+        discard: share of the smallest entries of each matrix that is set to zero, from 0 to 1.
+        start_layer: the first block of the product.
+        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
+    """
+
+    info = MethodInfo(
+        "Product of all attention matrices, each mixed with the residual path.",
+        "Abnar and Zuidema, ACL 2020",
+        "1 forward",
+        resolution="patch",
+        class_specific=False,
+    )
+
+    def __init__(
+        self, model: nn.Module, *, heads: Heads = "mean", discard: float = 0.0, start_layer: int = 0, **options: Any
+    ) -> None:
+        super().__init__(model, heads=heads, **options)
+        if not 0 <= discard < 1:
+            raise OptionError(f"discard is {discard}; give a share from 0 to below 1")
+        self.discard, self.start_layer = discard, start_layer
+
+    def _scores(self, graph: TokenGraph) -> Tensor:
+        matrices = from_layer(self._layers(graph), self.start_layer)
+        return rollout([_without_smallest(matrix, self.discard) for matrix in matrices], graph.readout())
+
+
+def from_layer(layers: list[Tensor], start: int) -> list[Tensor]:
+    """The layers from ``start`` on."""
+    if not 0 <= start < len(layers):
+        raise OptionError(f"start_layer is {start}; the model has layers 0 to {len(layers) - 1}")
+    return layers[start:]
+
+
+def _without_smallest(matrix: Tensor, share: float) -> Tensor:
+    flat = matrix.flatten(1)  # [b, N * N]
+    smallest = flat.topk(int(share * flat.shape[1]), largest=False).indices
+    return flat.scatter(1, smallest, 0.0).view_as(matrix)
+
+
+def residual(matrix: Tensor) -> Tensor:
+    """(A + I), rows summing to one: ``[b, N, N]``."""
+    mixed = matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return mixed / mixed.sum(-1, keepdim=True)
+
+
+def rollout(matrices: Sequence[Tensor], readout: Tensor) -> Tensor:
+    """read-out A_L ... A_2 A_1 for ``matrices`` from first to last: one value a token ``[b, N]``."""
+    row = readout  # [b, 1, N]
+    for matrix in reversed(matrices):
+        row = row @ residual(matrix)
+    return row[:, 0]
+
+
+@METHODS.register("attention_flow")
+class AttentionFlow(_Attention):
+    """How much can flow from each token to the read-out, attention being the capacity of the edges between layers.
+
+    Each token takes one maximum flow through layers x tokens^2 edges, on the CPU: together 4 to 20 s an image for the
+    197 tokens of a 12-layer model. No more than one unit can reach the read-out, and in deep models many tokens reach
+    it with all of theirs: such maps are flat.
+
+    Args:
+        model: a model with softmax attention among all tokens.
+        heads: "mean", "max" or "min".
+        start_layer: the first block of the graph.
+        max_tokens: models with more tokens are refused.
+        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
+    """
+
+    info = MethodInfo(
+        "Maximum flow from each patch to the class token, attention being capacity.",
+        "Abnar and Zuidema, ACL 2020",
+        "1 forward, and one maximum flow a token",
+        resolution="patch",
+        class_specific=False,
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        heads: Heads = "mean",
+        start_layer: int = 0,
+        max_tokens: int = 256,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, heads=heads, **options)
+        self.start_layer, self.max_tokens = start_layer, max_tokens
+
+    def _scores(self, graph: TokenGraph) -> Tensor:
+        if graph.layout.tokens > self.max_tokens:
+            raise InputError(
+                f"attention_flow on {graph.layout.tokens} tokens would take very long (see its cost); use rollout, "
+                f"smaller images, or allow it with max_tokens={graph.layout.tokens}"
+            )
+        layers = [residual(matrix) for matrix in from_layer(self._layers(graph), self.start_layer)]
+        stacked = torch.stack(layers, 1)  # [b, layers, N, N]
+        flows = [flow(matrices, read[0]) for matrices, read in zip(stacked, graph.readout(), strict=True)]
+        return torch.stack(flows)
+
+
+def flow(matrices: Tensor, readout: Tensor) -> Tensor:
+    """Maximum flow from each token of the first layer to the read-out: ``[N]``.
+
+    Args:
+        matrices: ``[layers, N, N]``; entry (i, j) is the capacity from token j to token i of the next layer.
+        readout: ``[N]``, capacity from each token of the last layer to the read-out.
+    """
+    try:
+        from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
+        from scipy.sparse.csgraph import maximum_flow  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise missing_extra("scipy", "eval") from error
+    depth, tokens = matrices.shape[:2]
+    end = (depth + 1) * tokens
+    layer, to, start = matrices.nonzero().T.cpu()
+    last = readout.nonzero()[:, 0].cpu()
+    sources = torch.cat([layer * tokens + start, depth * tokens + last])
+    targets = torch.cat([(layer + 1) * tokens + to, torch.full_like(last, end)])
+    capacity = torch.cat([matrices[matrices != 0], readout[readout != 0]]).double().cpu()
+    whole = (capacity * _UNITS).round().int()
+    graph = csr_matrix((whole.numpy(), (sources.numpy(), targets.numpy())), shape=(end + 1, end + 1))
+    flows = [maximum_flow(graph, token, end, method="dinic").flow_value for token in range(tokens)]
+    return torch.tensor(flows, dtype=matrices.dtype, device=matrices.device) / _UNITS

@@ -1,0 +1,100 @@
+"""Iterated integrated attributions: gradients of attention, integrated over the input and over attention itself."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.effective import PLAIN, Call, RuleSet
+from dave_vit.effective.observe import Observation, observation
+from dave_vit.errors import OptionError
+from dave_vit.methods.attention import rollout
+from dave_vit.methods.base import METHODS, MethodInfo
+from dave_vit.methods.tokens import TokenMethod, gradients, token_graph, wide
+
+
+@METHODS.register("iia")
+class IIA(TokenMethod):
+    """Iterated integrated attributions of a vision transformer.
+
+    The integrals run over the input and over the attention of the last blocks, each from zero. At every point, with the
+    image at i/n of itself and the attention A of each interpolated block at j/n of itself, the positive part of
+    attention times its gradient is taken in all blocks (gradient rollout). Its average over points and heads then goes
+    through rollout: as in the authors' code, rollout comes after the integrals. Unlike there, interpolated attention
+    still depends on the blocks before it, as the definition has it.
+
+    Args:
+        model: a model with softmax attention among all tokens.
+        steps: points of each integral, n, at 1/n, 2/n ... 1.
+        layers: interpolated blocks, counted from the last; 1 is IIA2 of the paper, 2 is IIA3 and costs n times more.
+        options: ``resolution``, ``chunk`` (points in one forward pass) and ``autocast``.
+    """
+
+    info = MethodInfo(
+        "Gradient times attention, integrated over the input and the last block's attention, then rolled out.",
+        "Barkan et al., ICCV 2023",
+        "1 + n^2 forward, 1 + n^2 backward",
+        resolution="patch",
+    )
+
+    def __init__(self, model: nn.Module, steps: int = 10, layers: int = 1, **options: Any) -> None:
+        super().__init__(model, **options)
+        if steps < 1 or layers < 0:
+            raise OptionError(f"steps is {steps} and layers is {layers}; give at least 1 step and 0 layers")
+        self.steps, self.layers = steps, layers
+
+    def _seen(self, seen: Observation, images: Tensor, target: Tensor) -> Tensor:
+        graph = token_graph(seen, images)
+        blocks, readout = len(graph.layers), graph.readout()
+        if self.layers > blocks:
+            raise OptionError(f"layers is {self.layers}; the model has {blocks} blocks with attention")
+        at_once = max(1, self._size(images) // len(images))
+        grid = self._points().to(images.dtype).to(images.device)
+        parts = (self._integrand(images, target, points, blocks) for points in grid.split(at_once))
+        matrices: Tensor = functools.reduce(torch.add, parts) / len(grid)  # [blocks, b, K, N, N]
+        scores = [rollout(list(column), readout) for column in matrices.unbind(2)]  # K of [b, N]
+        return torch.stack([graph.layout.to_grid(score) for score in scores], 1)
+
+    def _points(self) -> Tensor:
+        """Where the integrals are evaluated: ``[points, 1 + layers]``."""
+        axis = [step / self.steps for step in range(1, self.steps + 1)]
+        return torch.tensor(list(itertools.product(axis, repeat=1 + self.layers)), dtype=torch.float64)
+
+    def _integrand(self, images: Tensor, target: Tensor, points: Tensor, blocks: int) -> Tensor:
+        """max(0, A * dA), averaged over heads and summed over points: ``[blocks, b, K, N, N]``."""
+        rows = (points[:, 0].view(-1, 1, 1, 1, 1) * images).flatten(0, 1)  # [p * b, C, H, W]
+        scales = points[:, 1:].repeat_interleave(len(images), 0)  # [p * b, layers]
+        rules = interpolated(dict(zip(range(blocks - self.layers, blocks), scales.unbind(1), strict=True)))
+        with observation(self.model, rows, rules=rules, autocast=self.autocast) as seen:
+            layers = token_graph(seen, rows).layers
+            slopes = gradients(seen, target.repeat(len(points), 1), [layer.matrix for layer in layers])  # K lists
+        matrices = torch.stack([wide(layer) for layer in layers])  # [blocks, p * b, heads, N, N]
+        found = [(matrices * torch.stack(column)).clamp(min=0).mean(2) for column in slopes]
+        stacked = torch.stack(found, 2)  # [blocks, p * b, K, N, N]
+        return stacked.reshape(len(layers), len(points), len(images), *stacked.shape[2:]).sum(1)
+
+
+def interpolated(scales: dict[int, Tensor]) -> RuleSet:
+    """Rules for one forward pass in which the attention of some blocks is scaled, with ordinary derivatives.
+
+    Args:
+        scales: number of a block to its factor for each row ``[rows]``.
+    """
+    block = itertools.count()
+
+    def softmax(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        matrix: Tensor = call.func(input, *args, **kwargs)
+        axis = kwargs.get("dim", args[0] if args else None)
+        if input.ndim < 3 or axis not in (-1, input.ndim - 1):  # no attention
+            return matrix
+        scale = scales.get(next(block))
+        if scale is None:
+            return matrix
+        factor = scale.repeat_interleave(len(matrix) // len(scale)).to(matrix.dtype)  # [rows] or [rows * heads]
+        return matrix * factor.view(-1, *[1] * (matrix.ndim - 1))
+
+    return PLAIN.extend("interpolated attention", dict.fromkeys(["softmax", "_softmax"], softmax))

@@ -1,0 +1,181 @@
+"""LeGrad: how the class score of each layer's tokens reacts to that layer's attention."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.effective import carry
+from dave_vit.effective.observe import Attention, Observation
+from dave_vit.errors import OptionError, UnsupportedOperator
+from dave_vit.methods.base import METHODS, MethodInfo
+from dave_vit.methods.tokens import TokenMethod, token_graph
+from dave_vit.precision import working_dtype
+
+Readout = Literal["model", "cls", "mean"]
+
+_READOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "model": lambda tokens: tokens,
+    "cls": lambda tokens: tokens[:, :1].expand_as(tokens),
+    "mean": lambda tokens: tokens.mean(1, keepdim=True).expand_as(tokens),
+}
+
+
+@METHODS.register("legrad")
+class LeGrad(TokenMethod):
+    """The positive gradient of each layer's own class score with respect to its attention, averaged over all layers.
+
+    The tokens after each block go through the model's final norm and head, which gives a class score for every layer.
+    Its gradient with respect to the attention of this block alone is clamped at zero and averaged over heads and
+    queries.
+
+    Args:
+        model: a model with softmax attention among all tokens, whose blocks are modules in a list.
+        layers: indices of the blocks that count; all by default. The authors' CLIP code takes the last two.
+        readout: which tokens the head sees: "model" leaves it to the model; "cls" puts the first token and "mean" the
+            mean of all tokens in the place of each. The authors' CLIP code takes the mean.
+        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
+    """
+
+    info = MethodInfo(
+        "Positive gradient of every layer's class score with respect to its attention.",
+        "Bousselham et al., ICCV 2025",
+        "1 forward, 1 backward",
+        resolution="patch",
+    )
+
+    def __init__(
+        self, model: nn.Module, *, layers: Sequence[int] | None = None, readout: Readout = "model", **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        if readout not in get_args(Readout):
+            raise OptionError(f"readout {readout!r}; expected one of {', '.join(get_args(Readout))}")
+        self.layers, self.readout = layers, readout
+
+    def _subject(self) -> nn.Module:
+        return Layered(getattr(self.model, "_orig_mod", self.model), _READOUTS[self.readout])
+
+    def _seen(self, seen: Observation, images: Tensor, target: Tensor) -> Tensor:
+        layered = cast(Layered, seen.model)
+        attention = _of_blocks(seen, layered)
+        maps = []
+        for column in target.unbind(1):  # [b]
+            score = layered.logits.gather(2, column.expand(len(attention), -1).unsqueeze(2)).sum()
+            grads = torch.autograd.grad(score, [found.matrix for found in attention], retain_graph=True)
+            chosen = [_positive(grads[index]) for index in self._chosen(len(grads))]
+            maps.append(torch.stack(chosen).mean(0))  # [b, N]
+        return token_graph(seen, images).layout.to_grid(torch.stack(maps, 1))
+
+    def _chosen(self, depth: int) -> Sequence[int]:
+        if self.layers is None:
+            return range(depth)
+        if not self.layers or not all(-depth <= index < depth for index in self.layers):
+            raise OptionError(f"layers {list(self.layers)}; the model has layers 0 to {depth - 1}")
+        return self.layers
+
+
+def _positive(grad: Tensor) -> Tensor:
+    """[b, heads, N, N] -> [b, N]: what each key got, on average over heads and queries."""
+    return grad.to(working_dtype(grad.dtype)).clamp(min=0).mean((1, 2))
+
+
+class Layered(nn.Module):
+    """A model whose head also sees the tokens of every block, in the same forward pass.
+
+    Blocks are cut from each other, so that the score of a layer depends on the attention of its own block only. Hooks
+    do it, for the time of the pass and in this thread only; none is left afterwards.
+
+    Attributes:
+        blocks: paths of the blocks, known after a pass.
+        logits: ``[layers, b, classes]``, what the head made of each layer's tokens.
+    """
+
+    def __init__(self, model: nn.Module, readout: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self._readout = model, readout
+        self.blocks: list[str] = []
+        self.logits = torch.empty(0)
+
+    def forward(self, inputs: Tensor) -> Any:
+        """The model's own logits."""
+        with ExitStack() as stack:
+            for paths, blocks in _block_lists(self):
+                stack.enter_context(self._tapped(paths, blocks, len(inputs)))
+            output = self._run(inputs)
+        logits = output if isinstance(output, Tensor) else getattr(output, "logits", output)
+        if not self.blocks or not isinstance(logits, Tensor):
+            return logits
+        self.logits = logits[len(inputs) :].unflatten(0, (len(self.blocks), -1))
+        return logits[: len(inputs)]
+
+    def _run(self, inputs: Tensor) -> Any:
+        try:
+            return self.model(inputs)
+        except RuntimeError as error:
+            if not self.blocks or isinstance(error, torch.OutOfMemoryError):
+                raise
+            why = str(error).splitlines()[0]
+            raise _refused(f"what follows the blocks does not take the tokens of several layers ({why})") from error
+
+    @contextmanager
+    def _tapped(self, paths: list[str], blocks: list[nn.Module], batch: int) -> Iterator[None]:
+        states: list[Tensor] = []
+        thread = threading.get_ident()
+
+        def tap(module: nn.Module, args: Any, output: Any) -> Any:
+            tokens = output[0] if isinstance(output, tuple) else output
+            if threading.get_ident() != thread or not _is_tokens(tokens, states, batch):
+                return output
+            states.append(tokens)
+            if len(states) < len(blocks):
+                following = carry(tokens.clone, lambda grad: (None,), tokens)  # hands nothing back
+            else:
+                following = torch.cat([tokens, *map(self._readout, states)])  # [(1 + layers) * b, N, D]
+                self.blocks = paths
+            return (following, *output[1:]) if isinstance(output, tuple) else following
+
+        handles = [block.register_forward_hook(tap) for block in blocks]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _is_tokens(value: Any, before: list[Tensor], batch: int) -> bool:
+    fits = isinstance(value, Tensor) and value.ndim == 3 and len(value) == batch
+    return fits and all(value.shape == state.shape for state in before)
+
+
+def _block_lists(model: nn.Module) -> Iterator[tuple[list[str], list[nn.Module]]]:
+    """Lists of at least two modules of one class, with their paths; none inside of another."""
+    inside: tuple[str, ...] = ()
+    for path, module in model.named_modules():
+        children = list(module.named_children())
+        alike = len({type(child) for _, child in children}) == 1 and len(children) > 1
+        if isinstance(module, nn.ModuleList | nn.Sequential) and alike and not path.startswith(inside or ("\0",)):
+            inside = (*inside, f"{path}.")
+            yield [f"{path}.{name}" for name, _ in children], [child for _, child in children]
+
+
+def _of_blocks(seen: Observation, layered: Layered) -> list[Attention]:
+    """The one attention matrix of each block; attention pooling after the blocks is left out."""
+    seen.attention = [found for found in seen.attention if found.matrix.shape[-2] == found.matrix.shape[-1]]
+    within = [
+        [found for found in seen.attention if f"{found.module}.".startswith(f"{path}.")] for path in layered.blocks
+    ]
+    if not within or any(len(found) != 1 for found in within) or len(within) != len(seen.attention):
+        raise _refused("its blocks are no list of modules that each hold one attention among all tokens")
+    return [found[0] for found in within]
+
+
+def _refused(why: str) -> UnsupportedOperator:
+    return UnsupportedOperator(
+        f"legrad reads the tokens out after every block, and in this model {why}; use chefer_generic, or dave, which "
+        "works on any model"
+    )

@@ -1,0 +1,134 @@
+"""Where the additive constants of a model act: biases, position embeddings and class tokens, by place in the image."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.effective import Call, Gradient, Rule, RuleSet, Target, gradient
+from dave_vit.methods.chunked import OnePass
+from dave_vit.precision import precise_dtype
+
+_CHANNELS_FIRST = frozenset(
+    """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution batch_norm group_norm
+    instance_norm""".split()
+)
+_CHANNELS_LAST = frozenset("linear layer_norm rms_norm".split())
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one additive constant adds to the score, value by value.
+
+    Attributes:
+        grid: by channel and place ``[D, h, w]``; None where the constant has no place in the image.
+        elsewhere: the sum of what has no place, such as the class token's share.
+    """
+
+    grid: Tensor | None
+    elsewhere: Tensor
+
+
+def contributions(
+    model: nn.Module, image: Tensor, target: Target, *, rules: RuleSet, autocast: torch.dtype | None = None
+) -> tuple[Gradient, list[Contribution]]:
+    """One pass for one image ``[1, C, H, W]``, with what every additive constant contributes to the score.
+
+    One image at a time, since sequence-first and windowed layers hide which row belongs to which image of a batch.
+    """
+    names: list[str] = []
+    found = gradient(model, image, target, rules=_logged(rules, names), autocast=autocast, record_constants=True)
+    size = (image.shape[-2], image.shape[-1])
+    parts = []
+    for name, (_, constant, derivative) in zip(names, found.constants, strict=True):
+        amount = torch.where(derivative == 0, 0.0, constant * derivative)  # a mask of -inf has no derivative
+        parts.append(_placed(name, amount.to(precise_dtype(amount.device)), size))
+    return found, parts
+
+
+def _logged(rules: RuleSet, names: list[str]) -> RuleSet:
+    """The same rules, which also write down the function of each constant that is recorded."""
+
+    def logged(rule: Rule) -> Rule:
+        def run(call: Call, *args: Any, **kwargs: Any) -> Any:
+            value = rule(call, *args, **kwargs)
+            names.extend([call.name] * (len(call.mode.constants or ()) - len(names)))
+            return value
+
+        return run
+
+    table: dict[Any, Callable[..., Any]] = {name: logged(rule) for name, rule in rules.rules.items()}
+    return RuleSet(rules.name, table, strict=rules.strict)
+
+
+def _placed(name: str, amount: Tensor, size: tuple[int, int]) -> Contribution:
+    """Find the places of a constant's values by its shape and the layout of the function that added it."""
+    if amount.ndim == 4 and len(amount) == 1:  # [1, D, h, w] or [1, h, w, D]
+        grid = amount[0] if _channels_first(name, amount, size) else amount[0].movedim(-1, 0)
+        if _is_grid(grid.shape[1], grid.shape[2], size):
+            return Contribution(grid, amount.new_zeros(()))
+    elif amount.ndim == 3 and 1 in amount.shape[:2] and name not in _CHANNELS_FIRST:  # [1, N, D] or [N, 1, D]
+        tokens = amount.flatten(0, 1).T  # [D, N]
+        rows, columns = token_grid(tokens.shape[1], size)
+        before = tokens.shape[1] - rows * columns  # class and register tokens come first
+        return Contribution(tokens[:, before:].unflatten(1, (rows, columns)), tokens[:, :before].sum())
+    return Contribution(None, amount.sum())
+
+
+def _channels_first(name: str, amount: Tensor, size: tuple[int, int]) -> bool:
+    if name in _CHANNELS_FIRST or name in _CHANNELS_LAST:
+        return name in _CHANNELS_FIRST
+    return _is_grid(amount.shape[2], amount.shape[3], size) and not _is_grid(amount.shape[1], amount.shape[2], size)
+
+
+def _is_grid(rows: int, columns: int, size: tuple[int, int]) -> bool:
+    """Whether a map has the image's aspect, up to a cut-off row, and no more places than pixels."""
+    return abs(rows * size[1] - columns * size[0]) <= max(size) and rows <= size[0] and columns <= size[1]
+
+
+def token_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of square patches that tile the image: the most that ``tokens`` can hold."""
+    largest = math.gcd(*size)
+    for patch in range(1, largest + 1):
+        if largest % patch == 0 and (size[0] // patch) * (size[1] // patch) <= tokens:
+            return size[0] // patch, size[1] // patch
+    return 1, 1
+
+
+def spread_evenly(grid: Tensor, size: tuple[int, int]) -> Tensor:
+    """A map ``[h, w]`` at ``size`` with the same sum: each value shared evenly by the pixels of its place."""
+    shares = []
+    for extent, pixels in zip(grid.shape, size, strict=True):
+        place = torch.arange(pixels, device=grid.device) * extent // pixels
+        shares.append((place, torch.bincount(place, minlength=extent)))
+    (row, high), (column, wide) = shares
+    return (grid / (high[:, None] * wide))[row][:, column]
+
+
+def per_channel(maps: Tensor, channels: int) -> Tensor:
+    """Maps ``[..., H, W]`` as attributions ``[..., C, H, W]`` whose channel sum they are."""
+    return (maps / channels).unsqueeze(-3).expand(*maps.shape[:-2], channels, *maps.shape[-2:])
+
+
+class Located(OnePass):
+    """A method that looks at additive constants: one image a pass, one pass for each target."""
+
+    def _size(self, inputs: Tensor) -> int:
+        return 1
+
+    def _part(self, images: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+        if not isinstance(target, Tensor | list | tuple) or torch.as_tensor(target).ndim < 2:
+            return self._single(images, target)
+        columns = [self._single(images, column) for column in torch.as_tensor(target).unbind(1)]
+        maps, indices = zip(*columns, strict=True)
+        return torch.stack(maps, 1), torch.stack(indices, 1)
+
+    @abstractmethod
+    def _single(self, image: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+        """Attribution and class index of one image ``[1, C, H, W]``."""

@@ -1,0 +1,62 @@
+"""Small models of several families with weights drawn at random, large enough for every path to count."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+SIZE, CLASSES = 32, 5
+
+
+def drawn(model: nn.Module, std: float = 0.2) -> nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        with torch.no_grad():
+            parameter.normal_(0, std, generator=generator)
+    return model.eval()
+
+
+def vit(**options) -> nn.Module:
+    import timm
+
+    shape = {"img_size": SIZE, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": CLASSES}
+    return drawn(timm.models.VisionTransformer(**shape | options))
+
+
+def swin() -> nn.Module:
+    import timm
+
+    shape = {"img_size": SIZE, "patch_size": 4, "window_size": 4, "embed_dim": 12, "depths": (2, 2)}
+    return drawn(timm.models.SwinTransformer(num_heads=(2, 2), num_classes=CLASSES, **shape))
+
+
+def torchvision_vit() -> nn.Module:
+    """Attention is one composite function here, and tokens come sequence first."""
+    from torchvision.models import VisionTransformer
+
+    return drawn(VisionTransformer(SIZE, 8, 2, 3, 24, 48, num_classes=CLASSES))
+
+
+def huggingface_vit() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    shape = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
+    config = ViTConfig(image_size=SIZE, patch_size=8, num_labels=CLASSES, **shape)
+    return drawn(ViTForImageClassification(config))
+
+
+def relu_cnn() -> nn.Module:
+    start = [nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)]
+    end = [nn.Conv2d(6, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES)]
+    model = drawn(nn.Sequential(*start, *end), std=0.4)
+    with torch.no_grad():
+        model[1].running_mean.uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(1))
+        model[1].running_var.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(2))
+    return model
+
+
+FAMILIES = {"vit": vit, "swin": swin, "torchvision": torchvision_vit, "cnn": relu_cnn}
+
+
+def images(count: int = 3, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(7)).to(dtype)
