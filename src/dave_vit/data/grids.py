@@ -1,0 +1,132 @@
+"""Grids of images of distinct classes: which images, and how they are put together.
+
+A grid set belongs to a model, because only images that the model knows well may be in it; every method is scored on
+the same one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dave_vit.errors import InputError, OptionError
+
+Cell = Literal["resize", "full"]
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    """How grids are built.
+
+    Attributes:
+        grids: how many.
+        cells: cells along a side, 2 or 3.
+        confidence: softmax probability of the label that an image must exceed; it must also be the predicted class.
+        cell: "resize" shrinks the images so that a grid is as large as one image; "full" keeps their size.
+        seed: of the draw of the classes.
+    """
+
+    grids: int = 500
+    cells: int = 2
+    confidence: float = 0.95
+    cell: Cell = "resize"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.grids < 1 or self.cells < 2:
+            raise OptionError(f"{self.grids} grids of {self.cells}x{self.cells}; expected 1 or more of 2x2 or larger")
+        if not 0 <= self.confidence < 1:
+            raise OptionError(f"confidence {self.confidence}; expected 0 or above and below 1")
+        if self.cell not in get_args(Cell):
+            raise OptionError(f"cell {self.cell!r}; expected one of {', '.join(get_args(Cell))}")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An image that may enter a grid: its number in the data set, its label, and how sure the model is of it."""
+
+    index: int
+    label: int
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Images and their labels, cells in reading order."""
+
+    images: tuple[int, ...]
+    labels: tuple[int, ...]
+
+
+def candidates(
+    logits: Tensor, labels: Sequence[int | None], start: int = 0, confidence: float = 0.95
+) -> list[Candidate]:
+    """Those images of a batch that the model classifies correctly with more than this softmax probability.
+
+    Args:
+        logits: [B,classes].
+        labels: one per image; None is never taken.
+        start: number of the first image in the data set.
+        confidence: the probability to exceed.
+    """
+    top = logits.float().softmax(1).max(1)
+    rows = enumerate(zip(top.indices.tolist(), top.values.tolist(), labels, strict=True), start)
+    return [Candidate(i, k, p) for i, (k, p, label) in rows if k == label and p > confidence]
+
+
+def choose_grids(pool: Sequence[Candidate], options: GridOptions | None = None) -> list[Grid]:
+    """Grids of distinct classes: the least used images first, the most confident of a class before the others.
+
+    No image is used twice while an unused one of another class remains. Empty where there are fewer classes than
+    cells.
+    """
+    options = options or GridOptions()
+    queues: dict[int, list[Candidate]] = {}
+    for one in sorted(pool, key=lambda one: (-one.confidence, one.index)):
+        queues.setdefault(one.label, []).append(one)
+    if len(queues) < options.cells**2:
+        return []
+    draw = random.Random(options.seed)
+    used = dict.fromkeys(sorted(queues), 0)
+    grids = []
+    for _ in range(options.grids):
+        labels = draw.sample(list(used), len(used))
+        labels = sorted(labels, key=lambda label: divmod(used[label], len(queues[label])))[: options.cells**2]
+        draw.shuffle(labels)  # a class that was sorted to the end must not always be in the last cell
+        grids.append(Grid(tuple(queues[k][used[k] % len(queues[k])].index for k in labels), tuple(labels)))
+        for label in labels:
+            used[label] += 1
+    return grids
+
+
+def compose(images: Tensor, cell: Cell = "resize") -> Tensor:
+    """Grids of preprocessed images: [B,K,C,H,W] -> [B,C,H,W], or [B,C,H*n,W*n] with ``cell="full"``, K = n * n."""
+    side = round(images.shape[1] ** 0.5)
+    if images.ndim != 5 or side * side != images.shape[1]:
+        raise InputError(f"images shaped {list(images.shape)}; expected [B,K,C,H,W] with a square number K")
+    if cell == "full":
+        rows = images.reshape(-1, side, side, *images.shape[2:])  # [B,n,n,C,H,W]
+        lines = torch.cat(rows.unbind(2), -1)  # [B,n,C,H,W*n]
+        return torch.cat(lines.unbind(1), -2)
+    grid = torch.empty_like(images[:, 0])
+    for k, (top, bottom, left, right) in enumerate(cell_bounds(side, (grid.shape[2], grid.shape[3]))):
+        grid[:, :, top:bottom, left:right] = _resize(images[:, k], (bottom - top, right - left))
+    return grid
+
+
+def cell_bounds(cells: int, size: tuple[int, int]) -> list[tuple[int, int, int, int]]:
+    """Top, bottom, left, right of each cell, in reading order; sizes differ by a pixel if the side does not divide."""
+    if cells < 1:
+        raise OptionError(f"grid of {cells} cells a side; expected 1 or more")
+    rows, columns = ([round(side * i / cells) for i in range(cells + 1)] for side in size)
+    return [(rows[i], rows[i + 1], columns[j], columns[j + 1]) for i in range(cells) for j in range(cells)]
+
+
+def _resize(images: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(images, size, mode="bilinear", antialias=True, align_corners=False)

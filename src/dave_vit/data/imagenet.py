@@ -1,0 +1,145 @@
+"""ImageNet's validation set, in the layouts in which people have it.
+
+Images lie in one folder or in one folder per class; labels and boxes come from Kaggle's `LOC_val_solution.csv` or from
+the XML files of `ILSVRC2012_bbox_val_v3`; classes are numbered as in `LOC_synset_mapping.txt`.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dave_vit.data.annotations import box, read_objects
+from dave_vit.data.base import Box, FileDataset, Item, image_files
+from dave_vit.errors import DataError
+
+_IMAGE_FOLDERS = (".", "images", "val", "ILSVRC2012_img_val", "ILSVRC/Data/CLS-LOC/val", "Data/CLS-LOC/val")
+_TABLES = ("LOC_val_solution.csv", "../LOC_val_solution.csv")
+_SYNSETS = ("LOC_synset_mapping.txt", "../LOC_synset_mapping.txt")
+_XML_FOLDERS = (
+    "ILSVRC2012_bbox_val_v3/val",
+    "ILSVRC2012_bbox_val_v3",
+    "bbox_val_v3",
+    "ILSVRC/Annotations/CLS-LOC/val",
+    "Annotations/CLS-LOC/val",
+    "Annotations",
+)
+_WNID = re.compile(r"n\d{8}")
+
+
+@dataclass(frozen=True)
+class _Truth:
+    """What annotations say of an image."""
+
+    wnid: str
+    boxes: tuple[Box, ...]
+
+
+class ImageNet(FileDataset):
+    """Validation images with labels and, where annotations are present, the boxes of the label's objects.
+
+    Args:
+        root: the folder; the layout is found by itself.
+        limit: use the first so many images, in the order of their names.
+    """
+
+    def __init__(self, root: str | Path, limit: int | None = None) -> None:
+        super().__init__(root)
+        names = _synsets(self.root)
+        number = {wnid: index for index, wnid in enumerate(names)}
+        self.class_names = list(names.values())
+        self.items, self.unlabelled = [], 0
+        truths = _Truths(self.root)
+        for path in _images(self.root):
+            if limit is not None and len(self.items) == limit:
+                break
+            folder = path.parent.name if _WNID.fullmatch(path.parent.name) else ""
+            truth = truths.of(path.stem, folder)
+            wnid = folder or (truth.wnid if truth else "")
+            if not wnid:
+                self.unlabelled += 1
+                continue
+            if wnid not in number:
+                raise DataError(f"{path.name}: class {wnid!r} is not one of the {len(number)} classes of ImageNet")
+            boxes = truth.boxes if truth else ()
+            self.items.append(Item(path.stem, number[wnid], boxes, str(path.relative_to(self.root))))
+        if not self.items:
+            looked = "LOC_val_solution.csv, class folders such as n01440764, or ILSVRC2012_bbox_val_v3 XML files"
+            raise DataError(f"{self.root}: {self.unlabelled} images and no label for any; looked for {looked}")
+
+
+class _Truths:
+    """Annotations by image name: the table whole, XML files one by one as they are asked for."""
+
+    def __init__(self, root: Path) -> None:
+        table = _first(root, _TABLES)
+        self.table = dict(read_table(table)) if table else {}
+        self.folder = None if table else _first(root, _XML_FOLDERS)
+
+    def of(self, name: str, wnid: str) -> _Truth | None:
+        """Label and boxes of an image; ``wnid`` is its label where the folder tells it."""
+        if self.folder is None:
+            return self.table.get(name)
+        for path in (self.folder / f"{name}.xml", self.folder / wnid / f"{name}.xml"):
+            if path.is_file():
+                return read_xml(path, wnid)
+        return None
+
+
+def read_table(path: Path) -> Iterator[tuple[str, _Truth]]:
+    """Names and truths of Kaggle's table: ``ImageId,PredictionString`` with ``wnid x0 y0 x1 y1``, repeated."""
+    with path.open(newline="") as file:
+        for number, row in enumerate(csv.reader(file), 1):
+            if not row or row[0] == "ImageId":
+                continue
+            words = row[1].split() if len(row) == 2 else []
+            try:
+                if not words or len(words) % 5:
+                    raise ValueError
+                boxes = [(words[i], box(*words[i + 1 : i + 5])) for i in range(0, len(words), 5)]
+            except ValueError:
+                raise DataError(
+                    f"{path.name}, line {number}: expected 'name,wnid x0 y0 x1 y1 ...', got {row}"
+                ) from None
+            yield row[0], _Truth(words[0], tuple(at for wnid, at in boxes if wnid == words[0]))
+
+
+def read_xml(path: Path, wnid: str = "") -> _Truth:
+    """Label and boxes of an annotation file; the first object's class where ``wnid`` is not given."""
+    objects = read_objects(path)
+    if not objects:
+        raise DataError(f"{path}: expected an <annotation> with <object>, <name> and <bndbox>")
+    wnid = wnid or objects[0][0]
+    return _Truth(wnid, tuple(at for name, at in objects if name == wnid))
+
+
+def _first(root: Path, names: tuple[str, ...]) -> Path | None:
+    return next((root / name for name in names if (root / name).exists()), None)
+
+
+def _synsets(root: Path) -> dict[str, str]:
+    """wnid to name, in the order of the class indices; timm's copy where the data set has none."""
+    path = _first(root, _SYNSETS)
+    if path is None:
+        from timm.data import ImageNetInfo
+
+        info = ImageNetInfo()
+        return {wnid: info.label_name_to_description(wnid) for wnid in info.label_names()}
+    rows = (line.split(" ", 1) for line in path.read_text().splitlines() if line.strip())
+    return {row[0]: row[-1] for row in rows}
+
+
+def _images(root: Path) -> list[Path]:
+    """All images, sorted by name: of the first folder that has some, or of the class folders in it."""
+    for name in _IMAGE_FOLDERS:
+        folder = root / name
+        if not folder.is_dir():
+            continue
+        classes = [sub for sub in folder.iterdir() if sub.is_dir() and _WNID.fullmatch(sub.name)]
+        found = [path for sub in classes for path in image_files(sub)] or image_files(folder)
+        if found:
+            return sorted(found, key=lambda path: (path.stem, path))
+    raise DataError(f"{root}: no images; looked in {', '.join(_IMAGE_FOLDERS)} and in class folders there")

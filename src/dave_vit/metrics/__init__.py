@@ -1,0 +1,27 @@
+"""Scores of maps: pure functions on tensors under thin classes. A metric never makes a map by itself."""
+
+from dave_vit.metrics.base import METRICS, Case, Metric, Scores, create_metric
+from dave_vit.metrics.consistency import consistency, small_warp
+from dave_vit.metrics.localization import energypg, gridpg, pointing
+from dave_vit.metrics.perturbation import Perturbation, area, deletion, insertion, protocol
+from dave_vit.metrics.sanity import cascade, similarity
+
+__all__ = [
+    "METRICS",
+    "Case",
+    "Metric",
+    "Perturbation",
+    "Scores",
+    "area",
+    "cascade",
+    "consistency",
+    "create_metric",
+    "deletion",
+    "energypg",
+    "gridpg",
+    "insertion",
+    "pointing",
+    "protocol",
+    "similarity",
+    "small_warp",
+]

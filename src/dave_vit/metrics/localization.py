@@ -1,0 +1,156 @@
+"""How much of a map lies where it should: in the cell of a grid, in the boxes or the mask of an object."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dave_vit.data.grids import Cell, GridOptions, cell_bounds
+from dave_vit.errors import InputError, OptionError
+from dave_vit.metrics.base import METRICS, Case, Metric, Scores
+from dave_vit.precision import precise_dtype
+
+
+def gridpg(maps: Tensor, cells: int = 2) -> Tensor:
+    """The share of positive mass inside the own cell of a grid: [B,K,H,W] -> [B,K].
+
+    Args:
+        maps: one map per grid and class; class k belongs to cell k, cells in reading order, K = cells * cells.
+        cells: cells along a side.
+
+    Returns:
+        Values from 0 to 1; NaN for a map without positive mass, or with a value that is not finite.
+    """
+    if maps.ndim != 4 or maps.shape[1] != cells * cells or min(maps.shape[2:]) < cells:
+        raise InputError(f"grid maps shaped {list(maps.shape)}; expected [B,{cells * cells},H,W] for {cells}x{cells}")
+    own = cell_masks(cells, (maps.shape[2], maps.shape[3]), maps.device)  # [K,H,W]
+    return _share(maps, own.expand_as(maps))
+
+
+def energypg(maps: Tensor, regions: Tensor) -> Tensor:
+    """The share of positive mass inside the region of the object: [B,H,W] -> [B].
+
+    Args:
+        maps: [B,H,W].
+        regions: [B,H,W], true inside the boxes or the mask.
+
+    Returns:
+        Values from 0 to 1; NaN for a map without positive mass or not finite, and where the region is empty.
+    """
+    _check_pair(maps, regions)
+    shares = _share(maps, regions)
+    return torch.where(regions.any(-1).any(-1), shares, torch.nan)
+
+
+def pointing(maps: Tensor, regions: Tensor) -> Tensor:
+    """Whether the highest pixel lies inside the region: [B,H,W] -> [B].
+
+    Returns:
+        1 or 0; where several pixels share the maximum, the share of them that lies inside; NaN as in ``energypg``.
+    """
+    _check_pair(maps, regions)
+    top = maps.flatten(1).amax(1)[:, None, None]
+    return energypg(((maps == top) & (top > 0)).to(maps.dtype) * _finite(maps)[..., None, None], regions)
+
+
+def cell_masks(cells: int, size: tuple[int, int], device: torch.device | None = None) -> Tensor:
+    """[cells * cells, H, W], true inside each cell, in reading order."""
+    masks = torch.zeros(cells * cells, *size, dtype=torch.bool, device=device)
+    for k, (top, bottom, left, right) in enumerate(cell_bounds(cells, size)):
+        masks[k, top:bottom, left:right] = True
+    return masks
+
+
+def _share(maps: Tensor, inside: Tensor) -> Tensor:
+    """Positive mass inside over all positive mass, over the last two axes."""
+    mass = maps.to(precise_dtype(maps.device)).clamp(min=0)
+    total = mass.sum((-2, -1))
+    share = (mass * inside).sum((-2, -1)) / total
+    return torch.where((total > 0) & _finite(maps), share, torch.nan)
+
+
+def _finite(maps: Tensor) -> Tensor:
+    """Whether every pixel is finite: [...,H,W] -> [...]."""
+    return maps.isfinite().all(-1).all(-1)
+
+
+def _check_pair(maps: Tensor, regions: Tensor) -> None:
+    if maps.ndim != 3 or maps.shape != regions.shape or regions.dtype != torch.bool:
+        given = f"maps shaped {list(maps.shape)}, regions {regions.dtype} shaped {list(regions.shape)}"
+        raise InputError(f"{given}; expected both [B,H,W], the regions of type bool")
+
+
+@METRICS.register("gridpg")
+class GridPG(Metric):
+    """The grid pointing game: of a grid of images of distinct classes, how much of a class's map lies in its cell.
+
+    Args:
+        grids: how many are built; no more than images that the model knows well enough.
+        cells: along a side, 2 or 3.
+        confidence: softmax probability of its label that an image must exceed to enter a grid.
+        cell: "resize" for grids as large as one image, "full" for models that take larger ones.
+        seed: of the draw of the classes.
+    """
+
+    summary = "Share of the positive mass in the cell of the explained class, in grids of images."
+    grids = True
+
+    def __init__(
+        self, grids: int = 500, cells: int = 2, confidence: float = 0.95, cell: Cell = "resize", seed: int = 0
+    ) -> None:
+        self.options = GridOptions(grids, cells, confidence, cell, seed)
+
+    def score(self, case: Case) -> Scores:
+        """[B,K], one number per cell."""
+        return Scores(gridpg(case.maps, self.options.cells))
+
+
+class _InRegion(Metric):
+    """A metric of the object's region.
+
+    Args:
+        largest: the region's share of the crop above which an image is left out; a box that fills the image scores
+            full marks for any map.
+    """
+
+    def __init__(self, largest: float = 1.0) -> None:
+        if not 0 < largest <= 1:
+            raise OptionError(f"largest region {largest}; expected a share of the crop above 0, up to 1")
+        self.largest = largest
+
+    def reason(self, case: Case, index: int) -> str:
+        """Why a map has no score."""
+        region = case.regions[index]
+        if not region.any():
+            return "no box or mask in the crop"
+        if self._too_large(region[None]).item():
+            return f"region above {self.largest:g} of the crop"
+        return super().reason(case, index)
+
+    def _kept(self, values: Tensor, regions: Tensor) -> Scores:
+        return Scores(torch.where(self._too_large(regions), torch.nan, values))
+
+    def _too_large(self, regions: Tensor) -> Tensor:
+        return regions.double().mean((1, 2)) > self.largest
+
+
+@METRICS.register("energypg")
+class EnergyPG(_InRegion):
+    """The energy pointing game: how much of the positive mass lies in the object's boxes or mask."""
+
+    summary = "Share of the positive mass in the boxes or the mask of the object."
+
+    def score(self, case: Case) -> Scores:
+        """[B]."""
+        return self._kept(energypg(case.maps, case.regions), case.regions)
+
+
+@METRICS.register("pointing")
+class Pointing(_InRegion):
+    """The pointing game: whether the highest pixel lies in the object's boxes or mask."""
+
+    summary = "Whether the highest pixel lies in the boxes or the mask of the object."
+
+    def score(self, case: Case) -> Scores:
+        """[B]."""
+        return self._kept(pointing(case.maps, case.regions), case.regions)

@@ -1,0 +1,96 @@
+"""Whether a map depends on what the model has learnt: similarity after its weights are drawn anew, layer by layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.errors import OptionError
+from dave_vit.maps import positive
+from dave_vit.metrics.base import METRICS, Case, Metric, Scores
+from dave_vit.metrics.consistency import correlation
+from dave_vit.precision import precise_dtype
+
+
+def cascade(model: nn.Module, stages: int = 3, seed: int = 0) -> Iterator[nn.Module]:
+    """Copies of the model with ever more layers randomised, from the output down; in the last one all are.
+
+    Each parameter is drawn from a normal distribution with the mean and the spread that it had, so that the numbers
+    in the network keep their scale. What is yielded is one module that changes from stage to stage.
+
+    Args:
+        model: stays as it is.
+        stages: steps from the output to the input.
+        seed: of the draws.
+    """
+    shuffled = copy.deepcopy(model)
+    layers = [layer for layer in shuffled.modules() if next(layer.parameters(recurse=False), None) is not None]
+    layers.reverse()  # modules are registered from input to output
+    draw = torch.Generator().manual_seed(seed)
+    done = 0
+    for stage in range(1, stages + 1):
+        stop = -(-len(layers) * stage // stages)
+        for layer in layers[done:stop]:
+            _randomise(layer, draw)
+        done = stop
+        yield shuffled
+
+
+@torch.no_grad()
+def _randomise(layer: nn.Module, draw: torch.Generator) -> None:
+    for parameter in layer.parameters(recurse=False):
+        values = parameter.double()
+        spread = values.std() if values.numel() > 1 else values.abs().mean()
+        noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float32).to(parameter.device)
+        parameter.copy_(values.mean() + spread * noise)
+
+
+def similarity(first: Tensor, second: Tensor) -> Tensor:
+    """Spearman's rank correlation of the positive parts of two batches of maps: [B,H,W] -> [B]."""
+    finite = (first.isfinite() & second.isfinite()).flatten(1).all(1)
+    a, b = (_ranks(positive(maps)).view(first.shape) for maps in (first, second))
+    return torch.where(finite, correlation(a, b, torch.ones_like(first, dtype=torch.bool)), torch.nan)
+
+
+def _ranks(maps: Tensor) -> Tensor:
+    """Places of the pixels in the order of their values; equal ones share the mean place: [B,H*W]."""
+    flat = maps.flatten(1).contiguous()
+    ordered = flat.sort(1).values
+    below = torch.searchsorted(ordered, flat)
+    upto = torch.searchsorted(ordered, flat, right=True)
+    return (below + upto).to(precise_dtype(maps.device)) / 2
+
+
+@METRICS.register("sanity")
+class Sanity(Metric):
+    """Randomisation test (Adebayo et al., 2018): a map that survives random weights does not explain the model.
+
+    Args:
+        stages: steps in which layers are randomised, from the output down; each costs a map.
+        images: how many images of the data set are used: it tests the method, not the images.
+        seed: of the random weights.
+    """
+
+    summary = "Similarity of the map to those of the model with ever more weights randomised."
+    axis = "share of the layers randomised"
+    higher_is_better = False
+
+    def __init__(self, stages: int = 3, images: int = 16, seed: int = 0) -> None:
+        if stages < 1 or images < 1:
+            raise OptionError(f"{stages} stages on {images} images; expected 1 or more of each")
+        self.stages, self.images, self.seed = stages, images, seed
+
+    def score(self, case: Case) -> Scores:
+        """[B] with curves: the mean similarity over the stages."""
+        steps = []
+        for model in cascade(case.model, self.stages, self.seed):
+            steps.append(similarity(case.maps, case.explain(model, case.inputs, case.target)))
+        curve = torch.stack(steps, 1)
+        return Scores(curve.mean(1), curve, [stage / self.stages for stage in range(1, self.stages + 1)])
+
+    def reason(self, case: Case, index: int) -> str:
+        """Why a map has no score."""
+        return "map is constant" if case.maps[index].isfinite().all() else "map is not finite"
