@@ -1,0 +1,8 @@
+"""The embedded benchmark: composed pictures whose object pixels are known exactly."""
+
+from __future__ import annotations
+
+from dave_vit.data.builtin.dataset import CLASS_NAMES, DISTRACTOR_NAMES, BuiltinDataset, Scene, SceneObject
+from dave_vit.data.builtin.sprites import FAMILIES
+
+__all__ = ["CLASS_NAMES", "DISTRACTOR_NAMES", "FAMILIES", "BuiltinDataset", "Scene", "SceneObject"]

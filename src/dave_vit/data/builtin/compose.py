@@ -1,0 +1,154 @@
+"""One picture: pieces of art laid over a background, with the exact pixels of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dave_vit.data.builtin.backgrounds import gradient, paint
+from dave_vit.data.builtin.draws import TURN, Draws
+from dave_vit.data.builtin.sprites import load_sprite, render, tint
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+Window = tuple[slice, slice]
+
+# One size range for all objects (longest side over picture side, in 1/224), so that size tells nothing of the label.
+SMALLEST, LARGEST = 60, 116
+TARGET_VISIBLE, DISTRACTOR_VISIBLE = 60, 50  # least visible part in percent, against the whole silhouette
+_TILT = TURN * 25 // 360
+_TRIES = 24
+
+
+@dataclass(frozen=True)
+class Art:
+    """Which sprite an object shows: the label is -1 for a distractor."""
+
+    label: int
+    name: str
+    style: str
+    cell: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A rendered object: premultiplied colours [h, w, 4] and its silhouette [h, w]."""
+
+    art: Art
+    rgba: Bytes
+    silhouette: Mask
+    area: int
+
+
+def make_piece(art: Art, size: int, draws: Draws, *, easy: bool) -> Piece:
+    """The object at a random size, tilt and tint; upright and in its own colours where ``easy``."""
+    length = draws.integer(SMALLEST * size // 224, LARGEST * size // 224)
+    turn = 0 if easy else draws.integer(-_TILT, _TILT)
+    rgba = render(load_sprite(art.style, art.cell), length, turn, flip=draws.integer(0, 1) == 1)
+    if not easy:
+        hue, saturation, brightness = draws.integer(-50, 50), draws.integer(180, 320), draws.integer(216, 280)
+        rgba = tint(rgba, hue, saturation, brightness)
+    silhouette = rgba[..., 3] >= 128
+    return Piece(art, rgba, silhouette, int(silhouette.sum()))
+
+
+def _windows(size: int, top: int, left: int, height: int, width: int) -> tuple[Window, Window]:
+    """The part of the picture that a piece covers, and the part of the piece that lies in the picture."""
+    y0, y1, x0, x1 = max(top, 0), min(top + height, size), max(left, 0), min(left + width, size)
+    there = (slice(y0, max(y0, y1)), slice(x0, max(x0, x1)))
+    return there, (slice(y0 - top, max(y0, y1) - top), slice(x0 - left, max(x0, x1) - left))
+
+
+def lay_out(pieces: list[Piece], size: int, draws: Draws) -> tuple[list[tuple[int, int]], Ints]:
+    """Corners (top, left) of the pieces, bottom to top, and the owner [n, n] of each pixel (-1: background).
+
+    Places are drawn until every object shows enough of itself; after too many vain tries all start again.
+    """
+    while True:
+        owner = np.full((size, size), -1, dtype=np.int32)
+        seen: list[int] = []
+        corners: list[tuple[int, int]] = []
+        while len(corners) < len(pieces):
+            corner = _place(pieces, seen, owner, draws)
+            if corner is None:
+                break
+            corners.append(corner)
+        else:
+            return corners, owner
+
+
+def _place(pieces: list[Piece], seen: list[int], owner: Ints, draws: Draws) -> tuple[int, int] | None:
+    """Put the next piece on top, or say that it has no place; ``seen`` and ``owner`` are kept up to date."""
+    size, piece = len(owner), pieces[len(seen)]
+    height, width = piece.silhouette.shape
+    for _ in range(_TRIES):
+        top = draws.integer(size // 10, size - size // 10) - height // 2
+        left = draws.integer(size // 10, size - size // 10) - width // 2
+        there, here = _windows(size, top, left, height, width)
+        silhouette = piece.silhouette[here]
+        below = owner[there][silhouette]
+        left_over = [*(seen - np.bincount(below + 1, minlength=len(seen) + 1)[1:]), len(below)]
+        if all(_enough(pieces[i], int(count)) for i, count in enumerate(left_over)):
+            owner[there][silhouette] = len(seen)
+            seen[:] = [int(count) for count in left_over]
+            return top, left
+    return None
+
+
+def _enough(piece: Piece, visible: int) -> bool:
+    least = TARGET_VISIBLE if piece.art.label >= 0 else DISTRACTOR_VISIBLE
+    return visible * 100 >= least * piece.area
+
+
+def _over(canvas: Bytes, rgba: Bytes, there: Window, here: Window) -> None:
+    """Lay premultiplied colours over the canvas."""
+    front = rgba[here].astype(np.int32)
+    rest = 255 - front[..., 3:]
+    canvas[there] = np.minimum(front[..., :3] + (canvas[there] * rest + 127) // 255, 255)
+
+
+def _box(values: Ints, radius: int) -> Ints:
+    """Mean over 2 * radius + 1 rows, transposed; the output is shorter by 2 * radius."""
+    width = 2 * radius + 1
+    sums = np.cumsum(values, axis=0, dtype=np.int32)
+    sums[width:] -= sums[:-width].copy()
+    mean: Ints = (sums[width - 1 :] // width).T
+    return mean
+
+
+def _shadow(canvas: Bytes, piece: Piece, corner: tuple[int, int], draws: Draws) -> None:
+    """A soft shadow of the piece, down and to one side."""
+    size = len(canvas)
+    radius = draws.integer(1, 3) * size // 224 + 1
+    strength = draws.integer(50, 150)
+    drop = (draws.integer(1, 6) * size // 224, draws.integer(-5, 5) * size // 224)
+    alpha = np.pad(piece.rgba[..., 3].astype(np.int32), 4 * radius)
+    for _ in range(4):  # twice along each axis: two boxes make a triangle, soft enough
+        alpha = _box(alpha, radius)
+    top, left = corner[0] + drop[0] - 2 * radius, corner[1] + drop[1] - 2 * radius
+    there, here = _windows(size, top, left, *alpha.shape)
+    rest = 255 - alpha[here] * strength // 255
+    canvas[there] = canvas[there] * rest[..., None] // 255
+
+
+def _grain(canvas: Bytes, draws: Draws) -> Bytes:
+    """Additive noise, triangular, up to 24 levels in each direction."""
+    level = draws.integer(0, 24)
+    noise = draws.bytes(2 * canvas.size).reshape(2, *canvas.shape).astype(np.int16)
+    spread = (noise[0] + noise[1] - 255) * np.int16(level) >> 8
+    grained: Bytes = np.clip(canvas + spread, 0, 255).astype(np.uint8)
+    return grained
+
+
+def compose(pieces: list[Piece], size: int, draws: Draws, *, easy: bool) -> tuple[Bytes, Ints]:
+    """The picture [n, n, 3] and the owner [n, n] of each of its pixels."""
+    canvas = gradient(size, draws) if easy else paint(size, draws)
+    corners, owner = lay_out(pieces, size, draws)
+    for piece, corner in zip(pieces, corners, strict=True):
+        if not easy:
+            _shadow(canvas, piece, corner, draws)
+        _over(canvas, piece.rgba, *_windows(size, *corner, *piece.silhouette.shape))
+    return (canvas if easy else _grain(canvas, draws)), owner

@@ -1,0 +1,158 @@
+"""The art: sprite sheets, and sprites turned, scaled and tinted in integer arithmetic.
+
+Pillow only decodes (lossless WebP has one right answer). Its resampling is not used: that code has several SIMD paths,
+and nothing promises that they round alike, while integers do.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from dave_vit.data.builtin.draws import ONE, cos, sin
+from dave_vit.errors import DataError
+
+Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint32]
+
+STYLES = {"seen": ("noto", "fluent-emoji-flat", "twemoji"), "unseen": ("emojione",)}
+FAMILIES = {"noto": "google", "fluent-emoji-flat": "microsoft", "twemoji": "twitter", "emojione": "emojione"}
+CELL = 128  # side of a sprite in its sheet
+_COLUMNS = 16
+_LANES = np.uint32(0x00FF00FF)  # two bytes of four, with room for 16-bit products
+
+
+def read_asset(name: str) -> bytes:
+    """The bytes of a file that ships with the benchmark."""
+    file = resources.files("dave_vit.data.builtin") / "assets" / name
+    if not file.is_file():
+        raise DataError(f"the benchmark's file {name} is not installed; install dave-vit again from its wheel")
+    return file.read_bytes()
+
+
+def decode(name: str, mode: str) -> Bytes:
+    """A picture that ships with the benchmark, [H, W] or [H, W, C]."""
+    with Image.open(io.BytesIO(read_asset(name))) as image:
+        return np.asarray(image.convert(mode))
+
+
+@cache
+def catalogue() -> dict[str, dict[str, dict[str, list[int]]]]:
+    """The groups targets and distractors: class name -> style -> cells of the style's sheet."""
+    content: dict[str, dict[str, dict[str, list[int]]]] = json.loads(read_asset("classes.json"))
+    return content
+
+
+@cache
+def _sheet(style: str) -> Bytes:
+    return decode(f"{style}.webp", "RGBA")
+
+
+@dataclass(frozen=True)
+class Sprite:
+    """A trimmed sprite at full and at half resolution, colours premultiplied, four bytes packed into one word.
+
+    Attributes:
+        levels: [h, w] words of red, green, blue, alpha from the low byte up, with a transparent border.
+        length: longest side of the trimmed art in pixels of level 0.
+    """
+
+    levels: tuple[Words, Words]
+    length: int
+
+
+def _premultiplied(rgba: Bytes) -> npt.NDArray[np.int32]:
+    wide = rgba.astype(np.int32)
+    wide[..., :3] = (wide[..., :3] * wide[..., 3:] + 127) // 255
+    return wide
+
+
+def _pack(channels: npt.NDArray[np.int32]) -> Words:
+    padded = np.pad(channels, ((2, 2), (2, 2), (0, 0))).astype(np.uint32)
+    red, green, blue, alpha = (padded[..., channel] << np.uint32(8 * channel) for channel in range(4))
+    packed: Words = red | green | blue | alpha
+    return packed
+
+
+@cache
+def load_sprite(style: str, cell: int) -> Sprite:
+    """A sprite by its style and its cell in the sheet."""
+    row, column = divmod(cell, _COLUMNS)
+    rgba = _sheet(style)[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
+    rows = np.flatnonzero((rgba[..., 3] >= 128).any(axis=1))
+    columns = np.flatnonzero((rgba[..., 3] >= 128).any(axis=0))
+    art = _premultiplied(rgba[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
+    height, width = art.shape[:2]
+    evened = np.pad(art, ((0, height % 2), (0, width % 2), (0, 0)))
+    half = (evened[::2, ::2] + evened[1::2, ::2] + evened[::2, 1::2] + evened[1::2, 1::2] + 2) // 4
+    return Sprite((_pack(art), _pack(half)), max(height, width))
+
+
+def _lerp(first: Words, second: Words, weight: Words) -> Words:
+    """Between two arrays of packed words, ``weight`` / 256 of the second; four bytes at once, two per product."""
+    rest = np.uint32(256) - weight
+    low = ((first & _LANES) * rest + (second & _LANES) * weight) >> np.uint32(8) & _LANES
+    high = ((first >> np.uint32(8)) & _LANES) * rest + ((second >> np.uint32(8)) & _LANES) * weight
+    between: Words = low | high & ~_LANES
+    return between
+
+
+def render(sprite: Sprite, size: int, turn: int, *, flip: bool) -> Bytes:
+    """The sprite with its longest side ``size`` pixels long, turned by ``turn`` steps; [h, w, 4], premultiplied.
+
+    Bilinear, from the level whose pixels are nearest to the wanted ones.
+    """
+    step = (sprite.length << 16) // size  # source pixels per output pixel, 16.16
+    level = 1 if step >= 3 << 15 else 0
+    step >>= level
+    art = sprite.levels[level]
+    c, s = cos(turn) * step // ONE, sin(turn) * step // ONE
+    height = (abs(c) * art.shape[0] + abs(s) * art.shape[1]) // (step * step >> 16) + 1
+    width = (abs(c) * art.shape[1] + abs(s) * art.shape[0]) // (step * step >> 16) + 1
+    x = 2 * np.arange(width, dtype=np.int64) + 1 - width  # twice the distance from the centre
+    y = (2 * np.arange(height, dtype=np.int64) + 1 - height)[:, None]
+    u = (c * x + s * y) // 2 + (art.shape[1] - 1) * (1 << 15)
+    v = (c * y - s * x) // 2 + (art.shape[0] - 1) * (1 << 15)
+    packed = _sample(art[:, ::-1] if flip else art, u, v)
+    return packed.astype("<u4").view(np.uint8).reshape(height, width, 4)
+
+
+def _sample(art: Words, u: npt.NDArray[np.int64], v: npt.NDArray[np.int64]) -> Words:
+    """Packed words at the fixed-point places (column u, row v); the border of the art goes on outside."""
+    height, width = art.shape
+    u = np.clip(u, 0, ((width - 1) << 16) - 1)
+    v = np.clip(v, 0, ((height - 1) << 16) - 1)
+    fu, fv = (u >> 8 & 255).astype(np.uint32), (v >> 8 & 255).astype(np.uint32)
+    place = (v >> 16) * width + (u >> 16)
+    flat = np.ascontiguousarray(art).reshape(-1)
+    top = _lerp(flat[place], flat[place + 1], fu)
+    bottom = _lerp(flat[place + width], flat[place + width + 1], fu)
+    return _lerp(top, bottom, fv)
+
+
+def tint(rgba: Bytes, hue: int, saturation: int, brightness: int) -> Bytes:
+    """The colours turned by ``hue`` steps about the grey axis; saturation and brightness in units of 1/256.
+
+    The matrix keeps luminance (weights 54, 183, 19 of 256) before the brightness applies, and it is linear, so
+    premultiplied colours need no division; they stay at or below their alpha.
+    """
+    luma = np.array([54, 183, 19], dtype=np.int64)
+    c, s = cos(hue) * saturation, sin(hue) * saturation  # ONE * 256
+    cross = np.array([[0, -1, 1], [1, 0, -1], [-1, 1, 0]], dtype=np.int64)  # turn about grey, times sqrt(3)
+    inverse_root3 = 9459  # ONE / sqrt(3)
+    chroma = 256 * np.eye(3, dtype=np.int64) - luma  # colour minus its luminance, times 256
+    twist = cross @ chroma
+    twist -= (luma @ twist // 256)[None, :]  # the turned part must carry no luminance either
+    matrix = luma[None, :] * (ONE * 256) + c * chroma + s * twist * inverse_root3 // ONE  # ONE * 256 * 256
+    matrix = (matrix // (1 << 14) * brightness // (1 << 8)).astype(np.int32)  # of 65536 -> times brightness
+    wide = rgba.astype(np.int32)
+    colour = (wide[..., :3] @ matrix.T) >> 16
+    wide[..., :3] = np.clip(colour, 0, wide[..., 3:])
+    return wide.astype(np.uint8)
