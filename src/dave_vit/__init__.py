@@ -1,8 +1,23 @@
-"""dave-vit: what a Vision Transformer saw."""
+"""dave-vit: what a Vision Transformer saw.
+
+Example:
+    >>> import dave_vit
+    >>> model = dave_vit.load_model("builtin")
+    >>> image = model.preprocess("picture.png")
+    >>> attribution = dave_vit.DAVE(model).attribute(image)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from dave_vit._version import __version__
-from dave_vit.effective import conservation_gap, effective_transformation
-from dave_vit.methods import DAVE, METHODS, create_method
+
+if TYPE_CHECKING:
+    from dave_vit.effective import conservation_gap, effective_transformation
+    from dave_vit.methods import DAVE, METHODS, create_method
+    from dave_vit.models import load_model
 
 __all__ = [
     "DAVE",
@@ -11,4 +26,27 @@ __all__ = [
     "conservation_gap",
     "create_method",
     "effective_transformation",
+    "load_model",
 ]
+
+# Imported when first asked for, so that the command line answers --help without waiting for torch.
+_HOMES = {
+    "DAVE": "methods",
+    "METHODS": "methods",
+    "create_method": "methods",
+    "load_model": "models",
+    "conservation_gap": "effective",
+    "effective_transformation": "effective",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -56,9 +57,16 @@ class Explanation:
 
     @property
     def map(self) -> Tensor:
-        """One channel for looking at: the channel sum, or the method's own post-processing of it."""
-        summed = collapse(self.attribution)
-        return summed if self.postprocess is None else self.postprocess(summed)
+        """One channel for looking at, ``[B, H, W]``: the channel sum, or the method's own post-processing of it."""
+        several = self.attribution.shape[:-3]  # [B], or [B, K]
+        summed = collapse(self.attribution.flatten(0, -4))
+        shown = summed if self.postprocess is None else self.postprocess(summed)
+        return shown.unflatten(0, several)
+
+    def _repr_png_(self) -> bytes:
+        """The maps as a picture, for notebooks."""
+        picture: bytes = import_module("dave_vit.viz").show(self)._repr_png_()  # found by name: a room further on
+        return picture
 
 
 class Method(ABC):

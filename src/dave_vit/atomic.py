@@ -1,0 +1,66 @@
+"""Files that are either whole or absent: written under another name first, then renamed.
+
+Whatever interrupts a write, an exception, Ctrl-C or a lost machine, the file keeps its old content or does not exist.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`, which takes its place where the block ends well and vanishes otherwise.
+
+    Example:
+        >>> with replacing(folder / "rows.parquet") as temporary:
+        ...     write_table(rows, temporary)
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_files(contents: Mapping[Path, bytes]) -> None:
+    """Writes files that belong together: none is put in its place before all have been written."""
+    with ExitStack() as stack:
+        for path, data in contents.items():
+            stack.enter_context(replacing(path)).write_bytes(data)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes one file."""
+    write_files({path: data})
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Writes one JSON file."""
+    write_bytes(path, json_bytes(data))
+
+
+def json_bytes(data: Any) -> bytes:
+    """Indented JSON with a newline at its end."""
+    return (json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def npz_bytes(arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
+    """A compressed numpy archive."""
+    import numpy as np
+
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stubs take the names for its own options
+    return buffer.getvalue()

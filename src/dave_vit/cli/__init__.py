@@ -1,0 +1,107 @@
+"""The command line: `dave COMMAND`, one module of this package for each command.
+
+A module holds `app = command()` from `dave_vit.cli.common` and one function under `@app.command()`, or several where
+the command has subcommands. It imports torch and whatever needs torch inside of its functions, so that `dave --help`
+answers at once. Errors that a user can repair are raised as `DaveError`; `run` prints them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from dave_vit._version import __version__
+from dave_vit.errors import DaveError, UnknownName
+from dave_vit.registry import nearest
+
+# In the order of `dave --help`.
+COMMANDS = (
+    "explain",
+    "compare",
+    "methods",
+    "models",
+    "doctor",
+    "evaluate",
+    "analyze",
+    "reproduce",
+    "probe",
+    "serve",
+    "demo",
+)
+INTERRUPTED = 130  # what shells report for a program that ended by Ctrl-C
+
+
+class _Commands(TyperGroup):
+    """Commands whose modules are imported when they are asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name in COMMANDS if importlib.util.find_spec(f"{__name__}.{name}")]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        known = self.list_commands(ctx)
+        if cmd_name not in known and ctx.resilient_parsing:  # a shell completes what is not finished yet
+            return None
+        if cmd_name not in known:
+            raise UnknownName(f"unknown command {cmd_name!r}{nearest(cmd_name, known)}; see: dave --help")
+        module = importlib.import_module(f"{__name__}.{cmd_name}")
+        command = typer.main.get_command(module.app)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(
+    cls=_Commands,
+    rich_markup_mode=None,  # brackets in a help text stay what they are
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _dave(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    """Explain what a Vision Transformer saw: DAVE and its rivals, drawn and measured."""
+    if version:
+        typer.echo(f"dave {__version__}")
+        raise typer.Exit
+
+
+def run(args: list[str] | None = None) -> int:
+    """Runs one command and returns its exit code.
+
+    Args:
+        args: what follows `dave`; the process's own arguments by default.
+
+    Returns:
+        0 where all went well, 2 after an error of the user's, which is one line on stderr, 130 after Ctrl-C.
+    """
+    given = sys.argv[1:] if args is None else args
+    try:
+        code = app(given or ["--help"], prog_name="dave", standalone_mode=False)
+    except DaveError as error:
+        return _fail(str(error))
+    except OSError as error:
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # typer's own errors have it, in all of its versions
+            raise
+        return _fail(error.format_message(), where=getattr(getattr(error, "ctx", None), "command_path", "dave"))
+    if code == INTERRUPTED:
+        typer.echo("\nstopped; what was finished is kept", err=True)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str, where: str = "") -> int:
+    hint = f"; see: {where} --help" if where else ""
+    typer.echo(f"error: {' '.join(message.split()).rstrip('.')}{hint}", err=True)
+    return 2
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run())

@@ -1,0 +1,247 @@
+"""`dave compare`: the maps of several methods beside each other."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from dave_vit.atomic import json_bytes, write_files
+from dave_vit.cli.common import (
+    Classes,
+    Device,
+    Json,
+    Model,
+    Out,
+    Output,
+    Quiet,
+    Samples,
+    Seed,
+    Weights,
+    command,
+    examples,
+    load,
+    method_options,
+)
+from dave_vit.errors import DaveError, ImageError, OptionError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from torch import Tensor
+
+    from dave_vit.data.images import Picture
+    from dave_vit.models import Adapter
+    from dave_vit.results import Result
+    from dave_vit.viz import Drawing
+
+app = command()
+
+DEFAULT = "dave,attn_lrp,chefer_lrp,legrad,smoothgrad,integrated_gradients,input_x_gradient"
+_COLUMNS = 4
+
+Methods = Annotated[
+    str, typer.Option("--methods", metavar="A,B,...", help="Names of `dave methods`, with commas between, or all.")
+]
+Target = Annotated[
+    str,
+    typer.Option("--target", "-t", metavar="CLASS", help="Name, part of a name or index of a class, or top1 to top5."),
+]
+Box = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--box",
+        metavar="L,T,R,B",
+        help="Where the object is, in pixels of the image: left, top, right, bottom; repeatable.",
+    ),
+]
+Mask = Annotated[
+    str | None,
+    typer.Option("--mask", metavar="FILE", help="Where the object is: an image of the same size, not black inside."),
+]
+Figure = Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the figure.")]
+
+
+@app.command(
+    epilog=examples(
+        "dave compare cat.jpg",
+        "dave compare cat.jpg --methods dave,legrad,rollout --target tabby --box 40,30,300,280",
+        "dave compare cat.jpg --methods all --mask cat_mask.png --out results",
+    )
+)
+def compare(
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="A file, or - for standard input.", show_default=False)],
+    methods: Methods = DEFAULT,
+    model: Model = "builtin",
+    weights: Weights = None,
+    classes: Classes = None,
+    target: Target = "top1",
+    box: Box = None,
+    mask: Mask = None,
+    samples: Samples = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    out: Out = Path("dave-out"),
+    figure: Figure = "png",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Draw the maps of several methods for one image and one class into one figure.
+
+    Every map is scaled by the same rule: its positive part over its own 99 % quantile. With a box or a mask each map is
+    scored: energy is the share of its positive part inside, pointing says whether its highest pixel is inside. The
+    folder gets NAME.compare.png and NAME.compare.json. A method that cannot explain the model is left out, with the
+    reason.
+    """
+    from dave_vit.data.images import read_picture
+
+    output = Output(as_json=as_json, quiet=quiet)
+    names = _names(methods)
+    picture = read_picture(image)
+    for note in picture.notes:
+        output.note(f"{image}: {note}")
+    loaded = load(model, weights, device, classes)
+    region = _region(loaded, picture, box or [], mask)
+    results = _results(loaded, picture, names, target, partial(_options, samples=samples, seed=seed), output)
+    rows = [_row(name, result, region) for name, result in results.items()]
+    explained = next(iter(results.values())).targets[0]
+    files = [out / f"{picture.name}.compare.{ending}" for ending in ("json", figure)]
+    record = {"source": image, "target": asdict(explained), "files": [str(path) for path in files], "maps": rows}
+    write_files(dict(zip(files, (json_bytes(record), _drawing(results, rows, region).data(figure)), strict=True)))
+    output.print(f"{image}: {explained.name} ({explained.index}), {explained.probability:.1%}")
+    output.print(_table(rows), *(f"  {path}" for path in files))
+    output.json(record)
+
+
+def _names(text: str) -> list[str]:
+    """The methods asked for, each of them known."""
+    from dave_vit.methods import METHODS
+
+    if text.strip() == "all":
+        return list(METHODS)
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise OptionError("--methods names none; give names of `dave methods` with commas between, or all")
+    for name in names:
+        METHODS[name]
+    return names
+
+
+def _region(model: Adapter, picture: Picture, boxes: Sequence[str], mask: str | None) -> Tensor | None:
+    """Where the object is in the model's input, [H, W]; None where it was not said."""
+    import numpy as np
+    import torch
+
+    from dave_vit.data.images import read_picture
+    from dave_vit.data.placement import Placements
+
+    if not boxes and mask is None:
+        return None
+    if boxes and mask is not None:
+        raise OptionError("--box and --mask are both given; give one of them")
+    placement = Placements(model.preprocess).of_size(*picture.image.size)
+    if mask is None:
+        region = placement.boxes([_box(text) for text in boxes])
+    else:
+        drawn = read_picture(mask).image
+        if drawn.size != picture.image.size:
+            raise ImageError(
+                f"--mask {mask} has {drawn.size} pixels and the image {picture.image.size}; give one mask "
+                "of the image's size"
+            )
+        region = placement.mask(np.asarray(drawn.convert("L")) > 0)
+    if not region.any():
+        raise OptionError("the box or mask lies outside of what the model sees, the centre of the image; give another")
+    return torch.from_numpy(region)
+
+
+def _box(text: str) -> tuple[float, float, float, float]:
+    try:
+        left, top, right, bottom = (float(part) for part in text.split(","))
+    except ValueError as error:
+        raise OptionError(
+            f"--box {text}; expected four numbers left,top,right,bottom, such as 40,30,300,280"
+        ) from error
+    if right <= left or bottom <= top:
+        raise OptionError(f"--box {text} is empty; expected left < right and top < bottom")
+    return left, top, right, bottom
+
+
+def _options(name: str, samples: int | None, seed: int) -> dict[str, Any]:
+    """Samples go to the methods that take any."""
+    from dave_vit.methods import METHODS
+
+    takes = "samples" in inspect.signature(METHODS[name]).parameters
+    return method_options(name, samples=samples if takes else None, seed=seed)
+
+
+def _results(
+    model: Adapter,
+    picture: Picture,
+    names: list[str],
+    target: str,
+    options: Callable[[str], dict[str, Any]],
+    output: Output,
+) -> dict[str, Result]:
+    """What each method found, by its name."""
+    from dave_vit.results import Explainer
+
+    sight = Explainer(model, "input_x_gradient").look(picture)  # any method serves to look
+    wanted = sight.pick(target)
+    if len(wanted) > 1:
+        raise OptionError(f"--target {target} means {len(wanted)} classes; compare draws the maps of one")
+    results: dict[str, Result] = {}
+    with output.progress(len(names)) as progress:
+        for number, name in enumerate(names):
+            progress.update(done=number, text=name)
+            try:
+                results[name] = Explainer(model, name, **options(name)).explain(sight, wanted)
+            except DaveError as error:
+                if len(names) == 1:
+                    raise
+                output.note(f"{name} is left out: {error}")
+    if not results:
+        raise OptionError("none of the methods can explain this model; see the notes above")
+    return results
+
+
+def _row(name: str, result: Result, region: Tensor | None) -> dict[str, Any]:
+    """What the record tells of one map; scores are None where there is nothing positive to score."""
+    import torch
+
+    from dave_vit.metrics import energypg, pointing
+
+    row = {"method": name, "seconds": round(result.seconds, 3), "samples": result.explanation.samples}
+    if region is None:
+        return row
+    values = torch.as_tensor(result.findings[0].map).cpu()[None]
+    scores = {"energy": energypg(values, region[None]), "pointing": pointing(values, region[None])}
+    return row | {key: round(float(score), 4) if score.isfinite() else None for key, score in scores.items()}
+
+
+def _drawing(results: dict[str, Result], rows: Sequence[dict[str, Any]], region: Tensor | None) -> Drawing:
+    """The image and all maps, scaled by one rule."""
+    from dave_vit.viz import HUES, draw, image_cell, map_cell
+
+    first = next(iter(results.values()))
+    cells = [image_cell(first.image)]
+    if region is not None:
+        cells = [replace(cells[0], contours=(region.double().numpy(), ((0.5, HUES[1]),)))]
+    for row, (name, result) in zip(rows, results.items(), strict=True):
+        score = f", energy {row['energy']:.1%}" if row.get("energy") is not None else ""
+        cells.append(map_cell(result.findings[0].map, f"{name}{score}"))
+    title = f"{first.sight.picture.name}: {first.findings[0].target}, {first.explainer.model.spec}"
+    return draw([cells[start : start + _COLUMNS] for start in range(0, len(cells), _COLUMNS)], title=title)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    from rich.table import Table
+
+    table = Table(*rows[0], box=None)
+    for row in rows:
+        table.add_row(*("-" if value is None else str(value) for value in row.values()))
+    return table

@@ -1,0 +1,169 @@
+"""`dave demo`: the embedded model explains pictures of the embedded benchmark, without any download."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dave_vit.atomic import json_bytes, write_bytes, write_files
+from dave_vit.cli.common import (
+    Device,
+    Json,
+    Out,
+    Output,
+    Progress,
+    Quiet,
+    Seed,
+    command,
+    examples,
+    load,
+    method_options,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dave_vit.data.base import Dataset
+    from dave_vit.methods import Method
+    from dave_vit.models import Adapter
+    from dave_vit.results import Result
+    from dave_vit.viz import Drawing
+
+METHODS = ("dave", "effective", "input_x_gradient")
+PICTURES = (1, 2, 3)  # in number 0 the target hides behind another animal
+SCORED = 12  # pictures with exact masks
+GRIDS = 4
+POOL = 60  # pictures that grids are made of
+SAMPLES = {"drawn": 50, "scored": 16}  # of DAVE; scores change little after 16
+
+app = command()
+
+
+@app.command(epilog=examples("dave demo", "dave demo --out pictures --seed 7"))
+def demo(
+    seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), as_json: Json = False, quiet: Quiet = False
+) -> None:
+    """Explain three pictures with the embedded model and score three methods on a few more.
+
+    The folder gets demo.png (image, DAVE, its standard error, effective transformation and input x gradient side by
+    side), the results of `dave explain` for each picture, and scores.json.
+    """
+    from dave_vit.data.opening import open_dataset
+
+    start = time.perf_counter()
+    output = Output(as_json=as_json, quiet=quiet)
+    data = open_dataset("builtin", limit=POOL)
+    with output.progress(len(PICTURES) + 2 * len(METHODS), "loading the model") as progress:
+        model = load("builtin", None, device)
+        results = [_explain(model, data, index, seed, out, output, progress) for index in PICTURES]
+        _figure(results, seed).save(out / "demo.png")
+        scores = _scores(model, data, seed, progress)
+    write_bytes(out / "scores.json", json_bytes(scores))
+    _print_scores(scores, output)
+    output.print(f"{out / 'demo.png'} shows the maps; done in {time.perf_counter() - start:.0f} s")
+    output.json({"pictures": [result.record() for result in results], "scores": scores})
+
+
+def _explain(
+    model: Adapter, data: Dataset, index: int, seed: int, out: Path, output: Output, progress: Progress
+) -> Result:
+    """Explains one picture with DAVE, keeps the result and prints the top 5."""
+    from dave_vit.data.images import Picture
+    from dave_vit.results import Explainer
+
+    name = f"picture-{index}"
+    progress.update(text=f"{name}: {SAMPLES['drawn']} samples")
+    explainer = Explainer(model, "dave", samples=SAMPLES["drawn"], seed=seed)
+    sight = explainer.look(Picture(name, data.image(index)))
+    result = explainer.explain(sight, sight.pick("top1"))
+    write_files({out / f"{name}.{ending}": content for ending, content in result.files().items()})
+    label = data[index].label
+    output.print(f"{name} shows: {data.class_names[label] if label is not None else 'unknown'}")
+    for guess in sight.top5:
+        output.print(f"  {guess.probability:6.1%}  {guess.name}")
+    progress.update(advance=1)
+    return result
+
+
+def _figure(results: list[Result], seed: int) -> Drawing:
+    """A row for each picture: image, DAVE, its standard error, and the other methods."""
+    from dave_vit.results import Explainer
+    from dave_vit.viz import comparison, map_cell, uncertainty_cell
+
+    found = [result.findings[0] for result in results]
+    errors = [finding.standard_error for finding in found if finding.standard_error is not None]
+    columns = {
+        "DAVE": [map_cell(finding.map) for finding in found],
+        "standard error of DAVE": [uncertainty_cell(error) for error in errors],
+    }
+    for name in METHODS[1:]:
+        explainer = Explainer(results[0].explainer.model, name, **method_options(name, seed=seed))
+        others = [explainer.explain(result.sight, result.targets) for result in results]
+        columns[name.replace("_x_", " x ")] = [map_cell(other.findings[0].map) for other in others]
+    labels = [f"{result.targets[0].name} ({result.targets[0].probability:.0%})" for result in results]
+    return comparison([result.image for result in results], columns, labels=labels)
+
+
+def _scores(model: Adapter, data: Dataset, seed: int, progress: Progress) -> dict[str, Any]:
+    """GridPG and EnergyPG of each method on a few pictures, in percent."""
+    from dave_vit.data.batches import load_batch
+    from dave_vit.data.placement import Placements
+    from dave_vit.methods import create_method
+
+    batch = load_batch(data, range(SCORED), Placements(model.preprocess))
+    grids, labels = _grids(model, data)
+    scores: dict[str, dict[str, float | None]] = {}
+    for name in METHODS:
+        samples = SAMPLES["scored"] if name == "dave" else None
+        method = create_method(name, model, **method_options(name, samples=samples, seed=seed))
+        progress.update(advance=1, text=f"GridPG of {name}")
+        cells = _gridpg(method, grids, labels) if labels else None
+        progress.update(advance=1, text=f"EnergyPG of {name}")
+        scores[name] = {"gridpg": cells, "energypg": _energypg(method, batch.inputs, batch.labels, batch.regions)}
+    chance = {"gridpg": 25.0, "energypg": 100 * float(batch.regions.float().mean())}
+    return {"scores": scores, "chance": chance, "grids": len(labels), "pictures": len(batch.indices)}
+
+
+def _grids(model: Adapter, data: Dataset) -> tuple[Tensor, list[tuple[int, ...]]]:
+    """Grids of four pictures that the model is sure of, [B, C, H, W], and the classes of their cells."""
+    import torch
+
+    from dave_vit.data.batches import load_batch
+    from dave_vit.data.grids import GridOptions, candidates, choose_grids, compose
+    from dave_vit.data.placement import Placements
+
+    batch = load_batch(data, range(POOL), Placements(model.preprocess))
+    with torch.inference_mode():
+        logits = model(batch.inputs)
+    chosen = choose_grids(candidates(logits, batch.labels), GridOptions(grids=GRIDS))
+    cells = [batch.inputs[list(grid.images)] for grid in chosen]  # [4, C, H, W] each
+    return compose(torch.stack(cells)) if cells else batch.inputs[:0], [grid.labels for grid in chosen]
+
+
+def _gridpg(method: Method, grids: Tensor, labels: list[tuple[int, ...]]) -> float:
+    from dave_vit.metrics import gridpg
+
+    maps = method.attribute(grids, labels).sum(2)  # [B, K, C, H, W] -> [B, K, H, W]
+    return 100 * float(gridpg(maps).nanmean())
+
+
+def _energypg(method: Method, inputs: Tensor, labels: list[int | None], regions: Tensor) -> float:
+    from dave_vit.maps import collapse
+    from dave_vit.metrics import energypg
+
+    maps = collapse(method.attribute(inputs, [label or 0 for label in labels]))
+    return 100 * float(energypg(maps, regions.to(maps.device)).nanmean())
+
+
+def _print_scores(scores: Mapping[str, Any], output: Output) -> None:
+    from rich.table import Table
+
+    output.print(
+        f"share of each map that lies on its object, in %: {scores['grids']} grids, {scores['pictures']} pictures"
+    )
+    table = Table("method", "GridPG", "EnergyPG")
+    for name, row in (*scores["scores"].items(), ("chance", scores["chance"])):
+        table.add_row(name, *("-" if row[key] is None else f"{row[key]:.1f}" for key in ("gridpg", "energypg")))
+    output.print(table)

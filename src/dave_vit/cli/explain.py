@@ -1,0 +1,191 @@
+"""`dave explain`: what the model saw in images."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from dave_vit.atomic import write_files
+from dave_vit.cli.common import (
+    Classes,
+    Device,
+    Json,
+    Method,
+    Model,
+    Out,
+    Output,
+    Preset,
+    Progress,
+    Quiet,
+    Samples,
+    Seed,
+    Switches,
+    Weights,
+    command,
+    examples,
+    load,
+    method_options,
+)
+from dave_vit.errors import ImageError, OptionError
+
+if TYPE_CHECKING:
+    from dave_vit.results import Explainer, Result
+
+app = command()
+
+Images = Annotated[
+    list[str], typer.Argument(metavar="IMAGE", help="Files, folders, or - for standard input.", show_default=False)
+]
+Target = Annotated[
+    str,
+    typer.Option(
+        "--target", "-t", metavar="CLASS", help="Name, part of a name or index of a class, top1 to top5, or all-top5."
+    ),
+]
+Figure = Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the side-by-side figure.")]
+Animate = Annotated[
+    Literal["gif", "webp"] | None, typer.Option("--animate", help="Also show how the map refines, as an animation.")
+]
+
+
+@app.command(
+    epilog=examples(
+        "dave explain cat.jpg",
+        "dave explain photos/ --target all-top5 --out results",
+        "dave explain cat.jpg --model timm:vit_base_patch16_224 --target tabby --method smoothgrad",
+    )
+)
+def explain(
+    images: Images,
+    model: Model = "builtin",
+    weights: Weights = None,
+    classes: Classes = None,
+    target: Target = "top1",
+    method: Method = "dave",
+    samples: Samples = None,
+    preset: Preset = None,
+    switches: Switches = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    out: Out = Path("dave-out"),
+    figure: Figure = "png",
+    animate: Animate = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Explain what the model saw in images.
+
+    For each image NAME the folder gets NAME.overlay.png (map over image), NAME.panels.png (image, map and standard
+    error side by side), NAME.npz (raw numbers) and NAME.json (classes, options, versions). An image that cannot be
+    read is reported and the others are still done.
+    """
+    from dave_vit.data.images import find_images
+    from dave_vit.results import Explainer
+
+    output = Output(as_json=as_json, quiet=quiet)
+    options = method_options(method, samples=samples, preset=preset, seed=seed, switches=switches or ())
+    if animate:
+        options = {"chunk": _frame_samples(method, samples), **options}
+    sources = find_images(images)
+    with output.progress(len(sources), "loading the model") as progress:
+        explainer = Explainer(load(model, weights, device, classes), method, weights=weights, **options)
+        records = list(_explain_all(explainer, sources, target, out, (figure, animate), output, progress))
+    output.json(records)
+    if len(records) < len(sources):
+        raise typer.Exit(2)
+
+
+def _explain_all(
+    explainer: Explainer,
+    sources: Sequence[str],
+    target: str,
+    out: Path,
+    kinds: tuple[str, str | None],
+    output: Output,
+    progress: Progress,
+) -> Iterator[dict[str, Any]]:
+    """The record of each image that could be read, after its files are written; `kinds` of figure and animation."""
+    for number, (source, name) in enumerate(zip(sources, distinct_names(sources), strict=True)):
+        progress.update(done=number, text=name)
+        try:
+            results = _results(explainer, source, target, output, partial(_move, progress, number))
+        except ImageError as error:
+            output.error(str(error))
+            continue
+        files = {out / f"{name}.{ending}": data for ending, data in _files(results, *kinds).items()}
+        write_files(files)
+        yield _report(results[-1], source, list(files), output)
+
+
+def _move(progress: Progress, number: int, part: float) -> None:
+    progress.update(done=number + part)
+
+
+def _frame_samples(method: str, samples: int | None) -> int:
+    """Samples between two frames of an animation, for about 24 of them."""
+    import inspect
+
+    from dave_vit.methods import METHODS
+
+    if not hasattr(METHODS[method], "refine"):
+        raise OptionError(f"method {method!r} does not refine sample by sample; leave out --animate")
+    return max(1, (samples or inspect.signature(METHODS[method]).parameters["samples"].default) // 24)
+
+
+def distinct_names(sources: Sequence[str]) -> list[str]:
+    """Names for the results of files: theirs without the ending, with a number behind where two would be the same."""
+    names: list[str] = []
+    for source in sources:
+        stem = "stdin" if source == "-" else Path(source).stem
+        tries = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        names.append(next(name for name in tries if name not in names))
+    return names
+
+
+def _results(
+    explainer: Explainer, source: str, target: str, output: Output, report: Callable[[float], None]
+) -> list[Result]:
+    """The result after each chunk of samples; the share of them that is done is reported."""
+    from dave_vit.data.images import read_picture
+
+    picture = read_picture(source)
+    for note in picture.notes:
+        output.note(f"{source}: {note}")
+    sight = explainer.look(picture)
+    total = getattr(explainer.method, "samples", 1)
+    results = []
+    for result in explainer.refine(sight, sight.pick(target)):
+        results.append(result)
+        report(result.explanation.samples / total)
+    return results
+
+
+def _files(results: list[Result], figure: str, animate: str | None) -> dict[str, bytes]:
+    """Contents by the ending of the file's name."""
+    files = results[-1].files(figure)
+    if animate:
+        from dave_vit.viz import Step
+        from dave_vit.viz import animate as animated
+
+        found = [(result.explanation.samples, result.findings[0]) for result in results]
+        steps = [Step(samples, first.map, first.standard_error) for samples, first in found]
+        files[animate] = animated(results[-1].image, steps, animate)
+    return files
+
+
+def _report(result: Result, source: str, files: list[Path], output: Output) -> dict[str, Any]:
+    """Tells what was found, and returns the record with the names of its files."""
+    explained = [target.index for target in result.targets]
+    shown = list(result.sight.top5)
+    shown += [target for target in result.targets if target not in shown]
+    output.print(f"{source}  ({result.seconds:.1f} s)")
+    for guess in shown:
+        mark = "  <- explained" if guess.index in explained else ""
+        output.print(f"  {guess.probability:6.1%}  {guess.name} ({guess.index}){mark}")
+    output.print(*(f"  {path}" for path in files))
+    return {"source": source, "files": [str(path) for path in files], **result.record()}

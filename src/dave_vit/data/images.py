@@ -1,0 +1,148 @@
+"""Images as people have them, read into RGB: found, checked, turned upright, without surprises left unsaid."""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from dave_vit.errors import ImageError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")  # by content, whatever the name says
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
+MAX_PIXELS = 100_000_000  # a small file can unpack to any size; this one needs 300 MB
+STDIN = "-"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image, ready for a model.
+
+    Attributes:
+        name: for messages and for names of results: the file's name without its ending, or "stdin".
+        image: RGB, upright.
+        notes: what was done to it that may surprise, such as "transparent parts set on white".
+    """
+
+    name: str
+    image: Image.Image
+    notes: tuple[str, ...] = ()
+
+
+def find_images(sources: Iterable[str | Path]) -> list[str]:
+    """Files as named, and the images of folders in the order of their names; `-` stays as it is.
+
+    What cannot be read is kept as well, a missing file or a folder without images: reading it says so, and the others
+    can still be read.
+    """
+    found: list[str] = []
+    for source in map(str, sources):
+        found += _images_in(Path(source)) if source != STDIN and Path(source).is_dir() else [source]
+    return found
+
+
+def _images_in(folder: Path) -> list[str]:
+    entries = (entry for entry in sorted(folder.iterdir()) if not entry.name.startswith("."))
+    images = [str(entry) for entry in entries if entry.suffix.lower() in SUFFIXES and entry.is_file()]
+    return images or [str(folder)]
+
+
+def read_picture(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> Picture:
+    """Reads a file, or standard input for `-`.
+
+    Raises:
+        ImageError: it is missing, empty, no image, damaged or too large.
+    """
+    if str(source) == STDIN:
+        return decode(sys.stdin.buffer.read(), "stdin", max_pixels=max_pixels)
+    path = Path(source)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ImageError(f"{source}: no such file") from error
+    except IsADirectoryError as error:
+        raise ImageError(f"{source}: no image in this folder (folders inside of it are not searched)") from error
+    except OSError as error:
+        raise ImageError(f"{source}: cannot be read ({error.strerror})") from error
+    picture = decode(data, str(source), max_pixels=max_pixels)
+    return Picture(path.stem, picture.image, picture.notes)
+
+
+def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Picture:
+    """The image in some bytes, named `name` in messages.
+
+    Raises:
+        ImageError: they are empty, no image, damaged or too large.
+    """
+    if not data:
+        raise ImageError(f"{name}: empty")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the size is checked below, damage raises
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            _check_size(image.size, name, max_pixels)
+            image.load()
+            upright = ImageOps.exif_transpose(image)
+            notes = _frames(image)
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{name}: too large; at most {max_pixels / 1e6:.0f} million pixels are read") from error
+    except UnidentifiedImageError as error:
+        raise ImageError(f"{name}: not an image that can be read (PNG, JPEG, WebP, BMP, TIFF or GIF)") from error
+    except ImageError:
+        raise
+    except Exception as error:  # decoders meet hostile bytes with any exception
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ImageError(f"{name}: damaged or cut off ({reason})") from error
+    rgb, changes = to_rgb(upright)
+    return Picture(name, rgb, (*notes, *changes))
+
+
+def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
+    """The image in RGB, 8 bits a channel, and what was lost on the way."""
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        return _from_deep(image)
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        return _on_white(image.convert("RGBA"))
+    if image.mode == "CMYK":
+        return image.convert("RGB"), ("CMYK turned into RGB without its colour profile",)
+    return image.convert("RGB"), ()
+
+
+def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        limit = f"at most {max_pixels / 1e6:.3g} million are read; make it smaller first"
+        raise ImageError(f"{name}: {width} x {height} pixels; {limit}")
+
+
+def _frames(image: Image.Image) -> tuple[str, ...]:
+    count = getattr(image, "n_frames", 1)
+    # the further frames of an MPO, which cameras write into a .jpg, are previews
+    return (f"the first of {count} frames taken",) if count > 1 and image.format != "MPO" else ()
+
+
+def _on_white(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
+    white = Image.new("RGBA", image.size, "white")
+    rgb = Image.alpha_composite(white, image).convert("RGB")
+    opaque = image.getchannel("A").getextrema()[0] == 255
+    return rgb, () if opaque else ("transparent parts set on white",)
+
+
+def _from_deep(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
+    """Grey with more than 8 bits; Pillow itself would cut everything above 255."""
+    values = np.asarray(image).astype(np.float64)
+    if image.mode == "F" or values.max() > 65535 or values.min() < 0:
+        finite = np.nan_to_num(values, posinf=0, neginf=0)
+        low, span = finite.min(), np.ptp(finite)
+        grey = (finite - low) / (span or 1.0) * 255
+        note = f"values from {low:.4g} to {low + span:.4g} spread over 8 bits"
+    else:
+        grey = values / 257  # 65535 -> 255
+        note = "16 bits reduced to 8"
+    return Image.fromarray(grey.round().astype(np.uint8)).convert("RGB"), (note,)

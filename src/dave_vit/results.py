@@ -1,0 +1,237 @@
+"""One image from its pixels to results: what the model takes it for, the maps, and the files that keep them."""
+
+from __future__ import annotations
+
+import io
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dave_vit._version import __version__
+from dave_vit.atomic import json_bytes, npz_bytes
+from dave_vit.data.images import Picture
+from dave_vit.data.labels import pick_targets
+from dave_vit.effective.transform import logits_of
+from dave_vit.methods import Explanation, Method, create_method
+from dave_vit.models import Adapter
+
+if TYPE_CHECKING:
+    from dave_vit.viz import Drawing, Finding
+
+PACKAGES = ("torch", "timm", "numpy", "pillow")
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A class of an image, with what the model says of it."""
+
+    index: int
+    name: str
+    probability: float
+    logit: float
+
+
+@dataclass(frozen=True)
+class Sight:
+    """An image as the model sees it.
+
+    Attributes:
+        picture: the image itself.
+        inputs: preprocessed [1, C, H, W].
+        guesses: all classes, the likeliest first.
+    """
+
+    picture: Picture
+    inputs: Tensor
+    guesses: tuple[Guess, ...]
+
+    @property
+    def top5(self) -> tuple[Guess, ...]:
+        """The five likeliest classes, or all of a model that has fewer."""
+        return self.guesses[:5]
+
+    def pick(self, target: str | None) -> list[Guess]:
+        """The classes that a target means; see `dave_vit.data.labels.pick_targets`."""
+        by_index = {guess.index: guess for guess in self.guesses}
+        names = [by_index[index].name for index in range(len(by_index))]
+        return [by_index[index] for index in pick_targets(target, list(by_index), names)]
+
+
+class Explainer:
+    """A model and a method, ready for one image after another.
+
+    Args:
+        model: of `load_model`.
+        method: name of the method.
+        weights: the file they came from, to be kept in records.
+        options: of the method.
+    """
+
+    def __init__(self, model: Adapter, method: str = "dave", *, weights: str | None = None, **options: Any) -> None:
+        self.model = model
+        self.weights = weights
+        self.name = method
+        self.options = options
+        self.method: Method = create_method(method, model, **options)
+
+    def look(self, picture: Picture) -> Sight:
+        """Preprocesses and classifies an image."""
+        inputs = self.model.preprocess(picture.image)
+        logits = logits_of(self.model, inputs)[0].detach().double().cpu()  # [classes]
+        probabilities = logits.softmax(0).tolist()
+        names = self.model.class_names
+        order = logits.argsort(descending=True).tolist()
+        guesses = (Guess(index, names[index], probabilities[index], float(logits[index])) for index in order)
+        return Sight(picture, inputs, tuple(guesses))
+
+    def refine(self, sight: Sight, targets: Sequence[Guess]) -> Iterator[Result]:
+        """The result after each chunk of samples; methods without samples give one."""
+        indices = [target.index for target in targets]
+        wanted = torch.tensor(indices if len(indices) == 1 else [indices])
+        start = time.perf_counter()
+        stages = getattr(self.method, "refine", None)
+        for explanation in stages(sight.inputs, wanted) if stages else [self.method.explain(sight.inputs, wanted)]:
+            if sight.inputs.is_cuda:
+                torch.cuda.synchronize(sight.inputs.device)
+            yield Result(self, sight, tuple(targets), explanation, time.perf_counter() - start)
+
+    def explain(self, sight: Sight, targets: Sequence[Guess]) -> Result:
+        """The result after all samples."""
+        *_, last = self.refine(sight, targets)
+        return last
+
+
+@dataclass(frozen=True)
+class Result:
+    """The maps of one image.
+
+    Attributes:
+        explainer: what made it.
+        sight: the image.
+        targets: the classes explained.
+        explanation: of a batch of one.
+        seconds: that it took.
+    """
+
+    explainer: Explainer
+    sight: Sight
+    targets: tuple[Guess, ...]
+    explanation: Explanation
+    seconds: float
+
+    @property
+    def image(self) -> Tensor:
+        """As the model saw it: colours in [0, 1], [3, H, W]."""
+        return self.explainer.model.preprocessing.picture(self.sight.inputs)[0]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Map, title and standard error of each target."""
+        from dave_vit.viz import findings
+
+        titles = {target.index: f"{target.name} ({target.probability:.1%})" for target in self.targets}
+        return findings(self.explanation, titles)
+
+    def overlay(self) -> Image.Image:
+        """The map over the image; several targets in several hues."""
+        from dave_vit.viz import blend, enlarged, overlay
+
+        maps = [finding.map for finding in self.findings]
+        return enlarged(overlay(self.image, maps[0]) if len(maps) == 1 else blend(self.image, maps))
+
+    def figure(self) -> Drawing:
+        """Image, maps and uncertainties side by side."""
+        from dave_vit.viz import side_by_side
+
+        samples = f", {self.explanation.samples} samples" if self.explanation.standard_error is not None else ""
+        title = f"{self.sight.picture.name}: {self.explainer.name}{samples}, {self.explainer.model.spec}"
+        return side_by_side(self.image, self.findings, title=title)
+
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Raw numbers: attribution [C, H, W], map [H, W] and standard error [H, W]; [K, ...] of K targets."""
+        found = self.findings
+        arrays = {
+            "attribution": self.explanation.attribution[0],
+            "map": torch.stack([torch.as_tensor(each.map) for each in found]),
+        }
+        if len(found) == 1:
+            arrays["map"] = arrays["map"][0]
+        if self.explanation.standard_error is not None:
+            arrays["standard_error"] = self.explanation.standard_error[0]
+        kept = {name: tensor.detach().float().cpu().numpy() for name, tensor in arrays.items()}
+        return kept | {"target": np.array([target.index for target in self.targets])}
+
+    def record(self) -> dict[str, Any]:
+        """All that is needed to make it again, ready for JSON."""
+        inputs, picture = self.sight.inputs, self.sight.picture
+        return {
+            "image": {"name": picture.name, "size": list(picture.image.size), "notes": list(picture.notes)},
+            "model": self.explainer.model.spec,
+            "weights": self.explainer.weights,
+            "targets": [asdict(target) for target in self.targets],
+            "top5": [asdict(guess) for guess in self.sight.top5],
+            "method": self.explainer.name,
+            "options": self.explainer.options,
+            "settings": settings(self.explainer.method),
+            "seed": getattr(self.explainer.method, "seed", None),
+            "samples": self.explanation.samples,
+            "shape": list(inputs.shape[1:]),
+            "seconds": round(self.seconds, 3),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "device": torch.cuda.get_device_name(inputs.device) if inputs.is_cuda else platform.machine(),
+            "versions": versions(),
+        }
+
+    def files(self, figure: str = "png") -> dict[str, bytes]:
+        """The contents of the files that keep it, by the ending of their names; the JSON first.
+
+        Args:
+            figure: format of the side-by-side figure: "png", "svg" or "pdf".
+        """
+        picture = io.BytesIO()
+        self.overlay().save(picture, "png")
+        return {
+            "json": json_bytes(self.record()),
+            "npz": npz_bytes(self.arrays()),
+            "overlay.png": picture.getvalue(),
+            f"panels.{figure}": self.figure().data(figure),
+        }
+
+
+def settings(method: Method) -> dict[str, Any]:
+    """The options of a method as they turned out, defaults included."""
+    public = {name: _plain(value) for name, value in vars(method).items() if not name.startswith("_")}
+    return {name: value for name, value in public.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold; None for anything else, such as the model."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        fields = {name: _plain(part) for name, part in vars(value).items()}
+        return {"type": type(value).__name__, **{name: part for name, part in fields.items() if part is not None}}
+    if isinstance(value, tuple | list):
+        return [_plain(part) for part in value]
+    return None
+
+
+def versions() -> dict[str, str]:
+    """Of the software that a result depends on."""
+    found = {"dave-vit": __version__, "python": sys.version.split()[0]}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,49 @@
+"""Pictures: maps over images, grids with scale bars, animations. Importing this loads matplotlib, not pyplot."""
+
+from dave_vit.viz.animation import Step, animate, save_animation
+from dave_vit.viz.cells import (
+    contour_cell,
+    image_cell,
+    map_cell,
+    overlay_cell,
+    signed_cell,
+    targets_cell,
+    uncertainty_cell,
+)
+from dave_vit.viz.colors import COLORMAPS, DAVE, HUES, method_color
+from dave_vit.viz.figures import Cell, Drawing, draw
+from dave_vit.viz.layers import Scaled, blend, enlarged, heat, overlay, scale, soften, to_pillow
+from dave_vit.viz.panels import Finding, comparison, findings, show, side_by_side
+
+__all__ = [
+    "COLORMAPS",
+    "DAVE",
+    "HUES",
+    "Cell",
+    "Drawing",
+    "Finding",
+    "Scaled",
+    "Step",
+    "animate",
+    "blend",
+    "comparison",
+    "contour_cell",
+    "draw",
+    "enlarged",
+    "findings",
+    "heat",
+    "image_cell",
+    "map_cell",
+    "method_color",
+    "overlay",
+    "overlay_cell",
+    "save_animation",
+    "scale",
+    "show",
+    "side_by_side",
+    "signed_cell",
+    "soften",
+    "targets_cell",
+    "to_pillow",
+    "uncertainty_cell",
+]

@@ -1,0 +1,87 @@
+"""Animations: the map as it refines while samples arrive."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+from PIL import Image, ImageDraw, ImageFont
+
+from dave_vit.atomic import write_bytes
+from dave_vit.errors import OptionError
+from dave_vit.viz.colors import Array
+from dave_vit.viz.layers import ImageLike, MapLike, as_image, enlarged, heat, overlay, scale, soften
+
+KINDS = ("gif", "webp")
+_STRIP = 26  # pixels under the pictures, for words
+_GAP = 8
+
+
+@dataclass(frozen=True)
+class Step:
+    """The state after some samples: map [H, W] and, where it is known, standard error [H, W]."""
+
+    samples: int
+    map: MapLike
+    standard_error: MapLike | None = None
+
+
+def animate(
+    image: ImageLike, steps: Sequence[Step], kind: str = "gif", *, seconds: float = 3.0, side: int = 224
+) -> bytes:
+    """Overlay, map and uncertainty after each step, as an animated GIF or WebP that rests on its last frame.
+
+    All frames share the scale of the last one, so that a change of brightness is a change of the map.
+
+    Args:
+        image: as the model saw it.
+        steps: in their order.
+        kind: "gif" or "webp".
+        seconds: for all steps but the last.
+        side: least height of the pictures in pixels.
+    """
+    if kind not in KINDS:
+        raise OptionError(f"animation format {kind!r}; expected one of {', '.join(KINDS)}")
+    if not steps:
+        raise OptionError("an animation of no steps; give at least one")
+    frames = [_frame(as_image(image), step, steps[-1], side) for step in steps]
+    pause = round(1000 * seconds / max(1, len(frames) - 1))
+    durations = [pause] * (len(frames) - 1) + [2000]
+    if kind == "gif":  # one palette for all, or colours flicker
+        palette = frames[-1].quantize(255)
+        frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    buffer = io.BytesIO()
+    options = {} if kind == "gif" else {"quality": 90}
+    frames[0].save(buffer, kind, save_all=True, append_images=frames[1:], duration=durations, loop=0, **options)
+    return buffer.getvalue()
+
+
+def save_animation(path: str | Path, image: ImageLike, steps: Sequence[Step], *, seconds: float = 3.0) -> None:
+    """Writes a .gif or .webp file."""
+    target = Path(path)
+    write_bytes(target, animate(image, steps, target.suffix.lower().removeprefix("."), seconds=seconds))
+
+
+def _frame(image: Array, step: Step, last: Step, side: int) -> Image.Image:
+    over = overlay(image, scale(soften(step.map), like=soften(last.map)))
+    pictures = [enlarged(over, side), enlarged(heat(scale(step.map, like=last.map)), side)]
+    words = ["map over image", "map"]
+    if step.standard_error is not None and last.standard_error is not None:
+        error = scale(step.standard_error, like=last.standard_error)
+        pictures.append(enlarged(heat(error, "dave_uncertainty"), side))
+        words.append("standard error")
+    width, height = pictures[0].size
+    frame = Image.new("RGB", (len(pictures) * (width + _GAP) - _GAP, height + _STRIP), "white")
+    pen = ImageDraw.Draw(frame)
+    words[0] += f", {step.samples} of {last.samples} samples"
+    for number, (picture, text) in enumerate(zip(pictures, words, strict=True)):
+        frame.paste(picture, (number * (width + _GAP), 0))
+        pen.text((number * (width + _GAP) + 2, height + 5), text, fill="#222222", font=_font())
+    return frame
+
+
+def _font() -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")), 12)

@@ -1,0 +1,55 @@
+"""Colours: the three colormaps, one hue for each of several targets, one colour for each method in a plot.
+
+The colormaps are named "dave" (dark violet to yellow), "dave_signed" (orange, white, violet) and "dave_uncertainty"
+(dark to light green), and matplotlib knows them under these names once this module is imported. Lightness rises
+evenly along "dave" and "dave_uncertainty", so that they keep their order in grey print and for colour-blind eyes.
+"""
+
+from __future__ import annotations
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgb
+
+Array = npt.NDArray[np.float64]
+
+DAVE = "#b482c8"  # DAVE's own colour in plots
+_RIVALS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b", "#9d755d", "#79706e", "#d67195", "#2f4b7c")
+
+# Strong on photographs, and apart from each other in hue and lightness.
+HUES = ("#b14fe0", "#ffb000", "#12b892", "#2f7dff", "#ff4f4f")
+
+_STOPS = {
+    "dave": "1f153b 2a1c52 392368 4b2b79 603287 7c378e 993b90 b73f8b d34778 e45961 ec7150 ef8a40 eda234 edb739 efcb47 "
+    "f4dd5a ffed71",
+    "dave_signed": "7f3b08 b9641a e09a4f f3cf9f f7f5f3 d3bfe3 a983c6 7a46a0 40175e",
+    "dave_uncertainty": "00171d 002730 003943 004b56 005f69 00747b 00888b 2a9c9a 4cb0a9 69c4b8 8dd7c8 b8e8da e4f8f1",
+}
+
+
+def _register(name: str, stops: str) -> Colormap:
+    made = LinearSegmentedColormap.from_list(name, [f"#{stop}" for stop in stops.split()], N=256)
+    matplotlib.colormaps.register(made, force=True)
+    return made
+
+
+COLORMAPS: dict[str, Colormap] = {name: _register(name, stops) for name, stops in _STOPS.items()}
+
+
+def colorize(values: Array, colormap: str) -> Array:
+    """Numbers in [0, 1] as colours in [0, 1]: [H, W] -> [H, W, 3]."""
+    return np.asarray(COLORMAPS[colormap](values)[..., :3], dtype=np.float64)
+
+
+def hue(index: int) -> Array:
+    """The colour of one of several targets, [3]; after the last they start again."""
+    return np.array(to_rgb(HUES[index % len(HUES)]))
+
+
+def method_color(name: str, names: list[str]) -> str:
+    """The colour of a method in a plot of several: violet for DAVE, the same order of others in every plot."""
+    if name == "dave":
+        return DAVE
+    others = [other for other in names if other != "dave"]
+    return _RIVALS[others.index(name) % len(_RIVALS)]

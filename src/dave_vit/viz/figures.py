@@ -1,0 +1,176 @@
+"""Figures: grids of cells with titles, scale bars and legends, without any global state of matplotlib."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from dave_vit.atomic import write_bytes
+from dave_vit.errors import OptionError
+from dave_vit.viz.colors import COLORMAPS, Array
+
+FORMATS = ("png", "svg", "pdf")
+_FONT = {"font.family": "DejaVu Sans", "svg.hashsalt": "dave", "pdf.fonttype": 42}
+# in inches
+_WIDTH, _GAP, _EDGE, _LINE = 2.7, 0.16, 0.12, 0.17
+_SIZE = 9  # points
+_LETTERS = 40  # of that size fit into the width of a cell
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A scale bar: what colour stands for what number."""
+
+    colormap: str
+    limit: float
+    caption: str
+    signed: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One picture of a grid.
+
+    Attributes:
+        colours: [H, W, 3] in [0, 1].
+        title: above it; long ones are wrapped, then cut.
+        bar: below it.
+        legend: colours and words, below it.
+        contours: a map, and for each line that is drawn its level and colour.
+    """
+
+    colours: Array
+    title: str = ""
+    bar: Bar | None = None
+    legend: tuple[tuple[str, str], ...] = ()
+    contours: tuple[Array, tuple[tuple[float, str], ...]] | None = None
+
+    def titled(self, title: str) -> Cell:
+        """The same cell under another title."""
+        return replace(self, title=title)
+
+
+class Drawing(Figure):
+    """A matplotlib figure that shows itself in notebooks and saves itself whole or not at all."""
+
+    def data(self, kind: str = "png", *, dpi: int = 150) -> bytes:
+        """The figure as a file: "png", "svg" or "pdf"."""
+        if kind not in FORMATS:
+            raise OptionError(f"figure format {kind!r}; expected one of {', '.join(FORMATS)}")
+        buffer = io.BytesIO()
+        undated: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+        with rc_context(_FONT):
+            self.savefig(buffer, format=kind, dpi=dpi, metadata=undated.get(kind))
+        return buffer.getvalue()
+
+    def save(self, path: str | Path, *, dpi: int = 150) -> None:
+        """Writes a file of the kind that its ending names: .png, .svg or .pdf."""
+        target = Path(path)
+        write_bytes(target, self.data(target.suffix.lower().removeprefix("."), dpi=dpi))
+
+    def _repr_png_(self) -> bytes:
+        return self.data("png", dpi=110)
+
+
+def draw(
+    rows: Sequence[Sequence[Cell]], *, title: str = "", labels: Sequence[str] = (), width: float = _WIDTH
+) -> Drawing:
+    """A grid of cells.
+
+    Args:
+        rows: of cells; they may be of different lengths.
+        title: above all.
+        labels: one for each row, at its left side.
+        width: of a cell, in inches.
+    """
+    left = _EDGE + (2 * _LINE if labels else 0)
+    columns = max(len(row) for row in rows)
+    total = left + columns * width + (columns - 1) * _GAP + _EDGE
+    heading = textwrap.wrap(title, int(total * _LETTERS / _WIDTH * 0.85))
+    heights = [_row_height(row, width) for row in rows]
+    height = sum(heights) + _GAP * (len(rows) - 1) + 2 * _EDGE + len(heading) * 1.4 * _LINE
+    with rc_context(_FONT):
+        figure = Drawing(figsize=(total, height), facecolor="white")
+        FigureCanvasAgg(figure)
+        if heading:
+            figure.text(0.5, 1 - _EDGE / height, "\n".join(heading), ha="center", va="top", fontsize=_SIZE + 2)
+        top = height - _EDGE - len(heading) * 1.4 * _LINE
+        for number, (row, tall) in enumerate(zip(rows, heights, strict=True)):
+            if labels:
+                middle = (top - tall / 2) / height
+                words = textwrap.shorten(labels[number], int(tall * _LETTERS / _WIDTH), placeholder="…")
+                figure.text(_EDGE / total, middle, words, rotation=90, va="center", fontsize=_SIZE)
+            for column, cell in enumerate(row):
+                _place(figure, cell, left + column * (width + _GAP), top - _title_height(row, width), width)
+            top -= tall + _GAP
+    return figure
+
+
+def _lines(title: str, width: float) -> list[str]:
+    return textwrap.wrap(title, int(width * _LETTERS / _WIDTH), max_lines=2, placeholder="…")
+
+
+def _title_height(row: Sequence[Cell], width: float) -> float:
+    return max(len(_lines(cell.title, width)) for cell in row) * _LINE + 0.05
+
+
+def _below(cell: Cell) -> float:
+    """Room under a picture, in inches."""
+    return (0.36 if cell.bar else 0.0) + len(cell.legend) * _LINE + (0.1 if cell.legend else 0)
+
+
+def _row_height(row: Sequence[Cell], width: float) -> float:
+    return _title_height(row, width) + max(width * _aspect(cell) + _below(cell) for cell in row)
+
+
+def _aspect(cell: Cell) -> float:
+    height, width = cell.colours.shape[:2]
+    return float(height / width)
+
+
+def _place(figure: Drawing, cell: Cell, left: float, top: float, width: float) -> None:
+    """Draws a cell whose picture has its left upper corner there, in inches from the left and from below."""
+    across, up = figure.get_size_inches()
+    tall = width * _aspect(cell)
+    axes = figure.add_axes((left / across, (top - tall) / up, width / across, tall / up))
+    axes.imshow(cell.colours, interpolation="nearest")
+    axes.set_axis_off()
+    middle = (left + width / 2) / across
+    for number, line in enumerate(reversed(_lines(cell.title, width))):
+        figure.text(middle, (top + 0.07 + number * _LINE) / up, line, ha="center", fontsize=_SIZE)
+    if cell.contours is not None:
+        values, lines = cell.contours
+        for level, colour in lines:
+            axes.contour(values, levels=[level], colors=[colour], linewidths=1.4)
+    if cell.bar is not None:
+        _scale_bar(figure, cell.bar, left, top - tall - 0.07, width)
+    for number, (colour, words) in enumerate(cell.legend):
+        _legend_line(figure, colour, words, left, top - tall - 0.1 - (number + 0.5) * _LINE, width)
+
+
+def _legend_line(figure: Drawing, colour: str, words: str, left: float, middle: float, width: float) -> None:
+    across, up = figure.get_size_inches()
+    box = (left / across, (middle - 0.05) / up, 0.16 / across, 0.1 / up)
+    figure.add_axes(box, facecolor=colour, xticks=[], yticks=[])
+    shown = textwrap.shorten(words, int((width - 0.25) * _LETTERS / _WIDTH), placeholder="…")
+    figure.text((left + 0.22) / across, middle / up, shown, va="center", fontsize=_SIZE - 1)
+
+
+def _scale_bar(figure: Drawing, bar: Bar, left: float, top: float, width: float) -> None:
+    """A strip of colours, and under it what its ends stand for."""
+    across, up = figure.get_size_inches()
+    strip = figure.add_axes((left / across, (top - 0.09) / up, width / across, 0.09 / up))
+    strip.imshow(np.linspace(0, 1, 256)[None], aspect="auto", cmap=COLORMAPS[bar.colormap])
+    strip.set_axis_off()
+    low = f"-{bar.limit:.2g}" if bar.signed else "0"
+    for x, align, words in ((left, "left", low), (left + width, "right", f"{bar.limit:.2g} = {bar.caption}")):
+        figure.text(x / across, (top - 0.23) / up, words, ha=align, fontsize=_SIZE - 2, color="#444444")

@@ -1,0 +1,156 @@
+"""From numbers to colours: scaled maps, and maps laid over images. Pure functions on arrays, without figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dave_vit.errors import InputError, OptionError
+from dave_vit.maps import normalize, positive, smooth
+from dave_vit.viz.colors import Array, colorize, hue
+
+QUANTILE = 0.99
+ImageLike = Image.Image | Tensor | np.ndarray[Any, Any]
+MapLike = Tensor | np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A map made ready for colours.
+
+    Attributes:
+        values: in [0, 1], or in [-1, 1] where it is signed; [H, W].
+        limit: the number that became 1; what lies above is cut.
+        quantile: the share of pixels that lie below it.
+        signed: whether negative values are kept.
+    """
+
+    values: Array
+    limit: float
+    quantile: float
+    signed: bool = False
+
+    @property
+    def caption(self) -> str:
+        """What a reader needs to know of the scale."""
+        return f"{self.quantile * 100:g} % quantile"
+
+
+def scale(values: MapLike, *, quantile: float = QUANTILE, signed: bool = False, like: MapLike | None = None) -> Scaled:
+    """A map over one of its high quantiles.
+
+    Args:
+        values: a map [H, W].
+        quantile: 1 is the maximum; less is robust against single bright pixels.
+        signed: keep negative values; otherwise they are cut to 0.
+        like: another map, whose quantile is taken.
+    """
+    tensor = as_map(values)
+    measured = tensor if like is None else as_map(like)
+    limit = float(normalize((measured.abs() if signed else measured)[None], quantile)[1])
+    shown = (tensor / limit).clamp(-1.0 if signed else 0.0, 1.0)
+    return Scaled(shown.numpy(), limit, quantile, signed)
+
+
+def heat(values: MapLike | Scaled, colormap: str = "dave") -> Array:
+    """A map in colours, [H, W, 3] in [0, 1]; "dave_signed" for signed maps."""
+    scaled = values if isinstance(values, Scaled) else scale(values, signed=colormap == "dave_signed")
+    return colorize((scaled.values + 1) / 2 if scaled.signed else scaled.values, colormap)
+
+
+def soften(values: MapLike, window: int | None = None) -> Tensor:
+    """The positive part of a map, slightly smoothed: over an image, lines of one pixel would be lost.
+
+    Args:
+        values: a map [H, W].
+        window: side of the Gaussian window in pixels, odd; 1 changes nothing; by default a 45th of the shorter side.
+    """
+    tensor = as_map(values)
+    return smooth(positive(tensor)[None], "gaussian", window or default_window(tensor.shape))[0]
+
+
+def default_window(size: tuple[int, ...]) -> int:
+    """The window of `soften` for a map of this height and width: 5 pixels of 224."""
+    return max(1, 2 * round((min(size) / 45 - 1) / 2) + 1)
+
+
+def overlay(image: ImageLike, values: MapLike | Scaled, *, strength: float = 0.95) -> Array:
+    """A map over its image; the larger a value, the less of the image is seen: [H, W, 3] in [0, 1].
+
+    Args:
+        image: as the model saw it.
+        values: its map, which is softened first, or a map that has been scaled already.
+        strength: how much of the image the largest value covers.
+    """
+    if not 0 <= strength <= 1:
+        raise OptionError(f"strength {strength}; expected a number from 0 to 1")
+    scaled = values if isinstance(values, Scaled) else scale(soften(values))
+    alpha = strength * scaled.values[..., None]
+    shown: Array = (1 - alpha) * _muted(fitted(image, scaled.values.shape)) + alpha * colorize(scaled.values, "dave")
+    return shown
+
+
+def blend(image: ImageLike, maps: Sequence[MapLike], *, strength: float = 0.95) -> Array:
+    """Maps of several targets over one image, each softened and in its own hue: [H, W, 3] in [0, 1]."""
+    levels = np.stack([scale(soften(values)).values for values in maps])  # [K, H, W]
+    hues = np.stack([hue(index) for index in range(len(maps))])  # [K, 3]
+    colour = hues[levels.argmax(0)]  # the strongest alone: mixed hues would be taken for another target's
+    alpha = strength * levels.max(0)[..., None]
+    shown: Array = (1 - alpha) * _muted(fitted(image, levels.shape[1:])) + alpha * colour
+    return shown
+
+
+def _muted(image: Array) -> Array:
+    """Paler and with less colour, so that the colours of a map stand out."""
+    grey = image @ np.array([0.299, 0.587, 0.114])
+    pale: Array = 0.15 + 0.75 * (0.35 * image + 0.65 * grey[..., None])
+    return pale
+
+
+def as_map(values: MapLike) -> Tensor:
+    """A map on the CPU in double precision, [H, W]."""
+    tensor = torch.as_tensor(values).detach().cpu().double()
+    if tensor.ndim != 2:
+        raise InputError(f"map shaped {list(tensor.shape)}; expected [H,W]: draw the maps of a batch one by one")
+    return tensor
+
+
+def as_image(image: ImageLike) -> Array:
+    """An image in any common form as colours in [0, 1], [H, W, 3]."""
+    if isinstance(image, Image.Image):
+        return np.asarray(image.convert("RGB"), dtype=np.float64) / 255
+    array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
+    if isinstance(image, Tensor) and array.ndim == 3:
+        array = np.moveaxis(array, 0, -1)  # [C, H, W] -> [H, W, C]
+    if array.ndim != 3 or array.shape[-1] != 3:
+        raise InputError(f"image shaped {list(image.shape)}; expected a tensor [3,H,W] or an array [H,W,3]")
+    return array / 255 if array.dtype == np.uint8 else array.astype(np.float64).clip(0, 1)
+
+
+def fitted(image: ImageLike, size: tuple[int, ...]) -> Array:
+    """An image resized to the height and width of a map."""
+    array = as_image(image)
+    if array.shape[:2] == tuple(size):
+        return array
+    resized = to_pillow(array).resize((size[1], size[0]), Image.Resampling.LANCZOS)
+    return np.asarray(resized, dtype=np.float64) / 255
+
+
+def to_pillow(colours: Array) -> Image.Image:
+    """Colours in [0, 1] as a Pillow image."""
+    return Image.fromarray((colours.clip(0, 1) * 255).round().astype(np.uint8))
+
+
+def enlarged(colours: Array, side: int = 448) -> Image.Image:
+    """As a Pillow image, doubled, tripled... until its shorter side has at least so many pixels."""
+    image = to_pillow(colours)
+    factor = -(-side // min(image.size))
+    return (
+        image.resize((image.width * factor, image.height * factor), Image.Resampling.BICUBIC) if factor > 1 else image
+    )

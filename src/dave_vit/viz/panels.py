@@ -1,0 +1,106 @@
+"""The figures that commands, reports and notebooks show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from dave_vit.methods import Explanation
+from dave_vit.viz.cells import image_cell, map_cell, targets_cell, uncertainty_cell
+from dave_vit.viz.figures import Cell, Drawing, draw
+from dave_vit.viz.layers import QUANTILE, ImageLike, MapLike
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The map of one target in one image.
+
+    Attributes:
+        map: [H, W].
+        target: its name, with whatever else belongs into the title.
+        standard_error: of each pixel [H, W], where it is known.
+    """
+
+    map: MapLike
+    target: str
+    standard_error: MapLike | None = None
+
+
+def side_by_side(
+    image: ImageLike, findings: Sequence[Finding], *, title: str = "", quantile: float = QUANTILE
+) -> Drawing:
+    """Image, map and uncertainty beside each other; several targets get a row of maps and one of uncertainties."""
+    maps = [map_cell(each.map, each.target, quantile=quantile) for each in findings]
+    errors = [
+        uncertainty_cell(each.standard_error, quantile=quantile) for each in findings if each.standard_error is not None
+    ]
+    if len(findings) == 1:
+        return draw([[image_cell(image), *maps, *errors]], title=title)
+    together = targets_cell(image, [each.map for each in findings], [each.target for each in findings], "all targets")
+    rows = [[image_cell(image), together], maps, errors]
+    return draw([row for row in rows if row], title=title)
+
+
+def comparison(
+    images: Sequence[ImageLike],
+    maps: Mapping[str, Sequence[Cell]],
+    *,
+    labels: Sequence[str] = (),
+    title: str = "",
+    width: float = 2.0,
+) -> Drawing:
+    """A grid with a row for each image and a column for each method.
+
+    Args:
+        images: as the model saw them.
+        maps: from the method's name to one cell for each image; see `map_cell` and `signed_cell`.
+        labels: one for each image, such as its target.
+        title: above all.
+        width: of a cell, in inches.
+    """
+    rows = []
+    for number, image in enumerate(images):
+        cells = [image_cell(image)] + [column[number].titled(name) for name, column in maps.items()]
+        rows.append(cells if number == 0 else [cell.titled("") for cell in cells])
+    return draw(rows, title=title, labels=labels, width=width)
+
+
+def show(
+    explanation: Explanation, images: Tensor | None = None, names: Sequence[str] | None = None, *, limit: int = 8
+) -> Drawing:
+    """An explanation as a figure, which shows itself in notebooks.
+
+    Args:
+        explanation: what `explain` of a method returned.
+        images: colours in [0, 1], [B, 3, H, W], such as `model.preprocessing.picture(inputs)`; may be absent.
+        names: of the classes, in the order of the logits.
+        limit: at most so many images are drawn.
+    """
+    explained = findings(explanation, names)
+    each = len(explained) // len(explanation.target)  # targets of an image
+    rows = []
+    for number, finding in enumerate(explained[: limit * each]):
+        cells = [] if images is None else [image_cell(images[number // each])]
+        cells.append(map_cell(finding.map, finding.target))
+        if finding.standard_error is not None:
+            cells.append(uncertainty_cell(finding.standard_error))
+        rows.append(cells)
+    return draw(rows, title=f"{explanation.samples} samples" if explanation.standard_error is not None else "")
+
+
+def findings(explanation: Explanation, names: Sequence[str] | Mapping[int, str] | None = None) -> list[Finding]:
+    """One for each image of a batch and each of its targets, the targets of an image after each other."""
+    flat = explanation
+    if explanation.target.ndim == 2:  # [B, K, ...] -> [B * K, ...]
+        error = explanation.standard_error
+        flat = replace(
+            explanation,
+            attribution=explanation.attribution.flatten(0, 1),
+            target=explanation.target.flatten(),
+            standard_error=None if error is None else error.flatten(0, 1),
+        )
+    titles = [f"class {index}" if names is None else names[index] for index in flat.target.tolist()]
+    errors = [None] * len(titles) if flat.standard_error is None else list(flat.standard_error)
+    return [Finding(*parts) for parts in zip(flat.map, titles, errors, strict=True)]

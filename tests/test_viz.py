@@ -1,0 +1,238 @@
+"""Pictures: colours keep their order, scales are robust and printed, nothing in a figure is cut or overlaps."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dave_vit import viz
+from dave_vit.errors import InputError, OptionError
+from dave_vit.methods import Explanation
+from dave_vit.viz.colors import colorize, hue
+from dave_vit.viz.layers import as_image, fitted
+
+GENERATOR = torch.Generator().manual_seed(0)
+IMAGE = torch.rand(3, 32, 48, generator=GENERATOR)
+MAP = torch.randn(32, 48, generator=GENERATOR)
+
+
+def lightness(colours: np.ndarray) -> np.ndarray:
+    """CIE L* of sRGB colours."""
+    linear = np.where(colours <= 0.04045, colours / 12.92, ((colours + 0.055) / 1.055) ** 2.4)
+    luminance = linear @ np.array([0.2126, 0.7152, 0.0722])
+    return np.where(luminance > 0.008856, 116 * np.cbrt(luminance) - 16, 903.3 * luminance)
+
+
+@pytest.mark.parametrize("name", ["dave", "dave_uncertainty"])
+def test_colormaps_rise_evenly_in_lightness(name):
+    steps = np.diff(lightness(colorize(np.linspace(0, 1, 65), name)))
+    assert steps.min() > 0.4 * steps.mean()
+    assert steps.max() < 1.8 * steps.mean()
+
+
+def test_the_signed_colormap_is_lightest_at_zero_and_alike_on_both_sides():
+    values = lightness(colorize(np.linspace(0, 1, 65), "dave_signed"))
+    assert values.argmax() == 32
+    assert (np.diff(values)[:32] > 0).all()
+    assert (np.diff(values)[32:] < 0).all()
+    assert abs(values[16] - values[48]) < 12
+
+
+def test_matplotlib_knows_the_colormaps_by_name():
+    assert matplotlib.colormaps["dave"](1.0)[:3] == pytest.approx((1.0, 0xED / 255, 0x71 / 255), abs=0.01)
+
+
+def test_methods_keep_their_colours_whatever_else_is_plotted():
+    assert viz.method_color("dave", ["a", "dave", "b"]) == viz.DAVE
+    assert viz.method_color("a", ["dave", "a", "b"]) == viz.method_color("a", ["a", "b"])
+    assert viz.method_color("a", ["a", "b"]) != viz.method_color("b", ["a", "b"])
+
+
+def test_one_bright_pixel_does_not_darken_the_rest():
+    values = torch.full((20, 20), 0.5)
+    values[:10] = 0.25
+    values[0, 0] = 1000
+    scaled = viz.scale(values, quantile=0.99)
+    assert (scaled.limit, scaled.values.max(), scaled.values[5, 5]) == (0.5, 1.0, 0.5)
+    assert viz.scale(values, quantile=1).limit == 1000
+    assert "99 % quantile" in scaled.caption
+
+
+def test_signed_maps_keep_both_signs_on_one_scale():
+    scaled = viz.scale(torch.tensor([[-4.0, 1.0], [2.0, 0.0]]), quantile=1, signed=True)
+    assert scaled.values.tolist() == [[-1.0, 0.25], [0.5, 0.0]]
+    orange, violet = viz.heat(torch.tensor([[-1.0, 1.0]]), "dave_signed")[0]
+    assert orange[0] > orange[2]
+    assert violet[2] > violet[1]
+
+
+def test_a_map_of_zeros_and_a_negative_map_are_dark_not_an_error():
+    for values in (torch.zeros(8, 8), -torch.ones(8, 8)):
+        np.testing.assert_allclose(viz.heat(values), np.broadcast_to(colorize(np.zeros(1), "dave"), (8, 8, 3)))
+
+
+def test_an_overlay_shows_the_image_where_the_map_is_zero_and_the_map_where_it_is_high():
+    values = torch.zeros(32, 48)
+    values[8:24, 8:24] = 1
+    shown, empty = viz.overlay(IMAGE, values), viz.overlay(IMAGE, torch.zeros(32, 48))
+    np.testing.assert_allclose(shown[:, 32:], empty[:, 32:])
+    np.testing.assert_allclose(shown[16, 16], colorize(np.ones(1), "dave")[0], atol=0.06)
+    assert np.abs(empty - as_image(IMAGE)).mean() < 0.3  # paler, and still the image
+
+
+def test_strength_is_checked():
+    with pytest.raises(OptionError, match="strength"):
+        viz.overlay(IMAGE, MAP, strength=2)
+
+
+def test_each_of_several_targets_shows_in_its_own_hue_never_in_a_mixed_one():
+    left, right = torch.zeros(32, 48), torch.zeros(32, 48)
+    left[:, :16], right[:, 32:] = 1, 1
+    both = torch.zeros(32, 48)
+    both[:, 32:] = 0.9
+    shown = viz.blend(IMAGE, [left, right, both])
+    for column, index in ((4, 0), (44, 1)):
+        np.testing.assert_allclose(shown[16, column], hue(index), atol=0.06)
+
+
+def test_images_of_another_size_are_fitted_to_the_map():
+    assert fitted(Image.new("RGB", (300, 200)), (32, 48)).shape == (32, 48, 3)
+
+
+@pytest.mark.parametrize("image", [torch.rand(1, 3, 8, 8), np.zeros((8, 8)), torch.rand(4, 8, 8)])
+def test_what_is_no_image_is_refused_with_its_shape(image):
+    with pytest.raises(InputError, match=str(list(image.shape)).replace("[", r"\[")):
+        viz.image_cell(image)
+
+
+def test_a_batch_of_maps_is_refused():
+    with pytest.raises(InputError, match="one by one"):
+        viz.map_cell(torch.zeros(2, 8, 8))
+
+
+def test_contours_enclose_their_share_of_the_positive_part():
+    cell = viz.contour_cell(IMAGE, MAP, shares=(0.5, 0.8), window=5)
+    values, lines = cell.contours
+    for (level, _), share in zip(lines, (0.5, 0.8), strict=True):
+        assert values[values >= level].sum() / values.sum() == pytest.approx(share, abs=0.01)
+    assert lines[0][0] > lines[1][0]
+
+
+LONG = "a class whose name is so long that it has to be wrapped, and even then does not fit above its picture at all"
+
+
+def one(target: str, values: torch.Tensor = MAP) -> viz.Finding:
+    return viz.Finding(values, target, values.abs())
+
+
+def kinds() -> viz.Drawing:
+    signed, over = viz.signed_cell(MAP * 1e-5, LONG), viz.overlay_cell(IMAGE, MAP)
+    return viz.draw([[viz.image_cell(IMAGE), signed, viz.contour_cell(IMAGE, MAP), over, viz.uncertainty_cell(MAP)]])
+
+
+def grid() -> viz.Drawing:
+    columns = {name: [viz.map_cell(MAP * 1e-7)] * 2 for name in ("dave", "integrated_gradients", "input_x_gradient")}
+    return viz.comparison([IMAGE, IMAGE], columns, labels=[LONG, "cat"], title="a title")
+
+
+DRAWINGS = {
+    "one target": lambda: viz.side_by_side(IMAGE, [one("elephant (43.4%)")], title="el1: dave, 50 samples, timm:deit"),
+    "five targets": lambda: viz.side_by_side(IMAGE, [one(LONG)] * 5, title=LONG * 2),
+    "tall image": lambda: viz.side_by_side(torch.rand(3, 96, 32), [one(LONG, torch.rand(96, 32))], title=LONG),
+    "wide image": lambda: viz.side_by_side(torch.rand(3, 16, 96), [one(LONG, torch.rand(16, 96))], title=LONG),
+    "kinds of cells": kinds,
+    "comparison": grid,
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_nothing_in_a_figure_is_cut_or_overlaps(name):
+    drawing = DRAWINGS[name]()
+    renderer = drawing.canvas.get_renderer()
+    width, height = drawing.canvas.get_width_height()
+    texts = [text for text in drawing.texts if text.get_text()]
+    boxes = [text.get_window_extent(renderer) for text in texts]
+    for text, box in zip(texts, boxes, strict=True):
+        assert box.x0 >= 0, text
+        assert box.y0 >= 0, text
+        assert box.x1 <= width, text
+        assert box.y1 <= height, text
+    pictures = [axes.get_window_extent(renderer) for axes in drawing.axes]
+    for (text, first), second in itertools.product(zip(texts, boxes, strict=True), pictures):
+        assert not first.padded(-1).overlaps(second.padded(-1)), f"{text} lies on a picture"
+    for (one, first), (two, second) in itertools.combinations(zip(texts, boxes, strict=True), 2):
+        assert not first.padded(-1).overlaps(second.padded(-1)), f"{one} lies on {two}"
+
+
+def test_the_scale_is_printed_in_the_figure():
+    drawing = viz.side_by_side(IMAGE, [viz.Finding(torch.full((8, 8), 0.125), "cat")])
+    words = [text.get_text() for text in drawing.texts]
+    assert "0.12 = 99 % quantile" in words
+    assert "cat" in words
+
+
+@pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_figures_are_saved_by_the_ending_of_the_name(tmp_path, kind, start):
+    drawing = viz.draw([[viz.map_cell(MAP)]])
+    drawing.save(tmp_path / "new" / f"map.{kind}")
+    assert (tmp_path / "new" / f"map.{kind}").read_bytes().startswith(start)
+    assert drawing.data(kind) == drawing.data(kind)
+
+
+def test_another_ending_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(OptionError, match="png, svg, pdf"):
+        viz.draw([[viz.map_cell(MAP)]]).save(tmp_path / "map.bmp")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["gif", "webp"])
+def test_an_animation_shows_each_step_and_rests_on_the_last(tmp_path, kind):
+    steps = [viz.Step(count, MAP * count, MAP.abs() / count) for count in (1, 2, 4)]
+    viz.save_animation(tmp_path / f"map.{kind}", IMAGE, steps, seconds=1)
+    with Image.open(tmp_path / f"map.{kind}") as moving:
+        frames = []
+        for number in range(moving.n_frames):
+            moving.seek(number)
+            frames.append((moving.convert("RGB"), moving.info["duration"]))
+    assert [duration for _, duration in frames] == [500, 500, 2000]
+    assert np.abs(np.asarray(frames[0][0], float) - np.asarray(frames[2][0], float)).mean() > 1
+
+
+def test_frames_share_the_scale_of_the_last_one():
+    steps = [viz.Step(1, MAP / 10), viz.Step(2, MAP)]
+    with Image.open(io.BytesIO(viz.animate(IMAGE, steps, "gif"))) as moving:
+        first = np.asarray(moving.convert("RGB"), float)
+        moving.seek(1)
+        last = np.asarray(moving.convert("RGB"), float)
+    assert first.mean() < last.mean()
+
+
+def test_animations_of_nothing_or_of_another_kind_are_refused():
+    with pytest.raises(OptionError, match="no steps"):
+        viz.animate(IMAGE, [])
+    with pytest.raises(OptionError, match="gif, webp"):
+        viz.animate(IMAGE, [viz.Step(1, MAP)], "mp4")
+
+
+@pytest.mark.parametrize("targets", [torch.tensor([1, 0]), torch.tensor([[1, 0, 2], [0, 1, 2]])])
+def test_explanations_show_themselves(targets):
+    attribution = torch.randn(*targets.shape, 3, 16, 16)
+    explanation = Explanation(attribution, targets, attribution.abs().sum(-3), samples=8)
+    drawing = viz.show(explanation, torch.rand(2, 3, 16, 16), ["cat", "dog", "hen"])
+    words = [text.get_text() for text in drawing.texts]
+    assert words.count("dog") == 1 + (targets.ndim - 1)
+    assert words.count("standard error") == targets.numel()
+    assert drawing._repr_png_().startswith(b"\x89PNG")
+
+
+def test_maps_of_several_targets_are_the_sums_over_their_channels():
+    attribution = torch.randn(1, 2, 3, 4, 4)
+    found = viz.findings(Explanation(attribution, torch.tensor([[5, 7]])))
+    assert [each.target for each in found] == ["class 5", "class 7"]
+    torch.testing.assert_close(found[1].map, attribution[0, 1].sum(0))
