@@ -3,7 +3,7 @@
     python benchmarks/estimators.py prepare FILE --data imagenet:DIR --model timm:NAME --weights FILE
     python benchmarks/estimators.py measure FILE --out results.md
 
-`prepare` writes images, labels, regions and grids into one file, so that `measure` can run on a machine without the data.
+`prepare` writes images, labels, regions and grids into one file, so that `measure` runs on a machine without the data.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ def measure(options: argparse.Namespace) -> None:
     model = load_model(options.model, weights=options.weights).to(device)
     data = load(options.file, device)
     lines = [
-        f"dave-vit {__version__}, torch {torch.__version__}, {device}; {len(data.inputs)} images, {len(data.grids)} grids",
+        f"dave-vit {__version__}, torch {torch.__version__}, {device}; {options.model}, {len(data.inputs)} images, "
+        f"{len(data.grids)} grids. Cells: GridPG / EnergyPG / deletion (area under 0 to 90 %).\n",
         "| neighbourhood | estimator | " + " | ".join(f"T = {t}" for t in TIMES) + " |",
         "|---" * (2 + len(TIMES)) + "|",
     ]

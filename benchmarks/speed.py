@@ -8,10 +8,12 @@ Weights are random: they do not change the cost. The file written is named after
 from __future__ import annotations
 
 import argparse
+import gc
 import platform
 import re
 import resource
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,21 +69,55 @@ def build(spec: str) -> nn.Module:
 
 
 def timed(function: Callable[[], object], device: torch.device, repeats: int) -> tuple[float, int | None]:
-    """Median seconds and extra peak memory (CUDA) of a call, after one to warm up."""
+    """Median seconds and extra peak memory of a call, after one to warm up."""
     function()
     synchronize(device)
-    base = 0
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        base = torch.cuda.memory_allocated()
     seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    peak = torch.cuda.max_memory_allocated() - base if device.type == "cuda" else None
-    return statistics.median(seconds), peak
+    with Peak(device) as peak:
+        for _ in range(repeats):
+            start = time.perf_counter()
+            function()
+            synchronize(device)
+            seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds), peak.extra
+
+
+class Peak:
+    """Memory in use at its highest, beyond what was in use before: of the device, or of the process on Linux."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda, self.extra = device.type == "cuda", None
+
+    def __enter__(self) -> Peak:
+        gc.collect()
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+            self.base = torch.cuda.memory_allocated()
+        elif STATM.exists():
+            self.base, self.highest, self.running = resident(), 0, True
+            self.thread = threading.Thread(target=self.watch, daemon=True)
+            self.thread.start()
+        return self
+
+    def watch(self) -> None:
+        while self.running:
+            self.highest = max(self.highest, resident())
+            time.sleep(0.002)
+
+    def __exit__(self, *error: object) -> None:
+        if self.cuda:
+            self.extra = torch.cuda.max_memory_allocated() - self.base
+        elif STATM.exists():
+            self.running = False
+            self.thread.join()
+            self.extra = max(0, self.highest - self.base)
+
+
+STATM = Path("/proc/self/statm")
+
+
+def resident() -> int:
+    return int(STATM.read_text().split()[1]) * resource.getpagesize()
 
 
 def synchronize(device: torch.device) -> None:
@@ -89,7 +125,9 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def measure(model: nn.Module, images: Tensor, autocast: torch.dtype | None, repeats: int, compiled: bool) -> list[Row]:
+def measure(
+    model: nn.Module, images: Tensor, autocast: torch.dtype | None, repeats: int, *, compiled: bool
+) -> list[Row]:
     """All methods on one batch: forward pass, DAVE at each T, captum's SmoothGrad."""
     device, count = images.device, len(images)
     precision = str(autocast or images.dtype).removeprefix("torch.")
@@ -158,7 +196,7 @@ def main() -> None:
         count = options.images or (64 if kind == "cuda" else 2)
         images = torch.randn(count, 3, 224, 224, device=device)
         for autocast in (None, torch.bfloat16) if kind == "cuda" else (None,):
-            rows += measure(model.to(device), images, autocast, options.repeats, not options.no_compile)
+            rows += measure(model.to(device), images, autocast, options.repeats, compiled=not options.no_compile)
     text = report(options.model, rows)
     print(text)
     if options.out:
@@ -175,8 +213,9 @@ def report(model: str, rows: list[Row]) -> str:
         f"dave-vit {__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
         f"{platform.machine()}; process peak {peak:.0f} MiB.\n\n"
         "`python benchmarks/speed.py --model " + model + "`\n\n"
-        "Times are medians for one map out of a batch. Extra memory is what a call allocates at its peak beyond model and "
-        "input (CUDA only).\n\n" + table(rows) + "\n"
+        "Times are medians for one map out of a batch. Extra memory is what a call needs at its peak beyond model and "
+        "input: allocated on CUDA, resident in the process on the CPU (memory that the allocator kept from an earlier "
+        "row is not counted again).\n\n" + table(rows) + "\n"
     )
 
 
