@@ -4,8 +4,8 @@
 
 Three scores, all in percent of a map's positive mass, with 95 % bootstrap intervals over grids or pictures:
 GridPG (inside the own cell of a 2x2 grid), EnergyPG (on the exact mask of the labelled object), and, for pictures with
-two labelled objects, the share on the explained one and on the other one. Every method sees the same grids and pictures.
-Tables are printed and the file is written again after each method, so that a run that is stopped leaves what it has.
+two labelled objects, the share on the explained one and on the other one. All methods see the same grids and pictures.
+The file is written again after each method, so that a run that is stopped leaves what it has.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ METHODS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "input x gradient": ("input_x_gradient", {}),
         "DAVE paper": ("dave", {"preset": "paper"}),
         "SmoothGrad": ("smoothgrad", {}),
+        "DAVE, shrinkage": ("dave", {"reducer": "shrinkage"}),
     },
 }
 SAMPLED = ("dave", "smoothgrad")
@@ -212,9 +213,9 @@ def report(found: dict[str, dict[str, Result]], areas: dict[str, float], options
         "# The embedded models on the embedded benchmark",
         "",
         f"dave-vit {__version__}, torch {torch.__version__}, Python {platform.python_version()}, {where}, float32.",
-        f"{options.grids} grids out of {options.pool} pictures (softmax above 0.95), {options.pictures} pictures with one "
-        f"labelled object, {options.pairs} with two; T = {options.samples}; no smoothing; targets are the labels.",
-        f"By chance: GridPG 25.0, EnergyPG {areas['EnergyPG']:.1f}, own and other object {areas['pair']:.1f} (their area).",
+        f"{options.grids} grids out of {options.pool} pictures (softmax above 0.95), {options.pictures} pictures with "
+        f"one labelled object, {options.pairs} with two; T = {options.samples}; no smoothing; targets are the labels.",
+        f"By chance: GridPG 25.0, EnergyPG {areas['EnergyPG']:.1f}, own and other object {areas['pair']:.1f} (area).",
         "",
         f"`python benchmarks/builtin.py --grids {options.grids} --pictures {options.pictures} --pairs {options.pairs} "
         f"--pool {options.pool} --samples {options.samples}`",

@@ -53,7 +53,7 @@ class Cost:
 
 
 def clock(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Seconds of a call: the median of some, after one to warm up; on the CPU its own time, whatever else runs there."""
+    """Seconds of a call, the median of some after one to warm up; on the CPU its own time, whatever else runs."""
     now = time.perf_counter if device.type == "cuda" else time.process_time
     times = []
     for _ in range(repeats + 1):
