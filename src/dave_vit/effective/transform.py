@@ -136,9 +136,10 @@ def _picked(output: Any, batch: int) -> Tensor:
 
 def _lost(mode: Interception) -> Exception:
     if mode.losses:
+        last = " and ".join(mode.losses[-2:])  # the function that froze it, and the sum that took the rest along
         return UnsupportedOperator(
-            f"no linear path leads from the input to the logits; it was lost at or before {mode.losses[-1]}: return "
-            "logits rather than probabilities, and use a supported function there"
+            f"no linear path leads from the input to the logits; it was lost at or before {last}: return logits rather "
+            "than probabilities, and use a supported function there"
         )
     return OutputError("the logits do not depend on the input; is the model run under no_grad or from a cache?")
 
