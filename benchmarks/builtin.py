@@ -41,14 +41,16 @@ METHODS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
         "input x gradient": ("input_x_gradient", {}),
         "SmoothGrad": ("smoothgrad", {}),
         "DAVE paper": ("dave", {"preset": "paper"}),
+        "DAVE, no rotation, t 0.15": ("dave", {"rotation": 0.0, "noise_level": 0.15}),
     },
     "builtin-bcos": {
         "DAVE default": ("dave", {}),
         "B-cos inherent": ("bcos", {}),
         "input x gradient": ("input_x_gradient", {}),
-        "DAVE paper": ("dave", {"preset": "paper"}),
         "SmoothGrad": ("smoothgrad", {}),
-        "DAVE, shrinkage": ("dave", {"reducer": "shrinkage"}),
+        "DAVE paper": ("dave", {"preset": "paper"}),
+        "DAVE, no rotation": ("dave", {"rotation": 0.0}),
+        "DAVE, no rotation, shrinkage": ("dave", {"rotation": 0.0, "reducer": "shrinkage"}),
     },
 }
 SAMPLED = ("dave", "smoothgrad")

@@ -10,7 +10,7 @@ import pytest
 # Some virtual machines announce AMX without allowing it; bfloat16 on the CPU then dies. Must precede torch.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-import torch  # noqa: E402
+import torch
 
 torch.set_num_threads(1)
 

@@ -61,7 +61,7 @@ class Explanation:
         several = self.attribution.shape[:-3]  # [B], or [B, K]
         summed = collapse(self.attribution.flatten(0, -4))
         shown = summed if self.postprocess is None else self.postprocess(summed)
-        return shown.unflatten(0, several)
+        return shown.reshape(*several, *shown.shape[1:])
 
     def _repr_png_(self) -> bytes:
         """The maps as a picture, for notebooks."""

@@ -1,9 +1,13 @@
 """Scores of maps: pure functions on tensors under thin classes. A metric never makes a map by itself."""
 
 from dave_vit.metrics.base import METRICS, Case, Metric, Scores, create_metric
-from dave_vit.metrics.consistency import consistency, small_warp
 from dave_vit.metrics.localization import energypg, gridpg, pointing
+
+# isort: split  # imported in the order in which tables show them
 from dave_vit.metrics.perturbation import Perturbation, area, deletion, insertion, protocol
+
+# isort: split
+from dave_vit.metrics.consistency import consistency, small_warp
 from dave_vit.metrics.sanity import cascade, similarity
 
 __all__ = [

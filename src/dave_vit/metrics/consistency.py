@@ -14,13 +14,10 @@ from dave_vit.precision import precise_dtype
 _SIDE = 224  # the shifts of the paper's figure 2 are pixels of an image of this side
 
 
-def small_warp(
-    count: int, size: tuple[int, int], *, rotation: float = 5.0, shift: tuple[float, float] = (20.0, 8.0)
-) -> Warp:
-    """The same small movement for each of some images.
+def small_warp(size: tuple[int, int], *, rotation: float = 5.0, shift: tuple[float, float] = (20.0, 8.0)) -> Warp:
+    """A small movement, to be made alike for all images of a batch.
 
     Args:
-        count: of images.
         size: (H, W).
         rotation: degrees.
         shift: pixels to the right and down in an image of 224 pixels; in proportion in others.
@@ -29,32 +26,39 @@ def small_warp(
     one = torch.ones(1, dtype=torch.float64)
     still = torch.zeros(1, dtype=torch.bool)
     matrix = affine_matrix(size, flip=still, rotation=rotation * one, scale=one, translation=pixels)
-    return Warp(matrix.expand(count, 3, 3), torch.zeros(count, 2, dtype=torch.int64))
+    return Warp(matrix, torch.zeros(1, 2, dtype=torch.int64))
 
 
-def consistency(maps: Tensor, moved: Tensor, warp: Warp) -> Tensor:
+def moved(images: Tensor, warp: Warp) -> Tensor:
+    """All images of a batch moved alike: [B,C,H,W] -> [B,C,H,W]."""
+    return warp.apply(images.flatten(0, 1)[None])[0].view_as(images)  # as channels of one image: one grid for all
+
+
+def consistency(maps: Tensor, others: Tensor, warp: Warp) -> Tensor:
     """Correlation of the positive parts of maps and of the maps of moved images, moved back: [B].
 
     Args:
         maps: of the images, [B,H,W].
-        moved: of the moved images, [B,H,W].
-        warp: how they were moved.
+        others: of the moved images, [B,H,W].
+        warp: how they were moved, all alike.
 
     Returns:
         Pearson's coefficient over the pixels that the moved image still shows; NaN where a map is constant there or
         not finite.
     """
-    if maps.ndim != 3 or maps.shape != moved.shape:
-        raise InputError(f"maps shaped {list(maps.shape)} and {list(moved.shape)}; expected the same [B,H,W]")
+    if maps.ndim != 3 or maps.shape != others.shape:
+        raise InputError(f"maps shaped {list(maps.shape)} and {list(others.shape)}; expected the same [B,H,W]")
+    back = warp.inverse(positive(others)[None])[0]
+    seen = warp.inverse(warp.apply(torch.ones_like(maps[:1])[None]))[0] > 1 - 1e-4  # neither way touched the outside
     wide = precise_dtype(maps.device)
-    back = warp.inverse(positive(moved).to(wide)[:, None])[:, 0]
-    whole = torch.ones_like(back)[:, None]
-    seen = warp.inverse(warp.apply(whole))[:, 0] > 1 - 1e-4  # neither way touched what lies outside
-    return correlation(positive(maps).to(wide), back, seen)
+    return correlation(positive(maps).to(wide), back.to(wide), seen)
 
 
 def correlation(first: Tensor, second: Tensor, where: Tensor) -> Tensor:
-    """Pearson's coefficient of each pair over the pixels marked: [B,H,W] -> [B]; NaN where one is constant there."""
+    """Pearson's coefficient of each pair over the pixels marked: [B,H,W] -> [B]; NaN where one is constant there.
+
+    ``where`` may have one image for all.
+    """
     finite = (first.isfinite() & second.isfinite()).flatten(1).all(1)
     weight = where.flatten(1).to(first.dtype)
     (a, flat_a), (b, flat_b) = (_centred(part.flatten(1), weight) for part in (first, second))
@@ -87,9 +91,9 @@ class Consistency(Metric):
     def score(self, case: Case) -> Scores:
         """[B]."""
         size = (case.inputs.shape[2], case.inputs.shape[3])
-        warp = small_warp(len(case.inputs), size, rotation=self.rotation, shift=self.shift)
-        moved = case.explain(case.model, warp.apply(case.inputs), case.target)
-        return Scores(consistency(case.maps, moved, warp))
+        warp = small_warp(size, rotation=self.rotation, shift=self.shift)
+        others = case.explain(case.model, moved(case.inputs, warp), case.target)
+        return Scores(consistency(case.maps, others, warp))
 
     def reason(self, case: Case, index: int) -> str:
         """Why a map has no score."""

@@ -87,7 +87,8 @@ class GridPG(Metric):
     Args:
         grids: how many are built; no more than images that the model knows well enough.
         cells: along a side, 2 or 3.
-        confidence: softmax probability of its label that an image must exceed to enter a grid.
+        confidence: softmax probability of its label that an image must exceed to enter a grid; where nothing is said,
+            0.95, or less for a model that is hardly ever so sure.
         cell: "resize" for grids as large as one image, "full" for models that take larger ones.
         seed: of the draw of the classes.
     """
@@ -96,9 +97,10 @@ class GridPG(Metric):
     grids = True
 
     def __init__(
-        self, grids: int = 500, cells: int = 2, confidence: float = 0.95, cell: Cell = "resize", seed: int = 0
+        self, grids: int = 500, cells: int = 2, confidence: float | None = None, cell: Cell = "resize", seed: int = 0
     ) -> None:
-        self.options = GridOptions(grids, cells, confidence, cell, seed)
+        self.fixed = confidence is not None
+        self.options = GridOptions(grids, cells, 0.95 if confidence is None else confidence, cell, seed)
 
     def score(self, case: Case) -> Scores:
         """[B,K], one number per cell."""

@@ -50,18 +50,21 @@ def _randomise(layer: nn.Module, draw: torch.Generator) -> None:
 
 def similarity(first: Tensor, second: Tensor) -> Tensor:
     """Spearman's rank correlation of the positive parts of two batches of maps: [B,H,W] -> [B]."""
-    finite = (first.isfinite() & second.isfinite()).flatten(1).all(1)
-    a, b = (_ranks(positive(maps)).view(first.shape) for maps in (first, second))
-    return torch.where(finite, correlation(a, b, torch.ones_like(first, dtype=torch.bool)), torch.nan)
+    everywhere = torch.ones_like(first[:1], dtype=torch.bool)
+    return correlation(mean_ranks(positive(first)), mean_ranks(positive(second)), everywhere)
 
 
-def _ranks(maps: Tensor) -> Tensor:
-    """Places of the pixels in the order of their values; equal ones share the mean place: [B,H*W]."""
-    flat = maps.flatten(1).contiguous()
-    ordered = flat.sort(1).values
-    below = torch.searchsorted(ordered, flat)
-    upto = torch.searchsorted(ordered, flat, right=True)
-    return (below + upto).to(precise_dtype(maps.device)) / 2
+def mean_ranks(maps: Tensor) -> Tensor:
+    """Places of the pixels in the order of their values, equal ones at their mean place; NaN in a map with any."""
+    ordered, order = maps.flatten(1).sort(1)
+    place = torch.arange(ordered.shape[1], device=maps.device).expand_as(ordered)
+    rises = ordered[:, 1:] != ordered[:, :-1]
+    edge = rises.new_ones(len(ordered), 1)
+    first = torch.where(torch.cat([edge, rises], 1), place, 0).cummax(1).values  # where the run of equal values begins
+    last = torch.where(torch.cat([rises, edge], 1), place, ordered.shape[1]).flip(1).cummin(1).values.flip(1)
+    middle = (first + last).to(precise_dtype(maps.device)) / 2
+    ranks = torch.empty_like(middle).scatter_(1, order, middle).view(maps.shape)
+    return torch.where(maps.isfinite().all(-1).all(-1)[:, None, None], ranks, torch.nan)
 
 
 @METRICS.register("sanity")
@@ -85,9 +88,11 @@ class Sanity(Metric):
 
     def score(self, case: Case) -> Scores:
         """[B] with curves: the mean similarity over the stages."""
+        own, everywhere = mean_ranks(positive(case.maps)), torch.ones_like(case.maps[:1], dtype=torch.bool)
         steps = []
         for model in cascade(case.model, self.stages, self.seed):
-            steps.append(similarity(case.maps, case.explain(model, case.inputs, case.target)))
+            maps = case.explain(model, case.inputs, case.target)
+            steps.append(correlation(own, mean_ranks(positive(maps)), everywhere))
         curve = torch.stack(steps, 1)
         return Scores(curve.mean(1), curve, [stage / self.stages for stage in range(1, self.stages + 1)])
 

@@ -14,23 +14,18 @@ from torch import Tensor, nn
 
 from dave_vit.data.builtin import CLASS_NAMES
 from dave_vit.errors import ImageError, ModelError, UnknownName
+from dave_vit.models.bcos_vit import BcosViT
+from dave_vit.models.plain_vit import PlainViT
 from dave_vit.registry import nearest
 
 SIZE = 224
 
 
 def _vit() -> nn.Module:
-    from timm.models.vision_transformer import VisionTransformer
-
-    model: nn.Module = VisionTransformer(
-        img_size=SIZE, patch_size=16, num_classes=len(CLASS_NAMES), embed_dim=192, depth=12, num_heads=3
-    )
-    return model
+    return PlainViT(len(CLASS_NAMES), size=SIZE)
 
 
 def _bcos_vit() -> nn.Module:
-    from dave_vit.models.bcos_vit import BcosViT
-
     return BcosViT(len(CLASS_NAMES), size=SIZE)
 
 
@@ -101,7 +96,7 @@ def build_builtin(name: str = "builtin") -> nn.Module:
     if not file.is_file():
         raise ModelError(f"the weights {name}.safetensors are not installed; install dave-vit again from its wheel")
     model = wanted.create()
-    model.load_state_dict({key: value.float() for key, value in load(file.read_bytes()).items()})
+    model.load_state_dict(load(file.read_bytes()))  # float16 in the file; copying makes it float32
     model.preprocess = Preprocess(wanted.encode)  # type: ignore[assignment]
     model.class_names = list(CLASS_NAMES)  # type: ignore[assignment]
     return model.eval()

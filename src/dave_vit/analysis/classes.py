@@ -1,0 +1,112 @@
+"""Class-consistency sheets: several pictures of one class and their maps, to see what recurs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dave_vit.analysis.catalog import method_entry
+from dave_vit.analysis.section import Picture, Section
+from dave_vit.analysis.subjects import Pictures, Setting, load, shown_data
+from dave_vit.bench import Smoothing
+from dave_vit.bench.classes import class_map
+from dave_vit.bench.subject import Explainer
+from dave_vit.data import Dataset, open_dataset
+from dave_vit.data.labels import find_class
+from dave_vit.effective.transform import logits_of
+from dave_vit.errors import DataError, ImageError
+from dave_vit.models import Adapter
+from dave_vit.viz import Cell, Drawing, draw, image_cell, map_cell
+
+_CLASSES = 3  # where none are named
+
+
+def section(setting: Setting, names: Sequence[str] = (), method: str = "dave") -> Section:
+    """Sheets of the first model of a setting.
+
+    Args:
+        setting: n is the number of pictures of each class.
+        names: of classes; those with the most pictures where there are none.
+        method: label of `dave_vit.analysis.catalog`.
+    """
+    model = load(setting.models[0], setting.device)
+    wanted = [find_class(name, model.class_names) for name in names]
+    sheets = of_classes(model, setting.data, setting.n, wanted)
+    explainer = Explainer(method_entry(method, setting.samples), Smoothing(), setting.seed)
+    maps = {label: explainer.maps(model, shown.inputs, shown.target) for label, shown in sheets.items()}
+    facts = setting.facts(images=f"{setting.n} per class", samples=setting.samples, method=method)
+    text = "Pictures of one class that the model recognises, and below each its map: what recurs is what the class is."
+    caption = "Positive part of each map over its own 99 % quantile."
+    picture = Picture("classes", figure(sheets, maps), caption, is_plot=False)
+    return Section("classes", "Class-consistent features", text, facts, pictures=[picture])
+
+
+def of_classes(model: Adapter, data_spec: str, each: int, wanted: Sequence[int] = ()) -> dict[int, Pictures]:
+    """Recognised pictures of some classes, by class of the model.
+
+    Args:
+        model: that recognises them.
+        data_spec: of a data set.
+        each: pictures of a class, at most.
+        wanted: classes; those with the most pictures where there are none.
+    """
+    data = open_dataset(data_spec)
+    places = _places(data, class_map(data.class_names, model.class_names), each + 1, wanted)
+    found: dict[int, list[Tensor]] = {}
+    count, several = len(wanted) or _CLASSES, 0
+    for label, indices in places.items():
+        seen = [inputs for index in indices if (inputs := _recognised(model, data, index, label)) is not None]
+        found |= {label: seen[:each]} if seen else {}
+        several += len(seen) >= min(2, each)  # a sheet of one picture shows nothing that recurs
+        if several == count:
+            break
+    if not found:
+        raise DataError(f"{shown_data(data_spec)}: no picture of the classes is recognised; name others")
+    found = dict(sorted(found.items(), key=lambda entry: -len(entry[1]))[:count])
+    return {label: _pictures(model, label, inputs) for label, inputs in found.items()}
+
+
+def _places(data: Dataset, classes: dict[int, int], each: int, wanted: Sequence[int]) -> dict[int, list[int]]:
+    """Numbers of pictures by class, most pictures first; reading stops when enough classes have enough of them."""
+    places: dict[int, list[int]] = {label: [] for label in wanted}
+    count = len(wanted) or _CLASSES
+    full = 0
+    for index in range(len(data)):
+        known = data[index].label
+        label = None if known is None else classes.get(known)
+        if label is None or (wanted and label not in places) or len(places.get(label, [])) == each:
+            continue
+        places.setdefault(label, []).append(index)
+        full += len(places[label]) == each
+        if full == count:
+            break
+    return dict(sorted(places.items(), key=lambda entry: -len(entry[1])))
+
+
+def _recognised(model: Adapter, data: Dataset, index: int, label: int) -> Tensor | None:
+    try:
+        inputs = model.preprocess(data.image(index))
+    except ImageError:
+        return None
+    return inputs if int(logits_of(model, inputs)[0].argmax()) == label else None
+
+
+def _pictures(model: Adapter, label: int, inputs: Sequence[Tensor]) -> Pictures:
+    together = torch.cat(list(inputs))
+    target = torch.full((len(together),), label, device=together.device)
+    titles = [model.class_names[label].split(",")[0]] * len(together)
+    return Pictures(together, target, titles, model.preprocessing.picture(together))
+
+
+def figure(sheets: dict[int, Pictures], maps: dict[int, Tensor]) -> Drawing:
+    """Two rows for each class: pictures, and their maps."""
+    rows: list[list[Cell]] = []
+    labels = []
+    for label, shown in sheets.items():
+        rows.append([image_cell(colours, "") for colours in shown.colours])
+        rows.append([replace(map_cell(values, ""), bar=None) for values in maps[label]])
+        labels += [shown.titles[0], "map"]
+    return draw(rows, labels=labels, width=1.5)

@@ -1,0 +1,220 @@
+"""How many samples are worth it: steps between successive averages, and the distance from a long run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dave_vit.analysis.plots import Band, Floats, canvas, draw_band, legend, quartiles
+from dave_vit.analysis.section import Number, Picture, Section, Table
+from dave_vit.analysis.subjects import Setting, batches, load, pictures
+from dave_vit.errors import OptionError
+from dave_vit.maps import collapse
+from dave_vit.methods import DAVE
+from dave_vit.reduce import Accumulator, Mean, Reducer, Shrinkage, SoftThreshold, TrimmedMean
+from dave_vit.viz import DAVE as VIOLET
+from dave_vit.viz import Drawing
+
+ESTIMATORS: dict[str, Reducer] = {
+    "mean": Mean(),
+    "shrinkage": Shrinkage(),
+    "soft threshold, 1 e": SoftThreshold(1.0),
+    "soft threshold, 2 e": SoftThreshold(2.0),
+    "trimmed mean": TrimmedMean(),
+}
+_BATCH = 8  # pictures at a time; every one of their samples is a forward pass of its own
+
+
+@dataclass(frozen=True)
+class _Tap:
+    """A reducer that averages, and shows every sample to somebody on its way."""
+
+    watch: Callable[[Tensor], None]
+
+    def accumulator(self) -> Accumulator:
+        return _Tapped(self.watch)
+
+
+class _Tapped:
+    def __init__(self, watch: Callable[[Tensor], None]) -> None:
+        self._inner, self._watch = Mean().accumulator(), watch
+
+    @property
+    def count(self) -> int:
+        return self._inner.count
+
+    def update(self, samples: Tensor) -> None:
+        self._inner.update(samples)
+        self._watch(samples)
+
+    def attribution(self) -> Tensor:
+        return self._inner.attribution()
+
+    def standard_error(self) -> Tensor:
+        return self._inner.standard_error()
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """What was measured for one model.
+
+    Attributes:
+        steps: summed L1 distance between the averages of t and t + 1 samples, [images, T - 1].
+        at: numbers of samples at which estimators were compared with the long run.
+        errors: by estimator, squared error of the map relative to the long run's, [images, len(at)].
+    """
+
+    steps: Floats
+    at: tuple[int, ...]
+    errors: Mapping[str, Floats]
+
+    def band(self) -> Band:
+        """Median and quartiles of the steps; the first is that from 1 to 2 samples."""
+        return quartiles(np.arange(2, self.steps.shape[1] + 2), self.steps)
+
+
+def convergence(
+    model: nn.Module,
+    inputs: Tensor,
+    target: Tensor,
+    *,
+    samples: int = 128,
+    reference: int = 512,
+    seed: int = 0,
+    preset: str = "paper",
+) -> Convergence:
+    """Follows DAVE's average sample by sample.
+
+    Args:
+        model: maps inputs to logits.
+        inputs: [B,C,H,W].
+        target: [B].
+        samples: T.
+        reference: samples of the long run, whose draws are independent.
+        seed: of the draws; the long run has the next one.
+        preset: whose neighbourhood is drawn from.
+    """
+    if samples < 2:
+        raise OptionError(f"{samples} samples; convergence needs 2 or more")
+    truth = collapse(DAVE(model, reference, seed + 1, preset, reducer=Mean()).attribute(inputs, target)).double()
+    follower = _Follower(truth, checkpoints(samples))
+    # Rows of a pass as many as pictures: so every pass brings one sample of each.
+    dave = DAVE(model, samples, seed, preset, reducer=_Tap(follower.see), chunk=len(inputs))
+    before: Tensor | None = None
+    steps = []
+    for explanation in dave.refine(inputs, target):
+        if before is not None:
+            steps.append((explanation.attribution - before).abs().double().flatten(1).sum(1))
+        before = explanation.attribution
+    moved = torch.stack(steps, 1).cpu().numpy()
+    return Convergence(moved, follower.at, {name: np.stack(found, 1) for name, found in follower.errors.items()})
+
+
+def checkpoints(samples: int) -> tuple[int, ...]:
+    """Powers of two from 2 on, and the last number itself."""
+    powers = {2**k for k in range(1, samples.bit_length()) if 2**k <= samples}
+    return tuple(sorted(powers | {samples}))
+
+
+class _Follower:
+    """Takes samples as they come, and compares all estimators with the long run at some of them."""
+
+    def __init__(self, truth: Tensor, at: Sequence[int]) -> None:
+        self.truth, self.at = truth, tuple(at)
+        self.errors: dict[str, list[Floats]] = {name: [] for name in ESTIMATORS}
+        self._running = {name: reducer.accumulator() for name, reducer in ESTIMATORS.items()}
+
+    def see(self, samples: Tensor) -> None:
+        for name, running in self._running.items():
+            running.update(samples)
+            if running.count in self.at:
+                missed = collapse(running.attribution()).double() - self.truth
+                energy = self.truth.square().flatten(1).sum(1)
+                self.errors[name].append((missed.square().flatten(1).sum(1) / energy).cpu().numpy())
+
+
+def section(setting: Setting, *, samples: int = 128, reference: int = 512, preset: str = "paper") -> Section:
+    """Convergence of all models of a setting."""
+    found = {}
+    count = 0
+    for entry in setting.models:
+        model = load(entry, setting.device)
+        shown = pictures(model, setting)
+        count = len(shown)
+        parts = [
+            convergence(model, *batch, samples=samples, reference=reference, seed=setting.seed, preset=preset)
+            for batch in batches(shown, _BATCH)
+        ]
+        found[entry.label] = _joined(parts)
+    facts = setting.facts(images=count, samples=samples, preset=preset, **{"long run": f"{reference} samples"})
+    text = (
+        "Left: summed L1 distance between the average of t - 1 and of t samples, per image. Right: squared error of "
+        "the map against an independent long run, relative to the long run's energy, for every estimator; the long "
+        "run is itself an average and adds its own error to all of them."
+    )
+    drawing = Picture("convergence", _figure(found), "Median over images; bands are quartiles.")
+    return Section("convergence", "Convergence", text, facts, [_table(found)], _rows(found), [drawing])
+
+
+def _joined(parts: Sequence[Convergence]) -> Convergence:
+    errors = {name: np.concatenate([part.errors[name] for part in parts]) for name in parts[0].errors}
+    return Convergence(np.concatenate([part.steps for part in parts]), parts[0].at, errors)
+
+
+def _figure(found: Mapping[str, Convergence]) -> Drawing:
+    figure, (left, *rest) = canvas(1 + len(found), width=4.9)
+    for number, (label, one) in enumerate(found.items()):
+        draw_band(left, one.band(), label, number)
+    left.set(yscale="log", xscale="log", xlabel="samples t", ylabel="L1 distance of successive averages")
+    left.set_title("step of the average", fontsize=10)
+    _count_ticks(left, next(iter(found.values())).at)
+    legend(left)
+    for axes, (label, one) in zip(rest, found.items(), strict=True):
+        for number, (name, errors) in enumerate(one.errors.items()):
+            draw_band(axes, quartiles(one.at, errors), name, number, colour=VIOLET if name == "mean" else None)
+        axes.set(yscale="log", xscale="log", xlabel="samples T", ylabel="relative squared error of the map")
+        axes.set_title(f"distance from the long run, {label}", fontsize=10)
+        _count_ticks(axes, one.at)
+        legend(axes)
+    return figure
+
+
+def _count_ticks(axes: Any, counts: Sequence[int]) -> None:
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.minorticks_off()
+
+
+def _table(found: Mapping[str, Convergence]) -> Table:
+    at = next(iter(found.values())).at
+    rows = [
+        (label, name, *(f"{value:.3g}" for value in np.median(errors, axis=0)))
+        for label, one in found.items()
+        for name, errors in one.errors.items()
+    ]
+    head = ("model", "estimator", *(f"T = {count}" for count in at))
+    return Table(head, tuple(rows), "Median relative squared error against the long run.")
+
+
+def _rows(found: Mapping[str, Convergence]) -> list[dict[str, Number]]:
+    rows: list[dict[str, Number]] = []
+    for label, one in found.items():
+        bands = {"step of the average": one.band()}
+        bands |= {f"error: {name}": quartiles(one.at, errors) for name, errors in one.errors.items()}
+        for what, band in bands.items():
+            for at, median, low, high in zip(band.at, band.median, band.low, band.high, strict=True):
+                rows.append(
+                    {
+                        "model": label,
+                        "what": what,
+                        "samples": int(at),
+                        "median": float(median),
+                        "low": float(low),
+                        "high": float(high),
+                    }
+                )
+    return rows

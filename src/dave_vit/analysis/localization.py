@@ -1,0 +1,150 @@
+"""Tables 1 and 2 and the deletion curves of the paper, out of runs of the benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dave_vit.analysis.catalog import method_entry
+from dave_vit.analysis.plots import Floats, canvas, legend, style
+from dave_vit.analysis.section import Number, Picture, Section, Table
+from dave_vit.analysis.subjects import shown_data
+from dave_vit.analysis.suites import Counts, Group, published
+from dave_vit.bench import LocalEngine, MetricEntry, Plan, evaluate, pick_devices
+from dave_vit.bench.rows import read
+from dave_vit.viz import Drawing
+
+METRICS = ("gridpg", "energypg", "deletion")
+_TITLES = {"gridpg": "GridPG", "energypg": "EnergyPG", "deletion": "deletion"}
+_BASELINES = {"zero": "zero, as in the paper", "mean": "the mean colour of the picture"}
+Watch = Callable[[str, int, int, int], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a group is scored, and with what seed."""
+
+    data: str
+    runs: Path
+    device: str = "cpu"
+    seed: int = 0
+
+
+def plans(group: Group, counts: Counts, place: Place) -> dict[str, Plan]:
+    """The runs of a group: grids from a larger pool of pictures than the one that images are scored on."""
+    methods = tuple(method_entry(label, counts.samples) for label in group.methods)
+    grids = MetricEntry("gridpg", {"grids": counts.grids})
+    deletion = MetricEntry("deletion", {"steps": counts.deletion_steps, "baseline": group.baseline})
+    made = {"grids": ((grids,), counts.pool), "images": ((MetricEntry("energypg"), deletion), counts.pictures)}
+    return {
+        name: Plan(group.models, methods, metrics, data=place.data, limit=limit, seeds=(place.seed,), batch=8)
+        for name, (metrics, limit) in made.items()
+    }
+
+
+def section(group: Group, counts: Counts, place: Place, watch: Watch | None = None) -> Section:
+    """Scores a group, or takes up where an earlier command stopped."""
+    engine = LocalEngine(pick_devices(place.device))
+    results: list[dict[str, Any]] = []
+    for name, plan in plans(group, counts, place).items():
+        results += evaluate(plan, place.runs / f"{group.name}-{name}", engine=engine, watch=watch)["results"]
+    curves = read_curves(place.runs / f"{group.name}-images")
+    text = (
+        "Mean and bootstrap 95 % interval in per cent; higher is better in all three. GridPG: share of the positive "
+        "part inside of the class's own cell of a 2x2 grid, chance is 25. EnergyPG: share inside of the object's "
+        "region. Deletion: area under the probability of the target while pixels are removed, the least important "
+        f"first; a removed pixel becomes {_BASELINES.get(group.baseline, group.baseline)}. Maps are not smoothed. "
+        "Bold: the best mean of a column."
+    )
+    facts = {
+        "models": " + ".join(entry.label for entry in group.models),
+        "data": shown_data(place.data),
+        "grids": counts.grids,
+        "pictures": counts.pictures,
+        "samples": counts.samples,
+        "seed": place.seed,
+    }
+    rows = [_row(one) for one in results]
+    pictures = [Picture(f"deletion-{group.name}", curves_figure(curves, results), "In brackets: area in per cent.")]
+    return Section(group.name, group.title, text, facts, tables(group, results), rows, pictures)
+
+
+def _row(one: Mapping[str, Any]) -> dict[str, Number]:
+    """A row of the CSV file, in per cent."""
+    said = published(one["metric"], one["model"], one["method"])
+    mean = None if one["mean"] is None else 100 * one["mean"]
+    ends = {name: None if one[name] is None else 100 * one[name] for name in ("low", "high")}
+    kept = {name: one[name] for name in ("model", "method", "metric")}
+    paper = {"paper": said, "difference": None if said is None or mean is None else mean - said}
+    return {**kept, "mean": mean, **ends, "n": one["n"], "dropped": one["dropped"], **paper}
+
+
+def tables(group: Group, results: list[dict[str, Any]]) -> list[Table]:
+    """One table per model, with the paper's number and the difference where there is one."""
+    made = []
+    for entry in group.models:
+        own = {(one["method"], one["metric"]): one for one in results if one["model"] == entry.label}
+        best = {
+            metric: max((own[name, metric]["mean"] or 0.0) for name in group.methods if (name, metric) in own)
+            for metric in METRICS
+        }
+        rows = [
+            (style(name).words, *(cell(own[name, metric], best[metric]) for metric in METRICS))
+            for name in group.methods
+        ]
+        counts = ", ".join(f"{_TITLES[metric]} n = {own[group.methods[0], metric]['n']}" for metric in METRICS)
+        caption = f"{entry.label}: {counts}."
+        made.append(Table(("method", *(_TITLES[metric] for metric in METRICS)), tuple(rows), caption))
+    return made
+
+
+def cell(one: Mapping[str, Any], best: float) -> str:
+    """Mean, interval, and the paper's number with the difference."""
+    if one["mean"] is None:
+        return "-"
+    row = _row(one)
+    mean = f"{row['mean']:.1f}"
+    shown = f"**{mean}**" if one["mean"] == best else mean
+    words = f"{shown} [{row['low']:.1f}, {row['high']:.1f}]"
+    return words if row["paper"] is None else f"{words}; paper {row['paper']:.1f} ({row['difference']:+.1f})"
+
+
+def read_curves(run: Path) -> dict[str, dict[str, tuple[Floats, Floats]]]:
+    """Mean deletion curves of a run: by model and method, where on the axis and how high."""
+    sums: dict[str, dict[str, tuple[Floats, Floats, int]]] = {}
+    names = ["model", "method", "curve", "at"]
+    for columns in read(sorted((run / "rows").glob("*.parquet")), names):
+        for model, method, curve, at in zip(*(columns[name] for name in names), strict=True):
+            if curve is None:
+                continue
+            steps = np.asarray(curve, dtype=np.float64)
+            before = sums.setdefault(model, {}).get(method)
+            total, count = (steps, 1) if before is None else (before[1] + steps, before[2] + 1)
+            sums[model][method] = (np.asarray(at, dtype=np.float64), total, count)
+    return {
+        model: {method: (at, total / count) for method, (at, total, count) in own.items()}
+        for model, own in sums.items()
+    }
+
+
+def curves_figure(curves: Mapping[str, Mapping[str, tuple[Floats, Floats]]], results: list[dict[str, Any]]) -> Drawing:
+    """A plot for each model, a line for each method."""
+    areas = {(one["model"], one["method"]): one["mean"] for one in results if one["metric"] == "deletion"}
+    figure, plots = canvas(len(curves), width=7.6, height=4.2, per_row=2)
+    for axes, (model, own) in zip(plots, curves.items(), strict=True):
+        for method in sorted(own, key=lambda name: -(areas[model, name] or 0.0)):
+            at, height = own[method]
+            how = style(method)
+            options = {"color": how.colour, "linestyle": how.dash, "marker": how.marker, "markersize": 3.5}
+            width = 2.4 if method.startswith("dave") else 1.4
+            words = f"{how.words} ({100 * areas[model, method]:.1f})"
+            axes.plot(100 * at, height, linewidth=width, label=words, markevery=max(1, len(at) // 6), **options)
+        axes.set(xlabel="pixels removed in %, the least important first", ylabel="probability of the target")
+        axes.set(ylim=(-0.02, 1.02))
+        axes.set_title(model, fontsize=10)
+        legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure

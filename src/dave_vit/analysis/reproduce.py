@@ -1,0 +1,133 @@
+"""All tables and figures of a suite, one after the other; what an earlier command finished is not computed again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dave_vit._version import __version__
+from dave_vit.analysis import (
+    classes,
+    consistency,
+    construction,
+    convergence,
+    cost,
+    localization,
+    models,
+    sensitivity,
+    toy,
+)
+from dave_vit.analysis.report import Page, Record, html, markdown
+from dave_vit.analysis.section import Section, csv_bytes
+from dave_vit.analysis.subjects import Setting, load
+from dave_vit.analysis.suites import Suite
+from dave_vit.atomic import json_bytes, write_files
+from dave_vit.bench.plan import digest
+from dave_vit.data import open_dataset
+from dave_vit.errors import OptionError
+from dave_vit.results import versions
+
+Make = Callable[[], Section]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a suite is run.
+
+    Attributes:
+        out: folder; the same one resumes.
+        command: as captions tell it.
+        device: of the models.
+        seed: of everything that is drawn.
+        tell: is told of each section: its number, how many there are, and its name.
+        watch: is told of the progress of runs.
+    """
+
+    out: Path
+    command: str
+    device: str = "cpu"
+    seed: int = 0
+    tell: Callable[[int, int, str], None] = lambda number, count, name: None
+    watch: localization.Watch | None = None
+
+
+def reproduce(suite: Suite, options: Options) -> list[Record]:
+    """Computes what is missing, writes tables, figures and the report, and returns the record of each section."""
+    if not suite.data:
+        raise OptionError(f"suite {suite.name!r} needs pictures; give them as --data imagenet:DIR")
+    data = open_dataset(suite.data)
+    for entry in suite.models:  # a model that cannot be loaded is said now, not after hours
+        load(entry, "cpu")
+    facts = [data.digest(), [entry.identity for entry in suite.models], asdict(suite.counts), options.seed, __version__]
+    makers = dict(_makers(suite, options, len(data)))
+    records = []
+    for number, (name, make) in enumerate(makers.items()):
+        options.tell(number, len(makers), name)
+        records.append(_finished(options.out, name, digest(facts), make, options.command))
+    page = Page(suite, records, options.command, options.out / "figures")
+    write_files(
+        {
+            options.out / "report.md": markdown(page).encode(),
+            options.out / "report.html": html(page).encode(),
+        }
+    )
+    return records
+
+
+def _finished(out: Path, name: str, key: str, make: Make, command: str) -> Record:
+    """The record of a section: the kept one if it has the same key, else a new one."""
+    path = out / "runs" / "sections" / f"{name}.json"
+    if path.exists():
+        kept: Record = json.loads(path.read_bytes())
+        if kept["key"] == key:
+            return kept
+    started = time.perf_counter()
+    made = make()
+    how = {"command": command, "versions": versions(), "seconds": round(time.perf_counter() - started, 1)}
+    record: Record = {**made.record(), **how, "key": key}
+    files = {out / "figures" / file: data for picture in made.pictures for file, data in picture.files().items()}
+    if made.rows:
+        files[out / "tables" / f"{name}.csv"] = csv_bytes(made.rows)
+    write_files({**files, path: json_bytes(record)})
+    return record
+
+
+def _makers(suite: Suite, options: Options, images: int) -> Iterator[tuple[str, Make]]:
+    """Sections in the order of the report."""
+    counts = replace(suite.counts, pool=min(suite.counts.pool, images), pictures=min(suite.counts.pictures, images))
+    place = localization.Place(suite.data, options.out / "runs", options.device, options.seed)
+    for group in suite.groups:
+        yield group.name, partial(localization.section, group, counts, place, options.watch)
+    common: dict[str, Any] = {
+        "models": suite.groups[0].models,
+        "data": suite.data,
+        "samples": counts.samples,
+        "seed": options.seed,
+        "device": options.device,
+    }
+    first = {**common, "models": suite.groups[0].models[:1]}
+    every = {**common, "models": suite.models}
+    angles = np.arange(-180, 180 + counts.angle_step / 2, counts.angle_step).tolist()
+    sigmas = np.arange(0, 2 + counts.noise_step / 2, counts.noise_step).round(3).tolist()
+    long, reference = counts.long
+    sheets = partial(classes.section, method="dave-paper")
+    across = partial(models.section, method="dave-paper")
+    yield "consistency", partial(consistency.section, Setting(**first, n=counts.consistent))
+    yield "toy", partial(toy.section, seed=options.seed)
+    yield "construction", partial(construction.section, Setting(**first, n=counts.shown))
+    yield "models", partial(across, Setting(**every, n=counts.shown))
+    yield "classes", partial(sheets, Setting(**first, n=counts.class_pictures))
+    yield (
+        "convergence",
+        partial(convergence.section, Setting(**every, n=counts.converging), samples=long, reference=reference),
+    )
+    yield "rotation", partial(sensitivity.rotation_section, Setting(**every, n=counts.turning), angles=angles)
+    yield "noise", partial(sensitivity.noise_section, Setting(**every, n=counts.turning), sigmas=sigmas)
+    yield "cost", partial(cost.section, Setting(**first, n=1), samples=counts.cost_samples, depths=counts.depths)

@@ -1,0 +1,148 @@
+"""Models and pictures that analyses look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dave_vit.bench import ModelEntry
+from dave_vit.bench.classes import class_map
+from dave_vit.data import open_dataset
+from dave_vit.data.images import read_picture
+from dave_vit.effective.transform import logits_of
+from dave_vit.errors import DataError, ImageError, OptionError
+from dave_vit.models import Adapter, load_model
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an analysis runs on.
+
+    Attributes:
+        models: one or several.
+        data: spec of a data set.
+        images: files instead of the data set.
+        n: pictures to take of the data set.
+        samples: views of each picture.
+        seed: of everything that is drawn.
+        device: of the models.
+    """
+
+    models: tuple[ModelEntry, ...] = (ModelEntry("builtin", label="builtin"),)
+    data: str = "builtin"
+    images: tuple[str, ...] = ()
+    n: int = 16
+    samples: int = 50
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.samples < 1:
+            raise OptionError(f"{self.n} pictures and {self.samples} samples; expected 1 or more of each")
+
+    def facts(self, **more: Any) -> dict[str, Any]:
+        """What captions tell, without folders."""
+        shown = {"models": " + ".join(entry.label for entry in self.models), "data": shown_data(self.data)}
+        if self.images:
+            shown["data"] = f"{len(self.images)} files"
+        return {**shown, **more, "seed": self.seed}
+
+
+def shown_data(spec: str) -> str:
+    """The spec of a data set without the folders above it."""
+    kind, colon, rest = spec.partition(":")
+    return f"{kind}{colon}{rest.rstrip('/').rsplit('/', 1)[-1]}"
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Pictures as a model takes them.
+
+    Attributes:
+        inputs: preprocessed, [n,C,H,W].
+        target: explained classes, [n].
+        titles: name of the class and its probability, for each.
+        colours: as the model sees them, in [0, 1], [n,3,H,W].
+        skipped: how many were passed over, because they are not recognised or cannot be read.
+    """
+
+    inputs: Tensor
+    target: Tensor
+    titles: list[str]
+    colours: Tensor
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass
+class _Kept:
+    inputs: list[Tensor] = field(default_factory=list)
+    target: list[int] = field(default_factory=list)
+    titles: list[str] = field(default_factory=list)
+    skipped: int = 0
+
+
+def load(entry: ModelEntry, device: str) -> Adapter:
+    """The model of an entry."""
+    return load_model(entry.spec, entry.weights, device, classes=entry.classes)
+
+
+def pictures(model: Adapter, setting: Setting, *, recognised: bool = True) -> Pictures:
+    """The files of a setting, or the first n pictures of its data set.
+
+    Args:
+        model: that sees them; the class that it predicts is explained.
+        setting: which pictures.
+        recognised: take only those that the model classifies correctly.
+    """
+    kept = _Kept()
+    found = _files(model, setting.images) if setting.images else _dataset(model, setting.data, kept)
+    count = len(setting.images) or setting.n
+    for inputs, label in found:
+        probability, predicted = logits_of(model, inputs)[0].softmax(0).max(0)
+        if recognised and label is not None and label != int(predicted):
+            kept.skipped += 1
+            continue
+        kept.inputs.append(inputs)
+        kept.target.append(int(predicted))
+        kept.titles.append(f"{_short(model.class_names[int(predicted)])} ({float(probability):.0%})")
+        if len(kept.inputs) == count:
+            break
+    if not kept.inputs:
+        raise DataError(f"{setting.data}: the model recognises none of {kept.skipped} pictures; check data and model")
+    inputs = torch.cat(kept.inputs)
+    target = torch.tensor(kept.target, device=inputs.device)
+    return Pictures(inputs, target, kept.titles, model.preprocessing.picture(inputs), kept.skipped)
+
+
+def _files(model: Adapter, paths: Sequence[str]) -> Iterator[tuple[Tensor, None]]:
+    for path in paths:
+        yield model.preprocess(read_picture(path).image), None
+
+
+def _dataset(model: Adapter, spec: str, kept: _Kept) -> Iterator[tuple[Tensor, int | None]]:
+    """Inputs and labels, as classes of the model; pictures of other classes are passed over."""
+    data = open_dataset(spec)
+    classes = class_map(data.class_names, model.class_names)
+    for index in range(len(data)):
+        label = data[index].label
+        try:
+            if label is None or label in classes:
+                yield model.preprocess(data.image(index)), None if label is None else classes[label]
+        except ImageError:
+            kept.skipped += 1
+
+
+def _short(name: str) -> str:
+    return name.split(",")[0]
+
+
+def batches(shown: Pictures, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and targets, some at a time."""
+    return zip(shown.inputs.split(size), shown.target.split(size), strict=True)

@@ -1,0 +1,161 @@
+"""Suites: what is reproduced, as data. The same code runs all of them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from dave_vit.bench import ModelEntry
+from dave_vit.errors import OptionError, UnknownName
+
+SUITES = ("builtin", "paper")
+_PROBE = "probe"  # stands for weights that the user trains
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much is computed.
+
+    Attributes:
+        grids: of GridPG.
+        pool: pictures that grids are made of.
+        pictures: of EnergyPG and deletion.
+        samples: T of all methods that draw any, and steps of integrated gradients.
+        deletion_steps: of deletion curves.
+        converging: pictures of the convergence analysis.
+        long: its samples, and those of the long run.
+        turning: pictures of the analyses of rotation and noise.
+        angle_step: degrees.
+        noise_step: of sigma.
+        shown: pictures in figures.
+        consistent: pictures of the consistency analysis.
+        class_pictures: of each class of a sheet.
+        cost_samples: at which cost is measured.
+        depths: likewise.
+    """
+
+    grids: int
+    pool: int
+    pictures: int
+    samples: int
+    deletion_steps: int
+    converging: int
+    long: tuple[int, int]
+    turning: int
+    angle_step: float
+    noise_step: float
+    shown: int
+    consistent: int
+    class_pictures: int
+    cost_samples: tuple[int, ...]
+    depths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Models that are scored with the same methods: one table.
+
+    Attributes:
+        name: of its files.
+        title: of its section.
+        models: what is explained.
+        methods: labels of `dave_vit.analysis.catalog`.
+        baseline: what a removed pixel becomes in deletion, see `dave_vit.metrics.Perturbation`.
+    """
+
+    name: str
+    title: str
+    models: tuple[ModelEntry, ...]
+    methods: tuple[str, ...]
+    baseline: str = "zero"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is reproduced.
+
+    Attributes:
+        name: of the suite.
+        data: spec of a data set; empty where the user has to give it.
+        groups: tables.
+        counts: how much.
+        quick: whether these are the counts of the five-minute version.
+        notes: what was left out.
+    """
+
+    name: str
+    data: str
+    groups: tuple[Group, ...]
+    counts: Counts
+    quick: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> tuple[ModelEntry, ...]:
+        """Of all groups."""
+        return tuple(entry for group in self.groups for entry in group.models)
+
+
+def read_suite(name: str, *, quick: bool = False) -> Suite:
+    """A suite by its name."""
+    if name not in SUITES:
+        raise UnknownName(f"unknown suite {name!r}; expected one of {', '.join(SUITES)}")
+    content = _data("suites.toml")[name]
+    groups = tuple(_group(table) for table in content["groups"])
+    return Suite(name, content["data"], groups, _counts(content["quick" if quick else "full"]), quick)
+
+
+def with_models(suite: Suite, models: Sequence[ModelEntry]) -> Suite:
+    """A suite of other models, scored with the methods of the first table."""
+    first = suite.groups[0]
+    return replace(suite, groups=(replace(first, title="Localisation (table 1)", models=tuple(models)),))
+
+
+def with_probe(suite: Suite, weights: str | None) -> Suite:
+    """A suite whose probed models have their weights, or are left out with a note."""
+    groups, notes = [], list(suite.notes)
+    for group in suite.groups:
+        kept = []
+        for entry in group.models:
+            if entry.weights != _PROBE:
+                kept.append(entry)
+            elif weights is not None:
+                kept.append(replace(entry, weights=weights))
+            else:
+                notes.append(f"{entry.label} is left out: train its head with `dave probe` and give it as --probe FILE")
+        groups.append(replace(group, models=tuple(kept)))
+    return replace(suite, groups=tuple(group for group in groups if group.models), notes=tuple(notes))
+
+
+def with_counts(suite: Suite, changes: Mapping[str, Any]) -> Suite:
+    """A suite with some counts changed; those that are None stay."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    for name, value in given.items():
+        if value < 1:
+            raise OptionError(f"{name} {value}; expected 1 or more")
+    return replace(suite, counts=replace(suite.counts, **given))
+
+
+def published(metric: str, model: str, method: str) -> float | None:
+    """The paper's number in per cent, where it has one."""
+    found = _data("published.toml").get(metric, {}).get(model, {}).get(method)
+    return None if found is None else float(found)
+
+
+def _group(table: Mapping[str, Any]) -> Group:
+    models = tuple(ModelEntry(**entry) for entry in table["models"])
+    return Group(**{**table, "models": models, "methods": tuple(table["methods"])})
+
+
+def _counts(table: Mapping[str, Any]) -> Counts:
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    return Counts(**plain)
+
+
+@cache
+def _data(name: str) -> dict[str, Any]:
+    return tomllib.loads((resources.files("dave_vit.analysis") / name).read_text(encoding="utf-8"))

@@ -1,0 +1,18 @@
+"""Runs: a plan is cut into tasks, tasks give rows, rows give a summary and a report."""
+
+from dave_vit.bench.local import LocalEngine, pick_devices
+from dave_vit.bench.plan import MethodEntry, MetricEntry, ModelEntry, Plan, Smoothing, make_plan, read_plan
+from dave_vit.bench.run import evaluate
+
+__all__ = [
+    "LocalEngine",
+    "MethodEntry",
+    "MetricEntry",
+    "ModelEntry",
+    "Plan",
+    "Smoothing",
+    "evaluate",
+    "make_plan",
+    "pick_devices",
+    "read_plan",
+]

@@ -1,0 +1,63 @@
+"""From the classes of a data set to those of a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from dave_vit.errors import DataError
+
+
+def class_map(data: Sequence[str], model: Sequence[str]) -> dict[int, int]:
+    """The model's class for each label of a data set; labels that the model does not know are absent.
+
+    Lists of the same length go by position, unless their names are clearly the same ones in another order. Others go by
+    name: the whole name, one of the synonyms that commas separate, or an index.
+
+    Args:
+        data: class names of the data set; empty where its labels are the model's own indices.
+        model: class names of the model.
+    """
+    by_name = _by_name(data, model)
+    if not data or (len(data) == len(model) and not _reordered(data, model, by_name)):
+        return {index: index for index in range(len(model))}
+    if not by_name:
+        given, known = (", ".join(list(names)[:3]) for names in (data, model))
+        raise DataError(
+            f"none of the {len(data)} classes of the data ({given} ...) is one of the model's {len(model)} ({known} "
+            "...); give the model's class names with --classes, or name the folders as the model names its classes"
+        )
+    return by_name
+
+
+def _reordered(data: Sequence[str], model: Sequence[str], by_name: dict[int, int]) -> bool:
+    """Whether all names are found, each once, and most of them at another place."""
+    here = sum(not _names(one).isdisjoint(_names(other)) for one, other in zip(data, model, strict=True))
+    return len(set(by_name.values())) == len(data) and 2 * here < len(data)
+
+
+def _by_name(data: Sequence[str], model: Sequence[str]) -> dict[int, int]:
+    whole = _unique([[_normal(name)] for name in model])
+    parts = _unique([_names(name) for name in model])
+    indices = {str(index): index for index in range(len(model))}
+    found = {}
+    for label, name in enumerate(data):
+        tables = ((whole, [_normal(name)]), (parts, _names(name)), (indices, [name]))
+        match = next((table[one] for table, words in tables for one in words if one in table), None)
+        if match is not None:
+            found[label] = match
+    return found
+
+
+def _unique(names: Sequence[Sequence[str] | set[str]]) -> dict[str, int]:
+    """Names to indices; a name that two classes share belongs to neither."""
+    count = Counter(name for words in names for name in words)
+    return {name: index for index, words in enumerate(names) for name in words if count[name] == 1}
+
+
+def _names(name: str) -> set[str]:
+    return {_normal(part) for part in name.split(",")}
+
+
+def _normal(name: str) -> str:
+    return name.strip().casefold().replace("_", " ")

@@ -1,0 +1,228 @@
+"""What a run is to compute: models x methods x metrics x data x seeds, from a file or from flags."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from dave_vit.errors import OptionError, missing_extra
+from dave_vit.maps import Smoothing as SmoothingKind
+from dave_vit.methods import METHODS
+from dave_vit.metrics import Metric, create_metric
+from dave_vit.registry import nearest
+
+Target = Literal["label", "predicted"]
+E = TypeVar("E", "ModelEntry", "MethodEntry", "MetricEntry")
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model: its spec, weights and class names as ``load_model`` takes them, and how results call it."""
+
+    spec: str = "builtin"
+    weights: str | None = None
+    classes: str | None = None
+    label: str = ""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides its results, wherever its files lie."""
+        files = {"weights": self.weights, "classes": self.classes}
+        return {"spec": self.spec, **{name: _file_digest(path) if path else None for name, path in files.items()}}
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """A method with its options, and how results call it."""
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    @property
+    def seeded(self) -> bool:
+        """Whether another seed gives another map."""
+        return "seed" in inspect.signature(METHODS[self.method]).parameters
+
+
+@dataclass(frozen=True)
+class MetricEntry:
+    """A metric with its options, and how results call it."""
+
+    metric: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    def create(self) -> Metric:
+        """The metric itself."""
+        return create_metric(self.metric, **self.options)
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """What is done to every map before it is scored: none, mean, gaussian, or the authors' "official" way."""
+
+    kind: SmoothingKind | Literal["official"] = "none"
+    size: int = 15
+    sigma: float | None = None
+
+    def __post_init__(self) -> None:
+        known = (*get_args(SmoothingKind), "official")
+        if self.kind not in known:
+            raise OptionError(f"smoothing {self.kind!r}; expected one of {', '.join(known)}")
+        if self.size < 1 or self.size % 2 == 0:
+            raise OptionError(f"smoothing window of {self.size} pixels; expected an odd number, 1 or above")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that decides the numbers of a run; how it is executed (engine, devices, workers) is no part of it.
+
+    Attributes:
+        models: what is explained.
+        methods: how.
+        metrics: how maps are scored.
+        data: spec of a data set.
+        limit: use the first so many images.
+        seeds: of the methods that draw samples.
+        smoothing: of every map before it is scored.
+        target: explain the image's "label" (the predicted class where there is none) or the "predicted" class.
+        min_confidence: score only images that the model classifies correctly with more than this probability.
+        batch: images in one pass.
+        shard: images whose results are one file.
+        save_maps: keep the maps as well.
+    """
+
+    models: tuple[ModelEntry, ...]
+    methods: tuple[MethodEntry, ...]
+    metrics: tuple[MetricEntry, ...]
+    data: str = "builtin"
+    limit: int | None = None
+    seeds: tuple[int, ...] = (0,)
+    smoothing: Smoothing = Smoothing()
+    target: Target = "label"
+    min_confidence: float | None = None
+    batch: int = 32
+    shard: int = 32
+    save_maps: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("models", "methods", "metrics", "seeds"):
+            if not getattr(self, name):
+                raise OptionError(f"the plan has no {name}; give at least one")
+        object.__setattr__(self, "models", _labelled(self.models, [entry.spec for entry in self.models]))
+        object.__setattr__(self, "methods", _labelled(self.methods, [entry.method for entry in self.methods]))
+        object.__setattr__(self, "metrics", _labelled(self.metrics, [entry.metric for entry in self.metrics]))
+        for method in self.methods:
+            METHODS[method.method]  # an unknown name is said now, not after hours
+        if sum(entry.create().grids for entry in self.metrics) > 1:  # this also refuses impossible options
+            raise OptionError("the plan has two metrics of grids; give each a run of its own")
+        if self.target not in get_args(Target):
+            raise OptionError(f"target {self.target!r}; expected one of {', '.join(get_args(Target))}")
+        if self.batch < 1 or self.shard < 1:
+            raise OptionError(f"batch {self.batch} and shard {self.shard}; expected 1 or more images each")
+        if self.min_confidence is not None and not 0 <= self.min_confidence < 1:
+            raise OptionError(f"min_confidence {self.min_confidence}; expected 0 or above and below 1")
+
+    def document(self, data_digest: str) -> dict[str, Any]:
+        """All that decides the numbers, by content: the same for the same files at another place."""
+        content = asdict(self)
+        content["models"] = [{**entry.identity, "label": entry.label} for entry in self.models]
+        content["data"] = data_digest
+        normal: dict[str, Any] = json.loads(json.dumps(content))
+        return normal
+
+
+def read_plan(path: str | Path) -> dict[str, Any]:
+    """The settings of a plan file, .yaml or .toml; flags may still change them."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text) if path.suffix == ".toml" else _yaml(text)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{path}: cannot be read as a plan ({' '.join(str(error).split())[:120]})") from error
+    if not isinstance(content, dict):
+        raise OptionError(f"{path}: expected settings such as 'methods: [dave]' at the top of the plan")
+    known = [one.name for one in fields(Plan)]
+    for name in content:
+        if name not in known:
+            raise OptionError(f"{path}: unknown setting {name!r}{nearest(str(name), known)}; known: {', '.join(known)}")
+    return content
+
+
+def make_plan(settings: Mapping[str, Any]) -> Plan:
+    """A plan from plain settings: entries may be names or tables, lists may be single values."""
+    given = dict(settings)
+    given["models"] = _entries(ModelEntry, "spec", given.get("models", "builtin"))
+    given["methods"] = _entries(MethodEntry, "method", given.get("methods", "dave"))
+    given["metrics"] = _entries(MetricEntry, "metric", given.get("metrics", ("gridpg", "energypg", "deletion")))
+    given["seeds"] = tuple(int(seed) for seed in _listed(given.get("seeds", 0)))
+    smoothing = given.get("smoothing", "none")
+    given["smoothing"] = Smoothing(**smoothing) if isinstance(smoothing, dict) else Smoothing(smoothing)
+    return Plan(**given)
+
+
+def digest(content: Any) -> str:
+    """A hash of plain data."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _entries(kind: type[E], main: str, values: Any) -> tuple[E, ...]:
+    """Entries from names and tables; ``main`` is the field that a bare name fills."""
+    known = [one.name for one in fields(kind)]
+    made = []
+    for value in _listed(values):
+        table = value if isinstance(value, dict) else {main: value}
+        if isinstance(value, kind):
+            made.append(value)
+            continue
+        for name in table:
+            if name not in known:
+                raise OptionError(f"plan entry {table}: unknown setting {name!r}; known: {', '.join(known)}")
+        if main not in table:
+            raise OptionError(f"plan entry {table}: expected a {main!r}")
+        made.append(kind(**table))
+    return tuple(made)
+
+
+def _labelled(entries: Sequence[E], names: Sequence[str]) -> tuple[E, ...]:
+    """Entries under their labels, which are the names where nothing is said; no two alike."""
+    from dataclasses import replace
+
+    done = tuple(replace(entry, label=entry.label or name) for entry, name in zip(entries, names, strict=True))
+    labels = [entry.label for entry in done]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise OptionError(f"{label!r} is in the plan twice; give each a label of its own, or leave one out")
+    return done
+
+
+@lru_cache(maxsize=64)
+def _file_digest(path: str) -> str:
+    """A hash of a file; of its name where there is no such file (names such as "random" stand for none)."""
+    if not Path(path).is_file():
+        return path
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise missing_extra("pyyaml", "eval") from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,137 @@
+"""Rows: one result of model x method x metric x image, kept as Parquet."""
+
+from __future__ import annotations
+
+import io
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dave_vit._version import __version__
+from dave_vit.errors import missing_extra
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One result.
+
+    Attributes:
+        model: label in the plan.
+        method: label in the plan.
+        metric: label in the plan.
+        image: name in the data set, or of a grid and its cell.
+        unit: what is resampled for intervals: the picture or the grid.
+        target: explained class.
+        value: the score; None where there is none.
+        dropped: why there is none.
+        seed: of the method.
+        options: hash of all options that decide the value.
+        versions: of the libraries.
+        device: where it was computed.
+        map_seconds: what the map took.
+        seconds: what the metric took.
+        curve: what the value sums up.
+        at: horizontal axis of the curve.
+    """
+
+    model: str
+    method: str
+    metric: str
+    image: str
+    unit: str
+    target: int
+    value: float | None
+    dropped: str | None
+    seed: int
+    options: str
+    versions: str
+    device: str
+    map_seconds: float
+    seconds: float
+    curve: Sequence[float] | None = None
+    at: Sequence[float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a model makes of an image.
+
+    Attributes:
+        index: number in the data set.
+        name: in the data set.
+        unit: name of the picture.
+        label: as a class of the model; None where the image has none or the model does not know it.
+        predicted: class; None where the image could not be read.
+        confidence: softmax probability of the predicted class.
+        dropped: why the image cannot be scored, or None.
+    """
+
+    index: int
+    name: str
+    unit: str
+    label: int | None
+    predicted: int | None
+    confidence: float | None
+    dropped: str | None
+
+
+_WORDS = ("model", "method", "metric", "dropped", "options", "versions", "device")  # few different ones in a column
+
+
+def pack(rows: Sequence[Row] | Sequence[Seen], kind: type[Row] | type[Seen] = Row) -> bytes:
+    """A Parquet file."""
+    arrow, parquet = _pyarrow()
+    schema = _schema(arrow, kind)
+    table = arrow.Table.from_pylist([asdict(row) for row in rows], schema=schema)
+    buffer = io.BytesIO()
+    parquet.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def read(paths: Iterable[Path], columns: Sequence[str] | None = None) -> Iterable[dict[str, list[Any]]]:
+    """The columns of Parquet files, one file after the other."""
+    parquet = _pyarrow()[1]
+    for path in paths:
+        # ParquetFile and not read_table: that one takes a folder's name for a partition
+        yield parquet.ParquetFile(path).read(columns=list(columns) if columns else None).to_pydict()
+
+
+def read_seen(paths: Iterable[Path]) -> Iterable[Seen]:
+    """What models make of images, from Parquet files."""
+    for columns in read(paths):
+        yield from (Seen(*values) for values in zip(*(columns[one.name] for one in fields(Seen)), strict=True))
+
+
+def versions() -> str:
+    """Of what decides the numbers."""
+    import timm
+
+    libraries = f"torch {torch.__version__}, timm {timm.__version__}, python {platform.python_version()}"
+    return f"dave-vit {__version__}, {libraries}"
+
+
+def device_name(device: torch.device) -> str:
+    """What a result was computed on."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _schema(arrow: Any, kind: type[Row] | type[Seen]) -> Any:
+    text, few = arrow.string(), arrow.dictionary(arrow.int32(), arrow.string())
+    whole, real, curve = arrow.int32(), arrow.float64(), arrow.list_(arrow.float32())
+    types = {"target": whole, "seed": whole, "value": real, "map_seconds": real, "seconds": real, "curve": curve}
+    types |= {"at": curve, "index": whole, "label": whole, "predicted": whole, "confidence": real}
+    types |= dict.fromkeys(_WORDS, few)
+    return arrow.schema([(one.name, types.get(one.name, text)) for one in fields(kind)])
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise missing_extra("pyarrow", "eval") from error
+    return pyarrow, pyarrow.parquet

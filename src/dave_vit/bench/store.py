@@ -1,0 +1,131 @@
+"""The folder of a run: files that are whole or absent, claims that die with their process, one plan for ever.
+
+- ``plan.json``: what is computed, by content
+- ``scan/``: which class each image has for each model; ``grids/``: the grids of each model
+- ``rows/*.parquet``: results, one file per shard; ``maps/*.npz``: maps, where they were asked for
+- ``examples/``: maps of the pictures in the report
+- ``summary.json``, ``report.md``, ``report.html``
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dave_vit.atomic import json_bytes, replacing
+from dave_vit.errors import OptionError
+
+try:
+    import fcntl
+except ImportError:  # Windows: two processes may then compute a shard twice, and still write it whole
+    fcntl = None  # type: ignore[assignment]
+
+
+class RunFolder:
+    """A run's folder; any number of processes may use it at once.
+
+    Args:
+        path: made if absent.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def prepare(self, document: Mapping[str, Any]) -> None:
+        """Writes the plan, or refuses where the folder holds another one."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self.claim("plan", wait=True):
+            path = self / "plan.json"
+            if not path.exists():
+                if any(self.path.glob("rows/*.parquet")):
+                    raise OptionError(f"{self.path}: rows without a plan.json; use another --out")
+                self.write({"plan.json": json_bytes(document)})
+                return
+            try:
+                held = json.loads(path.read_bytes())
+            except ValueError as error:
+                raise OptionError(f"{path}: damaged; use another --out, or delete the folder") from error
+        change = difference(held, document)
+        if change:
+            raise OptionError(f"{self.path} holds a run of another plan ({change}); use another --out, or delete it")
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Writes files in the order given, each whole or not at all, also if the machine stops."""
+        for name, data in files.items():
+            path = self / name
+            with replacing(path) as temporary, open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            _sync_folder(path.parent)
+
+    @contextmanager
+    def claim(self, key: str, *, wait: bool = False) -> Iterator[bool]:
+        """Whether a piece of work is this process's own while the block runs; the claim ends with the process.
+
+        Args:
+            key: of the work; a file name.
+            wait: until another process is done with it.
+        """
+        locks = self / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        with open(locks / key, "wb") as file:
+            mine = _lock(file.fileno(), wait=wait)
+            yield mine
+            if mine and not wait:  # the work is done and can be seen; whoever opened this file meanwhile looks again
+                (locks / key).unlink(missing_ok=True)
+
+    def clear_remains(self, name: str) -> None:
+        """Removes what a killed process left of a file; its key must be claimed."""
+        path = self / name
+        for part in path.parent.glob(f".{path.name}.*.part"):
+            part.unlink(missing_ok=True)
+
+
+def difference(held: Any, wanted: Any, where: str = "") -> str:
+    """The first point in which two plans differ, in words; empty where they are the same."""
+    if isinstance(held, dict) and isinstance(wanted, dict):
+        for name in sorted(held.keys() | wanted.keys()):
+            change = difference(held.get(name), wanted.get(name), f"{where}.{name}" if where else name)
+            if change:
+                return change
+        return ""
+    if isinstance(held, list) and isinstance(wanted, list) and len(held) == len(wanted):
+        pairs = enumerate(zip(held, wanted, strict=True), 1)
+        return next((change for i, (a, b) in pairs if (change := difference(a, b, f"{where} {i}"))), "")
+    return "" if held == wanted else f"{where} was {_short(held)}, now {_short(wanted)}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(one, dict) and "label" in one for one in value):
+        value = [one["label"] for one in value]
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _lock(descriptor: int, *, wait: bool) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename last; where folders cannot be opened, as on Windows, renames already do."""
+    if fcntl is None:
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

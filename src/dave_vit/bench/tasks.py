@@ -1,0 +1,134 @@
+"""Tasks: pieces of a run that are computed whole, each known by a key of its content and kept as one file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dave_vit.bench.plan import Plan, digest
+from dave_vit.bench.rows import Seen
+from dave_vit.data.grids import Grid
+
+Kind = Literal["scan", "images", "grids", "examples"]
+_FILES = {"scan": "scan/{}.parquet", "images": "rows/{}.parquet", "grids": "rows/{}.parquet"}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A piece of work.
+
+    Attributes:
+        kind: "scan" (what the model makes of images), "images" and "grids" (rows), "examples" (maps for the report).
+        name: of its file, without folder and ending; holds the key.
+        model: place in the plan.
+        method: place in the plan; -1 for a scan.
+        seed: of the method.
+        start: place of its first image or grid among those of the run.
+        images: numbers in the data set, one or several for each target.
+        targets: the explained class of each image; for a grid, those of its cells.
+    """
+
+    kind: Kind
+    name: str
+    model: int
+    method: int
+    seed: int
+    start: int
+    images: tuple[int, ...]
+    targets: tuple[int, ...] = ()
+
+    @property
+    def file(self) -> str:
+        """What exists when the task is done, relative to the run."""
+        return _FILES.get(self.kind, "examples/{}.npz").format(self.name)
+
+    @property
+    def maps_file(self) -> str:
+        """Where its maps go, relative to the run."""
+        return f"maps/{self.name}.npz"
+
+    @property
+    def chunk(self) -> tuple[int, str, int]:
+        """Tasks with the same one read the same images."""
+        return self.model, self.kind, self.start
+
+
+class Tasks:
+    """Makes the tasks of a plan.
+
+    Args:
+        plan: the plan.
+        document: its content, as the run keeps it.
+    """
+
+    def __init__(self, plan: Plan, document: dict[str, Any]) -> None:
+        self.plan = plan
+        shared = ("data", "smoothing", "batch", "save_maps")
+        self._shared = {name: document[name] for name in shared}
+        self._models, self._methods, self._metrics = (document[name] for name in ("models", "methods", "metrics"))
+
+    def scans(self, count: int) -> list[Task]:
+        """What each model makes of ``count`` images."""
+        return [
+            self._task("scan", model, -1, 0, start, tuple(range(start, min(start + self.plan.shard, count))))
+            for model in range(len(self.plan.models))
+            for start in range(0, count, self.plan.shard)
+        ]
+
+    def images(self, model: int, chosen: Sequence[Seen]) -> list[Task]:
+        """Rows of image metrics; methods in turn for each shard of images, so that it is read once."""
+        made = []
+        for start in range(0, len(chosen), self.plan.shard):
+            part = chosen[start : start + self.plan.shard]
+            numbers = tuple(one.index for one in part)
+            targets = tuple(self.target(one) for one in part)
+            made += [
+                self._task("images", model, method, seed, start, numbers, targets) for method, seed in self._ways()
+            ]
+        return made
+
+    def grids(self, model: int, grids: Sequence[Grid]) -> list[Task]:
+        """Rows of grid metrics."""
+        made = []
+        step = max(1, self.plan.shard // len(grids[0].images)) if grids else 1
+        for start in range(0, len(grids), step):
+            part = grids[start : start + step]
+            numbers = tuple(index for grid in part for index in grid.images)
+            targets = tuple(label for grid in part for label in grid.labels)
+            made += [self._task("grids", model, method, seed, start, numbers, targets) for method, seed in self._ways()]
+        return made
+
+    def examples(self, model: int, method: int, chosen: Sequence[Seen]) -> Task:
+        """Maps of some images for the report."""
+        numbers = tuple(one.index for one in chosen)
+        targets = tuple(self.target(one) for one in chosen)
+        return self._task("examples", model, method, self.plan.seeds[0], 0, numbers, targets)
+
+    def target(self, seen: Seen) -> int:
+        """The class that is explained."""
+        wanted = seen.label if self.plan.target == "label" and seen.label is not None else seen.predicted
+        return -1 if wanted is None else wanted
+
+    def _ways(self) -> Iterator[tuple[int, int]]:
+        """Methods and seeds; what draws nothing runs once."""
+        for place, entry in enumerate(self.plan.methods):
+            for seed in self.plan.seeds if entry.seeded else self.plan.seeds[:1]:
+                yield place, seed
+
+    def _task(
+        self,
+        kind: Kind,
+        model: int,
+        method: int,
+        seed: int,
+        start: int,
+        images: tuple[int, ...],
+        targets: tuple[int, ...] = (),
+    ) -> Task:
+        how = self._methods[method] if method >= 0 else None
+        content = [self._shared, self._models[model], how, self._metrics, kind, seed, start, images, targets]
+        who = self.plan.methods[method].label if method >= 0 else self.plan.models[model].label
+        name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', who)}-{kind}-{start:06d}-{digest(content)[:16]}"
+        return Task(kind, name, model, method, seed, start, images, targets)

@@ -1,0 +1,248 @@
+"""A worker: computes tasks one after the other, and keeps the model and the images that the next one shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dave_vit.atomic import npz_bytes
+from dave_vit.bench.plan import ModelEntry, Plan, digest
+from dave_vit.bench.rows import Row, Seen, device_name, pack, versions
+from dave_vit.bench.scoring import Facts, Named, Scorer, clock
+from dave_vit.bench.subject import Explainer, Subject, load_entry
+from dave_vit.bench.tasks import Task
+from dave_vit.data import Item, open_dataset
+from dave_vit.data.batches import Batch, load_batch
+from dave_vit.data.grids import compose
+from dave_vit.errors import DaveError, ImageError
+from dave_vit.metrics import Case
+from dave_vit.metrics.localization import GridPG
+
+Files = dict[str, bytes]
+Loader = Callable[[ModelEntry, str], nn.Module]
+_READERS = 4  # threads that decode images
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all workers of a run share; it travels to other processes.
+
+    Attributes:
+        plan: what is computed.
+        loader: from an entry of the plan and a device to a model.
+        threads: of torch in each worker on the CPU; the sums of some operations depend on it.
+    """
+
+    plan: Plan
+    loader: Loader = load_entry
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A batch on its way to rows: inputs [B,C,H,W], target [B] or [B,K], regions [B,H,W], and names."""
+
+    inputs: Tensor
+    target: Tensor
+    regions: Tensor
+    named: Named
+
+
+@dataclass
+class _Shard:
+    """What a task has made so far."""
+
+    rows: list[Row] = field(default_factory=list)
+    maps: list[tuple[Sequence[str], Tensor]] = field(default_factory=list)
+    done: int = 0
+
+    def files(self, task: Task) -> Files:
+        """Maps first: the rows say that the task is done."""
+        maps = {task.maps_file: pack_maps(self.maps)} if self.maps else {}
+        return {**maps, task.file: pack(self.rows)}
+
+
+class Worker:
+    """Computes tasks on one device.
+
+    Args:
+        job: what is computed.
+        device: such as "cpu" or "cuda:1".
+    """
+
+    def __init__(self, job: Job, device: str) -> None:
+        self.plan, self.loader, self.device = job.plan, job.loader, torch.device(device)
+        self.data = open_dataset(job.plan.data, job.plan.limit)
+        self._readers = ThreadPoolExecutor(_READERS)
+        self._subject: tuple[int, Subject] | None = None
+        self._images: tuple[Any, list[Batch]] | None = None
+        self._metrics = [(entry, entry.create()) for entry in job.plan.metrics]
+
+    def close(self) -> None:
+        """Ends the threads that read images."""
+        self._readers.shutdown(wait=False)
+
+    def compute(self, task: Task) -> Files:
+        """The files of a task, in the order in which they must be written."""
+        kinds = {"scan": self._scan, "images": self._image_rows, "grids": self._grid_rows, "examples": self._examples}
+        with torch.inference_mode(False):  # maps need gradients, whatever the caller has set
+            return kinds[task.kind](task)
+
+    def _scan(self, task: Task) -> Files:
+        subject = self._model(task)
+        seen: list[Seen] = []
+        for batch in self._batches(task):
+            seen += [self._unread(index, reason) for index, reason in batch.failures]
+            if batch.indices:
+                with torch.no_grad():
+                    top = subject.model(batch.inputs).float().softmax(1).max(1)
+                rows = zip(batch.indices, batch.items, top.indices.tolist(), top.values.tolist(), strict=True)
+                seen += [self._known(subject, *row) for row in rows]
+        return {task.file: pack(sorted(seen, key=lambda one: one.index), Seen)}
+
+    def _unread(self, index: int, reason: str) -> Seen:
+        item = self.data[index]
+        return Seen(index, item.name, _unit(item), None, None, None, reason)
+
+    def _known(self, subject: Subject, index: int, item: Item, predicted: int, confidence: float) -> Seen:
+        label = subject.label(item.label)
+        dropped = "class is not one of the model's" if item.label is not None and label is None else None
+        return Seen(index, item.name, _unit(item), label, predicted, confidence, dropped)
+
+    def _image_rows(self, task: Task) -> Files:
+        shard = _Shard()
+        wanted = dict(zip(task.images, task.targets, strict=True))
+        for batch in self._batches(task):
+            for index, reason in batch.failures:  # it could be read when the run began
+                item = self.data[index]
+                named = Named([item.name], [_unit(item)], [wanted[index]])
+                shard.rows += self._dropped(task, named, reason)
+            if batch.indices:
+                target = torch.tensor([wanted[index] for index in batch.indices], device=self.device)
+                named = Named([i.name for i in batch.items], [_unit(i) for i in batch.items], target.tolist())
+                self._score(task, _Part(batch.inputs, target, batch.regions, named), shard)
+        return shard.files(task)
+
+    def _grid_rows(self, task: Task) -> Files:
+        options = next(metric.options for _, metric in self._metrics if isinstance(metric, GridPG))
+        shard, cells, tensors = _Shard(), options.cells**2, self._tensors(task)
+        step = cells * max(1, self.plan.batch // cells)
+        for at in range(0, len(task.images), step):
+            numbers, targets = task.images[at : at + step], task.targets[at : at + step]
+            stacked = torch.stack([tensors[index] for index in numbers]).unflatten(0, (-1, cells))
+            inputs = compose(stacked, options.cell)  # [B,C,H,W]
+            units = [f"grid-{task.start + (at + i) // cells:05d}" for i in range(len(numbers))]
+            named = Named([f"{unit}/{i % cells}" for i, unit in enumerate(units)], units, targets)
+            target = torch.tensor(targets, device=self.device).view(-1, cells)
+            self._score(task, _Part(inputs, target, torch.zeros_like(inputs[:, 0], dtype=torch.bool), named), shard)
+        return shard.files(task)
+
+    def _tensors(self, task: Task) -> dict[int, Tensor]:
+        """The images of grids; all could be read when the grids were built."""
+        found: dict[int, Tensor] = {}
+        for batch in self._batches(task):
+            for _, reason in batch.failures:
+                raise ImageError(f"an image of the grids can no longer be read: {reason}")
+            found |= dict(zip(batch.indices, batch.inputs, strict=True))
+        return found
+
+    def _score(self, task: Task, part: _Part, shard: _Shard) -> None:
+        """Adds the rows of a batch under all metrics of its kind; its maps are made once."""
+        subject = self._model(task)
+        explainer = Explainer(self.plan.methods[task.method], self.plan.smoothing, task.seed)
+        started = clock(part.inputs)
+        try:
+            maps = explainer.maps(subject.model, part.inputs, part.target)
+        except DaveError as error:  # such as a method that finds nothing in this model
+            shard.rows += self._dropped(task, part.named, str(error))
+            return
+        facts = self._facts(task, (clock(part.inputs) - started) / len(part.named.images))
+        case = Case(subject.model, part.inputs, part.target, maps, part.regions, explainer.maps, subject.black)
+        if self.plan.save_maps:
+            shard.maps.append((part.named.images, maps.flatten(0, -3).cpu()))
+        place = task.start + shard.done
+        shard.done += len(part.inputs)
+        for scorer in self._scorers(task):
+            count = len(part.inputs) if scorer.metric.images is None else max(0, scorer.metric.images - place)
+            if count:
+                rows_each = part.target[0].numel()
+                shard.rows += scorer.rows(_first(case, count), part.named.first(count * rows_each), facts)
+
+    def _dropped(self, task: Task, named: Named, reason: str) -> list[Row]:
+        """Rows without a value for all metrics of the task."""
+        facts = self._facts(task, 0.0)
+        reasons = [reason] * len(named.images)
+        return [row for scorer in self._scorers(task) for row in scorer.dropped(named, facts, reasons)]
+
+    def _facts(self, task: Task, map_seconds: float) -> Facts:
+        model, method = self.plan.models[task.model].label, self.plan.methods[task.method].label
+        return Facts(model, method, task.seed, versions(), device_name(self.device), map_seconds)
+
+    def _scorers(self, task: Task) -> list[Scorer]:
+        plan = self.plan
+        how = [plan.methods[task.method].options, plan.smoothing, plan.target, plan.min_confidence]
+        return [
+            Scorer(entry, metric, digest([*map(str, how), entry.metric, dict(entry.options)])[:12])
+            for entry, metric in self._metrics
+            if metric.grids == (task.kind == "grids")
+        ]
+
+    def _examples(self, task: Task) -> Files:
+        subject = self._model(task)
+        explainer = Explainer(self.plan.methods[task.method], self.plan.smoothing, task.seed)
+        wanted = dict(zip(task.images, task.targets, strict=True))
+        arrays: dict[str, Any] = {}
+        for batch in self._batches(task):
+            target = torch.tensor([wanted[index] for index in batch.indices], device=self.device)
+            maps = explainer.maps(subject.model, batch.inputs, target).float().cpu().numpy()
+            for i, index in enumerate(batch.indices):
+                arrays[f"map-{index}"] = maps[i]
+                arrays[f"region-{index}"] = batch.regions[i].cpu().numpy()
+                arrays[f"image-{index}"] = subject.picture(batch.inputs[i : i + 1])[0]
+        return {task.file: npz_bytes(arrays)}
+
+    def _model(self, task: Task) -> Subject:
+        if self._subject is None or self._subject[0] != task.model:
+            self._subject = None  # the old one goes before the new one comes
+            model = self.loader(self.plan.models[task.model], str(self.device))
+            self._subject = (task.model, Subject(model, self.data))
+        return self._subject[1]
+
+    def _batches(self, task: Task) -> Iterator[Batch]:
+        """The images of a task on the device; those of the last task are still here."""
+        key = (task.model, task.images)
+        subject = self._model(task)
+        if self._images is None or self._images[0] != key:
+            self._images = None
+            numbers = list(dict.fromkeys(task.images))
+            parts = [numbers[at : at + self.plan.batch] for at in range(0, len(numbers), self.plan.batch)]
+            self._images = (key, [load_batch(self.data, part, subject.placements, self._readers) for part in parts])
+        for batch in self._images[1]:
+            yield batch.to(self.device)
+
+
+def pack_maps(kept: Sequence[tuple[Sequence[str], Tensor]]) -> bytes:
+    """Maps in half precision: each over its largest magnitude, which is beside it."""
+    names = [name for part, _ in kept for name in part]
+    maps = torch.cat([part for _, part in kept]).float()
+    scale = maps.abs().flatten(1).amax(1).nan_to_num(1.0, 1.0, 1.0)
+    scale = torch.where(scale > 0, scale, 1.0)
+    halved = (maps / scale[:, None, None]).half().numpy()
+    return npz_bytes({"names": np.array(names), "maps": halved, "scale": scale.numpy()})
+
+
+def _first(case: Case, count: int) -> Case:
+    if count >= len(case.inputs):
+        return case
+    cut = {name: getattr(case, name)[:count] for name in ("inputs", "target", "maps", "regions")}
+    return replace(case, **cut)
+
+
+def _unit(item: Item) -> str:
+    return item.picture or item.name

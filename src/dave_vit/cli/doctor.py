@@ -1,0 +1,92 @@
+"""`dave doctor`: is this model explained exactly?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from dave_vit.cli.common import Classes, Device, Json, Model, Output, Seed, Weights, command, examples, load
+from dave_vit.errors import UnsupportedOperator
+
+app = command()
+
+
+@app.command(
+    epilog=examples(
+        "dave doctor",
+        "dave doctor --model timm:vit_base_patch16_224",
+        "dave doctor --model timm:swin_tiny_patch4_window7_224 --weights random",
+        "dave doctor --model deit_tiny_patch16_224 --weights mine.safetensors --json",
+    )
+)
+def doctor(
+    model: Model = "builtin",
+    weights: Weights = None,
+    classes: Classes = None,
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="FILE", help="Check with this image.", show_default="noise")
+    ] = None,
+    device: Device = "cpu",
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Check whether a model is explained exactly.
+
+    The logit must equal what the image contributes plus what biases, positions and tokens contribute. Exits with 2 and
+    the reason where the model holds a function that has no exact rule. `--weights random` needs no download.
+    """
+    from dave_vit.models.doctor import examine
+
+    output = Output(as_json=as_json)
+    loaded = load(model, weights, device, classes)
+    inputs = loaded.preprocess(image if image is not None else _noise(seed))
+    facts: dict[str, Any] = {"model": loaded.spec, "input": list(inputs.shape), "classes": len(loaded.class_names)}
+    try:
+        found = examine(loaded, inputs)
+    except UnsupportedOperator as error:
+        output.json({**facts, "supported": False, "verdict": str(error)})
+        raise
+    facts |= _facts(found)
+    output.print(*(f"{name:14s}{value}" for name, value in _lines(facts)))
+    output.json({**facts, "supported": found.exact, "verdict": found.verdict})
+    output.print("", found.verdict)
+    if not found.exact:
+        raise UnsupportedOperator(f"{loaded.spec}: {found.verdict}")
+
+
+def _noise(seed: int) -> Any:
+    import numpy as np
+    from PIL import Image
+
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (256, 256, 3), dtype=np.uint8))
+
+
+def _facts(found: Any) -> dict[str, Any]:
+    from dave_vit.models.layout import TokenLayout
+
+    grid = found.layout if isinstance(found.layout, TokenLayout) else None
+    return {
+        "dtype": str(found.dtype).removeprefix("torch."),
+        "gap": found.gap,
+        "forward_difference": found.forward,
+        "logit": found.logit,
+        "image_part": found.image_part,
+        "constants": found.constants,
+        "functions": found.seen,
+        "token_grid": list(grid.grid) if grid else None,
+        "prefix_tokens": grid.prefix if grid else None,
+        "token_note": None if grid else found.layout,
+    }
+
+
+def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    seen = sorted(facts["functions"].items(), key=lambda item: -item[1])
+    grid, prefix = facts["token_grid"], facts["prefix_tokens"]
+    return [
+        ("model", f"{facts['model']}, {facts['classes']} classes, input {'x'.join(map(str, facts['input']))}"),
+        ("gap", f"{facts['gap']:.1e} ({facts['dtype']})"),
+        ("forward", f"{facts['forward_difference']:.1e} away from the plain forward pass"),
+        ("tokens", f"{grid[0]} x {grid[1]} patches, {prefix} before them" if grid else facts["token_note"]),
+        ("functions", ", ".join(f"{name} {count}" for name, count in seen)),
+    ]

@@ -1,0 +1,111 @@
+"""`dave serve`: the web page."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dave_vit.cli.common import Classes, Device, Output, Quiet, Seed, command, examples, load
+from dave_vit.errors import OptionError, missing_extra
+
+if TYPE_CHECKING:
+    from dave_vit.web import Served
+
+app = command()
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_CONNECTIONS = 64
+
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="SPEC",
+        help="As for `dave explain`; repeatable, to choose among.",
+        show_default="builtin",
+    ),
+]
+Weights = Annotated[
+    list[str] | None,
+    typer.Option("--weights", metavar="FILE", help="Local weights of the first --model, of the second, and so on."),
+]
+
+
+@app.command(
+    epilog=examples(
+        "dave serve",
+        "dave serve --port 9000 --model builtin --model timm:vit_base_patch16_224",
+        "dave serve --model deit_tiny_patch16_224 --weights mine.safetensors --classes names.txt",
+    )
+)
+def serve(
+    model: Models = None,
+    weights: Weights = None,
+    classes: Classes = None,
+    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0 takes any that is free.")] = 8000,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 lets others in.")] = "127.0.0.1",
+    seed: Seed = 0,
+    device: Device = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Explain images in the browser.
+
+    Serves one page and a JSON API until Ctrl-C. Nothing is loaded from elsewhere, images stay in memory, and only this
+    machine can connect unless --host says otherwise.
+    """
+    try:
+        import uvicorn
+
+        from dave_vit.web import create_app
+    except ImportError as error:
+        raise missing_extra("fastapi", "web") from error
+    output = Output(quiet=quiet)
+    listening = _listen(host, port)
+    served = _models(model or ["builtin"], weights or [], classes, device)
+    local = host in LOOPBACK
+    application = create_app(served, hosts=LOOPBACK if local else (), seed=seed)
+    if not local:
+        output.note(f"listening on {host}: everyone who reaches this machine can use it, there is no password")
+    output.print(f"http://{_shown(host)}:{listening.getsockname()[1]}  (Ctrl-C ends it)")
+    config = uvicorn.Config(
+        application,
+        log_level="warning",
+        server_header=False,
+        limit_concurrency=_CONNECTIONS,
+        timeout_graceful_shutdown=2,
+    )
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:  # how one ends a server
+        output.print("stopped")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Opened before any model is loaded, so that a port that is taken is known at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise OptionError(
+            f"cannot listen on {host}:{port} ({error.strerror or error}); give another --port or --host"
+        ) from error
+
+
+def _models(specs: list[str], weights: list[str], classes: Path | None, device: str) -> list[Served]:
+    from dave_vit.web import Served
+
+    if len(weights) > len(specs):
+        raise OptionError(f"{len(weights)} --weights for {len(specs)} --model; give one --model for each")
+    files = [*weights, *[None] * (len(specs) - len(weights))]
+    return [
+        Served(load(spec, file, device, classes), weights=file is not None, classes=classes is not None)
+        for spec, file in zip(specs, files, strict=True)
+    ]
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

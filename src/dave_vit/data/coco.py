@@ -1,0 +1,79 @@
+"""Boxes in the form of COCO: one JSON file of images, categories and annotations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from dave_vit.data.annotations import box
+from dave_vit.data.base import Box, FileDataset, Item
+from dave_vit.errors import DataError
+
+_FILES = ("annotations/instances_val*.json", "annotations/*.json", "*.json")
+_IMAGE_FOLDERS = (".", "images", "val2017", "val2014", "val", "data", "../images", "../val2017", "../val2014")
+
+
+class Coco(FileDataset):
+    """One item per image and category in it, with the boxes of that category; crowds are left out.
+
+    Args:
+        root: the folder with annotations and images, or the JSON file itself.
+        limit: use the first so many items, in the order of the file names.
+    """
+
+    def __init__(self, root: str | Path, limit: int | None = None) -> None:
+        given = Path(root)
+        super().__init__(given.parent if given.is_file() else given)
+        path = given if given.is_file() else _annotations(self.root)
+        try:
+            content = json.loads(path.read_bytes())
+            names = {int(one["id"]): str(one["name"]) for one in content["categories"]}
+            files = {one["id"]: str(one["file_name"]) for one in content["images"]}
+            boxes = _boxes(content["annotations"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            what = "images, categories and annotations of the COCO form"
+            raise DataError(f"{path}: expected a JSON file with {what} ({type(error).__name__}: {error})") from None
+        order = sorted(names)
+        self.class_names = [names[category] for category in order]
+        known = [(files[image], category) for image, category in boxes if image in files and category in names]
+        folder = _image_folder(self.root, [file for file, _ in known])
+        image_of = {file: image for image, file in files.items()}
+        self.items = [
+            _item(file, folder, order.index(category), names[category], boxes[image_of[file], category])
+            for file, category in sorted(known)[:limit]
+        ]
+
+
+def _item(file: str, folder: str, label: int, category: str, boxes: list[Box]) -> Item:
+    return Item(f"{file}#{category}", label, tuple(boxes), f"{folder}/{file}", picture=file)
+
+
+def _annotations(root: Path) -> Path:
+    for pattern in _FILES:
+        found = sorted(root.glob(pattern))
+        if found:
+            return found[0]
+    raise DataError(f"{root}: no annotations; looked for {', '.join(_FILES)}")
+
+
+def _boxes(annotations: list[dict[str, Any]]) -> dict[tuple[Any, int], list[Box]]:
+    """Boxes by image and category; COCO writes left, top, width, height."""
+    found: dict[tuple[Any, int], list[Box]] = {}
+    for one in annotations:
+        if not one.get("iscrowd"):
+            left, top, width, height = (float(number) for number in one["bbox"])
+            key = (one["image_id"], int(one["category_id"]))
+            found.setdefault(key, []).append(box(left, top, left + width, top + height))
+    return found
+
+
+def _image_folder(root: Path, files: list[str]) -> str:
+    """The folder that holds the first of the images that exists anywhere."""
+    if not files:
+        raise DataError(f"{root}: the annotations name no image with a box")
+    for file in files[:100]:
+        for folder in _IMAGE_FOLDERS:
+            if (root / folder / file).is_file():
+                return folder
+    raise DataError(f"{root}: no image {files[0]!r}; looked in {', '.join(_IMAGE_FOLDERS)}")

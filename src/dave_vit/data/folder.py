@@ -1,0 +1,68 @@
+"""Any data set of class folders, with boxes in a table or masks in pictures where there are some."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from dave_vit.data.annotations import box
+from dave_vit.data.base import Box, FileDataset, Item, image_files
+from dave_vit.errors import DataError
+
+TABLE, MASKS = "boxes.csv", "masks"
+_COLUMNS = ("image", "left", "top", "right", "bottom")
+
+
+class Folder(FileDataset):
+    """Images in one folder per class, or without classes in the folder itself.
+
+    ``boxes.csv`` has the columns image, left, top, right, bottom, one line per box, images by their path in the
+    folder. ``masks/`` holds pictures at the same paths, ending with .png, that are not black on the object.
+
+    Args:
+        root: the folder.
+        limit: use the first so many images, in the order of their paths.
+    """
+
+    def __init__(self, root: str | Path, limit: int | None = None) -> None:
+        super().__init__(root)
+        folders = sorted(path for path in self.root.iterdir() if path.is_dir() and _is_class(path.name))
+        self.class_names = [path.name for path in folders if image_files(path)]
+        label = {name: index for index, name in enumerate(self.class_names)}
+        paths = [path for name in self.class_names for path in image_files(self.root / name)]
+        paths = paths or image_files(self.root)
+        if not paths:
+            raise DataError(f"{self.root}: no images; looked in the folder and in one folder per class")
+        boxes = read_boxes(self.root / TABLE)
+        self.items = [self._item(path, label.get(path.parent.name), boxes) for path in paths[:limit]]
+        unknown = sorted(boxes.keys() - {str(path.relative_to(self.root).as_posix()) for path in paths})
+        if unknown:
+            raise DataError(f"{TABLE}: no image {unknown[0]!r} in {self.root}; give paths as they are in the folder")
+
+    def _item(self, path: Path, label: int | None, boxes: dict[str, tuple[Box, ...]]) -> Item:
+        name = path.relative_to(self.root).as_posix()
+        mask = (Path(MASKS) / name).with_suffix(".png")
+        found = mask.as_posix() if (self.root / mask).is_file() else ""
+        return Item(name, label if self.class_names else None, boxes.get(name, ()), name, found)
+
+
+def read_boxes(path: Path) -> dict[str, tuple[Box, ...]]:
+    """Boxes by image of a table with the columns image, left, top, right, bottom; empty where there is none."""
+    boxes: dict[str, tuple[Box, ...]] = {}
+    if not path.is_file():
+        return boxes
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file)
+        if not set(_COLUMNS) <= set(rows.fieldnames or ()):
+            raise DataError(f"{path.name}: columns {rows.fieldnames}; expected {', '.join(_COLUMNS)}")
+        for row in rows:
+            try:
+                found = box(*(row[name] for name in _COLUMNS[1:]))
+            except (TypeError, ValueError):
+                raise DataError(f"{path.name}, line {rows.line_num}: expected four numbers, got {row}") from None
+            boxes[row["image"]] = (*boxes.get(row["image"], ()), found)
+    return boxes
+
+
+def _is_class(name: str) -> bool:
+    return name != MASKS and not name.startswith(".")

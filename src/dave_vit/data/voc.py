@@ -1,0 +1,64 @@
+"""Boxes in the form of PASCAL VOC: one XML file per image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dave_vit.data.annotations import read_objects
+from dave_vit.data.base import Box, FileDataset, Item, image_files
+from dave_vit.errors import DataError
+
+_LISTS = ("ImageSets/Main/val.txt", "ImageSets/Main/test.txt")
+_CLASSES = (
+    "aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant sheep "
+    "sofa train tvmonitor"
+).split()
+
+
+class Voc(FileDataset):
+    """One item per image and class in it, with the boxes of that class.
+
+    Images of ``ImageSets/Main/val.txt`` (or ``test.txt``) are taken, or all where there is no such list. Classes are
+    those of the challenge, or those that the annotations name, in the order of the alphabet.
+
+    Args:
+        root: the folder with ``JPEGImages`` and ``Annotations``.
+        limit: use the first so many items, in the order of the file names.
+    """
+
+    def __init__(self, root: str | Path, limit: int | None = None) -> None:
+        super().__init__(root)
+        images, notes = self.root / "JPEGImages", self.root / "Annotations"
+        if not images.is_dir() or not notes.is_dir():
+            raise DataError(f"{self.root}: looked for the folders JPEGImages and Annotations; one of them is missing")
+        wanted = _listed(self.root)
+        found = []
+        for path in image_files(images):
+            note = notes / f"{path.stem}.xml"
+            if note.is_file() and (wanted is None or path.stem in wanted):
+                found += [(path, name, boxes) for name, boxes in sorted(_by_class(note).items())]
+        if not found:
+            raise DataError(
+                f"{self.root}: no image in JPEGImages has objects in an XML file of Annotations"
+            )
+        named = {name for _, name, _ in found}
+        self.class_names = list(_CLASSES) if named <= set(_CLASSES) else sorted(named)
+        self.items = [self._item(path, name, boxes) for path, name, boxes in found[:limit]]
+
+    def _item(self, path: Path, name: str, boxes: tuple[Box, ...]) -> Item:
+        file = path.relative_to(self.root).as_posix()
+        return Item(f"{path.name}#{name}", self.class_names.index(name), boxes, file, picture=path.name)
+
+
+def _by_class(path: Path) -> dict[str, tuple[Box, ...]]:
+    found: dict[str, tuple[Box, ...]] = {}
+    for name, at in read_objects(path):
+        found[name] = (*found.get(name, ()), at)
+    return found
+
+
+def _listed(root: Path) -> set[str] | None:
+    for name in _LISTS:
+        if (root / name).is_file():
+            return {line.split()[0] for line in (root / name).read_text().splitlines() if line.strip()}
+    return None

@@ -1,0 +1,87 @@
+"""What the package knows of a model: the model itself, its preprocessing and the names of its classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from dave_vit.data.images import read_picture, to_rgb
+from dave_vit.neighborhood import Noise
+
+ImageLike = Image.Image | str | Path
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """From a picture to the tensor that a model takes.
+
+    Attributes:
+        transform: the model library's own transform of an RGB picture: ``[C, H, W]`` or ``[1, C, H, W]``.
+        mean: what the transform subtracts from each of the three colours in [0, 1].
+        std: what it divides by.
+    """
+
+    transform: Callable[[Image.Image], Tensor]
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    def __call__(self, image: ImageLike) -> Tensor:
+        """A picture or the path of one, as a batch of one: ``[1, C, H, W]``."""
+        picture = to_rgb(image)[0] if isinstance(image, Image.Image) else read_picture(image).image
+        tensor = self.transform(picture)
+        return tensor.reshape(1, *tensor.shape[-3:])
+
+    def picture(self, inputs: Tensor) -> Tensor:
+        """Preprocessed images back as colours in [0, 1], as the model sees them: ``[B, 3, H, W]``."""
+        colours = inputs[:, :3].detach().float().cpu()
+        mean, std = (torch.tensor(part).view(1, -1, 1, 1) for part in (self.mean, self.std))
+        return (colours * std + mean).clamp(0, 1)
+
+
+class Adapter(nn.Module):
+    """A model that maps preprocessed inputs to logits, with what is known of it.
+
+    Args:
+        model: the user's or the library's model; it stays as it is, under ``.model``.
+        preprocess: from a picture to an input tensor.
+        class_names: one name a logit.
+        spec: the name under which the model was loaded.
+        noise: the noise that the family's authors recommend for DAVE, where it is not the usual one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        preprocess: Preprocessing,
+        class_names: Sequence[str],
+        *,
+        spec: str,
+        noise: Noise | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.preprocessing = preprocess
+        self.class_names = list(class_names)
+        self.spec = spec
+        self.noise = noise
+        self.eval()
+
+    @property
+    def default_cfg(self) -> dict[str, Any]:
+        """The model's own configuration, where it has one; timm's names the architecture."""
+        return dict(getattr(self.model, "default_cfg", None) or {})
+
+    def preprocess(self, image: ImageLike) -> Tensor:
+        """A picture or the path of one as the model takes it, ``[1, C, H, W]``, on the model's device."""
+        return self.preprocessing(image).to(next(self.parameters()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits ``[B, classes]``."""
+        logits: Tensor = self.model(inputs)
+        return logits

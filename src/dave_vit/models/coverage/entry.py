@@ -1,0 +1,39 @@
+"""One architecture of the table of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An architecture as it is checked: its own code, made small where its library allows.
+
+    Attributes:
+        library: where it comes from.
+        family: what it is called in papers.
+        name: the architecture in its library.
+        build: makes the model, initialised by its library.
+        size: height and width of the images it is checked with.
+        channels: of these images.
+    """
+
+    library: str
+    family: str
+    name: str
+    build: Callable[[], nn.Module]
+    size: tuple[int, int] = (64, 64)
+    channels: int = 3
+
+    def matches(self, pattern: str) -> bool:
+        """Whether library, family or name fits a pattern: a part of it, or with * and ? as in file names."""
+        wanted = pattern.lower()
+        wanted = wanted if any(sign in wanted for sign in "*?[") else f"*{wanted}*"
+        texts = (self.library, self.family, self.name, f"{self.library}:{self.name}")
+        return any(fnmatchcase(text.lower(), wanted) for text in texts)

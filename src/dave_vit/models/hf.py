@@ -1,0 +1,223 @@
+"""transformers: image classifiers of the hub or of a local folder; CLIP and SigLIP as classifiers of prompts."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from dave_vit.errors import ModelError, missing_extra
+from dave_vit.models.adapter import Adapter, Preprocessing
+from dave_vit.models.classes import Classes, class_names
+from dave_vit.models.hub import hub_access
+from dave_vit.models.state import RANDOM, Weights, classes_in, names_of, read_weights
+from dave_vit.models.zero_shot import ZeroShot, wanted_prompts
+
+_HEAD = "classifier"
+
+
+def load(
+    name: str, weights: str | None = None, classes: Classes | None = None, prompts: Sequence[str] | None = None
+) -> Adapter:
+    """A model of the transformers library.
+
+    Args:
+        name: on the hub, or a local folder with config.json, weights and preprocessor_config.json.
+        weights: a local file instead of the folder's own weights, "random", or None.
+        classes: names of the classes, or a file of them.
+        prompts: makes a zero-shot classifier of a CLIP or SigLIP model; one sentence a class.
+    """
+    spec, found = f"hf:{name}", _read(weights)
+    with _readable(name, spec):
+        config = package().AutoConfig.from_pretrained(name)
+        processor = package().AutoImageProcessor.from_pretrained(name)
+        if prompts is not None or (classes is not None and _is_two_halves(config)):
+            return _zero_shot(name, config, found, *wanted_prompts(prompts, classes, spec), processor)
+        model, missing = _made(package().AutoModelForImageClassification, name, config, found)
+    if missing:  # transformers would draw them at random and go on
+        prompted = "give prompts (prompts=[...] or --classes FILE), or " if _is_two_halves(config) else ""
+        raise ModelError(
+            f"{spec} has no trained class head ({missing[0]} is missing); {prompted}train one with `dave probe`"
+        )
+    known = names_of(found) if isinstance(found, Weights) else None
+    return wrap(model, processor, classes if classes is not None else known, spec=spec)
+
+
+def _is_two_halves(config: Any) -> bool:
+    """Whether a checkpoint is of an image and text model, rather than of a classifier made of its image half."""
+    return hasattr(config, "text_config") and not any("Classification" in name for name in config.architectures or ())
+
+
+def _read(weights: str | None) -> Weights | str | None:
+    return weights if weights in (None, RANDOM) else read_weights(str(weights))
+
+
+def wrap(model: nn.Module, processor: Any, classes: Classes | None, *, spec: str) -> Adapter:
+    """A classifier with its image processor."""
+    labels: dict[int, str] = model.config.id2label  # type: ignore[union-attr,assignment]
+    known = [labels[index] for index in sorted(labels)]
+    nameless = all(re.fullmatch(r"LABEL_\d+", label) for label in known)
+    names = class_names(len(known), classes, known=None if nameless else known)
+    return Classifier(model, preprocessing(processor), names, spec=spec)
+
+
+class Classifier(Adapter):
+    """A classifier whose output object holds the logits; other image sizes than its own are interpolated."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits ``[B, classes]``."""
+        native = getattr(self.model.config, "image_size", None)
+        native = tuple(native) if isinstance(native, list | tuple) else (native, native)
+        able = "interpolate_pos_encoding" in inspect.signature(self.model.forward).parameters
+        other = able and tuple(inputs.shape[-2:]) != native
+        logits: Tensor = self.model(inputs, **({"interpolate_pos_encoding": True} if other else {})).logits
+        return logits
+
+
+@dataclass(frozen=True)
+class _Processed:
+    """The image processor as a transform."""
+
+    processor: Any
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"]
+        if pixels.ndim != 4:
+            raise ModelError(
+                f"{type(self.processor).__name__} makes {pixels.ndim}-dimensional patches instead of images "
+                "[1, C, H, W]; choose a model with a fixed image size"
+            )
+        return pixels
+
+
+def preprocessing(processor: Any) -> Preprocessing:
+    """What the image processor does, and the colours behind it."""
+    if not getattr(processor, "do_normalize", False):
+        return Preprocessing(_Processed(processor))
+    return Preprocessing(_Processed(processor), tuple(processor.image_mean), tuple(processor.image_std))
+
+
+def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adapter, str]:
+    """A model with an untrained head, and the path of that head; the checkpoint's own head, if any, is left out."""
+    spec, found = f"hf:{name}", _read(weights)
+    with _readable(name, spec):
+        config = package().AutoConfig.from_pretrained(name, num_labels=len(names))
+        processor = package().AutoImageProcessor.from_pretrained(name)
+        model, _ = _made(package().AutoModelForImageClassification, name, config, found, num_labels=len(names))
+    if not isinstance(getattr(model, _HEAD, None), nn.Linear):
+        raise ModelError(f"{spec} has no single linear head, so it cannot be probed; choose another model")
+    return wrap(model, processor, names, spec=spec), _HEAD
+
+
+def _made(
+    automatic: Any, name: str, config: Any, weights: Weights | str | None, num_labels: int | None = None
+) -> tuple[Any, list[str]]:
+    """A model, and what is missing of its head; transformers itself converts the names of older versions."""
+    if weights == RANDOM:
+        return automatic.from_config(config), []
+    options = {"config": config, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    if isinstance(weights, Weights):
+        empty = automatic.from_config(config)
+        config.num_labels = num_labels or classes_in(weights, empty, config.num_labels)
+        model, info = type(empty).from_pretrained(None, state_dict=dict(weights.state), **options)
+    else:
+        model, info = automatic.from_pretrained(name, **options)
+    mismatched = {key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]}
+    missing = sorted({*info["missing_keys"], *mismatched})
+    body = [key for key in missing if not key.startswith(_HEAD)]
+    if body:
+        source = weights.path if isinstance(weights, Weights) else f"hf:{name}"
+        raise ModelError(f"{source}: weights of another model ({len(body)} missing or unfit, such as {body[0]!r})")
+    return model, missing
+
+
+def _zero_shot(
+    name: str, config: Any, weights: Weights | str | None, prompts: list[str], names: list[str], processor: Any
+) -> Adapter:
+    if not _is_two_halves(config):
+        raise ModelError(f"hf:{name} is a {config.model_type} model without a text half; leave the prompts out")
+    model, _ = _made(package().AutoModel, name, config, weights)
+    tokenizer = package().AutoTokenizer.from_pretrained(name)
+    # SigLIP was trained with sentences padded to one length, and without a mask.
+    padding = "max_length" if config.model_type.startswith("siglip") else True
+    tokens = tokenizer(prompts, padding=padding, truncation=True, return_tensors="pt")
+    return wrap_zero_shot(model, dict(tokens), names, processor, spec=f"hf:{name}")
+
+
+def wrap_zero_shot(
+    model: Any, tokens: dict[str, Tensor], names: Sequence[str], processor: Any, *, spec: str
+) -> Adapter:
+    """A CLIP or SigLIP model that classifies by prompts."""
+    text = text_features(model.eval(), tokens)
+    bias = getattr(model, "logit_bias", None)
+    classifier = ZeroShot(model, encode_image, text, scale=model.logit_scale.exp(), bias=bias)
+    return Adapter(classifier, preprocessing(processor), names, spec=spec)
+
+
+def encode_image(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Features ``[B, D]`` of images."""
+    return _features(model.get_image_features(pixel_values=inputs))  # type: ignore[operator]
+
+
+def text_features(model: Any, tokens: dict[str, Tensor]) -> Tensor:
+    """Features ``[K, D]`` of sentences."""
+    with torch.no_grad():
+        return _features(model.get_text_features(**tokens))
+
+
+def _features(output: Any) -> Tensor:
+    features: Tensor = output if isinstance(output, Tensor) else output.pooler_output
+    return features
+
+
+@contextmanager
+def _readable(name: str, spec: str) -> Iterator[None]:
+    """What transformers raises on unfit folders and names, in one line; nobody is asked about a local folder."""
+    local = Path(name).is_dir()
+    if local:
+        missing = [file for file in ("config.json", "preprocessor_config.json") if not (Path(name) / file).is_file()]
+        if missing:
+            raise ModelError(
+                f"{name}: {missing[0]} is missing; save model and image processor there with save_pretrained"
+            )
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelError(f"{name}: no such folder; give the folder of a saved model, or its name on the hub")
+    try:
+        with nullcontext() if local else hub_access(spec), _quiet():
+            yield
+    except (ValueError, KeyError, RuntimeError, ImportError, OSError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(f"{spec} cannot be used as an image classifier: {first[:200]}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without progress bars and reports: what matters of them is raised."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def package() -> Any:
+    """The library, or an error that says how to install it."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise missing_extra("transformers", "hf") from error
+    return transformers

@@ -1,0 +1,112 @@
+"""open_clip: CLIP and SigLIP models as classifiers of prompts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.errors import ModelError, UnknownName, missing_extra
+from dave_vit.models.adapter import Adapter, Preprocessing
+from dave_vit.models.classes import Classes
+from dave_vit.models.hub import hub_access
+from dave_vit.models.state import RANDOM, load_state, read_weights
+from dave_vit.models.zero_shot import ZeroShot, wanted_prompts
+from dave_vit.registry import nearest
+
+
+def load(
+    name: str, weights: str | None = None, classes: Classes | None = None, prompts: Sequence[str] | None = None
+) -> Adapter:
+    """An open_clip model by its name, as a classifier of prompts.
+
+    Args:
+        name: as open_clip spells it; ``NAME@TAG`` chooses among published weights.
+        weights: a local file, "random", or None for the published weights.
+        classes: names under which the prompts are shown, or the prompts themselves.
+        prompts: one sentence a class.
+    """
+    spec = f"openclip:{name}"
+    sentences, names = wanted_prompts(prompts, classes, spec)
+    base, _, tag = name.partition("@")
+    if not base.startswith("hf-hub:"):
+        check_name(base)
+    model = _published(base, tag) if weights is None else build(base)
+    if weights not in (None, RANDOM):
+        load_state(model, read_weights(str(weights)))
+    with hub_access(f"the tokenizer of {spec}", fix="load it once where there is a network"):
+        tokens = package().get_tokenizer(base)(sentences)
+    return wrap(model, tokens, names, spec=spec)
+
+
+def wrap(model: nn.Module, tokens: Tensor, names: Sequence[str], *, spec: str) -> Adapter:
+    """A model of open_clip that classifies by prompts."""
+    clip: Any = model.eval()
+    with torch.no_grad():
+        text = clip.encode_text(tokens)
+    classifier = ZeroShot(clip, encode_image, text, scale=clip.logit_scale.exp(), bias=clip.logit_bias)
+    return Adapter(classifier, _preprocessing(clip), names, spec=spec)
+
+
+def encode_image(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Features ``[B, D]`` of images."""
+    return model.encode_image(inputs)  # type: ignore[operator,no-any-return]
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that open_clip does not know."""
+    known = package().list_models()
+    if name not in known:
+        raise UnknownName(f"open_clip has no model {name!r}{nearest(name, known)}")
+
+
+def build(name: str, **options: Any) -> nn.Module:
+    """The architecture, initialised at random unless options say otherwise."""
+    with _quiet():
+        model: nn.Module = package().create_model(name, **options)
+    return model
+
+
+def _published(name: str, tag: str) -> nn.Module:
+    tags = package().list_pretrained_tags_by_model(name)
+    if tag and tag not in tags:
+        raise UnknownName(f"open_clip's {name} has no weights {tag!r}; it has {', '.join(tags) or 'none'}")
+    if not tags and not name.startswith("hf-hub:"):
+        raise ModelError(f"openclip:{name} has no published weights; give a local file with --weights FILE")
+    chosen = tag or ("openai" if "openai" in tags else tags[0] if tags else None)
+    with hub_access(f"openclip:{name}"):
+        try:
+            return build(name, pretrained=chosen)
+        except RuntimeError as error:  # what open_clip makes of every failed download
+            raise OSError(str(error)) from error
+
+
+def _preprocessing(model: Any) -> Preprocessing:
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+
+    config = PreprocessCfg(**model.visual.preprocess_cfg)
+    return Preprocessing(image_transform_v2(config, is_train=False), tuple(config.mean), tuple(config.std))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # open_clip reports on the root logger whatever it does, and warns of weights that are loaded afterwards.
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def package() -> Any:
+    """The library, or an error that says how to install it."""
+    try:
+        import open_clip
+    except ImportError as error:
+        raise missing_extra("open_clip", "clip") from error
+    return open_clip

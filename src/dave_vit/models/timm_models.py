@@ -1,0 +1,179 @@
+"""timm: every image model of the library, with its own preprocessing and class names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from dave_vit.errors import ModelError, UnknownName
+from dave_vit.models.adapter import Adapter, Preprocessing
+from dave_vit.models.classes import Classes, class_names
+from dave_vit.models.hub import hub_access
+from dave_vit.models.state import PREFIXES, RANDOM, State, Weights, fitting, misfit, names_of, read_weights
+from dave_vit.registry import nearest
+
+
+def load(name: str, weights: str | None = None, classes: Classes | None = None) -> Adapter:
+    """A timm model by its name.
+
+    Args:
+        name: as timm spells it, with or without a tag; ``hf-hub:`` names are passed on.
+        weights: a local file, "random", or None for the published weights.
+        classes: names of the classes, or a file of them.
+    """
+    check_name(name)
+    known: list[str] | None = None
+    if weights in (None, RANDOM) and _configured(name, "num_classes") == 0:
+        raise _headless(name)  # before a long download
+    if weights is None:
+        model = _published(name)
+    elif weights == RANDOM:
+        model = build(name)
+    else:
+        found = read_weights(weights)
+        model, known = from_weights(name, found), names_of(found)
+    if not getattr(model, "num_classes", 0):
+        raise _headless(name)
+    return wrap(model, classes, known, spec=f"timm:{name}")
+
+
+def _headless(name: str) -> ModelError:
+    return ModelError(
+        f"timm:{name} has no class head; train one with `dave probe`, or give weights with one (--weights FILE)"
+    )
+
+
+def wrap(model: nn.Module, classes: Classes | None, known: Sequence[str] | None, *, spec: str) -> Adapter:
+    """A timm model with its own preprocessing and the names of its classes."""
+    count = int(model.num_classes)  # type: ignore[arg-type]
+    names = class_names(count, classes, known=known or _configured_names(model, count))
+    return Adapter(model, preprocessing(model), names, spec=spec)
+
+
+def _configured_names(model: nn.Module, count: int) -> list[str] | None:
+    """Class names of the model's configuration, or of the part of ImageNet that it is known to be trained on."""
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    config = getattr(model, "pretrained_cfg", None) or {}
+    given = config.get("label_names")
+    if given and len(given) == count:
+        descriptions = config.get("label_descriptions") or {}
+        return [str(descriptions.get(name, name)) for name in given]
+    subset = None if count == 1000 else infer_imagenet_subset(model)
+    if subset is None:
+        return None
+    info = ImageNetInfo(subset)
+    names = [info.index_to_description(index).split(",")[0] for index in range(info.num_classes())]
+    return names if len(names) == count else None
+
+
+def preprocessing(model: nn.Module) -> Preprocessing:
+    """What the model's configuration says, as timm itself reads it."""
+    from timm.data import create_transform, resolve_model_data_config
+
+    config = resolve_model_data_config(model)
+    return Preprocessing(create_transform(**config, is_training=False), tuple(config["mean"]), tuple(config["std"]))
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that timm does not know."""
+    import timm
+
+    base, _, tag = name.partition(".")
+    if name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
+        return
+    if not timm.is_model(base):
+        raise UnknownName(f"timm has no model {base!r}{nearest(base, timm.list_models())}")
+    tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{base}.*")]
+    if tag and tag not in tags:
+        raise UnknownName(f"timm's {base} has no tag {tag!r}; it has {', '.join(filter(None, tags)) or 'none'}")
+
+
+def build(name: str, **options: Any) -> nn.Module:
+    """The architecture; plain ViTs are told to take images of any size."""
+    import timm
+
+    try:
+        model: nn.Module = timm.create_model(name, dynamic_img_size=True, **options)
+    except TypeError as error:
+        if "dynamic_img_size" not in str(error):
+            raise
+        model = timm.create_model(name, **options)
+    return model
+
+
+def _published(name: str, **options: Any) -> nn.Module:
+    what = f"timm:{name}"
+    try:
+        with hub_access(what):
+            return build(name, pretrained=True, **options)
+    except RuntimeError as error:
+        if "No pretrained weights" not in str(error):
+            raise
+        raise ModelError(f"{what} has no published weights; give a local file with --weights FILE") from error
+
+
+def from_weights(name: str, weights: Weights) -> nn.Module:
+    """The architecture filled from a file; the head takes as many classes as the weights have."""
+    saved = weights.metadata.get("architecture", name)
+    if saved.partition(".")[0] != name.partition(".")[0]:
+        raise ModelError(f"{weights.path}: these weights are of timm:{saved}, not timm:{name}; load them by that name")
+    keys = _head_keys(name, weights.state)
+    if not keys and _configured(name, "num_classes"):
+        raise ModelError(f"{weights.path}: these weights hold no class head; train one with `dave probe`")
+    count = int(weights.state[keys[0]].shape[0]) if keys else 0
+    return _filled(name, weights, num_classes=count)
+
+
+def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adapter, str]:
+    """A model with an untrained head, and the path of that head; the file's own head is left out, if it has one."""
+    check_name(name)
+    if weights is None:
+        model = _published(name, num_classes=0)
+    elif weights == RANDOM:
+        model = build(name, num_classes=0)
+    else:
+        found = read_weights(weights)
+        heads = _head_keys(name, found.state)
+        bodies = {key: value for key, value in found.state.items() if key not in heads}
+        model = _filled(name, replace(found, state=bodies), num_classes=0)
+    model.reset_classifier(len(names))  # type: ignore[operator]
+    head = model.get_classifier()  # type: ignore[operator]
+    path = next((path for path, module in model.named_modules() if module is head), None)
+    if path is None or not isinstance(head, nn.Linear):
+        raise ModelError(f"timm:{name} has no single linear head, so it cannot be probed; choose another model")
+    return wrap(model, names, None, spec=f"timm:{name}"), path
+
+
+def _configured(name: str, field: str) -> Any:
+    import timm
+
+    return getattr(timm.get_pretrained_cfg(name), field, None)
+
+
+def _head_keys(name: str, state: State) -> list[str]:
+    """The names of the head's tensors in a state dict, whatever stands before them; weights first."""
+    named = _configured(name, "classifier") or "head"
+    heads = (named,) if isinstance(named, str) else tuple(named)
+    before = "|".join(map(re.escape, PREFIXES))
+    ends = [f"(?:{before})*{re.escape(head)}\\.{part}" for part in ("weight", "bias") for head in heads]
+    return [key for end in ends for key in state if re.fullmatch(end, key)]
+
+
+def _filled(name: str, weights: Weights, **options: Any) -> nn.Module:
+    model = build(name, **options)
+    own = model.state_dict()
+    state = fitting(weights.state, set(own))
+    if {key: value.shape for key, value in own.items()} == {key: value.shape for key, value in state.items()}:
+        model.load_state_dict(state)
+        return model
+    # timm converts checkpoints in the layout of their first authors, and other image sizes.
+    overlay = {"state_dict": dict(state), "custom_load": False, "label_offset": 0, **options}
+    try:
+        return build(name, pretrained=True, pretrained_cfg_overlay=overlay, **options)
+    except (RuntimeError, KeyError, ValueError, AttributeError) as error:
+        raise misfit(weights.path, own, state) from error

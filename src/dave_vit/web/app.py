@@ -1,0 +1,206 @@
+"""The application: routes, answers to errors, and the static page."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from importlib.resources import files
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import quote
+
+from fastapi import APIRouter, FastAPI, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+
+from dave_vit._version import __version__
+from dave_vit.errors import DaveError, ImageError
+from dave_vit.web.cards import info
+from dave_vit.web.explaining import Desk, NotKept, Served
+from dave_vit.web.guard import Guard
+from dave_vit.web.images import TooLarge, example, example_count, read_upload
+from dave_vit.web.jobs import Busy, Job, Jobs
+from dave_vit.web.schema import ExplainQuery, Failure, Info, Limits, Look, LookQuery, Queued, Step
+
+T = TypeVar("T")
+_LOG = logging.getLogger("dave_vit.web")
+_STATUS: dict[type[DaveError], int] = {TooLarge: 413, ImageError: 415, Busy: 503, NotKept: 404}
+_FAILED = "the server failed, which is no fault of yours; its log says why"
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+_BODY = {"requestBody": {"required": True, "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}}
+_FAILURES = {
+    404: "no longer kept",
+    413: "too many bytes",
+    415: "no image that can be read, or too many pixels",
+    422: "an option that does not fit",
+    503: "busy: the queue is full",
+}
+_GONE = 499  # nobody reads it; known from nginx
+_FOUND = 20  # classes in the answer to a search
+
+
+def create_app(
+    models: Sequence[Served], limits: Limits | None = None, *, hosts: Collection[str] = (), seed: int = 0
+) -> FastAPI:
+    """The web page and its API.
+
+    Args:
+        models: those that one can choose among; the first is the default.
+        limits: of one request.
+        hosts: names under which the server may be asked for; empty allows any.
+        seed: the one that the page offers.
+    """
+    limits = limits or Limits()
+    desk, jobs = Desk(models, limits), Jobs(limits.waiting)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        jobs.close()
+
+    # FastAPI's own documentation pages load scripts from elsewhere; ours is static/api.html.
+    app = FastAPI(
+        title="DAVE",
+        version=__version__,
+        description="Explains what a Vision Transformer saw. Errors are JSON with one line under `error`.",
+        openapi_url="/api/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.include_router(_choices(info(models, limits, seed), desk), prefix="/api", tags=["choices"])
+    app.include_router(_work(desk, jobs), prefix="/api", tags=["work"])
+    app.routes.extend(_pages())
+    for error in (DaveError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
+        app.add_exception_handler(error, _answer)
+    app.add_middleware(Guard, hosts=hosts)
+    return app
+
+
+def _choices(choices: Info, desk: Desk) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/info")
+    def everything() -> Info:
+        """Models, methods, options, examples, limits and colours."""
+        return choices
+
+    @router.get("/classes", responses=_failures(422))
+    def classes(search: Annotated[str, Query(max_length=200)] = "", model: str | None = None) -> list[str]:
+        """The first classes of a model whose name holds some text."""
+        wanted = search.strip().casefold()
+        names = desk.served(model).model.class_names
+        return [name for name in names if wanted in name.casefold()][:_FOUND]
+
+    @router.get("/examples/{number}.png", response_class=Response, responses=_failures(422))
+    def picture(number: Annotated[int, Path(ge=0, lt=example_count())]) -> Response:
+        """An example image: PNG."""
+        return Response(example(number), media_type="image/png")
+
+    return router
+
+
+def _work(desk: Desk, jobs: Jobs) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/look", openapi_extra=_BODY, responses=_failures(413, 415, 422, 503))
+    async def look(request: Request, query: Annotated[LookQuery, Query()]) -> Look:
+        """What the model takes an image for; the image is the body of the request."""
+        data = await read_upload(request, desk.limits.bytes)
+        return await _last(jobs.submit(desk.look(data, query)), request)
+
+    @router.post("/explain", response_model=Step, openapi_extra=_BODY, responses=_failures(413, 415, 422, 503))
+    async def explain(request: Request, query: Annotated[ExplainQuery, Query()]) -> Any:
+        """What a class owes to each pixel of an image; the image is the body of the request.
+
+        With `stream` the answer is a stream of server-sent events: `queued` with the number of requests before this
+        one, `step` with the map after some samples, `failed` with an error. A request that goes away stops the work.
+        """
+        data = await read_upload(request, desk.limits.bytes)
+        job = jobs.submit(desk.explain(data, query))
+        if not query.stream:
+            return await _last(job, request)
+        return StreamingResponse(_events(job, request, partial(jobs.ahead, job)), media_type="text/event-stream")
+
+    @router.get("/results/{token}/{ending}", response_class=Response, responses=_failures(404, 422, 503))
+    async def result(
+        request: Request, token: str, ending: Literal["panels.png", "overlay.png", "npz", "json"]
+    ) -> Response:
+        """A file of a result; the latest results are kept."""
+        name, data = await _last(jobs.submit(desk.file(token, ending)), request)
+        return Response(
+            data,
+            media_type="image/png" if ending.endswith("png") else "application/octet-stream",
+            headers={"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}"},
+        )
+
+    return router
+
+
+def _failures(*codes: int) -> dict[int | str, dict[str, Any]]:
+    return {code: {"model": Failure, "description": _FAILURES[code]} for code in codes}
+
+
+async def _last(job: Job[T], request: Request) -> T:
+    """The last step of a job."""
+    last: T | None = None
+    async with aclosing(job.steps(request.is_disconnected)) as steps:
+        async for step in steps:
+            last = step if step is not None else last
+    if last is None:
+        raise ClientDisconnect
+    return last
+
+
+async def _events(job: Job[Step], request: Request, ahead: Callable[[], int]) -> AsyncIterator[str]:
+    """The steps of a job as server-sent events."""
+    try:
+        async with aclosing(job.steps(request.is_disconnected)) as steps:
+            async for step in steps:
+                yield _event("step", step) if step is not None else _event("queued", Queued(ahead=ahead()))
+    except Exception as error:
+        if not isinstance(error, DaveError):
+            _LOG.exception("request failed")
+        yield _event("failed", Failure(error=_told(error)))
+
+
+def _event(name: str, data: BaseModel) -> str:
+    return f"event: {name}\ndata: {data.model_dump_json()}\n\n"
+
+
+def _told(error: Exception) -> str:
+    """What an error tells to the one who asked: nothing of the server, unless the error was meant for people."""
+    if isinstance(error, DaveError):
+        return " ".join(str(error).split())
+    if isinstance(error, RequestValidationError):
+        return "; ".join(f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors())
+    return str(error.detail) if isinstance(error, HTTPException) else _FAILED
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=_GONE)
+    if isinstance(error, DaveError):
+        status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 422)
+    else:
+        status = 422 if isinstance(error, RequestValidationError) else getattr(error, "status_code", 500)
+    return JSONResponse({"error": _told(error)}, status, {"Retry-After": "2"} if status == 503 else None)
+
+
+def _pages() -> list[Route]:
+    """The static files, read once: no path that a stranger names is ever opened."""
+    addresses = {"index.html": "/", "api.html": "/api"}
+    return [
+        Route(addresses.get(entry.name, f"/static/{entry.name}"), _page(entry.read_bytes(), kind))
+        for entry in (files("dave_vit.web") / "static").iterdir()
+        if (kind := _TYPES.get(entry.name.rpartition(".")[2]))
+    ]
+
+
+def _page(data: bytes, kind: str) -> Callable[[Request], Response]:
+    return lambda request: Response(data, media_type=kind)

@@ -1,0 +1,235 @@
+"""What the worker does for a request: look at an image, explain it step by step, hand out the files."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import secrets
+import shlex
+from collections import OrderedDict
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dave_vit.errors import DaveError, OptionError, UnknownName
+from dave_vit.methods import METHODS
+from dave_vit.models import Adapter
+from dave_vit.registry import nearest
+from dave_vit.results import Explainer, Result
+from dave_vit.viz import Scaled, scale, soften, to_pillow
+from dave_vit.viz.layers import MapLike, as_image, as_map
+from dave_vit.web.images import file_name, png_text, read_picture
+from dave_vit.web.jobs import Check, Work
+from dave_vit.web.schema import ExplainQuery, Finished, Limits, Look, LookQuery, Plane, Step
+
+ENDINGS = ("panels.png", "overlay.png", "npz", "json")
+_STEPS = 24  # of a map that refines
+_CHUNK = 4  # views in a pass of other methods: a request that goes away ends between two passes
+_KEPT_PIXELS = 60_000_000  # results hold their images
+
+
+class NotKept(DaveError):
+    """A result has made room for later ones."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that the server was started with.
+
+    Of a local folder only the last part stays in the model's spec, which records and figures show.
+
+    Attributes:
+        model: of `load_model`.
+        weights: whether they came from a file; which one stays on the server.
+        classes: whether the names of the classes came from a file.
+    """
+
+    model: Adapter
+    weights: bool = False
+    classes: bool = False
+
+    def __post_init__(self) -> None:
+        family, colon, name = self.model.spec.rpartition(":")
+        if Path(name).exists() or Path(name).is_absolute():
+            self.model.spec = f"{family}{colon}{Path(name).name}"
+
+    @property
+    def name(self) -> str:
+        """The model's spec."""
+        return self.model.spec
+
+
+class _Kept:
+    """A result, whose files are made when the first of them is asked for."""
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+
+    @cached_property
+    def files(self) -> dict[str, bytes]:
+        return self.result.files()
+
+
+class Desk:
+    """Takes requests for the models of a server. What it returns runs in the worker, so that one thing happens at once.
+
+    Args:
+        models: at least one.
+        limits: of one request.
+    """
+
+    def __init__(self, models: Sequence[Served], limits: Limits) -> None:
+        self.models = {served.name: served for served in models}
+        if not models or len(self.models) < len(models):
+            raise OptionError(f"models {[served.name for served in models]}; expected at least one, and each name once")
+        self.limits = limits
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    def served(self, name: str | None) -> Served:
+        """A model by its name; the first one for None."""
+        names = list(self.models)
+        if name is not None and name not in names:
+            hint = nearest(name, names) or f"; this server has: {', '.join(names)}"
+            raise UnknownName(f"no model {name!r}{hint}")
+        return self.models[names[0] if name is None else name]
+
+    def look(self, data: bytes, query: LookQuery) -> Work[Look]:
+        """What the model takes an image for."""
+        model = self.served(query.model).model
+
+        def work(check: Check) -> Generator[Look, None, None]:
+            picture = read_picture(data, query.name, self.limits.pixels)
+            sight = Explainer(model, "input_x_gradient").look(picture)  # any method serves to look
+            seen = to_pillow(as_image(model.preprocessing.picture(sight.inputs)[0]))
+            yield Look(name=picture.name, top5=list(sight.top5), picture=png_text(seen), notes=list(picture.notes))
+
+        return work
+
+    def explain(self, data: bytes, query: ExplainQuery) -> Work[Step]:
+        """The map of an image after more and more samples; the last step tells where the files are."""
+        served = self.served(query.model)
+        options = method_options(query, self.limits.samples)
+        explainer = Explainer(served.model, query.method, **options)
+
+        def work(check: Check) -> Generator[Step, None, None]:
+            with _watched(served.model, check):
+                sight = explainer.look(read_picture(data, query.name, self.limits.pixels))
+                targets = sight.pick(query.target)
+                if len(targets) > 1:
+                    raise OptionError(f"target {query.target!r} means {len(targets)} classes; ask for one at a time")
+                for result in explainer.refine(sight, targets):
+                    step = _step(result)
+                    yield step
+            token = self._keep(result)
+            files = {ending: f"/api/results/{token}/{ending}" for ending in ENDINGS}
+            yield step.model_copy(update={"finished": Finished(files=files, command=command(served, query, result))})
+
+        return work
+
+    def file(self, token: str, ending: str) -> Work[tuple[str, bytes]]:
+        """Name and content of a file of an earlier result."""
+
+        def work(check: Check) -> Generator[tuple[str, bytes], None, None]:
+            if token not in self._kept:
+                raise NotKept("this result is no longer kept; make it again")
+            kept = self._kept[token]
+            yield f"{kept.result.sight.picture.name}.{ending}", kept.files[ending]
+
+        return work
+
+    def _keep(self, result: Result) -> str:
+        token = secrets.token_urlsafe(12)
+        self._kept[token] = _Kept(result)
+        while len(self._kept) > 1 and (len(self._kept) > self.limits.results or self._pixels() > _KEPT_PIXELS):
+            self._kept.popitem(last=False)
+        return token
+
+    def _pixels(self) -> int:
+        sizes = [kept.result.sight.picture.image.size for kept in self._kept.values()]
+        return sum(width * height for width, height in sizes)
+
+
+def takes(method: str) -> list[str]:
+    """The options of requests that a method takes."""
+    known = inspect.signature(METHODS[method]).parameters
+    noisy = ["noise", "noise_level"] if "reducer" in known else []
+    return [name for name in ("samples", "seed", "preset", "reducer") if name in known] + noisy
+
+
+def method_options(query: ExplainQuery, most: int) -> dict[str, Any]:
+    """The options of the method that a request asks for."""
+    taken = takes(query.method)
+    given = query.model_dump(include={"samples", "preset", "reducer", "noise", "noise_level"}, exclude_none=True)
+    for name in given:
+        if name not in taken:
+            raise OptionError(f"method {query.method!r} takes no {name}; leave it out")
+    if given.get("samples", 0) > most:
+        raise OptionError(f"{given['samples']} samples; this server takes at most {most}")
+    if "seed" in taken:
+        given["seed"] = query.seed
+    return given | _chunk(query.method, given.get("samples"))
+
+
+def _chunk(method: str, samples: int | None) -> dict[str, int]:
+    """Few views in a pass, for many steps; the numbers stay the same."""
+    known = inspect.signature(METHODS[method]).parameters
+    if hasattr(METHODS[method], "refine"):
+        return {"chunk": max(1, (samples or known["samples"].default) // _STEPS)}
+    return {"chunk": _CHUNK} if "chunk" in known else {}
+
+
+def command(served: Served, query: ExplainQuery, result: Result) -> str:
+    """The command line that makes the same result; names of the server's own files are left open."""
+    file = file_name(query.name)
+    words = ["dave", "explain", file]
+    words += ["--model", served.name] if served.name != "builtin" else []
+    words += ["--weights", "FILE"] if served.weights else []
+    words += ["--classes", "FILE"] if served.classes else []
+    words += ["--target", str(result.targets[0].index), "--method", query.method]
+    for name, value in result.explainer.options.items():
+        if name in ("samples", "preset", "seed"):
+            words += [f"--{name}", str(value)]
+        elif name != "chunk":
+            words += ["--set", f"{name}={value}"]
+    return shlex.join(words)
+
+
+@contextmanager
+def _watched(model: Adapter, check: Check) -> Iterator[None]:
+    """Checks before every pass of the model, for methods that take many passes and give one map."""
+    handle = model.register_forward_pre_hook(lambda module, inputs: check())
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _step(result: Result) -> Step:
+    finding = result.findings[0]
+    values = as_map(finding.map)  # [H, W]
+    error = finding.standard_error
+    shown = scale(soften(values)).values * 255
+    return Step(
+        target=result.targets[0],
+        method=result.explainer.name,
+        samples=result.explanation.samples,
+        total=getattr(result.explainer.method, "samples", 1) if error is not None else 1,
+        seconds=round(result.seconds, 3),
+        width=values.shape[1],
+        height=values.shape[0],
+        map=_plane(values, scale(values)),
+        overlay=base64.b64encode(shown.round().astype(np.uint8).tobytes()).decode(),
+        standard_error=None if error is None else _plane(error, scale(error)),
+    )
+
+
+def _plane(values: MapLike, scaled: Scaled) -> Plane:
+    array = as_map(values).numpy()
+    unit = float(np.abs(array).max()) / 32767 or 1.0
+    data = (array / unit).round().astype("<i2").tobytes()
+    return Plane(data=base64.b64encode(data).decode(), unit=unit, limit=scaled.limit, caption=scaled.caption)

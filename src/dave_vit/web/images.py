@@ -1,0 +1,80 @@
+"""Pictures in and out: uploads checked by size and content, examples of the embedded benchmark, PNG as text."""
+
+from __future__ import annotations
+
+import base64
+import io
+from functools import cache
+from pathlib import PurePosixPath
+
+from PIL import Image
+from starlette.requests import Request
+
+from dave_vit.data.embedded import Embedded
+from dave_vit.data.images import Picture, decode
+from dave_vit.errors import DaveError
+
+# Number of the item in its split; two targets in a picture show best what another class changes.
+_EXAMPLES = (
+    ("pair", 14),
+    ("pair", 26),
+    ("pair", 0),
+    ("pair", 6),
+    ("pair", 18),
+    ("single", 8),
+    ("single", 16),
+    ("single", 4),
+)
+_NAME_LENGTH = 80
+
+
+class TooLarge(DaveError):
+    """An upload has more bytes than allowed."""
+
+
+async def read_upload(request: Request, limit: int) -> bytes:
+    """The body of a request, which is never read beyond the limit."""
+    declared = request.headers.get("content-length", "")
+    data = bytearray()
+    if not (declared.isdecimal() and int(declared) > limit):
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > limit:
+                break
+        else:
+            return bytes(data)
+    raise TooLarge(f"the file is too large; at most {limit / 1e6:.3g} MB are taken, so make the image smaller first")
+
+
+def read_picture(data: bytes, name: str, max_pixels: int) -> Picture:
+    """The image in an upload, by what it holds and not by what it is called."""
+    picture = decode(data, file_name(name), max_pixels=max_pixels)
+    return Picture(PurePosixPath(picture.name).stem, picture.image, picture.notes)
+
+
+def file_name(name: str) -> str:
+    """A name that a stranger gave to a file, without folders and without what cannot be printed."""
+    last = name.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    printable = "".join(letter for letter in last if letter.isprintable()).strip()
+    return printable[-_NAME_LENGTH:].lstrip(".-") or "image"
+
+
+def png_text(image: Image.Image) -> str:
+    """A PNG file in base64."""
+    buffer = io.BytesIO()
+    image.save(buffer, "png")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def example_count() -> int:
+    """How many examples there are."""
+    return len(_EXAMPLES)
+
+
+@cache
+def example(number: int) -> bytes:
+    """The PNG file of an example."""
+    split, index = _EXAMPLES[number]
+    buffer = io.BytesIO()
+    Embedded(split).image(index).save(buffer, "png")
+    return buffer.getvalue()

@@ -1,0 +1,150 @@
+"""What the API takes and gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dave_vit.neighborhood.noise import NoiseKind
+from dave_vit.results import Guess
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may ask for, and what the server keeps.
+
+    Attributes:
+        bytes: of an upload.
+        pixels: of an image, whatever the size of its file.
+        samples: of a method.
+        waiting: requests behind the one that is worked on; one more is answered with "busy".
+        results: of the latest requests, kept for downloads.
+    """
+
+    bytes: int = 20_000_000
+    pixels: int = 40_000_000
+    samples: int = 500
+    waiting: int = 4
+    results: int = 16
+
+
+class _Query(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    model: Annotated[str | None, Field(description="one of the server's models; its first one by default")] = None
+    name: Annotated[str, Field(max_length=200, description="what the file is called")] = "image.png"
+
+
+class LookQuery(_Query):
+    """What to classify an image with."""
+
+
+class ExplainQuery(_Query):
+    """What to explain, and how. Options that the method does not take are an error."""
+
+    target: Annotated[str, Field(max_length=200, description="name, part of a name or index, or top1 to top5")] = "top1"
+    method: Annotated[str, Field(description="one of the methods")] = "dave"
+    samples: Annotated[int | None, Field(ge=1, description="perturbed copies of the image")] = None
+    preset: Annotated[str | None, Field(description="all further options of DAVE taken together")] = None
+    noise: Annotated[NoiseKind | None, Field(description="kind of the noise, where it is not the preset's")] = None
+    noise_level: Annotated[float | None, Field(ge=0, description="where it is not the preset's")] = None
+    reducer: Annotated[str | None, Field(description="estimator, where it is not the preset's")] = None
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    stream: Annotated[bool, Field(description="every step as it comes (server-sent events), or the last one")] = True
+
+
+class Failure(BaseModel):
+    """What went wrong, in one line."""
+
+    error: str
+
+
+class PresetCard(BaseModel):
+    """What a preset of DAVE means for a model."""
+
+    noise: str
+    noise_level: float
+    reducer: str
+
+
+class ModelCard(BaseModel):
+    """A model of this server."""
+
+    name: str
+    classes: int
+    presets: dict[str, PresetCard]
+
+
+class MethodCard(BaseModel):
+    """A method, and which of the options it takes."""
+
+    name: str
+    summary: str
+    paper: str
+    passes: str
+    resolution: str
+    class_specific: bool
+    takes: list[str]
+
+
+class Info(BaseModel):
+    """All there is to choose from."""
+
+    version: str
+    models: list[ModelCard]
+    methods: list[MethodCard]
+    reducers: list[str]
+    noises: list[str]
+    examples: list[str]
+    limits: Limits
+    seed: int
+    colormaps: Annotated[dict[str, list[str]], Field(description="256 colours each, from low to high")]
+
+
+class Look(BaseModel):
+    """An image as the model sees it."""
+
+    name: str
+    top5: list[Guess]
+    picture: Annotated[str, Field(description="PNG in base64: the image after preprocessing")]
+    notes: Annotated[list[str], Field(description="what was done to the image that may surprise")]
+
+
+class Queued(BaseModel):
+    """While there is nothing new: how many requests are before this one; 0 where it is being worked on."""
+
+    ahead: int
+
+
+class Plane(BaseModel):
+    """Numbers of each pixel, row by row."""
+
+    data: Annotated[str, Field(description="16-bit signed integers, little endian, in base64")]
+    unit: Annotated[float, Field(description="the number that 1 stands for")]
+    limit: Annotated[float, Field(description="the number shown in the brightest colour")]
+    caption: Annotated[str, Field(description="how the limit was found")]
+
+
+class Finished(BaseModel):
+    """What can be taken away in the end."""
+
+    files: Annotated[dict[str, str], Field(description="addresses by the ending of the file's name")]
+    command: Annotated[str, Field(description="the command line that makes the same result")]
+
+
+class Step(BaseModel):
+    """The map after some samples."""
+
+    target: Guess
+    method: str
+    samples: int
+    total: int
+    seconds: float
+    width: int
+    height: int
+    map: Plane
+    overlay: Annotated[str, Field(description="the map smoothed for display, 0 to 255, bytes in base64")]
+    standard_error: Annotated[Plane | None, Field(description="of methods that draw samples")] = None
+    finished: Annotated[Finished | None, Field(description="in the last step")] = None

@@ -1,0 +1,99 @@
+// What the page asks the server for.
+
+export class Failure extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+async function ask(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Failure("The server does not answer. Is dave serve still running?");
+  }
+  if (response.ok) return response;
+  const told = await response.json().catch(() => ({}));
+  throw new Failure(sentence(told.error || `The server answered with ${response.status}`), response.status);
+}
+
+// Names of files, which come before a colon, stay as they are.
+function sentence(text) {
+  return text.replace(/^[a-z](?=[a-z]* )/, (letter) => letter.toUpperCase()) + (/[.?!]$/.test(text) ? "" : ".");
+}
+
+function address(path, options) {
+  const given = Object.entries(options).filter(([, value]) => value !== undefined && value !== "");
+  return `${path}?${new URLSearchParams(given)}`;
+}
+
+export async function info() {
+  return (await ask("/api/info")).json();
+}
+
+export async function classes(model, search) {
+  return (await ask(address("/api/classes", { model, search }))).json();
+}
+
+export async function example(path) {
+  return (await ask(path)).blob();
+}
+
+export async function look(blob, options, signal) {
+  return (await ask(address("/api/look", options), { method: "POST", body: blob, signal })).json();
+}
+
+// The events of a run, one after the other; leaving the loop or aborting ends the work on the server.
+export async function* explain(blob, options, signal) {
+  const response = await ask(address("/api/explain", options), { method: "POST", body: blob, signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const events = (text + value).split("\n\n");
+      text = events.pop();
+      for (const event of events) {
+        const [name, data] = event.split("\n").map((line) => line.slice(line.indexOf(":") + 2));
+        if (name === "failed") throw new Failure(sentence(JSON.parse(data).error));
+        yield [name, JSON.parse(data)];
+      }
+    }
+  } catch (error) {
+    if (error instanceof TypeError) throw new Failure("The connection to the server broke off.");
+    throw error;
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function bytes(text) {
+  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+}
+
+// Numbers of a plane, and the one shown in the brightest colour.
+export function plane({ data, unit, limit, caption }) {
+  const view = new DataView(bytes(data).buffer);
+  const values = Float32Array.from({ length: view.byteLength / 2 }, (_, at) => view.getInt16(2 * at, true) * unit);
+  return { values, limit, caption };
+}
+
+// Bytes as numbers from 0 to 1.
+export function levels(text) {
+  return Float32Array.from(bytes(text), (byte) => byte / 255);
+}
+
+// The pixels of a PNG in base64.
+export async function pixels(text) {
+  const bitmap = await createImageBitmap(new Blob([bytes(text)], { type: "image/png" }));
+  const canvas = document.createElement("canvas");
+  canvas.width = bitmap.width;
+  canvas.height = bitmap.height;
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  context.drawImage(bitmap, 0, 0);
+  return context.getImageData(0, 0, bitmap.width, bitmap.height);
+}

@@ -1,0 +1,123 @@
+"""A world small enough for whole runs in tests: coloured squares, and a Vision Transformer that knows them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+
+from dave_vit.bench import Plan, make_plan
+from dave_vit.bench.rows import read
+
+COLOURS = {
+    "red": (220, 40, 40),
+    "green": (40, 200, 60),
+    "blue": (50, 60, 230),
+    "sun": (240, 220, 50),
+    "grey": (60, 60, 60),
+}
+SIDE = 32
+
+
+def paint(root: Path, each: int = 4) -> Path:
+    """Class folders of squares on noise, with a table of their boxes."""
+    draw = np.random.default_rng(0)
+    lines = ["image,left,top,right,bottom"]
+    for name, colour in COLOURS.items():
+        (root / name).mkdir(parents=True)
+        for number in range(each):
+            pixels = draw.integers(100, 150, (40, 48, 3)).astype(np.uint8)
+            top, left = draw.integers(2, 20, 2)
+            pixels[top : top + 18, left : left + 18] = colour
+            Image.fromarray(pixels).save(root / name / f"{number}.png")
+            lines.append(f"{name}/{number}.png,{left},{top},{left + 18},{top + 18}")
+    (root / "boxes.csv").write_text("\n".join(lines))
+    return root
+
+
+def preprocess(image: Image.Image) -> torch.Tensor:
+    """Shorter side to 32, centre: [1,3,32,32]."""
+    scale = SIDE / min(image.size)
+    width, height = (max(SIDE, round(side * scale)) for side in image.size)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = (width - SIDE) // 2, (height - SIDE) // 2
+    pixels = np.asarray(image.crop((left, top, left + SIDE, top + SIDE)))
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+
+
+@lru_cache(maxsize=1)
+def _vit(data: str) -> nn.Module:
+    """A random Vision Transformer whose head is fitted to the squares."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    torch.manual_seed(0)
+    model = VisionTransformer(img_size=SIDE, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=len(COLOURS))
+    paths = [path for name in sorted(COLOURS) for path in sorted((Path(data) / name).glob("*.png"))]
+    images = torch.cat([preprocess(Image.open(path).convert("RGB")) for path in paths])
+    labels = torch.tensor([sorted(COLOURS).index(path.parent.name) for path in paths])
+    model.eval()
+    with torch.no_grad():
+        features = model.forward_head(model.forward_features(images), pre_logits=True).double()
+        features = torch.cat([features, torch.ones(len(features), 1)], 1)
+        wanted = 24.0 * nn.functional.one_hot(labels).double()
+        fitted = torch.linalg.lstsq(features, wanted, driver="gelsd").solution.float()  # [33, classes]
+        model.head.weight.copy_(fitted[:-1].T)
+        model.head.bias.copy_(fitted[-1])
+    model.preprocess = preprocess
+    model.class_names = sorted(COLOURS)
+    return model
+
+
+def load(entry, device):
+    """The loader of plans whose model is ``square:FOLDER``."""
+    return _vit(entry.spec.partition(":")[2])
+
+
+class _Fatal(nn.Module):
+    """A model that kills its process once, in the middle of the run."""
+
+    def __init__(self, model: nn.Module, mark: Path) -> None:
+        super().__init__()
+        self.model, self.mark, self.calls = model, mark, 0
+        self.preprocess, self.class_names = model.preprocess, model.class_names
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls == 8 and not self.mark.exists():
+            self.mark.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.model(x)
+
+
+def load_fatal(entry, device):
+    """As ``load``; the first process that uses it for a while is killed."""
+    folder = Path(entry.spec.partition(":")[2])
+    return _Fatal(_vit(str(folder)), folder.parent / "killed")
+
+
+def plan_of(folder: Path, **settings) -> Plan:
+    """A plan on a painted folder."""
+    usual = {
+        "models": f"square:{folder}",
+        "methods": ["input_x_gradient", {"method": "dave", "options": {"samples": 3}}],
+        "metrics": ["gridpg", "energypg", {"metric": "deletion", "options": {"steps": 4}}],
+        "data": f"folder:{folder}",
+        "shard": 5,
+        "batch": 3,
+    }
+    return make_plan({**usual, **settings})
+
+
+def rows_of(run: Path) -> list[dict]:
+    """All rows of a run, in an order of their own and without what differs from run to run."""
+    rows = []
+    for columns in read(sorted((run / "rows").glob("*.parquet"))):
+        columns = {name: values for name, values in columns.items() if name not in ("seconds", "map_seconds")}
+        rows += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    return sorted(rows, key=lambda row: (row["model"], row["method"], row["metric"], row["seed"], row["image"]))

@@ -1,0 +1,132 @@
+"""`dave evaluate` as people and scripts call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench_world import paint
+from dave_vit import cli
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> list[str]:
+    """Arguments that name a tiny model and tiny data."""
+    import timm
+    from safetensors.torch import save_file
+
+    root = tmp_path_factory.mktemp("world")
+    torch.manual_seed(0)
+    save_file(timm.create_model("test_vit", num_classes=5).state_dict(), root / "tiny.safetensors")
+    data = paint(root / "data", each=1)
+    return ["--model", "timm:test_vit", "--weights", f"{root}/tiny.safetensors", "--data", f"folder:{data}"]
+
+
+@pytest.fixture
+def words(monkeypatch):
+    """What `_run` would be given, without running it."""
+    seen = {}
+    from dave_vit.cli import evaluate
+
+    def note(plan, out, engine, threads, **output):
+        seen.update(plan=plan, out=out, engine=engine, threads=threads, **output)
+
+    monkeypatch.setattr(evaluate, "_run", note)
+    return seen
+
+
+def test_json_is_the_summary_and_nothing_else(world, tmp_path, capsys):
+    arguments = ["--metric", "energypg,deletion", "--methods", "effective,bcos", "--set", "deletion.steps=2"]
+    code = cli.run(["evaluate", *world, *arguments, "--out", str(tmp_path / "run"), "--json", "--threads", "1"])
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    summary = json.loads(shown.out)
+    assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [(one["method"], one["metric"], one["n"]) for one in summary["results"]] == [
+        ("effective", "energypg", 5),
+        ("bcos", "energypg", 0),
+        ("effective", "deletion", 5),
+        ("bcos", "deletion", 0),
+    ]
+    assert [line for line in shown.err.splitlines() if line] == [
+        f"note: bcos on timm:test_vit: {next(iter(summary['results'][1]['reasons']))}"
+    ]
+    assert cli.run(["evaluate", *world, *arguments, "--out", str(tmp_path / "run"), "--threads", "1"]) == 0
+    again = capsys.readouterr().out
+    assert "effective" in again
+    assert "report.html" in again
+    assert cli.run(["evaluate", *world, "--methods", "dave", "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert "holds a run of another plan" in error
+    assert len(error.splitlines()) == 1
+
+
+def test_flags_make_the_plan(words):
+    line = "--metric all --methods dave,effective --samples 4 --preset paper --seed 3 --limit 12 --smoothing mean"
+    line += " --smoothing-size 9 --target predicted --min-confidence 0.9 --batch 8 --shard 16 --save-maps"
+    line += " --set dave.rotation=0 --set deletion.protocol=official --device cpu --workers 2 --threads 1 --out here"
+    assert cli.run(["evaluate", *line.split()]) == 0
+    plan = words["plan"]
+    every = "gridpg energypg pointing deletion insertion consistency sanity"
+    assert [entry.metric for entry in plan.metrics] == every.split()
+    assert plan.methods[0].options == {"samples": 4, "preset": "paper", "rotation": 0}
+    assert plan.methods[1].options == {}  # samples go where they are understood
+    assert {entry.metric: entry.options for entry in plan.metrics}["deletion"] == {"protocol": "official"}
+    assert (plan.data, plan.models[0].spec, plan.limit, plan.seeds) == ("builtin", "builtin", 12, (3,))
+    assert (plan.smoothing.kind, plan.smoothing.size, plan.target) == ("mean", 9, "predicted")
+    assert (plan.min_confidence, plan.batch, plan.shard, plan.save_maps) == (0.9, 8, 16, True)
+    assert (list(words["engine"].devices), words["threads"], words["out"]) == (["cpu", "cpu"], 1, Path("here"))
+
+
+def test_all_methods_are_all_methods(words):
+    from dave_vit.methods import METHODS
+
+    assert cli.run(["evaluate", "--methods", "all"]) == 0
+    assert [entry.method for entry in words["plan"].methods] == list(METHODS)
+    assert [entry.metric for entry in words["plan"].metrics] == ["gridpg", "energypg", "deletion"]
+
+
+def test_flags_go_before_the_file(words, tmp_path):
+    (tmp_path / "plan.toml").write_text(
+        'methods = ["effective"]\ndata = "builtin:pair"\nlimit = 5\n[smoothing]\nsize = 9'
+    )
+    arguments = ["evaluate", "--plan", str(tmp_path / "plan.toml"), "--limit", "7", "--smoothing", "gaussian"]
+    assert cli.run(arguments) == 0
+    plan = words["plan"]
+    assert (plan.data, plan.limit, plan.methods[0].method) == ("builtin:pair", 7, "effective")
+    assert (plan.smoothing.kind, plan.smoothing.size) == ("gaussian", 9)
+
+
+def test_ray_is_an_engine(words):
+    assert cli.run(["evaluate", "--engine", "ray", "--address", "auto", "--workers", "3"]) == 0
+    assert (words["engine"].address, words["engine"].workers) == ("auto", 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--methods dav", "unknown method 'dav'; did you mean dave"),
+        ("--metric energpg", "unknown metric 'energpg'; did you mean energypg"),
+        ("--data imagenet:absent", "absent: no such folder"),
+        ("--data imagnet:x", "did you mean imagenet"),
+        ("--set dave=3", "expected WHO.NAME=VALUE"),
+        ("--set legrad.x=3", "'legrad' is no method and no metric of this run"),
+        ("--set deletion.protocol=theirs", "protocol 'theirs'; expected one of paper, official, chefer"),
+        ("--address auto", "add --engine ray"),
+        ("--smoothing-size 4", "expected an odd number"),
+        ("--plan absent.yaml", "absent.yaml: cannot be read as a plan"),
+        ("--min-confidence 1", "expected 0 or above and below 1"),
+    ],
+)
+def test_wrong_calls_are_one_line(line, expected, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["evaluate", *line.split()]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert expected in shown.err
+    assert len(shown.err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []  # nothing is begun

@@ -1,0 +1,26 @@
+"""What scoring costs beside the passes of the model that it needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "evaluation.py"
+
+
+@pytest.mark.slow
+def test_a_metric_takes_at_most_a_third_more_than_its_passes():
+    from dave_vit import load_model
+
+    spec = importlib.util.spec_from_file_location("evaluation", SCRIPT)
+    evaluation = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = evaluation  # dataclasses look their module up
+    spec.loader.exec_module(evaluation)
+    model = load_model("timm:deit_tiny_patch16_224", "random")
+    inputs = torch.randn(4, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    costs = evaluation.measure(model, inputs, repeats=2)
+    assert {cost.metric: round(cost.ratio, 2) for cost in costs if cost.ratio > 1.3} == {}

@@ -1,0 +1,175 @@
+"""Runs that are killed, shared and spread over processes: always the same rows, no finished shard computed again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench_world import load, load_fatal, paint, plan_of, rows_of
+from dave_vit.bench import LocalEngine, evaluate, pick_devices
+from dave_vit.bench.ray_engine import RayEngine, group, plan_pool
+from dave_vit.bench.tasks import Task
+from dave_vit.errors import OptionError
+
+# A run in a process of its own, which notes each task that it computes.
+RUN = """
+import sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from bench_world import load, plan_of
+from dave_vit.bench import evaluate
+from dave_vit.bench.worker import Worker
+
+folder, run, log = map(Path, sys.argv[1:4])
+compute = Worker.compute
+
+def noted(self, task):
+    with log.open("a") as file:
+        file.write(task.name + "\\n")
+    time.sleep(0.05)
+    return compute(self, task)
+
+Worker.compute = noted
+evaluate(plan_of(folder), run, loader=load, threads=1)
+"""
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory) -> Path:
+    return paint(tmp_path_factory.mktemp("squares") / "data")
+
+
+@pytest.fixture(scope="module")
+def expected(squares, tmp_path_factory) -> list[dict]:
+    """The rows of a run that nothing disturbed."""
+    run = tmp_path_factory.mktemp("quiet") / "run"
+    evaluate(plan_of(squares), run, loader=load, threads=1)
+    return rows_of(run)
+
+
+def start(squares: Path, run: Path, log: Path) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", RUN, squares, run, log], cwd=Path(__file__).parent)
+
+
+def shards(run: Path) -> set[str]:
+    return {path.stem for kind in ("rows", "scan") for path in (run / kind).glob("*.parquet")}
+
+
+def names(log: Path) -> list[str]:
+    return log.read_text().splitlines() if log.exists() else []
+
+
+@pytest.mark.slow
+def test_killed_at_random_and_started_again(squares, expected, tmp_path):
+    run = tmp_path / "run"
+    draw = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID", "killed"))
+    for attempt in range(3):
+        log = tmp_path / f"log{attempt}"
+        before = shards(run) if run.exists() else set()
+        process = start(squares, run, log)
+        while not names(log) and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(draw.uniform(0, 1.0))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not before & set(names(log))  # nothing that was finished is computed again
+        assert before <= shards(run)
+    finished = shards(run)
+    last = start(squares, run, tmp_path / "last")
+    assert last.wait(timeout=300) == 0
+    assert not finished & set(names(tmp_path / "last"))
+    assert rows_of(run) == expected
+    assert not list(run.rglob("*.part"))
+
+
+@pytest.mark.slow
+def test_two_processes_share_one_run(squares, expected, tmp_path):
+    run = tmp_path / "run"
+    logs = [tmp_path / "one", tmp_path / "two"]
+    processes = [start(squares, run, log) for log in logs]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    computed = [name for log in logs for name in names(log)]
+    assert len(computed) == len(set(computed))  # each task once, by one of the two
+    assert rows_of(run) == expected
+
+
+@pytest.mark.slow
+def test_a_team_survives_a_killed_member(squares, expected, tmp_path):
+    (squares.parent / "killed").unlink(missing_ok=True)
+    engine = LocalEngine(["cpu", "cpu"])
+    evaluate(plan_of(squares), tmp_path / "run", engine=engine, loader=load_fatal, threads=1)
+    assert (squares.parent / "killed").exists()
+    assert rows_of(tmp_path / "run") == expected
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_rows_and_survives_a_killed_worker(squares, expected, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+    (squares.parent / "killed").unlink(missing_ok=True)
+    engine = RayEngine(device="cpu", workers=2)
+    evaluate(plan_of(squares), tmp_path / "run", engine=engine, loader=load_fatal, threads=1)
+    assert (squares.parent / "killed").exists()
+    assert rows_of(tmp_path / "run") == expected
+    assert not (tmp_path / ".ray").exists()  # no secret is left in the home folder
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+@pytest.mark.slow
+def test_an_error_of_a_member_reaches_the_caller(squares, tmp_path):
+    plan = plan_of(squares, models="square:absent", limit=2)
+    with pytest.raises(RuntimeError, match="a worker failed"):
+        evaluate(plan, tmp_path / "run", engine=LocalEngine(["cpu", "cpu"]), loader=load, threads=1)
+
+
+def test_devices():
+    assert pick_devices("cpu") == ["cpu"]
+    assert pick_devices("cpu", workers=3) == ["cpu"] * 3
+    assert pick_devices("cuda:0, cuda:2") == ["cuda:0", "cuda:2"]
+    assert pick_devices("cuda:0,cuda:1", workers=4) == ["cuda:0", "cuda:1"] * 2
+    with pytest.raises(OptionError):
+        pick_devices("")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "threads", "workers", "actors", "resources"),
+    [
+        ({"CPU": 2}, 1, None, 2, {"num_cpus": 0.5}),  # not two whole ones: nothing would be left for what feeds them
+        ({"CPU": 1}, 1, None, 1, {"num_cpus": 0.5}),
+        ({"CPU": 64}, 16, None, 4, {"num_cpus": 15}),
+        ({"CPU": 16}, 1, 3, 3, {"num_cpus": 1}),
+        ({"CPU": 16, "GPU": 4}, 1, None, 4, {"num_gpus": 1, "num_cpus": 1}),
+        ({"CPU": 4, "GPU": 1}, 1, 2, 2, {"num_gpus": 0.5, "num_cpus": 1}),
+    ],
+)
+def test_pools_fit_their_cluster(cluster, threads, workers, actors, resources):
+    pool = plan_pool(cluster, 1000, threads, "auto", workers)
+    assert (pool.actors, pool.resources) == (actors, resources)
+    assert pool.device == ("cuda" if "GPU" in cluster else "cpu")
+    assert sum(pool.resources["num_cpus"] for _ in range(actors)) < cluster["CPU"]
+
+
+def test_pools_are_not_larger_than_the_work():
+    assert plan_pool({"CPU": 64}, 3, 1, "auto", None).actors == 3
+    assert plan_pool({"CPU": 64, "GPU": 8}, 100, 1, "cpu", 2).device == "cpu"
+    with pytest.raises(OptionError, match="no GPU"):
+        plan_pool({"CPU": 64}, 3, 1, "cuda", None)
+
+
+def test_tasks_of_the_same_images_stay_together_where_there_are_enough():
+    tasks = [
+        Task("images", f"{start}-{method}", 0, method, 0, start, (start,)) for start in range(8) for method in (0, 1)
+    ]
+    together = group(tasks, actors=2)
+    assert [len(part) for part in together] == [2] * 8
+    assert all(len({task.start for task in part}) == 1 for part in together)
+    assert [len(part) for part in group(tasks, actors=3)] == [1] * 16

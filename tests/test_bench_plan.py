@@ -1,0 +1,146 @@
+"""Plans, keys of tasks, classes of data and model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dave_vit.bench import make_plan, read_plan
+from dave_vit.bench.classes import class_map
+from dave_vit.bench.rows import Seen
+from dave_vit.bench.tasks import Tasks
+from dave_vit.errors import DataError, OptionError, UnknownName
+
+YAML = """
+data: imagenet:ILSVRC
+models:
+  - timm:deit_tiny_patch16_224
+  - {spec: timm:vit_base_patch16_224, label: ViT-B}
+methods:
+  - input_x_gradient
+  - {method: dave, label: dave-paper, options: {preset: paper, samples: 8}}
+metrics: [gridpg, {metric: deletion, options: {protocol: official}}]
+seeds: [0, 1]
+smoothing: {kind: mean, size: 9}
+"""
+TOML = """
+data = "imagenet:ILSVRC"
+seeds = [0, 1]
+models = ["timm:deit_tiny_patch16_224", {spec = "timm:vit_base_patch16_224", label = "ViT-B"}]
+methods = ["input_x_gradient", {method = "dave", label = "dave-paper", options = {preset = "paper", samples = 8}}]
+metrics = ["gridpg", {metric = "deletion", options = {protocol = "official"}}]
+smoothing = {kind = "mean", size = 9}
+"""
+
+
+def test_yaml_and_toml_say_the_same(tmp_path):
+    (tmp_path / "plan.yaml").write_text(YAML)
+    (tmp_path / "plan.toml").write_text(TOML)
+    one, other = (make_plan(read_plan(tmp_path / f"plan.{ending}")) for ending in ("yaml", "toml"))
+    assert one == other
+    assert [entry.label for entry in one.models] == ["timm:deit_tiny_patch16_224", "ViT-B"]
+    assert one.methods[1].options == {"preset": "paper", "samples": 8}
+    assert one.metrics[1].create().how(100, None).baseline == "blur"
+    assert (one.smoothing.kind, one.smoothing.size) == ("mean", 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("method: dave", "unknown setting 'method'; did you mean methods"),
+        ("- dave", "expected settings such as"),
+        ("methods: [", "cannot be read as a plan"),
+    ],
+)
+def test_a_malformed_plan_file_is_one_line(tmp_path, text, words):
+    (tmp_path / "plan.yaml").write_text(text)
+    with pytest.raises(OptionError, match=words.replace("[", r"\[")) as caught:
+        read_plan(tmp_path / "plan.yaml")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"methods": []}, OptionError),
+        ({"methods": ["dave", "dave"]}, OptionError),
+        ({"methods": ["dav"]}, UnknownName),
+        ({"methods": [{"method": "dave", "samples": 3}]}, OptionError),
+        ({"methods": [{"label": "dave"}]}, OptionError),
+        ({"metrics": ["energpg"]}, UnknownName),
+        ({"metrics": [{"metric": "deletion", "options": {"protocol": "x"}}]}, OptionError),
+        ({"metrics": ["gridpg", {"metric": "gridpg", "label": "nine", "options": {"cells": 3}}]}, OptionError),
+        ({"smoothing": "median"}, OptionError),
+        ({"smoothing": {"kind": "mean", "size": 4}}, OptionError),
+        ({"target": "top5"}, OptionError),
+        ({"min_confidence": 1.0}, OptionError),
+        ({"batch": 0}, OptionError),
+    ],
+)
+def test_impossible_plans_are_refused_before_anything_runs(settings, error):
+    with pytest.raises(error):
+        make_plan(settings)
+
+
+def test_the_document_follows_content(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_bytes(b"weights" if name != "c" else b"others")
+    plans = [make_plan({"models": {"spec": "timm:x", "weights": str(tmp_path / name)}}) for name in ("a", "b", "c")]
+    one, same, other = (plan.document("data") for plan in plans)
+    assert one == same
+    assert one != other
+    assert plans[0].document("other data") != one
+
+
+def test_keys_follow_content():
+    plan = make_plan({"methods": ["dave", "effective"], "shard": 2})
+    seen = [Seen(i, f"n{i}", f"n{i}", i, i, 0.9, None) for i in range(5)]
+
+    def names(plan, digest="d"):
+        return [task.name for task in Tasks(plan, plan.document(digest)).images(0, seen)]
+
+    assert len(set(names(plan))) == 6  # three shards, two methods
+    assert names(plan) == names(make_plan({"methods": ["dave", "effective"], "shard": 2}))
+    for changed in (replace(plan, smoothing=replace(plan.smoothing, kind="mean")), replace(plan, batch=7)):
+        assert not set(names(plan)) & set(names(changed))
+    assert not set(names(plan)) & set(names(plan, "other data"))
+    fewer = names(make_plan({"methods": ["effective"], "shard": 2}))
+    assert set(fewer) < set(names(plan))  # a method's own shards do not depend on the other methods
+
+
+def test_tasks_follow_the_target_of_the_plan():
+    seen = [Seen(0, "a", "a", 3, 5, 0.9, None), Seen(1, "b", "b", None, 6, 0.9, None)]
+    for target, expected in (("label", (3, 6)), ("predicted", (5, 6))):
+        plan = make_plan({"target": target})
+        (task,) = Tasks(plan, plan.document("d")).images(0, seen)
+        assert task.targets == expected
+
+
+def test_classes_go_by_name_or_by_place():
+    model = ["tench, Tinca tinca", "goldfish", "crane", "crane, bird"]
+    places = {0: 0, 1: 1, 2: 2, 3: 3}
+    assert class_map([], model) == places
+    assert class_map(model, model) == places
+    assert class_map(["Goldfish", "tinca_tinca", "whale"], model) == {0: 1, 1: 0}
+    assert class_map(["3", "crane"], model) == {0: 3, 1: 2}
+    assert class_map(["n0", "n1", "n2", "n3"], model) == places  # synsets beside names
+    assert class_map(["tench", "goldfish", "crane", "crane"], model) == places  # two classes of one name
+    assert class_map(["bird", "crane", "goldfish", "tench"], model) == {0: 3, 1: 2, 2: 1, 3: 0}
+    with pytest.raises(DataError, match="none of the 2 classes"):
+        class_map(["whale", "car"], model)
+
+
+def test_a_name_that_two_classes_share_is_nobodys():
+    assert class_map(["maillot", "goldfish"], ["maillot, tank suit", "maillot", "x, goldfish"]) == {0: 1, 1: 2}
+    assert class_map(["tank", "goldfish"], ["a, tank", "b, tank", "goldfish"]) == {1: 2}
+
+
+@pytest.mark.realdata
+def test_imagenet_goes_by_place_for_a_model_of_timm(data_dir):
+    from dave_vit import load_model
+    from dave_vit.data import open_dataset
+
+    data = open_dataset(f"imagenet:{data_dir}/imagenet-val-300", 1)
+    model = load_model("timm:test_vit", "random")
+    assert class_map(data.class_names, model.class_names) == {index: index for index in range(1000)}

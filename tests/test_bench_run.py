@@ -1,0 +1,336 @@
+"""Whole runs on a tiny world: rows, resuming, grids, what is left out, summary and report."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench_world import COLOURS, load, paint, plan_of, rows_of
+from dave_vit.bench import evaluate
+from dave_vit.bench.gridding import settle
+from dave_vit.bench.rows import Row, Seen
+from dave_vit.bench.tasks import Tasks
+from dave_vit.bench.worker import Job, Worker
+from dave_vit.data import Item, open_dataset
+from dave_vit.data.batches import Batch, load_batch
+from dave_vit.data.grids import GridOptions
+from dave_vit.errors import DataError, OptionError
+from dave_vit.maps import collapse
+from dave_vit.methods import create_method
+from dave_vit.metrics import Case, create_metric, energypg
+
+ROW = "model method metric image unit target value dropped seed options versions device map_seconds seconds curve at"
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory) -> Path:
+    return paint(tmp_path_factory.mktemp("squares") / "data")
+
+
+@pytest.fixture(scope="module")
+def done(squares, tmp_path_factory):
+    """A finished run: its folder and its summary."""
+    run = tmp_path_factory.mktemp("done") / "run"
+    return run, evaluate(plan_of(squares), run, loader=load)
+
+
+@pytest.fixture
+def computed(monkeypatch) -> list[str]:
+    """Names of the tasks that workers of this process compute."""
+    names: list[str] = []
+    compute = Worker.compute
+    monkeypatch.setattr(Worker, "compute", lambda self, task: names.append(task.name) or compute(self, task))
+    return names
+
+
+def test_rows_have_every_column_and_every_image(done):
+    from pyarrow import parquet
+
+    run, _ = done
+    for path in (run / "rows").glob("*.parquet"):
+        assert parquet.ParquetFile(path).schema_arrow.names == ROW.split()
+    rows = rows_of(run)
+    counts = Counter((row["method"], row["metric"]) for row in rows)
+    images = 4 * len(COLOURS)
+    assert counts[("dave", "energypg")] == counts[("input_x_gradient", "deletion")] == images
+    assert counts[("dave", "gridpg")] == counts[("input_x_gradient", "gridpg")] > 0
+    assert {row["device"] for row in rows} == {"cpu"}
+    assert all("dave-vit" in row["versions"] and "torch" in row["versions"] for row in rows)
+    assert all((row["value"] is None) == (row["dropped"] is not None) for row in rows)
+    assert len({row["options"] for row in rows}) == 6  # of each method and metric
+
+
+def test_values_are_those_of_the_functions(done, squares):
+    run, _ = done
+    data = open_dataset(f"folder:{squares}")
+    model = load(plan_of(squares).models[0], "cpu")
+    (row,) = [r for r in rows_of(run) if (r["method"], r["metric"], r["image"]) == ("dave", "energypg", "blue/2.png")]
+    index = [item.name for item in data].index("blue/2.png")
+    from dave_vit.data.placement import Placements
+
+    batch = load_batch(data, [index], Placements(model.preprocess))
+    maps = collapse(create_method("dave", model, samples=3, seed=0).attribute(batch.inputs, [0]))
+    assert row["target"] == 0  # blue is the first of the alphabet
+    assert row["value"] == pytest.approx(energypg(maps, batch.regions).item(), rel=1e-4)
+
+
+def test_grids_are_kept_and_the_same_for_every_method(done):
+    run, _ = done
+    (path,) = (run / "grids").glob("*.json")
+    grids = json.loads(path.read_text())
+    assert grids["options"]["confidence"] == 0.95
+    by_method = {}
+    for row in rows_of(run):
+        if row["metric"] == "gridpg":
+            by_method.setdefault(row["method"], []).append((row["image"], row["target"], row["unit"]))
+    assert by_method["dave"] == by_method["input_x_gradient"]
+    cells = {name: target for name, target, _ in by_method["dave"]}
+    for number, grid in enumerate(grids["grids"]):
+        assert [cells[f"grid-{number:05d}/{k}"] for k in range(4)] == grid["labels"]
+        assert len(set(grid["labels"])) == 4
+
+
+def test_the_summary_keeps_its_contract(done):
+    run, summary = done
+    assert json.loads((run / "summary.json").read_text()) == summary
+    keys = {"method", "metric", "mean", "low", "high", "n", "dropped"}
+    assert all(keys <= one.keys() for one in summary["results"])
+    for one in summary["results"]:
+        values = [row["value"] for row in rows_of(run) if all(row[k] == one[k] for k in ("method", "metric"))]
+        assert one["mean"] == pytest.approx(np.mean(values))
+        assert one["low"] <= one["mean"] <= one["high"]
+        assert one["n"] == len(values)
+    pair = next(one for one in summary["differences"] if one["metric"] == "energypg")
+    means = {one["method"]: one["mean"] for one in summary["results"] if one["metric"] == "energypg"}
+    assert pair["mean"] == pytest.approx(means[pair["first"]] - means[pair["second"]])
+
+
+def test_a_finished_run_computes_nothing_again(done, squares, computed):
+    run, summary = done
+    before = {path: path.stat().st_mtime_ns for path in (run / "rows").iterdir()}
+    assert evaluate(plan_of(squares), run, loader=load) == summary
+    assert computed == []
+    assert {path: path.stat().st_mtime_ns for path in (run / "rows").iterdir()} == before
+
+
+def test_what_is_missing_is_computed_and_nothing_else(done, squares, computed, tmp_path):
+    import shutil
+
+    run = tmp_path / "copy"
+    shutil.copytree(done[0], run)
+    lost = sorted((run / "rows").iterdir())[::3]
+    for path in lost:
+        path.unlink()
+    (run / "rows" / ".x.parquet.0000.part").write_bytes(b"half a file")
+    (run / "summary.json").unlink()
+    assert evaluate(plan_of(squares), run, loader=load)["results"][0]["mean"] == done[1]["results"][0]["mean"]
+    assert sorted(computed) == sorted(path.stem for path in lost)
+    assert rows_of(run) == rows_of(done[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"methods": ["input_x_gradient"]}, 'methods was ["input_x_gradient", "dave"], now ["input_x_gradient"]'),
+        ({"seeds": [1]}, "seeds 1 was 0, now 1"),
+        ({"smoothing": "mean"}, "smoothing.kind"),
+        ({"limit": 3}, "data was"),
+        (
+            {"metrics": [{"metric": "gridpg", "options": {"cells": 3}}, "energypg", "deletion"]},
+            "metrics 1.options.cells",
+        ),
+    ],
+)
+def test_another_plan_in_the_same_folder_is_refused(done, squares, change, words):
+    with pytest.raises(OptionError, match="holds a run of another plan") as caught:
+        evaluate(plan_of(squares, **change), done[0], loader=load)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_same_data_at_another_place_resumes(done, squares, tmp_path, computed):
+    import shutil
+
+    shutil.copytree(squares, tmp_path / "moved")
+    plan = plan_of(squares, data=f"folder:{tmp_path / 'moved'}")
+    evaluate(plan, done[0], loader=load)
+    assert computed == []
+
+
+def test_images_that_cannot_be_used_are_counted_and_listed(tmp_path):
+    data = paint(tmp_path / "data")
+    load(plan_of(data).models[0], "cpu")  # the model learns from whole images
+    (data / "red" / "1.png").write_bytes((data / "red" / "1.png").read_bytes()[:300])
+    (data / "boxes.csv").write_text("image,left,top,right,bottom\nblue/0.png,5,5,20,20\nblue/1.png,0,0,1,40\n")
+    summary = evaluate(plan_of(data, metrics=["energypg", "pointing"]), tmp_path / "run", loader=load)
+    assert [one["image"] for one in summary["skipped"]] == ["red/1.png"]
+    assert "red/1.png" in (tmp_path / "run" / "report.html").read_text()
+    for one in summary["results"]:
+        assert one["n"] == 1
+        assert one["reasons"] == {"no box or mask in the crop": 18, "cannot be read": 1}  # blue/1: cut off by the crop
+        assert one["dropped"] == 19
+
+
+def test_a_method_that_cannot_explain_the_model_is_a_reason_and_not_the_end(squares, tmp_path):
+    plan = plan_of(squares, methods=["bcos", "effective"], metrics=["energypg"], limit=4)
+    summary = evaluate(plan, tmp_path / "run", loader=load)
+    bad, good = summary["results"]
+    assert (bad["mean"], bad["n"], bad["dropped"]) == (None, 0, 4)
+    assert "B-cos" in next(iter(bad["reasons"]))
+    assert good["n"] == 4
+
+
+def test_only_recognised_images_where_that_is_wanted(squares, tmp_path):
+    plan = plan_of(squares, metrics=["energypg"], methods=["effective"], min_confidence=0.999999)
+    (one,) = evaluate(plan, tmp_path / "run", loader=load)["results"]
+    assert one["n"] + one["dropped"] == 20
+    assert set(one["reasons"]) <= {"not classified correctly with more than 0.999999"}
+
+
+def test_no_grids_is_said(squares, tmp_path):
+    plan = plan_of(squares, metrics=["gridpg", "energypg"], methods=["effective"], limit=6)
+    summary = evaluate(plan, tmp_path / "run", loader=load)
+    assert re.search(r"no grids: images of \d classes .* a grid needs 4", summary["notes"][0])
+    assert summary["results"][0]["n"] == 0
+
+
+def test_a_model_that_is_never_sure_gets_grids_of_what_it_is_surest_of():
+    def seen(*confidences):
+        return [Seen(i, str(i), str(i), i % 8, i % 8, p, None) for i, p in enumerate(confidences)]
+
+    usual = GridOptions()
+    assert settle(seen(*[0.99] * 16), usual).confidence == 0.95
+    assert settle(seen(*[0.99] * 15, 0.92), usual).confidence == 0.9
+    assert settle(seen(*[0.85] * 40), usual).confidence == 0.8
+    assert settle(seen(*[0.3] * 5), usual).confidence == 0.0
+    strict = create_metric("gridpg", confidence=0.95)
+    assert strict.fixed
+    assert not create_metric("gridpg").fixed
+
+
+def test_seeds_are_averaged_per_image_and_run_only_where_they_matter(squares, tmp_path):
+    plan = plan_of(squares, metrics=["energypg"], seeds=[0, 1], limit=4)
+    summary = evaluate(plan, tmp_path / "run", loader=load)
+    rows = rows_of(tmp_path / "run")
+    assert Counter((row["method"], row["seed"]) for row in rows) == {
+        ("input_x_gradient", 0): 4,
+        ("dave", 0): 4,
+        ("dave", 1): 4,
+    }
+    assert [one["n"] for one in summary["results"]] == [4, 4]
+
+
+def test_several_models_are_apart_from_each_other(squares, tmp_path):
+    models = [{"spec": f"square:{squares}", "label": label} for label in ("one", "two")]
+    summary = evaluate(plan_of(squares, models=models, methods=["effective"], limit=17), tmp_path / "run", loader=load)
+    by_model = {label: [r for r in rows_of(tmp_path / "run") if r["model"] == label] for label in ("one", "two")}
+    assert [{**row, "model": ""} for row in by_model["one"]] == [{**row, "model": ""} for row in by_model["two"]]
+    assert sorted(path.name for path in (tmp_path / "run" / "grids").iterdir()) == ["one.json", "two.json"]
+    assert [one["model"] for one in summary["results"]] == ["one"] * 3 + ["two"] * 3
+
+
+def test_maps_can_be_kept(squares, tmp_path):
+    plan = plan_of(squares, metrics=["energypg"], methods=["effective"], limit=6, save_maps=True)
+    evaluate(plan, tmp_path / "run", loader=load)
+    data = open_dataset(f"folder:{squares}", 6)
+    model = load(plan.models[0], "cpu")
+    found = {}
+    for path in (tmp_path / "run" / "maps").glob("*.npz"):
+        with np.load(path) as arrays:
+            assert arrays["maps"].dtype == np.float16
+            found |= dict(zip(arrays["names"], arrays["maps"] * arrays["scale"][:, None, None], strict=True))
+    assert sorted(found) == sorted(item.name for item in data)
+    inputs = model.preprocess(data.image(3))
+    expected = collapse(create_method("effective", model).attribute(inputs, [0]))[0].numpy()
+    assert np.abs(found[data[3].name] - expected).max() < 1e-3 * np.abs(expected).max()
+
+
+def test_sanity_is_tried_on_some_images_only(squares, tmp_path):
+    metrics = [{"metric": "sanity", "options": {"images": 7, "stages": 2}}, "consistency"]
+    plan = plan_of(squares, metrics=metrics, methods=["effective"])
+    sanity, consistency = evaluate(plan, tmp_path / "run", loader=load)["results"]
+    assert (sanity["n"], sanity["dropped"], consistency["n"]) == (7, 0, 20)
+
+
+def test_the_smoothing_is_that_of_the_run(squares, tmp_path):
+    plain, smooth = (
+        evaluate(plan_of(squares, smoothing=kind, metrics=["energypg"], limit=4), tmp_path / kind, loader=load)
+        for kind in ("none", "mean")
+    )
+    assert all(a["mean"] != b["mean"] for a, b in zip(plain["results"], smooth["results"], strict=True))
+
+
+def test_the_report_is_one_file_with_everything(done):
+    run, summary = done
+    page = (run / "report.html").read_text()
+    assert not re.findall(r'(?:src|href)="(?!data:)[^"#]', page)  # nothing is fetched
+    assert page.count("<svg") == 1  # the curves of deletion
+    assert page.count("data:image/jpeg;base64,") == 2 * 2 * 3  # image and map; two methods; best, median, worst
+    for word in ("best:", "median:", "worst:", "Paired differences", "input_x_gradient", "energypg"):
+        assert word in page
+    text = (run / "report.md").read_text()
+    value = next(one for one in summary["results"] if (one["method"], one["metric"]) == ("dave", "energypg"))
+    assert f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]" in text
+
+
+def test_names_in_the_report_are_escaped(squares, tmp_path):
+    methods = [{"method": "effective", "label": "<script>x</script>"}]
+    evaluate(plan_of(squares, methods=methods, limit=3, metrics=["energypg"]), tmp_path / "run", loader=load)
+    assert "<script>" not in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_model_that_knows_none_of_the_classes_is_refused(tmp_path):
+    data = paint(tmp_path / "data")
+    plan = plan_of(data)
+    load(plan.models[0], "cpu")
+    for name in COLOURS:
+        (data / name).rename(data / f"thing {name}")
+    (data / "more").mkdir()
+    (data / "boxes.csv").unlink()
+    import shutil
+
+    shutil.copy(data / "thing red" / "0.png", data / "more" / "0.png")  # six classes now: no place for place either
+    with pytest.raises(DataError, match="none of the 6 classes of the data"):
+        evaluate(plan, tmp_path / "run", loader=load)
+
+
+def held() -> tuple[int, Counter]:
+    """Bytes of all tensors of this process, and how many objects of a run there are."""
+    gc.collect()
+    objects = gc.get_objects()
+    tensors = sum(one.untyped_storage().nbytes() for one in objects if type(one) is torch.Tensor)
+    return tensors, Counter(type(one).__name__ for one in objects if type(one) in (Row, Item, Batch, Case))
+
+
+def test_memory_does_not_grow_with_the_images(tmp_path):
+    """A worker holds one shard, however many it has computed."""
+    data = paint(tmp_path / "data", each=8)
+    plan = plan_of(data, metrics=["energypg", "deletion"], methods=["effective"], shard=4, batch=2, save_maps=True)
+    tasks = Tasks(plan, plan.document("x")).images(0, [Seen(i, str(i), str(i), 0, 0, 1.0, None) for i in range(40)])
+    worker = Worker(Job(plan, load), "cpu")
+    worker.compute(tasks[0])
+    after_one = held()
+    for task in tasks[1:]:
+        worker.compute(task)
+    assert held() == after_one
+    assert after_one[1]["Batch"] == 2
+
+
+def test_metrics_of_the_plan_are_made_once_per_entry(squares, tmp_path):
+    metrics = [
+        {"metric": "deletion", "label": "grey", "options": {"steps": 2}},
+        {"metric": "deletion", "label": "blurred", "options": {"steps": 2, "baseline": "blur"}},
+    ]
+    plan = plan_of(squares, metrics=metrics, methods=["effective"], limit=4)
+    grey, blurred = evaluate(plan, tmp_path / "run", loader=load)["results"]
+    assert (grey["metric"], blurred["metric"]) == ("grey", "blurred")
+    assert grey["mean"] != blurred["mean"]
+    assert create_metric("deletion").higher_is_better is grey["higher_is_better"]
+    assert torch.get_num_threads() == 1  # as before the run
