@@ -8,7 +8,7 @@ INSTALL := $(UV) pip install --python $(BIN)/python
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make lock" $(UPGRADE)
 # loadfile: what a test file prepares once is prepared in one worker only.
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := $(BIN)/python -m pytest -rs -n $(WORKERS) --dist loadfile
 
 .PHONY: help demo test test-slow lint format docs lock clean
 

@@ -114,3 +114,17 @@ def test_mass_is_summed_in_double_precision():
 def test_wrong_shapes_are_refused(call):
     with pytest.raises(InputError, match="expected"):
         call()
+
+
+@pytest.mark.realdata
+def test_real_maps_score_as_in_the_slow_oracle(oracle_dir):
+    with np.load(oracle_dir / "full_p0_t991.npz") as arrays, np.load(oracle_dir / "inputs.npz") as inputs:
+        heat = (arrays["dave_W"] * inputs["x/p0"]).sum(0)
+    region = np.zeros(heat.shape, bool)
+    region[40:190, 60:175] = True
+    maps = torch.from_numpy(heat)[None]
+    value = energypg(maps, torch.from_numpy(region)[None]).item()
+    assert value == pytest.approx(slow_energy(heat.astype(np.float64), region), abs=1e-6)
+    cells = gridpg(maps[:, None].expand(1, 4, 224, 224))[0].tolist()
+    assert cells == pytest.approx(slow_grid(np.stack([heat] * 4).astype(np.float64), 2), abs=1e-6)
+    assert sum(cells) == pytest.approx(1)

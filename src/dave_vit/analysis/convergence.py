@@ -186,7 +186,7 @@ def _figure(found: Mapping[str, Convergence]) -> Drawing:
 
 def _count_ticks(axes: Any, counts: Sequence[int]) -> None:
     axes.set_xticks(counts, [str(count) for count in counts])
-    axes.minorticks_off()
+    axes.set_xticks([], minor=True)
 
 
 def _table(found: Mapping[str, Convergence]) -> Table:

@@ -213,13 +213,12 @@ def _figure(found: Costs) -> Drawing:
         line = {"color": how.colour, "linestyle": how.dash, "marker": how.marker, "markersize": 4, "label": how.words}
         left.plot(list(by_count), [one.seconds / found.forward.seconds for one in by_count.values()], **line)
         middle.plot(list(by_count), [one.peak_bytes / found.forward.peak_bytes for one in by_count.values()], **line)
-    left.set(xlabel="samples or steps T", ylabel="time over one forward pass", xscale="log", yscale="log")
-    middle.set(xlabel="samples or steps T", ylabel="peak memory over one forward pass", xscale="log")
-    middle.set_ylim(bottom=0)
+    left.set(xlabel="samples or steps T", ylabel="time over one forward pass")
+    middle.set(xlabel="samples or steps T", ylabel="peak memory over one forward pass")
     for axes in (left, middle):
         counts = list(next(iter(sampled.values())))
         axes.set_xticks(counts, [str(count) for count in counts])
-        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
         legend(axes)
     colours = {"forward pass": SERIES[5], "input_x_gradient": style("input_x_gradient").colour, "dave": DAVE}
     for label, by_depth in found.depths.items():

@@ -65,7 +65,9 @@ def reproduce(suite: Suite, options: Options) -> list[Record]:
     data = open_dataset(suite.data)
     for entry in suite.models:  # a model that cannot be loaded is said now, not after hours
         load(entry, "cpu")
-    facts = [data.digest(), [entry.identity for entry in suite.models], asdict(suite.counts), options.seed, __version__]
+    tables = [(group.name, group.methods, group.baseline) for group in suite.groups]
+    models_used = [entry.identity for entry in suite.models]
+    facts = [data.digest(), models_used, tables, asdict(suite.counts), options.seed, __version__]
     makers = dict(_makers(suite, options, len(data)))
     records = []
     for number, (name, make) in enumerate(makers.items()):

@@ -342,7 +342,7 @@ def _table(plan: Plan, summary: dict[str, Any], model: str) -> Table:
     found = {(one["method"], one["metric"]): one for one in summary["results"] if one["model"] == model}
     table = Table("method", *labels, box=None, title=model, title_justify="left")
     for method in plan.methods:
-        cells = [_cell(found[method.label, label], brief=len(labels) > 3) for label in labels]
+        cells = [_cell(found[method.label, label], brief=len(labels) > 2) for label in labels]
         table.add_row(method.label, *cells)
     return table
 

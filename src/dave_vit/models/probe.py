@@ -17,7 +17,7 @@ from dave_vit.atomic import replacing
 from dave_vit.data.base import Dataset
 from dave_vit.errors import DataError, OptionError
 from dave_vit.models.adapter import Adapter
-from dave_vit.models.loading import backbone
+from dave_vit.models.loading import backbone, checked_device
 
 _FORWARD = 32  # images in one forward pass
 
@@ -59,7 +59,7 @@ class Probe:
     Attributes:
         model: backbone and head as one classifier.
         accuracy: on the validation images.
-        training_accuracy: on the training images, uncropped views of which the head has not seen.
+        training_accuracy: on the training images as they are, without random crops.
         images: how many images it was trained on.
         validation_images: how many it was scored on.
     """
@@ -111,21 +111,22 @@ def train_probe(
     settings = settings or Training()
     names = _checked_names(training, validation)
     model, head = backbone(spec, weights, names)
-    model.to(device)
+    model.to(checked_device(device))
     fits, held = _parts(training, validation, split, settings.seed)
-    model.model.set_submodule(head, nn.Identity())
+    _put(model.model, head, nn.Identity())
     views = _Progress(report, (settings.views + 1) * len(fits) + len(held))
     augmented = torch.stack([_features(model, fits, views, _cropped(model)) for _ in _seeded(settings)])  # [V, n, D]
     clean, scored = _features(model, fits, views), _features(model, held, views)
-    layer = _fitted(augmented, _labels(fits, names), len(names), settings).to(clean)
-    model.model.set_submodule(head, layer.to(device))
-    return Probe(
-        model.eval(),
-        _accuracy(layer.cpu(), scored, _labels(held, names)),
-        _accuracy(layer.cpu(), clean, _labels(fits, names)),
-        len(fits),
-        len(held),
-    )
+    layer = _fitted(augmented, _labels(fits, names), len(names), settings)
+    validated = _accuracy(layer, scored, _labels(held, names))
+    trained = _accuracy(layer, clean, _labels(fits, names))
+    _put(model.model, head, layer.to(device))
+    return Probe(model.eval(), validated, trained, len(fits), len(held))
+
+
+def _put(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
 
 
 _Part = list[tuple[Dataset, int]]

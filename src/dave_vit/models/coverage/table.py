@@ -24,8 +24,8 @@ _HEAD = """# Models
 
 Every line was found by running the check, not by reading code. The architecture is built by its own library, made small
 where the library allows, its parameters are drawn at random in float64, and the conservation identity is summed up: the
-logit must equal the image's part `<W, x>` plus the parts of all additive constants. *Gap* is what is left over, relative
-to the image's part. *Forward* is how far, in float32, the logits under the interception are from the model's own.
+logit must equal the image's part `<W, x>` plus the parts of all additive constants. *Gap* is what is left over,
+relative to the image's part. *Forward* is how far, in float32, logits under the interception are from the model's own.
 
 **exact** means a gap below {limit:g}. **unsupported** means that the model is refused with `UnsupportedOperator`, which
 names the function and the module; no map is drawn. A model that is not listed is checked in the same way by
