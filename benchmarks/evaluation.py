@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 import platform
 import re
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -52,19 +52,24 @@ class Cost:
         return self.taken / self.needed
 
 
-def clock(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Seconds of a call, the median of some after one to warm up; on the CPU its own time, whatever else runs."""
+def clock(calls: list[Callable[[], object]], device: torch.device, repeats: int) -> list[float]:
+    """Seconds of calls, the shortest of some after one to warm up; in turn, so that what else runs disturbs all alike.
+
+    On the CPU it is the time of this process alone.
+    """
     now = time.perf_counter if device.type == "cuda" else time.process_time
-    times = []
-    for _ in range(repeats + 1):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        started = now()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(now() - started)
-    return statistics.median(times[1:])
+    best = [float("inf")] * len(calls)
+    for repeat in range(repeats + 1):
+        for number, call in enumerate(calls):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            started = now()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if repeat:
+                best[number] = min(best[number], now() - started)
+    return best
 
 
 def case_of(model: nn.Module, inputs: Tensor) -> Case:
@@ -78,27 +83,32 @@ def case_of(model: nn.Module, inputs: Tensor) -> Case:
 
 def measure(model: nn.Module, inputs: Tensor, repeats: int = 3) -> list[Cost]:
     """The cost of every metric on a batch."""
-    device = inputs.device
     case = case_of(model, inputs)
-    count = len(inputs)
-    with torch.no_grad():
-        forward = clock(lambda: model(inputs), device, repeats)
-    one_map = clock(lambda: case.explain(model, inputs, case.target), device, repeats)
-    costs = []
-    for name in METRICS:
-        metric = create_metric(name)
-        given = _grid_case(case) if name == GRIDS else case
-        taken = clock(lambda metric=metric, given=given: metric.score(given), device, repeats)
-        if name in ("deletion", "insertion"):
-            steps = len(metric.score(given).at)
-            needed, words, given_pass = steps * forward, f"{steps} forward passes", 0.0
-        elif name in ("consistency", "sanity"):
-            maps = getattr(metric, "stages", 1)
-            needed, words, given_pass = maps * one_map, f"{maps} maps", 0.0
-        else:
-            needed, words, given_pass = forward, "the map's own forward pass", forward
-        costs.append(Cost(name, needed / count, (taken + given_pass) / count, words))
-    return costs
+    return [_cost(name, case, repeats) for name in METRICS]
+
+
+def _cost(name: str, case: Case, repeats: int) -> Cost:
+    metric = create_metric(name)
+    given = _grid_case(case) if name == GRIDS else case
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return case.model(case.inputs)
+
+    def explain() -> Tensor:
+        return case.explain(case.model, case.inputs, case.target)
+
+    of_maps = name in ("consistency", "sanity")
+    scores = partial(metric.score, given)
+    unit, taken = clock([explain if of_maps else forward, scores], case.inputs.device, repeats)
+    count = len(case.inputs)
+    if of_maps:
+        maps = getattr(metric, "stages", 1)
+        return Cost(name, maps * unit / count, taken / count, f"{maps} maps")
+    steps = len(scores().at)
+    if steps:
+        return Cost(name, steps * unit / count, taken / count, f"{steps} forward passes")
+    return Cost(name, unit / count, (taken + unit) / count, "the map's own forward pass")
 
 
 def _grid_case(case: Case) -> Case:

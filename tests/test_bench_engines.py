@@ -126,7 +126,7 @@ def test_ray_gives_the_same_rows_and_survives_a_killed_worker(squares, expected,
 
 @pytest.mark.slow
 def test_an_error_of_a_member_reaches_the_caller(squares, tmp_path):
-    plan = plan_of(squares, models="square:absent", limit=2)
+    plan = plan_of(squares, models="square:absent", limit=12)  # three scans
     with pytest.raises(RuntimeError, match="a worker failed"):
         evaluate(plan, tmp_path / "run", engine=LocalEngine(["cpu", "cpu"]), loader=load, threads=1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from functools import cache
@@ -116,7 +117,7 @@ def test_logits_equal_those_of_timms_class():
     model = loaded("builtin").model
     inputs = architecture("builtin").encode(pictures("single", 2)[0])
     with torch.inference_mode():
-        torch.testing.assert_close(model(inputs), timm_twin(model)(inputs), rtol=1e-6, atol=1e-6 * 30)
+        torch.testing.assert_close(model(inputs), timm_twin(model)(inputs), rtol=1e-6, atol=1e-6)
 
 
 def test_parameters_and_modules_are_named_as_in_timm(small):
@@ -176,7 +177,8 @@ def test_bcos_equals_the_package(explaining):
     theirs = build("simple_vit_ti_patch16_224", num_classes=len(CLASS_NAMES)).eval()
     mine = BcosViT(len(CLASS_NAMES)).eval()
     mine.load_state_dict(loaded("builtin-bcos").model.state_dict())
-    theirs.load_state_dict(mine.state_dict())
+    theirs.load_state_dict({f"0.{key}": value for key, value in mine.state_dict().items()})
+    theirs[1].logit_bias = math.log(1 / (len(CLASS_NAMES) - 1))  # the package keeps that of 1000 classes
     results = []
     for model in (mine, theirs):
         for module in model.modules():
@@ -212,5 +214,5 @@ def test_maps_of_two_objects_differ_by_class():
 @pytest.mark.parametrize("name", NAMES)
 def test_dave_maps_lie_on_the_explained_object(name):
     own, other = own_and_other("dave", 4, name, samples=16)
-    assert own > 0.4
+    assert own > 2 * other
     assert other < 0.2

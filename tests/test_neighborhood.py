@@ -283,3 +283,12 @@ def test_cuda_views_agree_with_the_cpu():
     torch.testing.assert_close(there.apply(x.cuda()).cpu(), here.apply(x), atol=1e-4, rtol=1e-4)
     w = here.apply(x)
     torch.testing.assert_close(there.pull_back(w.cuda()).cpu(), here.pull_back(w), atol=1e-4, rtol=1e-4)
+
+
+def test_fill_is_what_warps_uncover():
+    shifted = Spatial(flip=0.0, rotation=45.0, translation=0.0)
+    grey = torch.full((1, 6, 16, 16), 0.5)
+    filled = Neighborhood(shifted, Noise("none"), fill=0.5).views((6, 16, 16), samples=4).apply(grey)
+    torch.testing.assert_close(filled, grey.expand(4, 1, -1, -1, -1))
+    empty = Neighborhood(shifted, Noise("none")).views((6, 16, 16), samples=4).apply(grey)
+    assert empty.amin() == 0

@@ -119,8 +119,7 @@ Address = Annotated[
     typer.Option("--address", metavar="ADDRESS", help="Of a Ray cluster; one of this machine where it is left out."),
 ]
 Workers = Annotated[
-    int | None,
-    typer.Option("--workers", min=1, help="Processes.", show_default="one per GPU, or one on the CPU"),
+    int | None, typer.Option("--workers", min=1, help="Processes.", show_default="one per GPU, or one on the CPU")
 ]
 Threads = Annotated[
     int | None,
@@ -293,9 +292,7 @@ def _run(plan: Plan, out: Path, engine: Engine, threads: int, *, as_json: bool, 
     output = Output(as_json=as_json, quiet=quiet)
     with _watching(Output(quiet=quiet or as_json)) as watch:
         summary = run_plan(plan, out, engine=engine, threads=threads, watch=watch)
-    for note in summary["notes"]:
-        output.note(note)
-    for text in _failures(summary):
+    for text in (*summary["notes"], *_failures(summary)):
         output.note(text)
     if summary["skipped"]:
         output.note(f"{len(summary['skipped'])} images could not be read; {out / 'summary.json'} lists them")

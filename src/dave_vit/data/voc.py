@@ -38,9 +38,7 @@ class Voc(FileDataset):
             if note.is_file() and (wanted is None or path.stem in wanted):
                 found += [(path, name, boxes) for name, boxes in sorted(_by_class(note).items())]
         if not found:
-            raise DataError(
-                f"{self.root}: no image in JPEGImages has objects in an XML file of Annotations"
-            )
+            raise DataError(f"{self.root}: no image in JPEGImages has objects in an XML file of Annotations")
         named = {name for _, name, _ in found}
         self.class_names = list(_CLASSES) if named <= set(_CLASSES) else sorted(named)
         self.items = [self._item(path, name, boxes) for path, name, boxes in found[:limit]]

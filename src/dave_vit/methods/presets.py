@@ -43,7 +43,7 @@ class Preset:
 
 SPATIAL_SWITCHES = ("flip", "rotation", "scale", "translation", "wrap")
 NOISE_SWITCHES = {"noise": "kind", "noise_level": "level", "schedule": "schedule"}
-AROUND_SWITCHES = ("noise_first", "pull_back", "antithetic")
+AROUND_SWITCHES = ("noise_first", "pull_back", "antithetic", "fill")
 
 PRESETS: Registry[Callable[[nn.Module], Preset]] = Registry("preset")
 
@@ -64,16 +64,20 @@ def _noise(model: nn.Module, level: float, schedule: Literal["uniform", "linspac
     return known if isinstance(known, Noise) else Noise("variance_preserving", level, schedule)
 
 
+def _fill(model: nn.Module) -> float:
+    return float(getattr(model, "fill", 0.0))
+
+
 @PRESETS.register("default")
 def default(model: nn.Module) -> Preset:
     """What measured best on GridPG and EnergyPG without losing to the paper's setting on deletion."""
-    return Preset(Neighborhood(Spatial(), _noise(model, 0.3)), SoftThreshold(2.0))
+    return Preset(Neighborhood(Spatial(), _noise(model, 0.3), fill=_fill(model)), SoftThreshold(2.0))
 
 
 @PRESETS.register("paper")
 def paper(model: nn.Module) -> Preset:
     """The paper's text (section 3, appendix D.2)."""
-    return Preset(Neighborhood(Spatial(), _noise(model, 0.5)), Mean())
+    return Preset(Neighborhood(Spatial(), _noise(model, 0.5), fill=_fill(model)), Mean())
 
 
 @PRESETS.register("official")
@@ -86,5 +90,6 @@ def official(model: nn.Module) -> Preset:
         _noise(model, level, "linspace"),
         noise_first=False,
         pull_back="adjoint",
+        fill=_fill(model),
     )
     return Preset(neighborhood, TrimmedMean(), OFFICIAL_GATE, official_postprocess)

@@ -53,6 +53,7 @@ class Adapter(nn.Module):
         class_names: one name a logit.
         spec: the name under which the model was loaded.
         noise: the noise that the family's authors recommend for DAVE, where it is not the usual one.
+        fill: the value of a neutral grey in the model's input, with which DAVE's warps fill what they uncover.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Adapter(nn.Module):
         *,
         spec: str,
         noise: Noise | None = None,
+        fill: float = 0.0,
     ) -> None:
         super().__init__()
         self.model = model
@@ -70,6 +72,7 @@ class Adapter(nn.Module):
         self.class_names = list(class_names)
         self.spec = spec
         self.noise = noise
+        self.fill = fill
         self.eval()
 
     @property

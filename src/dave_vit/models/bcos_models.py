@@ -48,7 +48,9 @@ def wrap(model: nn.Module, classes: Classes | None, *, spec: str, is_bcos: bool 
     scaling = next((step for step in steps.transforms.transforms if hasattr(step, "mean")), None)
     colours = Preprocessing(steps, tuple(scaling.mean), tuple(scaling.std)) if scaling else Preprocessing(steps)
     names = class_names(_count(model), classes)
-    return Adapter(model, colours, names, spec=spec, noise=BCOS_NOISE if is_bcos else None)
+    return Adapter(
+        model, colours, names, spec=spec, noise=BCOS_NOISE if is_bcos else None, fill=0.5 if is_bcos else 0.0
+    )
 
 
 def _count(model: nn.Module) -> int:

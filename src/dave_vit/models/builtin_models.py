@@ -27,4 +27,6 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
     is_bcos = isinstance(model, BcosViT)
     half = (0.0, 1.0) if is_bcos else (0.5, 0.5)
     preprocessing = Preprocessing(Preprocess(architecture(name).encode), half[:1] * 3, half[1:] * 3)
-    return Adapter(model, preprocessing, names, spec=name, noise=BCOS_NOISE if is_bcos else None)
+    return Adapter(
+        model, preprocessing, names, spec=name, noise=BCOS_NOISE if is_bcos else None, fill=0.5 if is_bcos else 0.0
+    )

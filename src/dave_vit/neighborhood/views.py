@@ -28,6 +28,8 @@ class Neighborhood:
         noise_first: noise the image before it is warped, tau(x + eps), instead of after, tau(x) + eps.
         pull_back: "inverse" warps back; "adjoint" takes the gradient with respect to the image before noise and warp.
         antithetic: samples 2k and 2k+1 share t and have opposite eps; their warps stay independent.
+        fill: what warps bring in from outside of the picture. Zero is the mean colour of most models' inputs, but no
+            colour at all where channels are colours and their complements (B-cos): there it is 0.5.
     """
 
     spatial: Spatial = field(default_factory=Spatial)
@@ -35,6 +37,7 @@ class Neighborhood:
     noise_first: bool = True
     pull_back: PullBack = "inverse"
     antithetic: bool = False
+    fill: float = 0.0
 
     def __post_init__(self) -> None:
         if self.pull_back not in get_args(PullBack):
@@ -150,7 +153,8 @@ class Views:
 
     def _warped(self, copies: Tensor) -> Tensor:
         # All images of a view share its warp: they travel as channels of one sample.
-        return self.warp.apply(copies.flatten(1, 2)).view(copies.shape)
+        fill = self.neighborhood.fill
+        return self.warp.apply((copies - fill).flatten(1, 2)).view(copies.shape) + fill
 
     def _noised(self, copies: Tensor) -> Tensor:
         if self.eps is None:
