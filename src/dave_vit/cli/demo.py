@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 METHODS = ("dave", "effective", "input_x_gradient")
 PICTURES = (1, 2, 3)  # in number 0 the target hides behind another animal
-SCORED = 12  # pictures with exact masks
-GRIDS = 4
+SCORED = 8  # pictures with exact masks
+GRIDS = 3
 POOL = 60  # pictures that grids are made of
 SAMPLES = {"drawn": 50, "scored": 16}  # of DAVE; scores change little after 16
 
