@@ -1,6 +1,8 @@
 # Every target does its own set-up in .venv: python3, make and a network to PyPI are all that is needed.
 PYTHON ?= python3
 WORKERS ?= 2
+# Threads that wait give their core away: on a shared machine, spinning ones make everything several times slower.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 BIN := .venv/bin
 UV := $(BIN)/uv
