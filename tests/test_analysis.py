@@ -11,12 +11,12 @@ import torch
 from dave_vit.analysis import construction, convergence, cost, meter, sensitivity, suites, toy
 from dave_vit.analysis.catalog import method_entry
 from dave_vit.analysis.consistency import moved_maps
-from dave_vit.analysis.plots import STYLES, Band, quartiles
 from dave_vit.errors import OptionError, UnknownName
 from dave_vit.maps import collapse
 from dave_vit.methods import DAVE, METHODS
 from dave_vit.metrics import create_metric
 from dave_vit.metrics.base import Case
+from dave_vit.viz.plots import STYLES, Band, quartiles
 from tiny_models import SIZE, vit
 
 

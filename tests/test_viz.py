@@ -13,9 +13,10 @@ from PIL import Image
 
 from dave_vit import viz
 from dave_vit.errors import InputError, OptionError
-from dave_vit.methods import Explanation
+from dave_vit.methods import METHODS, Explanation
 from dave_vit.viz.colors import colorize, hue
 from dave_vit.viz.layers import as_image, fitted
+from dave_vit.viz.plots import STYLES, style
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGE = torch.rand(3, 32, 48, generator=GENERATOR)
@@ -48,10 +49,14 @@ def test_matplotlib_knows_the_colormaps_by_name():
     assert matplotlib.colormaps["dave"](1.0)[:3] == pytest.approx((1.0, 0xED / 255, 0x71 / 255), abs=0.01)
 
 
-def test_methods_keep_their_colours_whatever_else_is_plotted():
-    assert viz.method_color("dave", ["a", "dave", "b"]) == viz.DAVE
-    assert viz.method_color("a", ["dave", "a", "b"]) == viz.method_color("a", ["a", "b"])
-    assert viz.method_color("a", ["a", "b"]) != viz.method_color("b", ["a", "b"])
+def test_every_method_has_a_style_of_its_own():
+    looks = {(one.colour, one.dash, one.marker) for one in STYLES.values()}
+    assert len(looks) == len(STYLES)
+    assert set(METHODS) <= set(STYLES)
+    assert style("dave").colour == style("dave-paper").colour == style("dave-16").colour == viz.DAVE
+    assert style("dave-16").words == "dave-16"
+    assert style("mine") == style("mine")
+    assert style("mine").words == "mine"
 
 
 def test_one_bright_pixel_does_not_darken_the_rest():

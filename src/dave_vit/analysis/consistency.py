@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.analysis.catalog import method_entry
-from dave_vit.analysis.plots import style
 from dave_vit.analysis.section import Number, Picture, Section, Table
 from dave_vit.analysis.subjects import Pictures, Setting, load, pictures
 from dave_vit.bench import Smoothing
@@ -19,6 +18,7 @@ from dave_vit.maps import positive, smooth
 from dave_vit.metrics.consistency import consistency, moved, small_warp
 from dave_vit.models import Adapter
 from dave_vit.viz import Drawing, draw, image_cell, map_cell
+from dave_vit.viz.plots import style
 
 METHODS = ("dave", "dave-paper", "attn_lrp", "legrad")
 WINDOW = 15

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dave_vit.analysis.plots import Band, Floats, canvas, draw_band, legend, quartiles
 from dave_vit.analysis.section import Number, Picture, Section, Table
 from dave_vit.analysis.subjects import Setting, batches, load, pictures
 from dave_vit.errors import OptionError
@@ -19,6 +18,7 @@ from dave_vit.methods import DAVE
 from dave_vit.reduce import Accumulator, Mean, Reducer, Shrinkage, SoftThreshold, TrimmedMean
 from dave_vit.viz import DAVE as VIOLET
 from dave_vit.viz import Drawing
+from dave_vit.viz.plots import Band, Floats, canvas, draw_band, legend, quartiles
 
 ESTIMATORS: dict[str, Reducer] = {
     "mean": Mean(),

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from dave_vit.analysis.catalog import method_entry
 from dave_vit.analysis.meter import Spent, measure
-from dave_vit.analysis.plots import SERIES, canvas, legend, style
 from dave_vit.analysis.section import Number, Picture, Section, Table
 from dave_vit.analysis.subjects import Setting, load, pictures
 from dave_vit.effective.transform import logits_of
 from dave_vit.errors import OptionError
 from dave_vit.methods import create_method
 from dave_vit.viz import DAVE, Drawing
+from dave_vit.viz.plots import SERIES, canvas, legend, style
 
 METHODS = (
     "input_x_gradient",

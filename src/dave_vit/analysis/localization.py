@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from dave_vit.analysis.catalog import method_entry
-from dave_vit.analysis.plots import Floats, canvas, legend, style
 from dave_vit.analysis.section import Number, Picture, Section, Table
 from dave_vit.analysis.subjects import shown_data
 from dave_vit.analysis.suites import Counts, Group, published
 from dave_vit.bench import LocalEngine, MetricEntry, Plan, evaluate, pick_devices
 from dave_vit.bench.rows import read
 from dave_vit.viz import Drawing
+from dave_vit.viz.plots import Floats, canvas, draw_curves, style
 
 METRICS = ("gridpg", "energypg", "deletion")
 _TITLES = {"gridpg": "GridPG", "energypg": "EnergyPG", "deletion": "deletion"}
@@ -136,15 +136,11 @@ def curves_figure(curves: Mapping[str, Mapping[str, tuple[Floats, Floats]]], res
     areas = {(one["model"], one["method"]): one["mean"] for one in results if one["metric"] == "deletion"}
     figure, plots = canvas(len(curves), width=7.6, height=4.2, per_row=2)
     for axes, (model, own) in zip(plots, curves.items(), strict=True):
-        for method in sorted(own, key=lambda name: -(areas[model, name] or 0.0)):
-            at, height = own[method]
-            how = style(method)
-            options = {"color": how.colour, "linestyle": how.dash, "marker": how.marker, "markersize": 3.5}
-            width = 2.4 if method.startswith("dave") else 1.4
-            words = f"{how.words} ({100 * areas[model, method]:.1f})"
-            axes.plot(100 * at, height, linewidth=width, label=words, markevery=max(1, len(at) // 6), **options)
+        area = {name: 100 * (areas[model, name] or 0.0) for name in own}
+        ordered = sorted(own, key=area.__getitem__, reverse=True)
+        words = {name: f"{style(name).words} ({area[name]:.1f})" for name in ordered}
+        draw_curves(axes, {name: (100 * own[name][0], own[name][1]) for name in ordered}, words)
         axes.set(xlabel="pixels removed in %, the least important first", ylabel="probability of the target")
         axes.set(ylim=(-0.02, 1.02))
         axes.set_title(model, fontsize=10)
-        legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

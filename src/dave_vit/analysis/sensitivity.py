@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dave_vit.analysis.plots import SERIES, Band, Floats, canvas, draw_band, legend, quartiles
 from dave_vit.analysis.section import Number, Picture, Section, Table
 from dave_vit.analysis.subjects import Setting, batches, load, pictures
 from dave_vit.effective.transform import logits_of
@@ -17,6 +16,7 @@ from dave_vit.errors import OptionError
 from dave_vit.neighborhood import Warp, affine_matrix
 from dave_vit.neighborhood.draws import sample_generator
 from dave_vit.viz import Drawing
+from dave_vit.viz.plots import SERIES, Band, Floats, canvas, draw_band, legend, quartiles
 
 ANGLES = tuple(float(angle) for angle in range(-180, 181, 10))
 SIGMAS = tuple(round(0.1 * step, 1) for step in range(21))

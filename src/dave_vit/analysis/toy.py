@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dave_vit.analysis.plots import canvas
 from dave_vit.analysis.section import Number, Picture, Section, Table
 from dave_vit.effective import effective_transformation
 from dave_vit.viz import Drawing
+from dave_vit.viz.plots import canvas
 
 TOKENS = 8
 GAIN = 2.5

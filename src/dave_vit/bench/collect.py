@@ -96,10 +96,6 @@ class Table:
         curve.count += 1
 
 
-def _doubled(part: Floats) -> Floats:
-    return np.pad(part, ((0, 0), (0, part.shape[1])))
-
-
 @dataclass
 class Collected:
     """The rows of one model."""

@@ -10,7 +10,7 @@ from dave_vit.viz.cells import (
     targets_cell,
     uncertainty_cell,
 )
-from dave_vit.viz.colors import COLORMAPS, DAVE, HUES, method_color
+from dave_vit.viz.colors import COLORMAPS, DAVE, HUES
 from dave_vit.viz.figures import Cell, Drawing, draw
 from dave_vit.viz.layers import Scaled, blend, enlarged, heat, overlay, scale, soften, to_pillow
 from dave_vit.viz.panels import Finding, comparison, findings, show, side_by_side
@@ -34,7 +34,6 @@ __all__ = [
     "heat",
     "image_cell",
     "map_cell",
-    "method_color",
     "overlay",
     "overlay_cell",
     "save_animation",

@@ -1,4 +1,4 @@
-"""Colours: the three colormaps, one hue for each of several targets, one colour for each method in a plot.
+"""Colours: the three colormaps, one hue for each of several targets, and DAVE's own.
 
 The colormaps are named "dave" (dark violet to yellow), "dave_signed" (orange, white, violet) and "dave_uncertainty"
 (dark to light green), and matplotlib knows them under these names once this module is imported. Lightness rises
@@ -15,7 +15,6 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgb
 Array = npt.NDArray[np.float64]
 
 DAVE = "#b482c8"  # DAVE's own colour in plots
-_RIVALS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b", "#9d755d", "#79706e", "#d67195", "#2f4b7c")
 
 # Strong on photographs, and apart from each other in hue and lightness.
 HUES = ("#b14fe0", "#ffb000", "#12b892", "#2f7dff", "#ff4f4f")
@@ -45,11 +44,3 @@ def colorize(values: Array, colormap: str) -> Array:
 def hue(index: int) -> Array:
     """The colour of one of several targets, [3]; after the last they start again."""
     return np.array(to_rgb(HUES[index % len(HUES)]))
-
-
-def method_color(name: str, names: list[str]) -> str:
-    """The colour of a method in a plot of several: violet for DAVE, the same order of others in every plot."""
-    if name == "dave":
-        return DAVE
-    others = [other for other in names if other != "dave"]
-    return _RIVALS[others.index(name) % len(_RIVALS)]

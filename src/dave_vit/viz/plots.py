@@ -1,0 +1,147 @@
+"""The look of all plots: one style for each method and model, one way to draw curves and bands of quartiles.
+
+Rivals have the colours of Okabe and Ito, which colour-blind readers tell apart; dashes and markers differ as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dave_vit.viz.colors import DAVE
+from dave_vit.viz.figures import Drawing
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a method is written and drawn."""
+
+    words: str
+    colour: str
+    dash: str = "-"
+    marker: str = "o"
+
+
+_BLUE, _SKY, _GREEN, _ORANGE, _RED, _PINK, _GREY, _BLACK = (
+    "#0072b2",
+    "#56b4e9",
+    "#009e73",
+    "#e69f00",
+    "#d55e00",
+    "#cc79a7",
+    "#767676",
+    "#222222",
+)
+# One hue for each family of methods; within a family dashes and markers differ.
+STYLES = {
+    "dave": Style("DAVE, default", DAVE, "-", "o"),
+    "dave-paper": Style("DAVE, as in the paper", DAVE, "--", "D"),
+    "equivariant": Style("equivariant average", "#8a63b8", "-.", "p"),
+    "effective": Style("effective transformation", "#5b3a8c", ":", "h"),
+    "integrated_gradients": Style("integrated gradients", _BLUE, "-", "^"),
+    "saliency": Style("saliency", _BLUE, ":", "s"),
+    "fullgrad": Style("FullGrad", _BLUE, "-.", "d"),
+    "smoothgrad": Style("SmoothGrad", _SKY, "--", "v"),
+    "guided_backprop": Style("guided backpropagation", _SKY, "-", "<"),
+    "deconvolution": Style("deconvolution", _SKY, ":", ">"),
+    "attn_lrp": Style("AttnLRP", _GREEN, "--", ">"),
+    "cp_lrp": Style("CP-LRP", _GREEN, "-", "<"),
+    "omenn": Style("OMENN", _GREEN, ":", "o"),
+    "legrad": Style("LeGrad", _ORANGE, "-", "<"),
+    "gradcam": Style("Grad-CAM", _ORANGE, "--", "s"),
+    "iia": Style("IIA", _ORANGE, "-.", "^"),
+    "chefer_lrp": Style("Chefer-LRP", _RED, "-.", "P"),
+    "chefer_generic": Style("Chefer, generic", _RED, "-", "X"),
+    "rollout": Style("attention rollout", _PINK, "-", "o"),
+    "raw_attention": Style("raw attention", _PINK, "--", "s"),
+    "attention_flow": Style("attention flow", _PINK, ":", "^"),
+    "input_x_gradient": Style("input x gradient", _GREY, ":", "s"),
+    "random": Style("random", _GREY, "--", "x"),
+    "bcos": Style("B-cos inherent", _BLACK, "-", "X"),
+    "center": Style("centre", _BLACK, ":", "+"),
+}
+SERIES = (_BLUE, _ORANGE, _GREEN, _RED, _SKY, _BLACK)
+"""Colours of models and estimators, in their order; violet stays with DAVE."""
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
+
+
+def style(label: str) -> Style:
+    """The style of a method; a label of the user's own has that of the longest name it begins with, or is grey."""
+    known = [name for name in STYLES if label.startswith(name)]
+    if label in STYLES or not known:
+        return STYLES.get(label, Style(label, _GREY, ":", "x"))
+    return replace(STYLES[max(known, key=len)], words=label, dash="-.", marker="*")
+
+
+def draw_curves(axes: Any, curves: Mapping[str, tuple[Floats, Floats]], words: Mapping[str, str]) -> None:
+    """A line for each method, DAVE's the widest, and the legend beside the plot.
+
+    Args:
+        axes: of the plot.
+        curves: by the method's label: where on the axis, and how high.
+        words: of the legend, by label.
+    """
+    for label, (at, height) in curves.items():
+        how = style(label)
+        axes.plot(
+            at,
+            height,
+            label=words[label],
+            color=how.colour,
+            linestyle=how.dash,
+            linewidth=2.4 if label.startswith("dave") else 1.4,
+            marker=how.marker,
+            markersize=3.5,
+            markevery=max(1, len(at) // 6),
+        )
+    legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+@dataclass(frozen=True)
+class Band:
+    """Median and quartiles over images at some points: [points] each."""
+
+    at: Floats
+    median: Floats
+    low: Floats
+    high: Floats
+
+
+def quartiles(at: Sequence[float] | Floats, values: Floats) -> Band:
+    """The band of values [images, points]; what is not finite is left out."""
+    low, median, high = np.nanquantile(np.asarray(values, dtype=np.float64), (0.25, 0.5, 0.75), axis=0)
+    return Band(np.asarray(at, dtype=np.float64), median, low, high)
+
+
+def canvas(plots: int = 1, *, width: float = 6.4, height: float = 3.8, per_row: int = 3) -> tuple[Drawing, list[Any]]:
+    """An empty figure with plots beside each other, gridded, without upper and right edges; sizes are of one plot."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    columns = min(plots, per_row)
+    rows = -(-plots // columns)
+    figure = Drawing(figsize=(width * columns, height * rows), facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    made = [figure.add_subplot(rows, columns, place + 1) for place in range(plots)]
+    for axes in made:
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=9)
+    return figure, made
+
+
+def draw_band(axes: Any, band: Band, label: str, number: int, *, colour: str | None = None) -> None:
+    """Median as a line, quartiles as a pale band."""
+    shade = colour or SERIES[number % len(SERIES)]
+    axes.fill_between(band.at, band.low, band.high, color=shade, alpha=0.16, linewidth=0)
+    axes.plot(band.at, band.median, color=shade, linestyle=DASHES[number % len(DASHES)], linewidth=1.8, label=label)
+
+
+def legend(axes: Any, **options: Any) -> None:
+    """A legend without a frame."""
+    axes.legend(frameon=False, fontsize=8.5, handlelength=2.8, **options)
