@@ -6,6 +6,9 @@ layers take no share; a constant that is added, such as a position embedding, do
 
 All of it is computed in float64 where the device has it: relevance is divided by sums that nearly cancel, so that in
 float32 whole maps can come out differently.
+
+What a rule hands to autograd must not hold the call: the call holds the interception, that holds what it has observed,
+and so a graph would hold itself, out of the garbage collector's sight.
 """
 
 from __future__ import annotations
@@ -47,19 +50,19 @@ def passed(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if not is_carrier(input):
         return call.mode.operator(call, input, *args, **kwargs)  # type: ignore[no-any-return]
     args, kwargs = map_tensors(Tensor.detach, (args, kwargs))
-    value = partial(call.func, input.detach(), *args, **kwargs)
-    return carry(value, lambda relevance: relevance.sum_to_size(input.shape), input)
+    value, shape = partial(call.func, input.detach(), *args, **kwargs), input.shape
+    return carry(value, lambda relevance: relevance.sum_to_size(shape), input)
 
 
 def shared(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Sums, means and maxima divide relevance by what each element contributes."""
-    x = input.detach()
-    value = call.func(x, *args, **kwargs)
+    x, func = input.detach(), call.func
+    value = func(x, *args, **kwargs)
     if not isinstance(value, Tensor):
         raise call.mode.unsupported(call.name, "it returns more than one tensor")
 
     def pullback(relevance: Tensor, x: Tensor) -> Tensor:
-        return _divided(lambda x: call.func(x, *args, **kwargs), relevance, x)[0]
+        return _divided(lambda x: func(x, *args, **kwargs), relevance, x)[0]
 
     return carry(lambda: value, pullback, input, saved=(x,))
 
@@ -117,11 +120,12 @@ def matrix_product(call: Call, *args: Any, alpha: float, **kwargs: Any) -> Tenso
     """Two factors that depend on the input get half each; with a constant one it is a linear layer."""
     factors = list(tensors((args, kwargs)))
     carriers = [factor for factor in factors if is_carrier(factor)]
+    func = call.func
 
     def product(*values: Tensor) -> Tensor:
         given = {id(factor): value for factor, value in zip(factors, values, strict=True)}
         changed = map_tensors(lambda tensor: given[id(tensor)], (args, kwargs))
-        return call.func(*changed[0], **changed[1])  # type: ignore[no-any-return]
+        return func(*changed[0], **changed[1])  # type: ignore[no-any-return]
 
     def pullback(relevance: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
         if len(carriers) == 2:
@@ -142,9 +146,10 @@ def weighted(
     """Linear layers and convolutions: the alpha-beta rule."""
     if is_carrier(weight):
         raise call.mode.unsupported(call.name, "its weight depends on the input")
+    func = call.func
 
     def pullback(relevance: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        return _alpha_beta(lambda x, weight: call.func(x, weight, None, *args, **kwargs), relevance, x, weight, alpha)
+        return _alpha_beta(lambda x, weight: func(x, weight, None, *args, **kwargs), relevance, x, weight, alpha)
 
     x = input.detach()
     return carry(lambda: call.func(x, weight, bias, *args, **kwargs), pullback, input, saved=(x, weight))

@@ -19,7 +19,8 @@ def cascade(model: nn.Module, stages: int = 3, seed: int = 0) -> Iterator[nn.Mod
     """Copies of the model with ever more layers randomised, from the output down; in the last one all are.
 
     Each parameter is drawn from a normal distribution with the mean and the spread that it had, so that the numbers
-    in the network keep their scale. What is yielded is one module that changes from stage to stage.
+    in the network keep their scale. What is yielded is one module that changes from stage to stage. Draws are made
+    where the model is: on a GPU they are others than on the CPU, and cost next to nothing.
 
     Args:
         model: stays as it is.
@@ -29,23 +30,24 @@ def cascade(model: nn.Module, stages: int = 3, seed: int = 0) -> Iterator[nn.Mod
     shuffled = copy.deepcopy(model)
     layers = [layer for layer in shuffled.modules() if next(layer.parameters(recurse=False), None) is not None]
     layers.reverse()  # modules are registered from input to output
-    draw = torch.Generator().manual_seed(seed)
+    draws: dict[torch.device, torch.Generator] = {}
     done = 0
     for stage in range(1, stages + 1):
         stop = -(-len(layers) * stage // stages)
         for layer in layers[done:stop]:
-            _randomise(layer, draw)
+            _randomise(layer, draws, seed)
         done = stop
         yield shuffled
 
 
 @torch.no_grad()
-def _randomise(layer: nn.Module, draw: torch.Generator) -> None:
+def _randomise(layer: nn.Module, draws: dict[torch.device, torch.Generator], seed: int) -> None:
     for parameter in layer.parameters(recurse=False):
-        values = parameter.double()
-        spread = values.std() if values.numel() > 1 else values.abs().mean()
-        noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float32).to(parameter.device)
-        parameter.copy_(values.mean() + spread * noise)
+        spread, mean = torch.std_mean(parameter) if parameter.numel() > 1 else (parameter.abs(), parameter)
+        if parameter.device not in draws:
+            draws[parameter.device] = torch.Generator(parameter.device).manual_seed(seed)
+        noise = torch.empty_like(parameter).normal_(generator=draws[parameter.device])
+        parameter.copy_(mean + spread * noise)
 
 
 def similarity(first: Tensor, second: Tensor) -> Tensor:
