@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import re
 
 import pytest
@@ -203,6 +204,17 @@ def test_other_families_are_explained_or_refused(name, family):
     assert together.shape == X.shape
     assert together.isfinite().all()
     close(together[1:2], method(name, family).attribute(X[1:2], 1))
+
+
+@pytest.mark.parametrize("name", ON_A_VIT)
+def test_nothing_is_left_in_memory(name):
+    explained = method(name)
+    counts = []
+    for _ in range(3):
+        explained.attribute(X[:1], [[0, 1]])
+        gc.collect()
+        counts.append(sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects()))
+    assert counts[2] <= counts[1], "tensors outlive the call: a graph that holds itself?"
 
 
 @pytest.mark.gpu
