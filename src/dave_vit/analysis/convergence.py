@@ -167,7 +167,7 @@ def _joined(parts: Sequence[Convergence]) -> Convergence:
 
 
 def _figure(found: Mapping[str, Convergence]) -> Drawing:
-    figure, (left, *rest) = canvas(1 + len(found), width=4.9)
+    figure, (left, *rest) = canvas(1 + len(found), width=5.4, per_row=2)
     for number, (label, one) in enumerate(found.items()):
         draw_band(left, one.band(), label, number)
     left.set(yscale="log", xscale="log", xlabel="samples t", ylabel="L1 distance of successive averages")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from dave_vit.analysis.section import Number, Picture, Section, Table
 from dave_vit.analysis.subjects import Setting, batches, load, pictures
 from dave_vit.effective.transform import logits_of
 from dave_vit.errors import OptionError
-from dave_vit.neighborhood import Warp, affine_matrix
+from dave_vit.neighborhood import Warp, affine_matrix, fill_of
 from dave_vit.neighborhood.draws import sample_generator
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import SERIES, Band, Floats, canvas, draw_band, legend, quartiles
@@ -26,14 +27,15 @@ _BATCH = 16
 Change = Callable[[Tensor, float], Tensor]
 
 
-def turned(inputs: Tensor, angle: float) -> Tensor:
-    """Images turned about their centre by degrees; zero outside: [B,C,H,W] -> [B,C,H,W]."""
+def turned(inputs: Tensor, angle: float, *, fill: float = 0.0) -> Tensor:
+    """Images turned about their centre by degrees, with a colour outside: [B,C,H,W] -> [B,C,H,W]."""
     one = torch.ones(1, dtype=torch.float64)
     size = (inputs.shape[2], inputs.shape[3])
     matrix = affine_matrix(
         size, flip=one < 0, rotation=one * angle, scale=one, translation=torch.zeros(1, 2, dtype=torch.float64)
     )
-    return Warp(matrix.expand(len(inputs), 3, 3), torch.zeros(len(inputs), 2, dtype=torch.int64)).apply(inputs)
+    warp = Warp(matrix.expand(len(inputs), 3, 3), torch.zeros(len(inputs), 2, dtype=torch.int64))
+    return warp.apply(inputs, fill=fill)
 
 
 def noised(inputs: Tensor, sigma: float, seed: int = 0) -> Tensor:
@@ -101,9 +103,9 @@ _ROTATION = _Kind(
     "Rotation sensitivity",
     "rotation in degrees",
     "degrees",
-    "Absolute change of the target's softmax probability when the picture is turned about its centre, with zeros "
-    "outside. Shaded per model: the widest interval around 0 in which the median stays within {tolerance:g}. Dotted: "
-    "the paper's choice, 20 degrees.",
+    "Absolute change of the target's softmax probability when the picture is turned about its centre, with grey outside "
+    "(the mean colour of the training data, or half of every channel where zero is no colour). Shaded per model: the "
+    "widest interval around 0 in which the median stays within {tolerance:g}. Dotted: the paper's choice, 20 degrees.",
 )
 _NOISE = _Kind(
     "noise",
@@ -118,26 +120,32 @@ _NOISE = _Kind(
 
 def rotation_section(setting: Setting, *, angles: Sequence[float] = ANGLES, tolerance: float = TOLERANCE) -> Section:
     """Rotation sensitivity of all models of a setting."""
-    return _section(setting, _ROTATION, angles, turned, tolerance)
+
+    def change(model: nn.Module) -> Change:
+        return partial(turned, fill=fill_of(model))
+
+    return _section(setting, _ROTATION, angles, change, tolerance)
 
 
 def noise_section(setting: Setting, *, sigmas: Sequence[float] = SIGMAS, tolerance: float = TOLERANCE) -> Section:
     """Noise sensitivity of all models of a setting."""
 
-    def change(inputs: Tensor, sigma: float) -> Tensor:
-        return noised(inputs, sigma, setting.seed)
+    def change(model: nn.Module) -> Change:
+        return partial(noised, seed=setting.seed)
 
     return _section(setting, _NOISE, sigmas, change, tolerance)
 
 
-def _section(setting: Setting, kind: _Kind, points: Sequence[float], change: Change, tolerance: float) -> Section:
+def _section(
+    setting: Setting, kind: _Kind, points: Sequence[float], changes: Callable[[nn.Module], Change], tolerance: float
+) -> Section:
     found: dict[str, Band] = {}
     count = 0
     for entry in setting.models:
         model = load(entry, setting.device)
         shown = pictures(model, setting)
         count = len(shown)
-        parts = [sensitivity(model, *batch, points, change) for batch in batches(shown, _BATCH)]
+        parts = [sensitivity(model, *batch, points, changes(model)) for batch in batches(shown, _BATCH)]
         found[entry.label] = quartiles(points, np.concatenate(parts))
     reach = {label: stable_range(band, tolerance) for label, band in found.items()}
     facts = setting.facts(images=count, points=len(points), tolerance=tolerance)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dave_vit.effective import EFFECTIVE, OFFICIAL_GATE, RuleSet
 from dave_vit.errors import OptionError
 from dave_vit.maps import official_postprocess
-from dave_vit.neighborhood import Neighborhood, Noise, Spatial
+from dave_vit.neighborhood import Neighborhood, Noise, Spatial, fill_of
 from dave_vit.reduce import Mean, Reducer, SoftThreshold, TrimmedMean
 from dave_vit.registry import Registry
 
@@ -64,20 +64,16 @@ def _noise(model: nn.Module, level: float, schedule: Literal["uniform", "linspac
     return known if isinstance(known, Noise) else Noise("variance_preserving", level, schedule)
 
 
-def _fill(model: nn.Module) -> float:
-    return float(getattr(model, "fill", 0.0))
-
-
 @PRESETS.register("default")
 def default(model: nn.Module) -> Preset:
     """What measured best on GridPG and EnergyPG without losing to the paper's setting on deletion."""
-    return Preset(Neighborhood(Spatial(), _noise(model, 0.3), fill=_fill(model)), SoftThreshold(2.0))
+    return Preset(Neighborhood(Spatial(), _noise(model, 0.3), fill=fill_of(model)), SoftThreshold(2.0))
 
 
 @PRESETS.register("paper")
 def paper(model: nn.Module) -> Preset:
     """The paper's text (section 3, appendix D.2)."""
-    return Preset(Neighborhood(Spatial(), _noise(model, 0.5), fill=_fill(model)), Mean())
+    return Preset(Neighborhood(Spatial(), _noise(model, 0.5), fill=fill_of(model)), Mean())
 
 
 @PRESETS.register("official")
@@ -90,6 +86,6 @@ def official(model: nn.Module) -> Preset:
         _noise(model, level, "linspace"),
         noise_first=False,
         pull_back="adjoint",
-        fill=_fill(model),
+        fill=fill_of(model),
     )
     return Preset(neighborhood, TrimmedMean(), OFFICIAL_GATE, official_postprocess)

@@ -8,7 +8,7 @@ from torch import Tensor
 from dave_vit.errors import InputError
 from dave_vit.maps import positive
 from dave_vit.metrics.base import METRICS, Case, Metric, Scores
-from dave_vit.neighborhood import Warp, affine_matrix
+from dave_vit.neighborhood import Warp, affine_matrix, fill_of
 from dave_vit.precision import precise_dtype
 
 _SIDE = 224  # the shifts of the paper's figure 2 are pixels of an image of this side
@@ -29,9 +29,11 @@ def small_warp(size: tuple[int, int], *, rotation: float = 5.0, shift: tuple[flo
     return Warp(matrix, torch.zeros(1, 2, dtype=torch.int64))
 
 
-def moved(images: Tensor, warp: Warp) -> Tensor:
-    """All images of a batch moved alike: [B,C,H,W] -> [B,C,H,W]."""
-    return warp.apply(images.flatten(0, 1)[None])[0].view_as(images)  # as channels of one image: one grid for all
+def moved(images: Tensor, warp: Warp, *, fill: float = 0.0) -> Tensor:
+    """All images of a batch moved alike, and filled up with a colour: [B,C,H,W] -> [B,C,H,W]."""
+    return warp.apply(images.flatten(0, 1)[None], fill=fill)[0].view_as(
+        images
+    )  # as channels of one image: one grid for all
 
 
 def consistency(maps: Tensor, others: Tensor, warp: Warp) -> Tensor:
@@ -92,7 +94,7 @@ class Consistency(Metric):
         """[B]."""
         size = (case.inputs.shape[2], case.inputs.shape[3])
         warp = small_warp(size, rotation=self.rotation, shift=self.shift)
-        others = case.explain(case.model, moved(case.inputs, warp), case.target)
+        others = case.explain(case.model, moved(case.inputs, warp, fill=fill_of(case.model)), case.target)
         return Scores(consistency(case.maps, others, warp))
 
     def reason(self, case: Case, index: int) -> str:

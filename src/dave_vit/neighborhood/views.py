@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dave_vit.errors import InputError, OptionError
 from dave_vit.neighborhood.draws import sample_generator
@@ -16,6 +16,11 @@ from dave_vit.neighborhood.warp import Warp
 from dave_vit.precision import working_dtype
 
 PullBack = Literal["inverse", "adjoint"]
+
+
+def fill_of(model: nn.Module) -> float:
+    """The value of a neutral grey in a model's input, with which warps fill what they uncover; zero if it has none."""
+    return float(getattr(model, "fill", 0.0))
 
 
 @dataclass(frozen=True)
@@ -153,8 +158,7 @@ class Views:
 
     def _warped(self, copies: Tensor) -> Tensor:
         # All images of a view share its warp: they travel as channels of one sample.
-        fill = self.neighborhood.fill
-        return self.warp.apply((copies - fill).flatten(1, 2)).view(copies.shape) + fill
+        return self.warp.apply(copies.flatten(1, 2), fill=self.neighborhood.fill).view(copies.shape)
 
     def _noised(self, copies: Tensor) -> Tensor:
         if self.eps is None:

@@ -41,11 +41,18 @@ class Warp:
     def __len__(self) -> int:
         return len(self.matrix)
 
-    def apply(self, x: Tensor) -> Tensor:
-        """The warped images: [n,C,H,W] -> [n,C,H,W]; the very same tensor where every warp is the identity."""
+    def apply(self, x: Tensor, *, fill: float = 0.0) -> Tensor:
+        """The warped images: [n,C,H,W] -> [n,C,H,W]; the very same tensor where every warp is the identity.
+
+        Args:
+            x: images.
+            fill: what comes in from outside of the picture.
+        """
         self._check(x)
-        still = _is_identity(self.matrix) and not self.roll.any()
-        return x if still else read(x, invert_affine(self.matrix), self.roll)
+        if _is_identity(self.matrix) and not self.roll.any():
+            return x
+        source = invert_affine(self.matrix)
+        return read(x - fill, source, self.roll) + fill if fill else read(x, source, self.roll)
 
     def inverse(self, y: Tensor) -> Tensor:
         """Undoes the shift exactly, then resamples with the forward matrix: out(p) = y_unrolled(matrix p)."""
