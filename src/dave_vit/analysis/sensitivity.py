@@ -103,7 +103,7 @@ _ROTATION = _Kind(
     "Rotation sensitivity",
     "rotation in degrees",
     "degrees",
-    "Absolute change of the target's softmax probability when the picture is turned about its centre, with grey outside "
+    "Absolute change of the target's probability when the picture is turned about its centre, with grey outside "
     "(the mean colour of the training data, or half of every channel where zero is no colour). Shaded per model: the "
     "widest interval around 0 in which the median stays within {tolerance:g}. Dotted: the paper's choice, 20 degrees.",
 )
