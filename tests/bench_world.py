@@ -76,7 +76,7 @@ def _vit(data: str) -> nn.Module:
 
 def load(entry, device):
     """The loader of plans whose model is ``square:FOLDER``."""
-    return _vit(entry.spec.partition(":")[2])
+    return _vit(entry.spec.partition(":")[2]).to(device)
 
 
 class _Fatal(nn.Module):

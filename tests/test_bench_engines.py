@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench_world import load, load_fatal, paint, plan_of, rows_of
 from dave_vit.bench import LocalEngine, evaluate, pick_devices
@@ -88,6 +89,58 @@ def test_killed_at_random_and_started_again(squares, expected, tmp_path):
     assert not finished & set(names(tmp_path / "last"))
     assert rows_of(run) == expected
     assert not list(run.rglob("*.part"))
+
+
+BUILTIN = """evaluate --metric all --methods input_x_gradient,dave --samples 2 --limit 12 --shard 3 --threads 1
+    --set gridpg.grids=4 --set deletion.steps=4 --set insertion.steps=4 --set sanity.images=3 --quiet --out""".split()
+
+
+def command(run: Path) -> subprocess.Popen:
+    """The command of a user on builtin data."""
+    code = "import torch; torch.set_num_threads(1); from dave_vit.cli import main; main()"
+    return subprocess.Popen([sys.executable, "-c", code, *BUILTIN, run])
+
+
+def written(run: Path) -> dict[str, int]:
+    """When each shard was written."""
+    return {path.name: path.stat().st_mtime_ns for path in (run / "rows").glob("*.parquet")}
+
+
+@pytest.mark.slow
+def test_the_command_killed_at_random_on_builtin_data(tmp_path):
+    assert command(tmp_path / "quiet").wait(timeout=600) == 0
+    run = tmp_path / "run"
+    total, finished = len(written(tmp_path / "quiet")), {}
+    draw = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID", "killed"))
+    for _ in range(3):
+        process = command(run)
+        goal = min(len(finished) + draw.randint(1, total // 3), total - 1)
+        while len(written(run)) < goal and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(draw.uniform(0, 0.3))
+        process.kill()  # SIGKILL
+        process.wait()
+        assert finished.items() <= written(run).items()  # neither lost nor written again
+        finished = written(run)
+    assert 0 < len(finished) < total
+    assert command(run).wait(timeout=600) == 0
+    assert finished.items() <= written(run).items()
+    assert rows_of(run) == rows_of(tmp_path / "quiet")
+    assert (run / "report.html").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_two_processes_on_a_gpu(squares, expected, tmp_path):
+    engine = LocalEngine(pick_devices("cuda:0", workers=2))
+    evaluate(plan_of(squares), tmp_path / "run", engine=engine, loader=load, threads=1)
+    there = rows_of(tmp_path / "run")
+    assert [row["image"] for row in there] == [row["image"] for row in expected]
+    near = [
+        row["value"] == other["value"] or abs(row["value"] - other["value"]) < 0.02
+        for row, other in zip(there, expected, strict=True)
+    ]
+    assert sum(near) >= 0.98 * len(near)  # the order of pixels that are nearly equal may differ
 
 
 @pytest.mark.slow
