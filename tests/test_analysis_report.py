@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,13 +16,23 @@ from PIL import Image
 from bench_world import load as load_squares
 from bench_world import paint
 from dave_vit import cli
-from dave_vit.analysis import localization, reproduce, subjects, suites
+from dave_vit.analysis import (
+    classes,
+    consistency,
+    construction,
+    localization,
+    models,
+    reproduce,
+    subjects,
+    suites,
+)
 from dave_vit.analysis.report import Page, html, markdown
 from dave_vit.analysis.section import Section, Table
 from dave_vit.analysis.subjects import Setting
 from dave_vit.bench import ModelEntry, evaluate
 from dave_vit.errors import DataError
 from dave_vit.models import Adapter, Preprocessing
+from dave_vit.viz import image_cell
 
 COUNTS = suites.with_counts(
     suites.read_suite("builtin", quick=True), {"samples": 2, "grids": 2, "pictures": 6, "deletion_steps": 4}
@@ -85,7 +96,7 @@ def test_curves_are_the_means_of_the_rows(scored, squares, tmp_path_factory):
 
 
 def test_pages_need_no_other_file(scored, tmp_path):
-    how = {"seconds": 1.0, "versions": {"torch": "9.9"}, "command": "dave reproduce builtin"}
+    how = {"seconds": 1.0, "device": "abacus", "versions": {"torch": "9.9"}, "command": "dave reproduce builtin"}
     record = {**scored.record(), **how}
     for picture in scored.pictures:
         for name, data in picture.files().items():
@@ -97,9 +108,9 @@ def test_pages_need_no_other_file(scored, tmp_path):
     assert 'name="viewport"' in text
     assert "prefers-color-scheme: dark" in text
     assert "dave reproduce builtin --quick" in text
-    ran = "Run: models DeiT-B, data folder:data, grids 2, pictures 6, samples 2, seed 0; 1 s; torch 9.9; dave reproduce"
+    ran = "Run: models DeiT-B, data folder:data, grids 2, pictures 6, samples 2, seed 0; 1 s on abacus; torch 9.9; dave"
     assert ran in text
-    assert re.search(r"torch \d", text)
+    assert "<li>device: abacus</li><li>versions: torch 9.9</li>" in text  # of the run, not of who writes the page
     assert "<b>" in text
     assert "**" not in text
     lines = markdown(page)
@@ -136,12 +147,26 @@ def test_a_finished_section_is_not_computed_again(tmp_path):
         made.append(1)
         return Section("x", "X", "words", tables=[Table(("a",), (("1",),))], rows=[{"a": 1}])
 
-    first = reproduce._finished(tmp_path, "x", "key", make, "dave")
-    assert reproduce._finished(tmp_path, "x", "key", make, "dave") == json.loads(json.dumps(first))
+    options = reproduce.Options(tmp_path, "dave")
+    first = reproduce._finished(options, "x", "key", make)
+    assert reproduce._finished(options, "x", "key", make) == json.loads(json.dumps(first))
     assert len(made) == 1
-    reproduce._finished(tmp_path, "x", "other key", make, "dave")
+    reproduce._finished(options, "x", "other key", make)
     assert len(made) == 2
     assert (tmp_path / "tables" / "x.csv").read_text() == "a\n1\n"
+
+
+@pytest.mark.parametrize("analysis", [construction, consistency, models, classes])
+def test_pictures_that_must_not_be_shown_are_not(tiny, squares, analysis, monkeypatch):
+    shown = []
+    monkeypatch.setattr(analysis, "image_cell", lambda *words: shown.append(words) or image_cell(*words))
+    setting = Setting(data=f"folder:{squares}", n=2, samples=2)
+    with_pictures = analysis.section(setting).pictures[0].drawing
+    assert shown
+    shown.clear()
+    without = analysis.section(replace(setting, show=False)).pictures[0].drawing
+    assert not shown
+    assert len(without.axes) < len(with_pictures.axes)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +220,7 @@ def test_mistakes_are_one_line(args, words, capsys):
 @pytest.mark.slow
 def test_the_builtin_suite_is_reproduced_and_resumed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    args = ["reproduce", "builtin", "--quick", "--samples", "2", "--grids", "2", "--images", "3", "--out", "out"]
+    args = ["reproduce", "builtin", "--quick", "--out", "out"]
     assert cli.run([*args, "--device", "cpu", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     names = "conventional bcos consistency toy construction models classes convergence rotation noise cost"

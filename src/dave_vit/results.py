@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import io
-import platform
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,18 +14,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dave_vit._version import __version__
 from dave_vit.atomic import json_bytes, npz_bytes
 from dave_vit.data.images import Picture
 from dave_vit.data.labels import pick_targets
 from dave_vit.effective.transform import logits_of
+from dave_vit.environment import device_name, versions
 from dave_vit.methods import Explanation, Method, create_method
 from dave_vit.models import Adapter
 
 if TYPE_CHECKING:
     from dave_vit.viz import Drawing, Finding
-
-PACKAGES = ("torch", "timm", "numpy", "pillow")
 
 
 @dataclass(frozen=True)
@@ -188,8 +183,8 @@ class Result:
             "shape": list(inputs.shape[1:]),
             "seconds": round(self.seconds, 3),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "device": torch.cuda.get_device_name(inputs.device) if inputs.is_cuda else platform.machine(),
-            "versions": versions(),
+            "device": device_name(inputs.device),
+            "versions": dict(versions()),
         }
 
     def files(self, figure: str = "png") -> dict[str, bytes]:
@@ -224,14 +219,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(part) for part in value]
     return None
-
-
-def versions() -> dict[str, str]:
-    """Of the software that a result depends on."""
-    found = {"dave-vit": __version__, "python": sys.version.split()[0]}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -40,7 +40,7 @@ def section(setting: Setting, names: Sequence[str] = (), method: str = "dave") -
     facts = setting.facts(images=f"{setting.n} per class", samples=setting.samples, method=method)
     text = "Pictures of one class that the model recognises, and below each its map: what recurs is what the class is."
     caption = "Positive part of each map over its own 99 % quantile."
-    picture = Picture("classes", figure(sheets, maps), caption, is_plot=False)
+    picture = Picture("classes", figure(sheets, maps, show=setting.show), caption, is_plot=False)
     return Section("classes", "Class-consistent features", text, facts, pictures=[picture])
 
 
@@ -101,12 +101,13 @@ def _pictures(model: Adapter, label: int, inputs: Sequence[Tensor]) -> Pictures:
     return Pictures(together, target, titles, model.preprocessing.picture(together))
 
 
-def figure(sheets: dict[int, Pictures], maps: dict[int, Tensor]) -> Drawing:
+def figure(sheets: dict[int, Pictures], maps: dict[int, Tensor], *, show: bool = True) -> Drawing:
     """Two rows for each class: pictures, and their maps."""
     rows: list[list[Cell]] = []
     labels = []
     for label, shown in sheets.items():
-        rows.append([image_cell(colours, "") for colours in shown.colours])
+        if show:
+            rows.append([image_cell(colours, "") for colours in shown.colours])
         rows.append([replace(map_cell(values, ""), bar=None) for values in maps[label]])
-        labels += [shown.titles[0], "map"]
+        labels += [shown.titles[0], "map"] if show else [shown.titles[0]]
     return draw(rows, labels=labels, width=1.5)

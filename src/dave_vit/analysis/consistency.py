@@ -83,7 +83,8 @@ def section(setting: Setting, methods: Sequence[str] = METHODS) -> Section:
         "the same smoothing."
     )
     facts = setting.facts(images=len(shown), samples=setting.samples)
-    picture = Picture("consistency", figure(model, shown, found), "Original above, moved picture below.", is_plot=False)
+    caption = "Original above, moved picture below."
+    picture = Picture("consistency", figure(model, shown, found, show=setting.show), caption, is_plot=False)
     return Section(
         "consistency", "Consistency under a small augmentation (figure 2)", text, facts, [table], rows, [picture]
     )
@@ -100,14 +101,14 @@ def _words(row: dict[str, Number]) -> str:
     return f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" if row["n"] else "-"
 
 
-def figure(model: Adapter, shown: Pictures, found: Mapping[str, Moved]) -> Drawing:
+def figure(model: Adapter, shown: Pictures, found: Mapping[str, Moved], *, show: bool = True) -> Drawing:
     """Two rows for each picture: itself and its maps, and the same of the moved picture."""
     warp = small_warp((shown.inputs.shape[2], shown.inputs.shape[3]))
     others = model.preprocessing.picture(moved(shown.inputs, warp, fill=model.fill))
     rows, labels = [], []
     for number in range(min(_SHOWN, len(shown))):
-        above = [image_cell(shown.colours[number], "picture")]
-        below = [image_cell(others[number], "moved picture")]
+        above = [image_cell(shown.colours[number], "picture")] if show else []
+        below = [image_cell(others[number], "moved picture")] if show else []
         for name, one in found.items():
             above.append(map_cell(one.maps[number], style(name).words))
             below.append(map_cell(one.others[number], f"correlation {float(one.correlation[number]):.2f}"))

@@ -8,7 +8,7 @@ from dave_vit.analysis.section import Picture, Section
 from dave_vit.analysis.subjects import Pictures, Setting, load, pictures
 from dave_vit.maps import collapse
 from dave_vit.methods import create_method
-from dave_vit.viz import Drawing, comparison, map_cell
+from dave_vit.viz import Drawing, draw, image_cell, map_cell
 
 STEPS = {
     "input x gradient": ("input_x_gradient", {}),
@@ -38,7 +38,7 @@ def section(setting: Setting) -> Section:
         maps = construction(model, shown.inputs, shown.target, samples=setting.samples, seed=setting.seed)
         name = "construction" if number == 0 else f"construction-{number + 1}"
         caption = f"{entry.label}: positive part of the map, each over its own 99 % quantile."
-        made.append(Picture(name, figure(shown, maps), caption, is_plot=False))
+        made.append(Picture(name, figure(shown, maps, show=setting.show), caption, is_plot=False))
     facts = setting.facts(images=len(setting.images) or setting.n, samples=setting.samples)
     text = (
         "From the gradient to DAVE. Freezing the operators removes their variation (effective transformation), the "
@@ -49,7 +49,10 @@ def section(setting: Setting) -> Section:
     return Section("construction", "Progressive construction (figure 4)", text, facts, pictures=made)
 
 
-def figure(shown: Pictures, maps: dict[str, Tensor]) -> Drawing:
+def figure(shown: Pictures, maps: dict[str, Tensor], *, show: bool = True) -> Drawing:
     """A row for each picture, a column for each step."""
-    cells = {title: [map_cell(values, title) for values in column] for title, column in maps.items()}
-    return comparison(list(shown.colours), cells, labels=shown.titles, width=1.7)
+    rows = []
+    for number, colours in enumerate(shown.colours):
+        seen = [image_cell(colours, "picture")] if show else []
+        rows.append(seen + [map_cell(column[number], title) for title, column in maps.items()])
+    return draw(rows, labels=shown.titles, width=1.7)

@@ -31,16 +31,16 @@ def section(setting: Setting, method: str = "dave") -> Section:
         "Each row is a picture, each column a model; above a map, the class that the model sees and is explained for."
     )
     caption = "Positive part of each map over its own 99 % quantile."
-    picture = Picture("models", figure(found), caption, is_plot=False)
+    picture = Picture("models", figure(found, show=setting.show), caption, is_plot=False)
     return Section("models", "One picture, several models", text, facts, pictures=[picture])
 
 
-def figure(found: dict[str, tuple[Pictures, Tensor]]) -> Drawing:
+def figure(found: dict[str, tuple[Pictures, Tensor]], *, show: bool = True) -> Drawing:
     """A row for each picture, a column for each model."""
     first = next(iter(found.values()))[0]
     rows = []
     for number in range(len(first)):
-        cells = [image_cell(first.colours[number], "picture" if number == 0 else "")]
+        cells = [image_cell(first.colours[number], "picture" if number == 0 else "")] if show else []
         cells += [map_cell(maps[number], _title(label, shown, number)) for label, (shown, maps) in found.items()]
         rows.append(cells)
     return draw(rows, width=1.9)

@@ -13,7 +13,6 @@ from typing import Any
 
 from dave_vit.analysis.section import listed
 from dave_vit.analysis.suites import Suite
-from dave_vit.results import versions
 
 Record = dict[str, Any]
 _STYLE = """
@@ -91,7 +90,8 @@ def _facts(page: Page) -> list[tuple[str, str]]:
         ("command", page.command),
         ("models", ", ".join(f"{entry.label} ({entry.spec})" for entry in page.suite.models)),
         ("time", f"{total / 60:.1f} minutes, reports and loading left out"),
-        ("versions", listed(versions())),
+        ("device", "; ".join(dict.fromkeys(record["device"] for record in page.records))),
+        ("versions", "; ".join(dict.fromkeys(listed(record["versions"]) for record in page.records))),
     ]
 
 
@@ -142,5 +142,6 @@ def _caption(record: Record, picture: Mapping[str, Any]) -> str:
 
 def _ran(record: Record) -> str:
     return (
-        f"Run: {listed(record['facts'])}; {record['seconds']:.0f} s; {listed(record['versions'])}; {record['command']}"
+        f"Run: {listed(record['facts'])}; {record['seconds']:.0f} s on {record['device']}; "
+        f"{listed(record['versions'])}; {record['command']}"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from dave_vit._version import __version__
 from dave_vit.analysis import (
@@ -31,8 +32,8 @@ from dave_vit.analysis.suites import Suite
 from dave_vit.atomic import json_bytes, write_files
 from dave_vit.bench.plan import digest
 from dave_vit.data import open_dataset
+from dave_vit.environment import device_name, versions
 from dave_vit.errors import OptionError
-from dave_vit.results import versions
 
 Make = Callable[[], Section]
 
@@ -45,6 +46,7 @@ class Options:
         out: folder; the same one resumes.
         command: as captions tell it.
         device: of the models.
+        show: whether figures show the pictures themselves beside their maps.
         seed: of everything that is drawn.
         tell: is told of each section: its number, how many there are, and its name.
         watch: is told of the progress of runs.
@@ -53,6 +55,7 @@ class Options:
     out: Path
     command: str
     device: str = "cpu"
+    show: bool = True
     seed: int = 0
     tell: Callable[[int, int, str], None] = lambda number, count, name: None
     watch: localization.Watch | None = None
@@ -67,12 +70,12 @@ def reproduce(suite: Suite, options: Options) -> list[Record]:
         load(entry, "cpu")
     tables = [(group.name, group.methods, group.baseline) for group in suite.groups]
     models_used = [entry.identity for entry in suite.models]
-    facts = [data.digest(), models_used, tables, asdict(suite.counts), options.seed, __version__]
+    facts = [data.digest(), models_used, tables, asdict(suite.counts), options.show, options.seed, __version__]
     makers = dict(_makers(suite, options, len(data)))
     records = []
     for number, (name, make) in enumerate(makers.items()):
         options.tell(number, len(makers), name)
-        records.append(_finished(options.out, name, digest(facts), make, options.command))
+        records.append(_finished(options, name, digest(facts), make))
     page = Page(suite, records, options.command, options.out / "figures")
     write_files(
         {
@@ -83,8 +86,9 @@ def reproduce(suite: Suite, options: Options) -> list[Record]:
     return records
 
 
-def _finished(out: Path, name: str, key: str, make: Make, command: str) -> Record:
+def _finished(options: Options, name: str, key: str, make: Make) -> Record:
     """The record of a section: the kept one if it has the same key, else a new one."""
+    out = options.out
     path = out / "runs" / "sections" / f"{name}.json"
     if path.exists():
         kept: Record = json.loads(path.read_bytes())
@@ -92,8 +96,9 @@ def _finished(out: Path, name: str, key: str, make: Make, command: str) -> Recor
             return kept
     started = time.perf_counter()
     made = make()
-    how = {"command": command, "versions": versions(), "seconds": round(time.perf_counter() - started, 1)}
-    record: Record = {**made.record(), **how, "key": key}
+    seconds = round(time.perf_counter() - started, 1)
+    where = {"device": device_name(torch.device(options.device)), "versions": dict(versions()), "seconds": seconds}
+    record: Record = {**made.record(), "command": options.command, **where, "key": key}
     files = {out / "figures" / file: data for picture in made.pictures for file, data in picture.files().items()}
     if made.rows:
         files[out / "tables" / f"{name}.csv"] = csv_bytes(made.rows)
@@ -113,6 +118,7 @@ def _makers(suite: Suite, options: Options, images: int) -> Iterator[tuple[str, 
         "samples": counts.samples,
         "seed": options.seed,
         "device": options.device,
+        "show": options.show,
     }
     first = {**common, "models": suite.groups[0].models[:1]}
     every = {**common, "models": suite.models}

@@ -30,6 +30,7 @@ class Setting:
         samples: views of each picture.
         seed: of everything that is drawn.
         device: of the models.
+        show: whether figures show the pictures themselves beside their maps.
     """
 
     models: tuple[ModelEntry, ...] = (ModelEntry("builtin", label="builtin"),)
@@ -39,6 +40,7 @@ class Setting:
     samples: int = 50
     seed: int = 0
     device: str = "cpu"
+    show: bool = True
 
     def __post_init__(self) -> None:
         if self.n < 1 or self.samples < 1:

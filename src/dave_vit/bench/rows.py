@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import io
-import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from dave_vit._version import __version__
 from dave_vit.errors import missing_extra
 
 
@@ -104,19 +100,6 @@ def read_seen(paths: Iterable[Path]) -> Iterable[Seen]:
     """What models make of images, from Parquet files."""
     for columns in read(paths):
         yield from (Seen(*values) for values in zip(*(columns[one.name] for one in fields(Seen)), strict=True))
-
-
-def versions() -> str:
-    """Of what decides the numbers."""
-    import timm
-
-    libraries = f"torch {torch.__version__}, timm {timm.__version__}, python {platform.python_version()}"
-    return f"dave-vit {__version__}, {libraries}"
-
-
-def device_name(device: torch.device) -> str:
-    """What a result was computed on."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _schema(arrow: Any, kind: type[Row] | type[Seen]) -> Any:

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from dave_vit.atomic import npz_bytes
 from dave_vit.bench.plan import ModelEntry, Plan, digest
-from dave_vit.bench.rows import Row, Seen, device_name, pack, versions
+from dave_vit.bench.rows import Row, Seen, pack
 from dave_vit.bench.scoring import Facts, Named, Scorer, clock
 from dave_vit.bench.subject import Explainer, Subject, load_entry
 from dave_vit.bench.tasks import Task
 from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch, load_batch
 from dave_vit.data.grids import compose
+from dave_vit.environment import device_name, versions
 from dave_vit.errors import DaveError, ImageError
 from dave_vit.metrics import Case
 from dave_vit.metrics.localization import GridPG
@@ -182,7 +183,8 @@ class Worker:
 
     def _facts(self, task: Task, map_seconds: float) -> Facts:
         model, method = self.plan.models[task.model].label, self.plan.methods[task.method].label
-        return Facts(model, method, task.seed, versions(), device_name(self.device), map_seconds)
+        software = ", ".join(f"{name} {version}" for name, version in versions().items())
+        return Facts(model, method, task.seed, software, device_name(self.device), map_seconds)
 
     def _scorers(self, task: Task) -> list[Scorer]:
         plan = self.plan

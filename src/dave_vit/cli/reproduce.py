@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -40,6 +41,11 @@ Images = Annotated[
     int | None, typer.Option("--images", min=1, metavar="N", help="Pictures that are scored, instead of the suite's.")
 ]
 
+Show = Annotated[
+    bool,
+    typer.Option("--pictures/--no-pictures", help="Show the data's pictures beside their maps in figures."),
+]
+
 
 @app.command(
     epilog=examples(
@@ -60,6 +66,7 @@ def reproduce(
     images: Images = None,
     seed: Seed = 0,
     device: Device = "auto",
+    show: Show = True,
     out: Out = Path("dave-reproduction"),
     as_json: Json = False,
     quiet: Quiet = False,
@@ -83,14 +90,24 @@ def reproduce(
         "--grids": grids,
     }
     given |= {"--images": images, "--seed": seed or None, "--out": out}
-    text = _command(name, model or [], given, quick=quick)
-    records = _run(suite, out, text, device, seed, output)
+    text = _command(name, model or [], given, quick=quick, show=show)
+    records = _run(suite, _Where(out, device, seed, show), text, output)
     output.print(*(f"  {record['seconds']:7.1f} s  {record['title']}" for record in records))
     output.print(f"  {out / 'report.html'}", f"  {out / 'report.md'}")
     output.json({"suite": name, "command": text, "sections": records})
 
 
-def _run(suite: Suite, out: Path, text: str, device: str, seed: int, output: Output) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class _Where:
+    """Where and how a suite is run."""
+
+    out: Path
+    device: str
+    seed: int
+    show: bool
+
+
+def _run(suite: Suite, where: _Where, text: str, output: Output) -> list[dict[str, Any]]:
     """The suite under a progress bar."""
     from dave_vit.analysis.reproduce import Options
     from dave_vit.analysis.reproduce import reproduce as run_suite
@@ -104,7 +121,8 @@ def _run(suite: Suite, out: Path, text: str, device: str, seed: int, output: Out
         def watch(what: str, done: int, total: int, before: int) -> None:
             bar.update(text=f"{what}: {done} of {total}")
 
-        return run_suite(suite, Options(out, text, pick_device(device), seed, tell, watch))
+        device = pick_device(where.device)
+        return run_suite(suite, Options(where.out, text, device, where.show, where.seed, tell, watch))
 
 
 def _suite(
@@ -132,9 +150,9 @@ def _suite(
     return replace(suite, data=data) if data else suite
 
 
-def _command(name: str, specs: list[str], given: dict[str, Any], *, quick: bool) -> str:
+def _command(name: str, specs: list[str], given: dict[str, Any], *, quick: bool, show: bool) -> str:
     """The command as captions tell it: without folders, which say nothing to a reader."""
-    words = ["dave", "reproduce", name, *(["--quick"] if quick else [])]
+    words = ["dave", "reproduce", name, *(["--quick"] if quick else []), *([] if show else ["--no-pictures"])]
     for spec in specs:
         words += ["--model", spec]
     for flag, value in given.items():
