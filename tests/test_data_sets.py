@@ -157,6 +157,16 @@ def test_builtin_specs():
     assert len(open_dataset("builtin")) == 1000
     assert open_dataset("builtin:plain", 4).digest() != open_dataset("builtin:plain", 5).digest()
     assert open_dataset("builtin:single:unseen", 2)[0].name.startswith("single-unseen")
+
+
+def test_another_seed_gives_fresh_pictures():
+    usual, same, fresh = (open_dataset(f"builtin{rest}", 1) for rest in ("", ":single:seen:0", ":single:seen:7"))
+    assert usual.digest() == same.digest() != fresh.digest()
+    assert np.array_equal(usual.image(0), same.image(0))
+    assert not np.array_equal(usual.image(0), fresh.image(0))
+    for wrong in ("builtin:single:seen:x", "builtin:single:seen:1:2"):
+        with pytest.raises(OptionError, match="builtin:SPLIT:FAMILY:SEED"):
+            open_dataset(wrong)
     with pytest.raises(OptionError, match="split 'triple'"):
         open_dataset("builtin:triple")
 

@@ -38,7 +38,7 @@ def section(setting: Setting, names: Sequence[str] = (), method: str = "dave") -
     explainer = Explainer(method_entry(method, setting.samples), Smoothing(), setting.seed)
     maps = {label: explainer.maps(model, shown.inputs, shown.target) for label, shown in sheets.items()}
     facts = setting.facts(images=f"{setting.n} per class", samples=setting.samples, method=method)
-    text = "Pictures of one class that the model recognises, and below each its map: what recurs is what the class is."
+    text = "Maps of pictures of one class that the model recognises: what recurs is what the class is."
     caption = "Positive part of each map over its own 99 % quantile."
     picture = Picture("classes", figure(sheets, maps, show=setting.show), caption, is_plot=False)
     return Section("classes", "Class-consistent features", text, facts, pictures=[picture])

@@ -22,13 +22,14 @@ class Embedded(Dataset):
         split: "single", "pair" or "plain".
         family: "seen" or "unseen": art that the embedded models were trained on, or not.
         limit: use the first so many items.
+        seed: another one gives other pictures.
     """
 
-    def __init__(self, split: str = "single", family: str = "seen", limit: int | None = None) -> None:
+    def __init__(self, split: str = "single", family: str = "seen", limit: int | None = None, *, seed: int = 0) -> None:
         self._targets = 2 if split == "pair" else 1
         self._length = LENGTH if limit is None else limit
         pictures = -(-self._length // self._targets)
-        self.scenes = BuiltinDataset(split, family=family, length=max(pictures, 1))
+        self.scenes = BuiltinDataset(split, seed=seed, family=family, length=max(pictures, 1))
         self.class_names = list(CLASS_NAMES)
         self._scene = lru_cache(maxsize=16)(self.scenes.__getitem__)  # item, pixels and mask are asked for in turn
 

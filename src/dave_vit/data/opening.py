@@ -13,8 +13,8 @@ def open_dataset(spec: str, limit: int | None = None) -> Dataset:
     """A data set by its spec.
 
     Args:
-        spec: "builtin" (also "builtin:pair", "builtin:plain", "builtin:single:unseen"), "imagenet:DIR", "folder:DIR",
-            "coco:DIR" or "voc:DIR".
+        spec: "builtin" (also "builtin:pair", "builtin:plain", "builtin:single:unseen", and with a seed for fresh
+            pictures "builtin:single:seen:7"), "imagenet:DIR", "folder:DIR", "coco:DIR" or "voc:DIR".
         limit: use the first so many images.
 
     Example:
@@ -38,8 +38,10 @@ def open_dataset(spec: str, limit: int | None = None) -> Dataset:
 def _builtin(rest: str, limit: int | None) -> Dataset:
     from dave_vit.data.embedded import Embedded
 
-    split, _, family = rest.partition(":")
-    return Embedded(split or "single", family or "seen", limit)
+    split, family, seed, *more = (*rest.split(":"), "", "")
+    if any(more) or not (seed or "0").isdecimal():
+        raise OptionError(f"data builtin:{rest}; expected builtin:SPLIT:FAMILY:SEED, such as builtin:single:seen:7")
+    return Embedded(split or "single", family or "seen", limit, seed=int(seed or 0))
 
 
 def _files(kind: str, folder: str, limit: int | None) -> Dataset:
