@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import timm
 import torch
 from torch import nn
 
@@ -16,15 +15,7 @@ from dave_vit.methods import dave as dave_module
 from dave_vit.methods.presets import PRESETS
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial, Views, Warp
 from dave_vit.reduce import Mean, Shrinkage, SoftThreshold, TrimmedMean
-
-
-def vit(**options) -> nn.Module:
-    torch.manual_seed(0)
-    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5} | options
-    model = timm.models.VisionTransformer(**options).eval()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.2)
-    return model
+from tiny_models import vit
 
 
 @pytest.fixture

@@ -22,20 +22,12 @@ from dave_vit.errors import (
     TrainingModeError,
     UnsupportedOperator,
 )
-
-
-def tiny_vit(**options) -> nn.Module:
-    torch.manual_seed(0)
-    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5} | options
-    model = timm.models.VisionTransformer(**options).eval()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return model
+from tiny_models import vit
 
 
 @pytest.fixture
 def model() -> nn.Module:
-    return tiny_vit()
+    return vit()
 
 
 @pytest.fixture

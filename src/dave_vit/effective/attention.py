@@ -27,7 +27,7 @@ def attention_matrix(
 ) -> Tensor:
     """softmax(Q K^T * scale + mask), as ``scaled_dot_product_attention`` computes it inside: [..., Hq, L, S]."""
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = (query * scale) @ _shared_heads(key, query).transpose(-2, -1)
+    scores = (query * scale) @ shared_heads(key, query).transpose(-2, -1)
     if is_causal:
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~causal, -math.inf)
@@ -38,8 +38,8 @@ def attention_matrix(
     return scores.softmax(-1)
 
 
-def _shared_heads(tensor: Tensor, query: Tensor) -> Tensor:
-    # Grouped-query attention: each key and value head serves several query heads.
+def shared_heads(tensor: Tensor, query: Tensor) -> Tensor:
+    """Keys or values with as many heads as the query: in grouped-query attention each serves several query heads."""
     if tensor.ndim < 3 or tensor.shape[-3] == query.shape[-3]:
         return tensor
     return tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)
@@ -62,10 +62,10 @@ def scaled_dot_product_attention(
         return call.mode.operator(call, query, key, value, attn_mask, 0.0, is_causal, **kwargs)  # type: ignore[no-any-return]
     q, k = query.detach(), key.detach()
     mask = attn_mask.detach() if attn_mask is not None else None
-    options = {"is_causal": is_causal, "scale": kwargs.get("scale")}
+    options, shape = {"is_causal": is_causal, "scale": kwargs.get("scale")}, value.shape
     return carry(
         lambda: call.func(q, k, value, mask, 0.0, is_causal, **kwargs),
-        lambda grad, q, k, mask: _values_gradient(grad, q, k, mask, value.shape, options),
+        lambda grad, q, k, mask: _values_gradient(grad, q, k, mask, shape, options),
         value,
         saved=(q, k, mask),
     )

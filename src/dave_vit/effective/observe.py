@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.effective.attention import attention_matrix, multi_head_attention
+from dave_vit.effective.attention import attention_matrix, multi_head_attention, shared_heads
 from dave_vit.effective.intercept import Interception
 from dave_vit.effective.linear import training_error
 from dave_vit.effective.ruleset import Call, Rule, RuleSet
@@ -169,6 +169,4 @@ def spelled_out(
         raise training_error("attention dropout" + call.mode.where())
     with call.mode:
         matrix = attention_matrix(query, key, attn_mask, is_causal=is_causal, scale=kwargs.get("scale"))
-        if value.ndim > 2 and value.shape[-3] != query.shape[-3]:  # several query heads share a value head
-            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-        return matrix @ value
+        return matrix @ shared_heads(value, query)
