@@ -12,6 +12,7 @@ from dave_vit.bench.plots import curves_svg
 from dave_vit.bench.report import Report, arrow, dropped
 from dave_vit.bench.tasks import Task
 
+_FEW = 8  # methods up to which the tables of differences are shown unfolded
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8882; --good: #2a8a4a; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; padding: 0 1rem; max-width: 72rem; }
@@ -92,7 +93,8 @@ def _difference_tables(report: Report, model: ModelEntry) -> str:
     if not tables:
         return ""
     note = "Row minus column on the same images; bold where the 95 % interval of the difference leaves out zero."
-    shown = f"<details open><summary>Tables</summary>{''.join(tables)}</details>"
+    unfolded = " open" if len(methods) <= _FEW else ""
+    shown = f"<details{unfolded}><summary>Tables</summary>{''.join(tables)}</details>"
     return f'<h3>Paired differences</h3><p class="note">{note}</p>{shown}'
 
 

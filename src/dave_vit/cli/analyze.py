@@ -43,7 +43,7 @@ def convergence(
     weights: Weights = None,
     data: Data = "builtin",
     n: Count = 4,
-    samples: Annotated[int, typer.Option("--samples", min=2, metavar="T", help="Followed one by one.")] = 64,
+    samples: Annotated[int, typer.Option("--samples", min=2, metavar="T", help="Followed one by one.")] = 128,
     reference: Annotated[int, typer.Option("--reference", min=1, help="Samples of the long run.")] = 256,
     preset: Annotated[str, typer.Option("--preset", help="Neighbourhood: paper, default or official.")] = "paper",
     seed: Seed = 0,
