@@ -18,6 +18,7 @@ ORDER = [
     "registry",
     "atomic",
     "precision",
+    "environment",
     "effective",
     "neighborhood",
     "reduce",
