@@ -50,8 +50,11 @@ def section(group: Group, counts: Counts, place: Place, watch: Watch | None = No
     """Scores a group, or takes up where an earlier command stopped."""
     engine = LocalEngine(pick_devices(place.device))
     results: list[dict[str, Any]] = []
+    notes: list[str] = []
     for name, plan in plans(group, counts, place).items():
-        results += evaluate(plan, place.runs / f"{group.name}-{name}", engine=engine, watch=watch)["results"]
+        summary = evaluate(plan, place.runs / f"{group.name}-{name}", engine=engine, watch=watch)
+        results += summary["results"]
+        notes += summary["notes"]
     curves = read_curves(place.runs / f"{group.name}-images")
     text = (
         "Mean and bootstrap 95 % interval in per cent; higher is better in all three. GridPG: share of the positive "
@@ -60,6 +63,7 @@ def section(group: Group, counts: Counts, place: Place, watch: Watch | None = No
         f"first; a removed pixel becomes {_BASELINES.get(group.baseline, group.baseline)}. Maps are not smoothed. "
         "Bold: the best mean of a column."
     )
+    text = " ".join([text, *(f"Note: {note}." for note in notes)])
     facts = {
         "models": " + ".join(entry.label for entry in group.models),
         "data": shown_data(place.data),
