@@ -73,7 +73,7 @@ def observation(
     check_inputs(inputs)
     check_model(model)
     seen = Observation(model)
-    mode = Interception(_observing(rules, seen, len(inputs)), model)
+    mode = Interception(_Observer(rules, seen, len(inputs)).rules(), model)
     with undisturbed(inputs):
         entered = inputs.detach().requires_grad_().clone()
         with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None), mode:
@@ -81,55 +81,66 @@ def observation(
         yield seen
 
 
-def _observing(base: RuleSet, seen: Observation, batch: int) -> RuleSet:
-    """A rule set with the derivatives of ``base`` that files what passes by."""
-    latest: list[Tensor] = []  # the input of the last linear layer
+class _Observer:
+    """Rules with the derivatives of a rule set that file what passes by.
 
-    def linear(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    Args:
+        base: gives the derivatives.
+        seen: where things are filed.
+        batch: number of images.
+    """
+
+    def __init__(self, base: RuleSet, seen: Observation, batch: int) -> None:
+        self.base, self.seen, self.batch = base, seen, batch
+        self.latest: Tensor | None = None  # the input of the last linear layer
+
+    def rules(self) -> RuleSet:
+        """The rule set to run the model under."""
+        rules: dict[str, Rule] = {
+            "linear": self._linear,
+            "conv2d": self._convolution,
+            **dict.fromkeys(["softmax", "_softmax"], self._softmax),
+            **dict.fromkeys(["mean", "flatten", "adaptive_avg_pool2d"], self._pooling),
+            "scaled_dot_product_attention": spelled_out,
+            "multi_head_attention_forward": self._packed,
+        }
+        return self.base.extend(f"{self.base.name}, attention seen", rules)
+
+    def _linear(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         if input.ndim == 3:
-            latest[:] = [input]
-        return _as_in(base, call, input, *args, **kwargs)
+            self.latest = input
+        return _as_in(self.base, call, input, *args, **kwargs)
 
-    def convolution(call: Call, *args: Any, **kwargs: Any) -> Any:
-        value = _as_in(base, call, *args, **kwargs)
-        if not seen.attention:
-            seen.maps.append((value.shape[-2], value.shape[-1]))
+    def _convolution(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        value = _as_in(self.base, call, *args, **kwargs)
+        if not self.seen.attention:
+            self.seen.maps.append((value.shape[-2], value.shape[-1]))
         return value
 
-    def softmax(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        value = _as_in(base, call, input, *args, **kwargs)
+    def _softmax(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        value = _as_in(self.base, call, input, *args, **kwargs)
         axis = kwargs.get("dim", args[0] if args else None)
         if input.ndim < 3 or axis not in (-1, input.ndim - 1):  # class probabilities, gates
             return value
         if value.ndim == 3:  # [B * heads, L, S]
-            value = value.unflatten(0, (batch if len(value) % batch == 0 else len(value), -1))
-        seen.attention.append(Attention(value, latest[0] if latest else None, _module(call.mode)))
+            value = value.unflatten(0, (self.batch if len(value) % self.batch == 0 else len(value), -1))
+        self.seen.attention.append(Attention(value, self.latest, _module(call.mode)))
         return value.reshape(input.shape)
 
-    def packed(call: Call, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def _packed(self, call: Call, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
         tokens = query.transpose(0, 1) if query is key is value and query.ndim == 3 else None  # [L, N, E] there
         if tokens is not None:
             query = key = value = tokens.transpose(0, 1)
         result = multi_head_attention(call, query, key, value, *args, **kwargs)
-        seen.attention[-1] = replace(seen.attention[-1], tokens=tokens)
+        self.seen.attention[-1] = replace(self.seen.attention[-1], tokens=tokens)
         return result
 
-    def pooling(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        axes = _pooled_axes(call.name, input, args, kwargs)
-        if axes is not None and len(input) == batch and input.shape[axes[0] : axes[-1] + 1].numel() > 1:
+    def _pooling(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        seen, axes = self.seen, _pooled_axes(call.name, input, args, kwargs)
+        if axes is not None and len(input) == self.batch and input.shape[axes[0] : axes[-1] + 1].numel() > 1:
             seen.pooled = input if axes[-1] == input.ndim - 1 else input.movedim(-1, 1)
             input = seen.pooled if input is seen.pooled else seen.pooled.movedim(1, -1)
-        return _as_in(base, call, input, *args, **kwargs)
-
-    rules: dict[str, Rule] = {
-        "linear": linear,
-        "conv2d": convolution,
-        **dict.fromkeys(["softmax", "_softmax"], softmax),
-        **dict.fromkeys(["mean", "flatten", "adaptive_avg_pool2d"], pooling),
-        "scaled_dot_product_attention": spelled_out,
-        "multi_head_attention_forward": packed,
-    }
-    return base.extend(f"{base.name}, attention seen", rules)
+        return _as_in(self.base, call, input, *args, **kwargs)
 
 
 def _as_in(base: RuleSet, call: Call, *args: Any, **kwargs: Any) -> Any:
