@@ -27,27 +27,40 @@ def cascade(model: nn.Module, stages: int = 3, seed: int = 0) -> Iterator[nn.Mod
         stages: steps from the output to the input.
         seed: of the draws.
     """
-    shuffled = copy.deepcopy(model)
+    # The copy shares the model's parameters: they are replaced one by one, and never written to.
+    shuffled = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     layers = [layer for layer in shuffled.modules() if next(layer.parameters(recurse=False), None) is not None]
     layers.reverse()  # modules are registered from input to output
-    draws: dict[torch.device, torch.Generator] = {}
+    draws = _Draws(seed)
     done = 0
     for stage in range(1, stages + 1):
         stop = -(-len(layers) * stage // stages)
         for layer in layers[done:stop]:
-            _randomise(layer, draws, seed)
+            for name, parameter in list(layer.named_parameters(recurse=False)):
+                setattr(layer, name, draws.instead_of(parameter))
         done = stop
         yield shuffled
 
 
-@torch.no_grad()
-def _randomise(layer: nn.Module, draws: dict[torch.device, torch.Generator], seed: int) -> None:
-    for parameter in layer.parameters(recurse=False):
-        spread, mean = torch.std_mean(parameter) if parameter.numel() > 1 else (parameter.abs(), parameter)
-        if parameter.device not in draws:
-            draws[parameter.device] = torch.Generator(parameter.device).manual_seed(seed)
-        noise = torch.empty_like(parameter).normal_(generator=draws[parameter.device])
-        parameter.copy_(mean + spread * noise)
+class _Draws:
+    """Random parameters in the place of given ones; layers that share one go on sharing it."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._made: dict[nn.Parameter, nn.Parameter] = {}
+
+    @torch.no_grad()
+    def instead_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Normal values with the mean and the spread of a parameter."""
+        if parameter not in self._made:
+            device = parameter.device
+            generator = self._generators.setdefault(device, torch.Generator(device).manual_seed(self.seed))
+            mean, others = parameter.mean(), parameter.numel() - 1
+            spread = torch.linalg.vector_norm(parameter - mean) / others**0.5 if others else mean.abs()
+            values = torch.empty_like(parameter).normal_(generator=generator).mul_(spread).add_(mean)
+            self._made[parameter] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+        return self._made[parameter]
 
 
 def similarity(first: Tensor, second: Tensor) -> Tensor:
