@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -24,6 +26,11 @@ def versions() -> MappingProxyType[str, str]:
         except PackageNotFoundError:
             continue
     return MappingProxyType(found)
+
+
+def listed(facts: Mapping[str, Any]) -> str:
+    """Facts as one line: "images 16, seed 0"."""
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def device_name(device: torch.device) -> str:

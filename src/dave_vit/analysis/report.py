@@ -11,8 +11,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from dave_vit.analysis.section import listed
 from dave_vit.analysis.suites import Suite
+from dave_vit.environment import listed
 
 Record = dict[str, Any]
 _STYLE = """

@@ -105,8 +105,3 @@ def csv_bytes(rows: Sequence[Mapping[str, Number]]) -> bytes:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
-
-
-def listed(facts: Mapping[str, Any]) -> str:
-    """Facts as one line: "images 16, seed 0"."""
-    return ", ".join(f"{name} {value}" for name, value in facts.items())

@@ -20,7 +20,7 @@ from dave_vit.bench.tasks import Task
 from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch, load_batch
 from dave_vit.data.grids import compose
-from dave_vit.environment import device_name, versions
+from dave_vit.environment import device_name, listed, versions
 from dave_vit.errors import DaveError, ImageError
 from dave_vit.metrics import Case
 from dave_vit.metrics.localization import GridPG
@@ -183,8 +183,7 @@ class Worker:
 
     def _facts(self, task: Task, map_seconds: float) -> Facts:
         model, method = self.plan.models[task.model].label, self.plan.methods[task.method].label
-        software = ", ".join(f"{name} {version}" for name, version in versions().items())
-        return Facts(model, method, task.seed, software, device_name(self.device), map_seconds)
+        return Facts(model, method, task.seed, listed(versions()), device_name(self.device), map_seconds)
 
     def _scorers(self, task: Task) -> list[Scorer]:
         plan = self.plan

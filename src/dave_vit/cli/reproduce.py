@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dave_vit.cli.common import Device, Json, Out, Output, Quiet, Seed, Weights, command, examples
+from dave_vit.cli.common import Device, Json, Out, Output, Quiet, Seed, Weights, command, examples, pick_device
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
+    from dave_vit.analysis.reproduce import Options
     from dave_vit.analysis.suites import Suite
 
 app = command()
@@ -76,6 +76,8 @@ def reproduce(
     The folder gets report.html (one file, needs no other), report.md, figures/ (PNG and SVG), tables/ (CSV) and runs/
     (what is needed to resume). The same command on the same folder goes on where it was stopped.
     """
+    from dave_vit.analysis.reproduce import Options
+
     output = Output(as_json=as_json, quiet=quiet)
     suite = _suite(
         name, model or [], weights, probe, data, {"samples": samples, "grids": grids, "pictures": images}, quick=quick
@@ -91,27 +93,17 @@ def reproduce(
     }
     given |= {"--images": images, "--seed": seed or None, "--out": out}
     text = _command(name, model or [], given, quick=quick, show=show)
-    records = _run(suite, _Where(out, device, seed, show), text, output)
+    records = _run(suite, Options(out, text, pick_device(device), show, seed), output)
     output.print(*(f"  {record['seconds']:7.1f} s  {record['title']}" for record in records))
     output.print(f"  {out / 'report.html'}", f"  {out / 'report.md'}")
     output.json({"suite": name, "command": text, "sections": records})
 
 
-@dataclass(frozen=True)
-class _Where:
-    """Where and how a suite is run."""
-
-    out: Path
-    device: str
-    seed: int
-    show: bool
-
-
-def _run(suite: Suite, where: _Where, text: str, output: Output) -> list[dict[str, Any]]:
+def _run(suite: Suite, options: Options, output: Output) -> list[dict[str, Any]]:
     """The suite under a progress bar."""
-    from dave_vit.analysis.reproduce import Options
+    from dataclasses import replace
+
     from dave_vit.analysis.reproduce import reproduce as run_suite
-    from dave_vit.cli.common import pick_device
 
     with output.progress(1, "loading the models") as bar:
 
@@ -121,8 +113,7 @@ def _run(suite: Suite, where: _Where, text: str, output: Output) -> list[dict[st
         def watch(what: str, done: int, total: int, before: int) -> None:
             bar.update(text=f"{what}: {done} of {total}")
 
-        device = pick_device(where.device)
-        return run_suite(suite, Options(where.out, text, device, where.show, where.seed, tell, watch))
+        return run_suite(suite, replace(options, tell=tell, watch=watch))
 
 
 def _suite(
