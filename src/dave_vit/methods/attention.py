@@ -216,13 +216,14 @@ def flow(matrices: Tensor, readout: Tensor) -> Tensor:
     # In whole units, of which the algorithm counts its flow.
     capacity, read = ((part.double().cpu() * _UNITS).round().int() for part in (matrices, readout))
     end = (len(capacity) + 1) * len(read)
-    whole, thin = _graph(capacity, read), _graph(_thinned(capacity), read)
+    whole = _graph(capacity, read)
+    thin = _graph(_thinned(capacity), read) if len(capacity) > sum(_OUTER) else whole
     leaving, entering = capacity[0].sum(0), int(torch.minimum(capacity[-1].sum(1), read).sum())
     flows = []
     for token in range(len(read)):
         found = maximum_flow(thin, token, end, method="dinic").flow_value
-        attained = found == min(int(leaving[token]), entering)
-        flows.append(found if attained else maximum_flow(whole, token, end, method="dinic").flow_value)
+        final = thin is whole or found == min(int(leaving[token]), entering)
+        flows.append(found if final else maximum_flow(whole, token, end, method="dinic").flow_value)
     return torch.tensor(flows, dtype=matrices.dtype, device=matrices.device) / _UNITS
 
 

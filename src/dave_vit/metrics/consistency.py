@@ -31,9 +31,8 @@ def small_warp(size: tuple[int, int], *, rotation: float = 5.0, shift: tuple[flo
 
 def moved(images: Tensor, warp: Warp, *, fill: float = 0.0) -> Tensor:
     """All images of a batch moved alike, and filled up with a colour: [B,C,H,W] -> [B,C,H,W]."""
-    return warp.apply(images.flatten(0, 1)[None], fill=fill)[0].view_as(
-        images
-    )  # as channels of one image: one grid for all
+    channels = images.flatten(0, 1)[None]  # of one image: one grid for all
+    return warp.apply(channels, fill=fill)[0].view_as(images)
 
 
 def consistency(maps: Tensor, others: Tensor, warp: Warp) -> Tensor:
