@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from dave_vit.bench import Plan, make_plan
-from dave_vit.bench.rows import read
+from dave_vit.bench.numbers.rows import read
 
 COLOURS = {
     "red": (220, 40, 40),

@@ -15,7 +15,7 @@ import torch
 
 from bench_world import load, load_fatal, paint, plan_of, rows_of
 from dave_vit.bench import LocalEngine, evaluate, pick_devices
-from dave_vit.bench.ray_engine import RayEngine, group, plan_pool
+from dave_vit.bench.engines.ray import RayEngine, group, plan_pool
 from dave_vit.bench.tasks import Task
 from dave_vit.errors import OptionError
 

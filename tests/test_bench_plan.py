@@ -8,7 +8,7 @@ import pytest
 
 from dave_vit.bench import make_plan, read_plan
 from dave_vit.bench.classes import class_map
-from dave_vit.bench.rows import Seen
+from dave_vit.bench.numbers.rows import Seen
 from dave_vit.bench.tasks import Tasks
 from dave_vit.errors import DataError, OptionError, UnknownName
 

@@ -15,7 +15,7 @@ import torch
 from bench_world import COLOURS, load, paint, plan_of, rows_of
 from dave_vit.bench import evaluate
 from dave_vit.bench.gridding import settle
-from dave_vit.bench.rows import Row, Seen
+from dave_vit.bench.numbers.rows import Row, Seen
 from dave_vit.bench.tasks import Tasks
 from dave_vit.bench.worker import Job, Worker
 from dave_vit.data import Item, open_dataset

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dave_vit.bench.collect import Table, places
-from dave_vit.bench.statistics import estimates, paired
+from dave_vit.bench.numbers.collect import Table, places
+from dave_vit.bench.numbers.statistics import estimates, paired
 
 
 def test_the_interval_is_that_of_theory_for_many_normal_numbers():

@@ -14,15 +14,15 @@ import torch
 from PIL import Image
 
 from dave_vit import create_method, load_model
+from dave_vit.checks.doctor import examine
 from dave_vit.data.builtin import CLASS_NAMES, BuiltinDataset
 from dave_vit.errors import InputError
 from dave_vit.maps import collapse
 from dave_vit.metrics import energypg
 from dave_vit.models import Adapter, token_layout
-from dave_vit.models.bcos_vit import BcosViT
-from dave_vit.models.builtin import BUILTIN, architecture
-from dave_vit.models.doctor import examine
-from dave_vit.models.plain_vit import PlainViT
+from dave_vit.models.architectures.bcos_vit import BcosViT
+from dave_vit.models.architectures.builtin import BUILTIN, architecture
+from dave_vit.models.architectures.plain_vit import PlainViT
 from tiny_models import drawn
 
 NAMES = list(BUILTIN)
@@ -172,7 +172,7 @@ def test_doctor_finds_them_exact(name):
 def test_bcos_equals_the_package(explaining):
     """Logits, and the gradients that make its inherent explanation."""
     pytest.importorskip("bcos", reason="the bcos extra is not installed")
-    from dave_vit.models.bcos_models import build
+    from dave_vit.models.families.bcos import build
 
     theirs = build("simple_vit_ti_patch16_224", num_classes=len(CLASS_NAMES)).eval()
     mine = BcosViT(len(CLASS_NAMES)).eval()

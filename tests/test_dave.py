@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from dave_vit import DAVE, create_method, effective_transformation
-from dave_vit.effective import EFFECTIVE, OFFICIAL_GATE
 from dave_vit.errors import OptionError, TargetError, UnknownName
 from dave_vit.maps import collapse
 from dave_vit.methods import dave as dave_module
 from dave_vit.methods.presets import PRESETS
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial, Views, Warp
 from dave_vit.reduce import Mean, Shrinkage, SoftThreshold, TrimmedMean
+from dave_vit.rules import EFFECTIVE, OFFICIAL_GATE
 from tiny_models import vit
 
 

@@ -12,8 +12,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dave_vit import conservation_gap, effective_transformation
-from dave_vit.effective import EFFECTIVE, RuleSet, carry, gradient
-from dave_vit.effective.compiled import CompiledGradient
 from dave_vit.errors import (
     CheckpointingError,
     InputError,
@@ -22,6 +20,10 @@ from dave_vit.errors import (
     TrainingModeError,
     UnsupportedOperator,
 )
+from dave_vit.intercept import RuleSet, carry
+from dave_vit.rules import EFFECTIVE
+from dave_vit.run import gradient
+from dave_vit.run.compiled import CompiledGradient
 from tiny_models import vit
 
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tiny_models
-from dave_vit.effective.observe import observation
 from dave_vit.errors import OutputError, TrainingModeError
+from dave_vit.run.observe import observation
 
 BATCH, TOKENS, DIM, HEADS = 2, 5, 8, 2
 

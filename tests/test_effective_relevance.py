@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tiny_models
-from dave_vit.effective import Interception
-from dave_vit.effective.observe import observation
-from dave_vit.effective.relevance import alpha_beta
 from dave_vit.errors import UnsupportedOperator
+from dave_vit.intercept import Interception
+from dave_vit.rules.sets.relevance import alpha_beta
+from dave_vit.run.observe import observation
 
 GENERATOR = torch.Generator().manual_seed(0)
 

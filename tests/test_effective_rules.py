@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dave_vit.effective import EFFECTIVE, OFFICIAL_GATE, PLAIN, conservation_gap, effective_transformation, gradient
+from dave_vit.conserve import conservation_gap
+from dave_vit.rules import EFFECTIVE, OFFICIAL_GATE, PLAIN
+from dave_vit.run import effective_transformation, gradient
 
 D = 6
 
@@ -314,7 +316,7 @@ class TestAttention:
         w, b = weights(3 * D, D), weights(3 * D, seed=2)
         model = Fn(lambda x: F.scaled_dot_product_attention(*self.qkv(x, w, b)))
         whole = effective_transformation(model, x, 7)
-        monkeypatch.setattr("dave_vit.effective.attention._SLICE_BYTES", 1)
+        monkeypatch.setattr("dave_vit.rules.attention._SLICE_BYTES", 1)
         torch.testing.assert_close(effective_transformation(model, x, 7), whole)
 
 

@@ -19,17 +19,24 @@ ORDER = [
     "atomic",
     "precision",
     "environment",
-    "effective",
+    "intercept",
+    "rules",
+    "targets",
+    "run",
+    "conserve",
     "neighborhood",
     "reduce",
     "maps",
     "data",
     "models",
+    "checks",
+    "probe",
     "methods",
     "metrics",
     "viz",
     "results",
     "bench",
+    "report",
     "analysis",
     "__init__",
     "web",
@@ -92,22 +99,22 @@ def test_imports_go_one_way():
 @pytest.mark.parametrize(
     ("module", "statement", "expected"),
     [
-        ("effective/rules.py", "from dave_vit.methods.dave import DAVE", ["effective imports methods"]),
-        ("effective/rules.py", "def f():\n    import dave_vit.cli", ["effective imports cli"]),
-        ("effective/rules.py", "from ..methods import base", ["effective imports methods"]),
-        ("effective/rules.py", "from .. import methods", ["effective imports methods"]),
-        ("effective/rules.py", "from dave_vit import DAVE", ["effective imports __init__"]),
+        ("rules/linear.py", "from dave_vit.methods.dave import DAVE", ["rules imports methods"]),
+        ("rules/linear.py", "def f():\n    import dave_vit.cli", ["rules imports cli"]),
+        ("rules/linear.py", "from ..methods import base", ["rules imports methods"]),
+        ("rules/linear.py", "from .. import methods", ["rules imports methods"]),
+        ("rules/linear.py", "from dave_vit import DAVE", ["rules imports __init__"]),
         ("metrics/gridpg.py", "from dave_vit import methods", ["metrics imports methods"]),
         ("errors.py", "from .cli import main", ["errors imports cli"]),
         ("__init__.py", "from . import cli", ["__init__ imports cli"]),
-        ("methods/dave.py", "from ..effective import rules\nfrom . import base\nfrom .base import Method", []),
+        ("methods/dave.py", "from ..rules import linear\nfrom . import base\nfrom .base import Method", []),
         ("cli/serve.py", "from dave_vit.web import app\nfrom dave_vit import DAVE, __version__", []),
         ("reduce.py", "import torch\nfrom dave_vit.errors import InputError", []),
     ],
 )
 def test_a_backward_import_is_found(tmp_path: Path, module: str, statement: str, expected: list[str]):
     root = tmp_path / PACKAGE
-    for room in ("effective", "methods", "metrics", "web", "cli"):
+    for room in ("rules", "methods", "metrics", "web", "cli"):
         (root / room).mkdir(parents=True)
     for name in ("errors.py", "reduce.py"):
         (root / name).touch()

@@ -14,7 +14,7 @@ import tiny_models
 from dave_vit import create_method
 from dave_vit.errors import InputError, OptionError, UnsupportedOperator
 from dave_vit.methods.attention import flow, rollout
-from dave_vit.models.layout import token_layout
+from dave_vit.run.layout import token_layout
 
 X = tiny_models.images()
 TARGET = [0, 1, 2]

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dave_vit.effective import EFFECTIVE
-from dave_vit.models.coverage import LIMIT, Entry, architectures, check, checking, markdown
+from dave_vit.checks.coverage import LIMIT, Entry, architectures, check, checking, markdown
+from dave_vit.rules import EFFECTIVE
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 QUICK = [

@@ -14,10 +14,11 @@ from torch import nn
 
 from converted_weights import save_transformers, to_torchvision, to_transformers
 from dave_vit import DAVE, conservation_gap, effective_transformation
-from dave_vit.effective import EFFECTIVE, gradient
 from dave_vit.errors import ModelError, OptionError, UnknownName
 from dave_vit.models import load_model, token_layout
 from dave_vit.neighborhood import Noise
+from dave_vit.rules import EFFECTIVE
+from dave_vit.run import gradient
 
 SIZE, PATCH, DIM, HEADS, CLASSES = 32, 8, 24, 3, 5
 
@@ -197,7 +198,7 @@ class TestZeroShot:
     def test_inputs_that_are_no_images_are_refused(self):
         from transformers import Siglip2ImageProcessor
 
-        from dave_vit.models.hf import preprocessing
+        from dave_vit.models.families.hf import preprocessing
 
         with pytest.raises(ModelError, match="patches instead of images"):
             preprocessing(Siglip2ImageProcessor())(picture())
@@ -258,7 +259,7 @@ class TestTorchvision:
 class TestBcos:
     @pytest.mark.parametrize("name", ["simple_vit_ti_patch16_224", "vitc_ti_patch1_14"])
     def test_six_channels_additive_noise_and_the_networks_own_explanation(self, name, tmp_path):
-        from dave_vit.models.bcos_models import build
+        from dave_vit.models.families.bcos import build
 
         torch.manual_seed(0)
         theirs = build(name, num_classes=7).eval()

@@ -136,7 +136,7 @@ class TestTimm:
     def test_names_of_other_parts_of_imagenet(self):
         import timm
 
-        from dave_vit.models.timm_models import wrap
+        from dave_vit.models.families.timm import wrap
 
         model = wrap(timm.create_model("test_vit", num_classes=21843), None, None, spec="x")
         assert model.class_names[5] == "animal"

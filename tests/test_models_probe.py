@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from converted_weights import save_transformers
+from dave_vit.checks.doctor import examine
 from dave_vit.cli import run
 from dave_vit.data.folder import Folder
 from dave_vit.errors import DataError, ModelError, OptionError
 from dave_vit.models import Adapter, Preprocessing, load_model
-from dave_vit.models.doctor import examine
-from dave_vit.models.probe import Training, train_probe
+from dave_vit.probe import Training, train_probe
 
 COLOURS = ("red", "green", "blue")
 QUICK = Training(epochs=30, rate=0.1, views=2)

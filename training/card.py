@@ -19,7 +19,7 @@ from torch import Tensor
 from dave_vit import load_model
 from dave_vit.data.builtin import FAMILIES, BuiltinDataset
 from dave_vit.models import Adapter
-from dave_vit.models.builtin import BUILTIN, architecture
+from dave_vit.models.architectures.builtin import BUILTIN, architecture
 
 SEED = 40_000
 BINS = 15

@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dave_vit.data.builtin import CLASS_NAMES, FAMILIES, BuiltinDataset
-from dave_vit.models.builtin import architecture
+from dave_vit.models.architectures.builtin import architecture
 
 START = time.monotonic()
 ROOT = Path(__file__).resolve().parent.parent

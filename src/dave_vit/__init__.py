@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from dave_vit._version import __version__
 
 if TYPE_CHECKING:
-    from dave_vit.effective import conservation_gap, effective_transformation
+    from dave_vit.conserve import conservation_gap
     from dave_vit.methods import DAVE, METHODS, create_method
     from dave_vit.models import load_model
+    from dave_vit.run import effective_transformation
 
 __all__ = [
     "DAVE",
@@ -35,8 +36,8 @@ _HOMES = {
     "METHODS": "methods",
     "create_method": "methods",
     "load_model": "models",
-    "conservation_gap": "effective",
-    "effective_transformation": "effective",
+    "conservation_gap": "conserve",
+    "effective_transformation": "run",
 }
 
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from dave_vit.atomic import json_bytes, npz_bytes
 from dave_vit.data.images import Picture
 from dave_vit.data.labels import pick_targets
-from dave_vit.effective.transform import logits_of
 from dave_vit.environment import device_name, versions
 from dave_vit.methods import Explanation, Method, create_method
 from dave_vit.models import Adapter
+from dave_vit.run.gradient import logits_of
 
 if TYPE_CHECKING:
     from dave_vit.viz import Drawing, Finding

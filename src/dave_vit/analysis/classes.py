@@ -16,9 +16,9 @@ from dave_vit.bench.classes import class_map
 from dave_vit.bench.subject import Explainer
 from dave_vit.data import Dataset, open_dataset
 from dave_vit.data.labels import find_class
-from dave_vit.effective.transform import logits_of
 from dave_vit.errors import DataError, ImageError
 from dave_vit.models import Adapter
+from dave_vit.run.gradient import logits_of
 from dave_vit.viz import Cell, Drawing, draw, image_cell, map_cell
 
 _CLASSES = 3  # where none are named

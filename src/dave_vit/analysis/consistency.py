@@ -12,7 +12,7 @@ from dave_vit.analysis.catalog import method_entry
 from dave_vit.analysis.section import Number, Picture, Section, Table
 from dave_vit.analysis.subjects import Pictures, Setting, load, pictures
 from dave_vit.bench import Smoothing
-from dave_vit.bench.statistics import estimates
+from dave_vit.bench.numbers.statistics import estimates
 from dave_vit.bench.subject import Explainer
 from dave_vit.maps import positive, smooth
 from dave_vit.metrics.consistency import consistency, moved, small_warp

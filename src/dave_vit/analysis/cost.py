@@ -15,9 +15,9 @@ from dave_vit.analysis.catalog import method_entry
 from dave_vit.analysis.meter import Spent, measure
 from dave_vit.analysis.section import Number, Picture, Section, Table
 from dave_vit.analysis.subjects import Setting, load, pictures
-from dave_vit.effective.transform import logits_of
 from dave_vit.errors import OptionError
 from dave_vit.methods import create_method
+from dave_vit.run.gradient import logits_of
 from dave_vit.viz import DAVE, Drawing
 from dave_vit.viz.plots import SERIES, canvas, legend, style
 

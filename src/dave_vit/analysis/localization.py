@@ -14,7 +14,7 @@ from dave_vit.analysis.section import Number, Picture, Section, Table
 from dave_vit.analysis.subjects import shown_data
 from dave_vit.analysis.suites import Counts, Group, published
 from dave_vit.bench import LocalEngine, MetricEntry, Plan, evaluate, pick_devices
-from dave_vit.bench.rows import read
+from dave_vit.bench.numbers.rows import read
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import Floats, canvas, draw_curves, style
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from dave_vit.analysis.section import Number, Picture, Section, Table
 from dave_vit.analysis.subjects import Setting, batches, load, pictures
-from dave_vit.effective.transform import logits_of
 from dave_vit.errors import OptionError
 from dave_vit.neighborhood import Warp, affine_matrix, fill_of
 from dave_vit.neighborhood.draws import sample_generator
+from dave_vit.run.gradient import logits_of
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import SERIES, Band, Floats, canvas, draw_band, legend, quartiles
 

@@ -13,9 +13,9 @@ from dave_vit.bench import ModelEntry
 from dave_vit.bench.classes import class_map
 from dave_vit.data import open_dataset
 from dave_vit.data.images import read_picture
-from dave_vit.effective.transform import logits_of
 from dave_vit.errors import DataError, ImageError, OptionError
 from dave_vit.models import Adapter, load_model
+from dave_vit.run.gradient import logits_of
 
 
 @dataclass(frozen=True)

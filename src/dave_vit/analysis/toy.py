@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit.analysis.section import Number, Picture, Section, Table
-from dave_vit.effective import effective_transformation
+from dave_vit.run import effective_transformation
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import canvas
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dave_vit.bench.collect import Collected, places
+from dave_vit.bench.numbers.collect import Collected, places
+from dave_vit.bench.numbers.rows import Seen
 from dave_vit.bench.plan import Plan
-from dave_vit.bench.rows import Seen
 
 _Bytes = npt.NDArray[np.uint8]
 PLACES = ("best", "median", "worst")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from dave_vit.atomic import json_bytes
-from dave_vit.bench.rows import Seen
+from dave_vit.bench.numbers.rows import Seen
 from dave_vit.bench.store import RunFolder
 from dave_vit.data.grids import Candidate, Grid, GridOptions, choose_grids
 from dave_vit.metrics.localization import GridPG

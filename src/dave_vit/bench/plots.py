@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dave_vit.bench.collect import Curve
+from dave_vit.bench.numbers.collect import Curve
 
 
 def curves_svg(curves: Mapping[str, Curve], *, axis: str, title: str) -> str:

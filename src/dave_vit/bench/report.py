@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dave_vit.bench.collect import Collected
 from dave_vit.bench.examples import Example
+from dave_vit.bench.numbers.collect import Collected
 from dave_vit.bench.plan import MetricEntry, ModelEntry, Plan
 from dave_vit.bench.store import RunFolder
 from dave_vit.bench.tasks import Task

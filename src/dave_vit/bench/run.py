@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dave_vit.atomic import json_bytes
-from dave_vit.bench.collect import Collected, collect
+from dave_vit.bench.engines.local import LocalEngine
 from dave_vit.bench.examples import Example, choose_examples, example_images, example_metric
 from dave_vit.bench.gridding import kept_grids
-from dave_vit.bench.local import LocalEngine
+from dave_vit.bench.numbers.collect import Collected, collect
+from dave_vit.bench.numbers.rows import Seen, read_seen
+from dave_vit.bench.numbers.summary import summarise
 from dave_vit.bench.page import html
 from dave_vit.bench.plan import Plan
 from dave_vit.bench.report import Report, markdown
-from dave_vit.bench.rows import Seen, read_seen
 from dave_vit.bench.store import RunFolder
 from dave_vit.bench.subject import load_entry
-from dave_vit.bench.summary import summarise
 from dave_vit.bench.tasks import Task, Tasks
 from dave_vit.bench.worker import Job, Loader
 from dave_vit.data import open_dataset

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dave_vit.bench.numbers.rows import Row
 from dave_vit.bench.plan import MetricEntry
-from dave_vit.bench.rows import Row
 from dave_vit.errors import DaveError
 from dave_vit.metrics import Case, Metric, Scores
 

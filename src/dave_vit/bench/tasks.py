@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dave_vit.bench.numbers.rows import Seen
 from dave_vit.bench.plan import Plan, digest
-from dave_vit.bench.rows import Seen
 from dave_vit.data.grids import Grid
 
 Kind = Literal["scan", "images", "grids", "examples"]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.atomic import npz_bytes
+from dave_vit.bench.numbers.rows import Row, Seen, pack
 from dave_vit.bench.plan import ModelEntry, Plan, digest
-from dave_vit.bench.rows import Row, Seen, pack
 from dave_vit.bench.scoring import Facts, Named, Scorer, clock
 from dave_vit.bench.subject import Explainer, Subject, load_entry
 from dave_vit.bench.tasks import Task

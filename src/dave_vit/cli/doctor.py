@@ -36,7 +36,7 @@ def doctor(
     The logit must equal what the image contributes plus what biases, positions and tokens contribute. Exits with 2 and
     the reason where the model holds a function that has no exact rule. `--weights random` needs no download.
     """
-    from dave_vit.models.doctor import examine
+    from dave_vit.checks.doctor import examine
 
     output = Output(as_json=as_json)
     loaded = load(model, weights, device, classes)
@@ -63,7 +63,7 @@ def _noise(seed: int) -> Any:
 
 
 def _facts(found: Any) -> dict[str, Any]:
-    from dave_vit.models.layout import TokenLayout
+    from dave_vit.run.layout import TokenLayout
 
     grid = found.layout if isinstance(found.layout, TokenLayout) else None
     return {

@@ -275,7 +275,7 @@ def _engine(name: str, address: str | None, device: str, workers: int | None) ->
         if address is not None:
             raise OptionError("--address is of a Ray cluster; add --engine ray")
         return LocalEngine(pick_devices(device, workers))
-    from dave_vit.bench.ray_engine import RayEngine
+    from dave_vit.bench.engines.ray import RayEngine
 
     return RayEngine(address, device, workers)
 

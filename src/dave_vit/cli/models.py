@@ -29,7 +29,7 @@ def models(
     Each is built by its own library, in small and with random weights, so nothing is downloaded. The whole table takes
     about a minute. For a model of your own use `dave doctor`.
     """
-    from dave_vit.models.coverage import architectures, check, markdown
+    from dave_vit.checks.coverage import architectures, check, markdown
 
     output = Output(as_json=as_json, quiet=quiet)
     if write is not None and pattern is not None:

@@ -10,7 +10,7 @@ import typer
 from dave_vit.cli.common import Device, Json, Output, Quiet, Seed, Weights, command, examples, pick_device
 
 if TYPE_CHECKING:
-    from dave_vit.models.probe import Probe
+    from dave_vit.probe import Probe
 
 app = command()
 
@@ -53,7 +53,7 @@ def probe(
     a small set of images may want a higher one.
     """
     from dave_vit.data.folder import Folder
-    from dave_vit.models.probe import Training, train_probe
+    from dave_vit.probe import Training, train_probe
 
     output = Output(as_json=as_json, quiet=quiet)
     settings = Training(epochs=epochs, rate=rate, batch=batch, views=views, seed=seed)

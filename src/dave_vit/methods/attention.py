@@ -14,10 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dave_vit.effective.observe import Observation
 from dave_vit.errors import InputError, OptionError, missing_extra
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, token_graph, wide
+from dave_vit.run.observe import Observation
 
 Heads = Literal["mean", "max", "min"]
 

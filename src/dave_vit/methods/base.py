@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from dave_vit.effective import Target, resolve_target
-from dave_vit.effective.transform import check_inputs, logits_of
 from dave_vit.errors import OptionError
 from dave_vit.maps import collapse
 from dave_vit.registry import Registry
+from dave_vit.run.gradient import check_inputs, logits_of
+from dave_vit.targets import TargetLike, resolve_target
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Method(ABC):
     def __init__(self, model: nn.Module) -> None:
         self.model = model
 
-    def attribute(self, inputs: Tensor, target: Target = None) -> Tensor:
+    def attribute(self, inputs: Tensor, target: TargetLike = None) -> Tensor:
         """Signed attributions in the shape of the inputs.
 
         Args:
@@ -96,7 +96,7 @@ class Method(ABC):
         """
         return self.explain(inputs, target).attribution
 
-    def explain(self, inputs: Tensor, target: Target = None) -> Explanation:
+    def explain(self, inputs: Tensor, target: TargetLike = None) -> Explanation:
         """Attributions with what is known of their certainty."""
         indices = self.resolve(inputs, target)
         if indices.ndim == 1:
@@ -104,7 +104,7 @@ class Method(ABC):
         columns = [self._attribute(inputs, column) for column in indices.unbind(1)]
         return Explanation(torch.stack(columns, 1), indices)
 
-    def resolve(self, inputs: Tensor, target: Target) -> Tensor:
+    def resolve(self, inputs: Tensor, target: TargetLike) -> Tensor:
         """Class indices of the clean images; the logits are computed once."""
         check_inputs(inputs)
         return resolve_target(logits_of(self.model, inputs), target)

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from dave_vit.effective import EFFECTIVE
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.chunked import OnePass
+from dave_vit.rules import EFFECTIVE
 
 
 @METHODS.register("bcos")

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.effective.observe import Observation, observation
-from dave_vit.effective.relevance import alpha_beta
 from dave_vit.errors import OptionError
 from dave_vit.methods.attention import from_layer
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, gradients, token_graph
 from dave_vit.precision import precise_dtype
+from dave_vit.rules.sets.relevance import alpha_beta
+from dave_vit.run.observe import Observation, observation
 
 
 class _Weighted(TokenMethod):

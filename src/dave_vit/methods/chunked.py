@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from dave_vit.effective import RuleSet, Target, gradient, resolve_target
-from dave_vit.effective.transform import check_inputs, logits_of
 from dave_vit.errors import InputError, OptionError, TargetError
+from dave_vit.intercept import RuleSet
 from dave_vit.methods.base import Explanation, Method
+from dave_vit.run import gradient
+from dave_vit.run.gradient import check_inputs, logits_of
+from dave_vit.targets import TargetLike, resolve_target
 
 _CHUNK = {"cuda": 256, "cpu": 16}  # rows a pass, as DAVE takes them
 
@@ -32,7 +34,7 @@ class Chunked(Method):
         self.chunk, self.autocast = chunk, autocast
 
     @torch.inference_mode(mode=False)  # where autograd could not be switched on
-    def explain(self, inputs: Tensor, target: Target = None) -> Explanation:
+    def explain(self, inputs: Tensor, target: TargetLike = None) -> Explanation:
         """Attributions for a batch of any size."""
         indices = self.resolve(inputs, target)
         columns = indices.reshape(len(inputs), -1)  # [B, K]
@@ -40,7 +42,7 @@ class Chunked(Method):
         maps = torch.cat(parts)  # [B, K, C, H, W]
         return Explanation(maps if indices.ndim == 2 else maps[:, 0], indices)
 
-    def resolve(self, inputs: Tensor, target: Target) -> Tensor:
+    def resolve(self, inputs: Tensor, target: TargetLike) -> Tensor:
         """Class indices of the clean images, chunk by chunk."""
         check_images(inputs)
         logits = [logits_of(self.model, images) for images in inputs.detach().split(self._size(inputs))]
@@ -67,14 +69,14 @@ class OnePass(Chunked):
     rules: RuleSet
 
     @torch.inference_mode(mode=False)
-    def explain(self, inputs: Tensor, target: Target = None) -> Explanation:
+    def explain(self, inputs: Tensor, target: TargetLike = None) -> Explanation:
         """Attributions for a batch of any size; the pass that explains also finds the predicted class."""
         check_images(inputs)
         parts = [self._part(images, wanted) for images, wanted in split(inputs, target, self._size(inputs))]
         maps, indices = zip(*parts, strict=True)
         return Explanation(torch.cat(maps), torch.cat(indices))
 
-    def _part(self, images: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    def _part(self, images: Tensor, target: TargetLike) -> tuple[Tensor, Tensor]:
         """Attribution and class indices of one chunk."""
         found = gradient(self.model, images, target, rules=self.rules, autocast=self.autocast)
         self._check_seen(found.seen or {})
@@ -92,7 +94,7 @@ class OnePass(Chunked):
         """Refuse a model that lacks what the rules are about; ``seen`` counts the functions that met the input."""
 
 
-def split(inputs: Tensor, target: Target, size: int) -> Iterator[tuple[Tensor, Target]]:
+def split(inputs: Tensor, target: TargetLike, size: int) -> Iterator[tuple[Tensor, TargetLike]]:
     """Chunks of images, each with the target in its own form."""
     batch, chunks = len(inputs), _ordinary(inputs).split(size)
     rows = _ordinary(torch.as_tensor(target)) if isinstance(target, Tensor | list | tuple) else None

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.effective import EFFECTIVE, RuleSet, Target
-from dave_vit.effective.compiled import CompiledGradient
-from dave_vit.effective.transform import effective_transformation
 from dave_vit.errors import OptionError
+from dave_vit.intercept import RuleSet
 from dave_vit.methods.base import METHODS, Explanation, MethodInfo
 from dave_vit.methods.chunked import Chunked, OnePass, pairs
 from dave_vit.methods.presets import PRESETS
 from dave_vit.neighborhood import Neighborhood, Noise, Views
 from dave_vit.reduce import REDUCERS, Accumulator, Mean, Reducer
+from dave_vit.rules import EFFECTIVE
+from dave_vit.run.compiled import CompiledGradient
+from dave_vit.run.gradient import effective_transformation
+from dave_vit.targets import TargetLike
 
 _KEPT_BYTES = 128 * 2**20  # draws are kept between batches up to this size
 
@@ -90,14 +92,14 @@ class DAVE(Chunked):
         self._kept: dict[tuple[Any, ...], Views] = {}
         self._compiled = CompiledGradient(model, self.rules, autocast) if compiled else None
 
-    def explain(self, inputs: Tensor, target: Target = None) -> Explanation:
+    def explain(self, inputs: Tensor, target: TargetLike = None) -> Explanation:
         """Attributions, their standard error, and the explained classes."""
         groups, indices = self._groups(inputs, target)
         for _ in self._run(groups):
             pass
         return self._explanation(groups, indices)
 
-    def refine(self, inputs: Tensor, target: Target = None) -> Iterator[Explanation]:
+    def refine(self, inputs: Tensor, target: TargetLike = None) -> Iterator[Explanation]:
         """The explanation after each chunk of samples; the last one equals ``explain``."""
         groups, indices = self._groups(inputs, target)
         for _ in self._run(groups):
@@ -107,7 +109,7 @@ class DAVE(Chunked):
         return self.explain(images, target).attribution
 
     @torch.inference_mode(mode=False)
-    def _groups(self, inputs: Tensor, target: Target) -> tuple[list[_Group], Tensor]:
+    def _groups(self, inputs: Tensor, target: TargetLike) -> tuple[list[_Group], Tensor]:
         indices = self.resolve(inputs, target)  # once, on the clean image
         columns = indices.reshape(len(inputs), -1)  # [B, K]
         parts = pairs(inputs, columns, self._size(inputs))

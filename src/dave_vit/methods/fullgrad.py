@@ -8,14 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dave_vit.effective import PLAIN, Target, resolve_target
-from dave_vit.effective.attention import multi_head_attention
-from dave_vit.effective.linear import affine
-from dave_vit.effective.names import WEIGHTED
 from dave_vit.errors import OptionError
+from dave_vit.intercept.names import WEIGHTED
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.located import Contribution, Located, contributions, per_channel, spread_evenly
 from dave_vit.precision import precise_dtype
+from dave_vit.rules import PLAIN
+from dave_vit.rules.attention import multi_head_attention
+from dave_vit.rules.linear import affine
+from dave_vit.targets import TargetLike, resolve_target
 
 Biases = Literal["all", "conv"]
 
@@ -71,7 +72,7 @@ class FullGrad(Located):
             raise OptionError(f"biases {biases!r}; expected one of {', '.join(get_args(Biases))}")
         self.biases, self.rescale = biases, rescale
 
-    def _single(self, image: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    def _single(self, image: Tensor, target: TargetLike) -> tuple[Tensor, Tensor]:
         rules = _RULES[self.biases]
         found, parts = contributions(self.model, image, target, rules=rules, autocast=self.autocast)
         direct = found.weight * image

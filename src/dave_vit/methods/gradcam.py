@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.effective.observe import Observation
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.tokens import TokenMethod, find_layout, gradients
-from dave_vit.models.layout import TokenLayout
+from dave_vit.run.layout import TokenLayout
+from dave_vit.run.observe import Observation
 
 
 @METHODS.register("gradcam")

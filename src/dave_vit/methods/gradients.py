@@ -6,14 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dave_vit.effective import PLAIN, Target
-from dave_vit.effective.transform import logits_of
 from dave_vit.errors import InputError, OptionError
 from dave_vit.methods.base import METHODS, Explanation, MethodInfo
 from dave_vit.methods.chunked import Chunked, OnePass, pairs
 from dave_vit.neighborhood.draws import sample_generator
 from dave_vit.precision import precise_dtype
 from dave_vit.reduce import Accumulator, Mean
+from dave_vit.rules import PLAIN
+from dave_vit.run.gradient import logits_of
+from dave_vit.targets import TargetLike
 
 
 @METHODS.register("input_x_gradient")
@@ -102,7 +103,7 @@ class IntegratedGradients(Chunked):
             raise OptionError(f"steps is {steps}; it must be at least 1")
         self.steps, self.baseline = steps, baseline
 
-    def completeness_gap(self, inputs: Tensor, attribution: Tensor, target: Target = None) -> Tensor:
+    def completeness_gap(self, inputs: Tensor, attribution: Tensor, target: TargetLike = None) -> Tensor:
         """What the attribution's sum misses of the rise of the logit: ``[B]``, or ``[B, K]`` for ``[B, K]`` targets.
 
         Zero for an exact integral; if it is large against the logit, take more steps. Two forward passes.
@@ -185,7 +186,7 @@ class SmoothGrad(Chunked):
         self.samples, self.level, self.seed, self.times_input = samples, level, seed, times_input
 
     @torch.inference_mode(mode=False)
-    def explain(self, inputs: Tensor, target: Target = None) -> Explanation:
+    def explain(self, inputs: Tensor, target: TargetLike = None) -> Explanation:
         """Attributions with their standard error over the noise."""
         indices = self.resolve(inputs, target)
         columns = indices.reshape(len(inputs), -1)  # [B, K]

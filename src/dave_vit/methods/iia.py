@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.effective import PLAIN, Call, RuleSet
-from dave_vit.effective.observe import Observation, observation
 from dave_vit.errors import OptionError
+from dave_vit.intercept import Call, RuleSet
 from dave_vit.methods.attention import rollout
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.tokens import TokenMethod, gradients, token_graph, wide
+from dave_vit.rules import PLAIN
+from dave_vit.run.observe import Observation, observation
 
 
 @METHODS.register("iia")

@@ -10,12 +10,12 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor, nn
 
-from dave_vit.effective import carry
-from dave_vit.effective.observe import Attention, Observation
 from dave_vit.errors import OptionError, UnsupportedOperator
+from dave_vit.intercept import carry
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.tokens import TokenMethod, token_graph
 from dave_vit.precision import working_dtype
+from dave_vit.run.observe import Attention, Observation
 
 Readout = Literal["model", "cls", "mean"]
 

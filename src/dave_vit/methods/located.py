@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.effective import Call, Gradient, Rule, RuleSet, Target, gradient
+from dave_vit.intercept import Call, Rule, RuleSet
 from dave_vit.methods.chunked import OnePass
 from dave_vit.precision import precise_dtype
+from dave_vit.run import Gradient, gradient
+from dave_vit.targets import TargetLike
 
 _CHANNELS_FIRST = frozenset(
     """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution batch_norm group_norm
@@ -36,7 +38,7 @@ class Contribution:
 
 
 def contributions(
-    model: nn.Module, image: Tensor, target: Target, *, rules: RuleSet, autocast: torch.dtype | None = None
+    model: nn.Module, image: Tensor, target: TargetLike, *, rules: RuleSet, autocast: torch.dtype | None = None
 ) -> tuple[Gradient, list[Contribution]]:
     """One pass for one image ``[1, C, H, W]``, with what every additive constant contributes to the score.
 
@@ -122,7 +124,7 @@ class Located(OnePass):
     def _size(self, inputs: Tensor) -> int:
         return 1
 
-    def _part(self, images: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    def _part(self, images: Tensor, target: TargetLike) -> tuple[Tensor, Tensor]:
         if not isinstance(target, Tensor | list | tuple) or torch.as_tensor(target).ndim < 2:
             return self._single(images, target)
         columns = [self._single(images, column) for column in torch.as_tensor(target).unbind(1)]
@@ -130,5 +132,5 @@ class Located(OnePass):
         return torch.stack(maps, 1), torch.stack(indices, 1)
 
     @abstractmethod
-    def _single(self, image: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    def _single(self, image: Tensor, target: TargetLike) -> tuple[Tensor, Tensor]:
         """Attribution and class index of one image ``[1, C, H, W]``."""

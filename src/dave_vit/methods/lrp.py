@@ -18,14 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.effective import EFFECTIVE, Call, Rule, RuleSet, carry
-from dave_vit.effective.intercept import is_carrier, is_operator, map_tensors, tensors
-from dave_vit.effective.linear import fused_product, product, training_error, weighted
-from dave_vit.effective.names import FUSED_PRODUCTS, PRODUCTS, WEIGHTED
 from dave_vit.errors import OptionError
+from dave_vit.intercept import Call, Rule, RuleSet, carry
+from dave_vit.intercept.names import FUSED_PRODUCTS, PRODUCTS, WEIGHTED
+from dave_vit.intercept.states import is_carrier, is_operator, map_tensors, tensors
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.chunked import OnePass
 from dave_vit.precision import working_dtype
+from dave_vit.rules import EFFECTIVE
+from dave_vit.rules.linear import fused_product, product, training_error, weighted
 
 _IN_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 _IN_MLP = re.compile(r"mlp|feed_?forward|ffn", re.IGNORECASE)

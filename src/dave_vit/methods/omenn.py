@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dave_vit.effective import EFFECTIVE, Target, resolve_target
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.located import Located, contributions, per_channel, spread_evenly
 from dave_vit.precision import precise_dtype
+from dave_vit.rules import EFFECTIVE
+from dave_vit.targets import TargetLike, resolve_target
 
 
 @METHODS.register("omenn")
@@ -36,7 +37,7 @@ class OMENN(Located):
         "1 forward, 1 backward",
     )
 
-    def _single(self, image: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    def _single(self, image: Tensor, target: TargetLike) -> tuple[Tensor, Tensor]:
         found, parts = contributions(self.model, image, target, rules=EFFECTIVE, autocast=self.autocast)
         size = (image.shape[-2], image.shape[-1])
         biases = torch.zeros(size, dtype=precise_dtype(image.device), device=image.device)

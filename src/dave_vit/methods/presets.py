@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from dave_vit.effective import EFFECTIVE, OFFICIAL_GATE, RuleSet
 from dave_vit.errors import OptionError
+from dave_vit.intercept import RuleSet
 from dave_vit.maps import official_postprocess
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial, fill_of
 from dave_vit.reduce import Mean, Reducer, SoftThreshold, TrimmedMean
 from dave_vit.registry import Registry
+from dave_vit.rules import EFFECTIVE, OFFICIAL_GATE
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dave_vit.effective import PLAIN, Call, carry
 from dave_vit.errors import UnsupportedOperator
+from dave_vit.intercept import Call, carry
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.chunked import OnePass
+from dave_vit.rules import PLAIN
 
 RECTIFIERS = frozenset("relu relu6 leaky_relu gelu silu hardswish mish elu celu selu".split())
 _NEAR_ZERO = 1e-6

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dave_vit.effective import Target, resolve_target
-from dave_vit.effective.observe import Attention, Observation, observation
 from dave_vit.errors import OptionError, UnsupportedOperator
 from dave_vit.methods.base import Explanation
 from dave_vit.methods.chunked import Chunked, check_images, split
 from dave_vit.methods.located import per_channel, token_grid
-from dave_vit.models.layout import TokenLayout
 from dave_vit.precision import working_dtype
+from dave_vit.run.layout import TokenLayout
+from dave_vit.run.observe import Attention, Observation, observation
+from dave_vit.targets import TargetLike, resolve_target
 
 Resolution = Literal["input", "patch"]
 
@@ -130,7 +130,7 @@ class TokenMethod(Chunked):
             raise OptionError(f"resolution {resolution!r}; expected one of {', '.join(get_args(Resolution))}")
         self.resolution = resolution
 
-    def explain(self, inputs: Tensor, target: Target = None) -> Explanation:
+    def explain(self, inputs: Tensor, target: TargetLike = None) -> Explanation:
         """Attributions for a batch of any size; the pass that explains also finds the predicted class."""
         check_images(inputs)
         parts = [self._part(images, wanted) for images, wanted in split(inputs.detach(), target, self._size(inputs))]
@@ -143,14 +143,14 @@ class TokenMethod(Chunked):
     def _maps(self, images: Tensor, target: Tensor) -> Tensor:
         return self._part(images, target)[0]
 
-    def _part(self, images: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    def _part(self, images: Tensor, target: TargetLike) -> tuple[Tensor, Tensor]:
         """Attribution and class indices of one chunk."""
         grids, indices = self._grids(images, target)  # [b, K, h, w]
         grids = grids.detach().to(images.dtype)
         maps = grids.unsqueeze(2) if self.resolution == "patch" else upsampled(grids, images)
         return maps if indices.ndim == 2 else maps[:, 0], indices
 
-    def _grids(self, images: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    def _grids(self, images: Tensor, target: TargetLike) -> tuple[Tensor, Tensor]:
         """Token grids ``[b, K, h, w]`` and class indices of some images."""
         with observation(self._subject(), images, autocast=self.autocast) as seen:
             indices = resolve_target(seen.logits, target)

@@ -15,12 +15,12 @@ from dave_vit.models.classes import Classes
 from dave_vit.registry import nearest
 
 _MODULES = {
-    "builtin": "builtin_models",
-    "timm": "timm_models",
+    "builtin": "builtin",
+    "timm": "timm",
     "hf": "hf",
-    "torchvision": "torchvision_models",
-    "openclip": "open_clip_models",
-    "bcos": "bcos_models",
+    "torchvision": "torchvision",
+    "openclip": "open_clip",
+    "bcos": "bcos",
 }
 FAMILIES = tuple(_MODULES)
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  # timm's own prefixes
@@ -78,10 +78,10 @@ def parse_spec(spec: str) -> tuple[str, str]:
 def _loader(family: str, prompts: Sequence[str] | None) -> Callable[[str, str | None, Classes | None], Adapter]:
     # Imported one by one: each family needs a library of its own, and most users have only some of them.
     if family in ("hf", "openclip"):
-        module = import_module(f"dave_vit.models.{_MODULES[family]}")
+        module = import_module(f"dave_vit.models.families.{_MODULES[family]}")
         return partial(module.load, prompts=prompts)
     load: Callable[[str, str | None, Classes | None], Adapter] = import_module(
-        f"dave_vit.models.{_MODULES[family]}"
+        f"dave_vit.models.families.{_MODULES[family]}"
     ).load
     return load
 
@@ -91,7 +91,7 @@ def backbone(spec: str, weights: str | None, names: Sequence[str]) -> tuple[Adap
     family, name = parse_spec(spec)
     if family not in ("timm", "hf"):
         raise OptionError(f"{spec!r} cannot be probed; timm: and hf: models can")
-    module = import_module(f"dave_vit.models.{_MODULES[family]}")
+    module = import_module(f"dave_vit.models.families.{_MODULES[family]}")
     model, head = module.backbone(name, weights, names)
     return model, str(head)
 

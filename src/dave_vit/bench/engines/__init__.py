@@ -1,0 +1,1 @@
+"""Engines: who computes the tasks of a run."""

@@ -1,0 +1,1 @@
+"""Rows of results, and what is computed from them."""

@@ -1,0 +1,86 @@
+"""The numbers of a run: means with intervals, paired differences, what was left out and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dave_vit.bench.numbers.collect import Collected, Table
+from dave_vit.bench.numbers.rows import Seen
+from dave_vit.bench.numbers.statistics import Estimate, estimates, paired
+from dave_vit.bench.plan import MetricEntry, Plan
+
+
+def summarise(
+    plan: Plan,
+    images: int,
+    collected: Sequence[Collected],
+    left_out: Sequence[Mapping[str, str]],
+    skipped: Sequence[Seen],
+) -> dict[str, Any]:
+    """The content of ``summary.json``.
+
+    Args:
+        plan: of the run.
+        images: of the data set.
+        collected: rows of each model.
+        left_out: of each model, images that no method was tried on, with the reason.
+        skipped: images that could not be read.
+    """
+    results: list[dict[str, Any]] = []
+    differences: list[dict[str, Any]] = []
+    for entry, found, missing in zip(plan.models, collected, left_out, strict=True):
+        for metric in plan.metrics:
+            table = found.tables.get(metric.label) or Table([one.label for one in plan.methods])
+            results += _results(entry.label, metric, table, missing)
+            differences += _differences(entry.label, metric, table)
+    return {
+        "results": results,
+        "differences": differences,
+        "skipped": [{"image": one.name, "reason": one.dropped} for one in skipped],
+        "data": plan.data,
+        "images": images,
+        "versions": sorted({version for found in collected for version in found.versions}),
+        "devices": sorted({device for found in collected for device in found.devices}),
+    }
+
+
+def _results(model: str, entry: MetricEntry, table: Table, missing: Mapping[str, str]) -> list[dict[str, Any]]:
+    metric = entry.create()
+    before: Counter[str] = Counter() if metric.grids or metric.images is not None else Counter(missing.values())
+    nothing = [Estimate(None, None, None, 0)] * len(table.methods)
+    found = estimates(table.values, table.units) if table.columns else nothing
+    rows = []
+    for number, (method, estimate) in enumerate(zip(table.methods, found, strict=True)):
+        reasons = table.reasons(number) + before
+        maps, scores, count = table.seconds[number]
+        rows.append(
+            {
+                "model": model,
+                "method": method,
+                "metric": entry.label,
+                **vars(estimate),
+                "dropped": reasons.total(),
+                "reasons": dict(reasons.most_common()),
+                "higher_is_better": metric.higher_is_better,
+                "map_seconds": maps / count if count else None,
+                "seconds": scores / count if count else None,
+            }
+        )
+    return rows
+
+
+def _differences(model: str, entry: MetricEntry, table: Table) -> list[dict[str, Any]]:
+    if not table.columns:
+        return []
+    return [
+        {
+            "model": model,
+            "metric": entry.label,
+            "first": table.methods[i],
+            "second": table.methods[j],
+            **vars(estimate),
+        }
+        for i, j, estimate in paired(table.values, table.units)
+    ]

@@ -1,0 +1,1 @@
+"""What a user can check of a model: doctor and the table of architectures."""

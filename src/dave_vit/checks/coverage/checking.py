@@ -1,0 +1,141 @@
+"""Whether an architecture is explained exactly: the conservation identity, run on weights drawn at random."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dave_vit.checks.coverage.entry import Entry
+from dave_vit.errors import MissingExtra, UnsupportedOperator
+from dave_vit.rules import EFFECTIVE
+from dave_vit.run import gradient
+from dave_vit.run.gradient import logits_of
+
+LIMIT = 1e-9
+"""The largest gap that counts as exact, in float64."""
+
+State = Literal["exact", "unsupported", "not installed", "inexact"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a check found.
+
+    Attributes:
+        entry: what was checked.
+        state: "exact"; "unsupported": refused with UnsupportedOperator; "inexact" would be a fault of this package.
+        gap: what the identity leaves unexplained, relative to the image's part of the logit.
+        forward: how far logits under the interception are from the model's own in float32, relative to the largest.
+        reason: why it is unsupported.
+    """
+
+    entry: Entry
+    state: State
+    gap: float = math.nan
+    forward: float = math.nan
+    reason: str = ""
+
+
+def check(entry: Entry, *, seed: int = 0) -> Row:
+    """Build, draw weights and an image, and compare the logit with the sum of its parts.
+
+    Args:
+        entry: the architecture.
+        seed: of weights and images.
+    """
+    with _one_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return _checked(entry, entry.build().float().eval(), seed)
+        except MissingExtra as error:
+            return Row(entry, "not installed", reason=str(error))
+
+
+def _checked(entry: Entry, model: nn.Module, seed: int) -> Row:
+    draw = torch.Generator().manual_seed(seed)
+    images = torch.randn(4, entry.channels, *entry.size, generator=draw)
+    randomise(model, draw)
+    twin, images64 = copy.deepcopy(model), images.double()  # some models keep tensors of the type they first ran in
+    calibrate(model.double(), images64)
+    try:
+        gap = unexplained(model, images64[:1])
+    except UnsupportedOperator as error:
+        return Row(entry, "unsupported", reason=str(error))
+    calibrate(twin, images)
+    return Row(entry, "exact" if gap < LIMIT else "inexact", gap, forward_difference(twin, images))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """For models this small, several threads mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def forward_difference(model: nn.Module, images: Tensor) -> float:
+    """How far the logits under the interception are from the model's own, relative to the largest."""
+    plain, seen = logits_of(model, images), gradient(model, images, rules=EFFECTIVE).logits
+    return float((seen - plain).abs().max() / plain.abs().max())
+
+
+def unexplained(model: nn.Module, image: Tensor) -> float:
+    """The identity's residual for one image ``[1, C, H, W]``.
+
+    ``conservation_gap`` divides by the logit or <W, x>, whichever is larger; here it is the image's part <W, x> alone,
+    so that large biases cannot hide an error.
+    """
+    parts = gradient(model, image, rules=EFFECTIVE, record_constants=True)
+    explained = float((parts.weight * image).sum())
+    total = explained + sum(float((constant * derivative).sum()) for _, constant, derivative in parts.constants)
+    residual = abs(float(parts.score) - total)
+    return residual / abs(explained) if explained else math.inf
+
+
+def randomise(model: nn.Module, draw: torch.Generator) -> None:
+    """Draw all parameters such that every path counts: no zero heads, no tiny layer scales, no uniform attention."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 0:  # a temperature
+                continue
+            normal = torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype)
+            uniform = torch.rand(parameter.shape, generator=draw, dtype=parameter.dtype)
+            if parameter.ndim == 1:
+                parameter.copy_(0.2 * normal if "bias" in name else 0.5 + uniform)
+            elif parameter.shape[0] == 1:  # tokens and positions
+                parameter.copy_(0.3 * normal)
+            else:
+                parameter.copy_(normal * (parameter[0].numel() ** -0.5))
+
+
+def calibrate(model: nn.Module, inputs: Tensor) -> None:
+    """Set the statistics of batch normalisation to those of the inputs: deep networks then neither fade nor burst."""
+    with _learning(model) as any_layer, torch.no_grad():
+        if any_layer:
+            model(inputs)
+
+
+@contextmanager
+def _learning(model: nn.Module) -> Iterator[bool]:
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    before = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.train()
+        layer.momentum = 1.0
+    try:
+        yield bool(layers)
+    finally:
+        for layer, momentum in zip(layers, before, strict=True):
+            layer.eval()
+            layer.momentum = momentum

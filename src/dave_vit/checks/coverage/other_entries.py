@@ -1,0 +1,105 @@
+"""The architectures of torchvision, open_clip and bcos, and the embedded ones, in the table of models."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from dave_vit.checks.coverage.entry import CLASSES, Entry
+from dave_vit.models.zero_shot import ZeroShot
+
+_TORCHVISION: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("ViT", "vit_b_16", {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64, "image_size": 64}),
+    ("Swin", "swin_t", {}),
+    ("Swin v2", "swin_v2_t", {}),
+    ("ConvNeXt", "convnext_tiny", {}),
+    ("ResNet", "resnet18", {}),
+    ("MobileNet v3", "mobilenet_v3_small", {}),
+    ("EfficientNet", "efficientnet_b0", {}),
+    ("RegNet", "regnet_y_400mf", {}),
+    ("ShuffleNet v2", "shufflenet_v2_x0_5", {}),
+)
+
+_HALF = {"layers": 2, "width": 32, "head_width": 16, "patch_size": 16, "image_size": 64}
+_OPEN_CLIP: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("CLIP", "ViT-B-16", {"vision_cfg": _HALF}),
+    ("CLIP, quick GELU", "ViT-B-16-quickgelu", {"vision_cfg": _HALF, "quick_gelu": True}),
+    ("CLIP, attention pooling", "ViT with attentional_pool", {"vision_cfg": {**_HALF, "attentional_pool": True}}),
+    (
+        "CLIP ResNet",
+        "RN50",
+        {"vision_cfg": {"layers": (1, 1, 1, 1), "width": 16, "patch_size": None, "image_size": 64}},
+    ),
+    (
+        "SigLIP",
+        "ViT-B-16-SigLIP",  # timm's test_vit3 is its image half in small
+        {
+            "vision_cfg": {"timm_model_name": "test_vit3", "timm_pool": "map", "image_size": 160},
+            "init_logit_bias": -10.0,
+        },
+    ),
+    (
+        "ConvNeXt CLIP",
+        "convnext_base",
+        {"vision_cfg": {"timm_model_name": "convnext_atto", "timm_pool": "", "timm_proj": "linear", "image_size": 64}},
+    ),
+)
+
+_BCOS: tuple[tuple[str, str, int], ...] = (
+    ("B-cos SimpleViT", "simple_vit_ti_patch16_224", 6),
+    ("B-cos ViT-C, conv stem", "vitc_ti_patch1_14", 6),
+    ("SimpleViT", "standard_simple_vit_ti_patch16_224", 3),
+    ("ViT-C, conv stem", "standard_vitc_ti_patch1_14", 3),
+    ("B-cos ResNet", "resnet18", 6),
+    ("B-cos DenseNet", "densenet121", 6),
+)
+
+
+def _torchvision(name: str, options: dict[str, Any]) -> nn.Module:
+    if not options:
+        from dave_vit.models.families.torchvision import build
+
+        return build(name, num_classes=CLASSES)
+    from torchvision.models import VisionTransformer
+
+    model: nn.Module = VisionTransformer(patch_size=16, num_classes=CLASSES, **options)
+    return model
+
+
+def _open_clip(options: dict[str, Any]) -> nn.Module:
+    from dave_vit.models.families.open_clip import encode_image, package
+
+    text = {"context_length": 8, "vocab_size": 64, "layers": 1, "width": 32, "heads": 2}
+    model = package().CLIP(**{"embed_dim": 32, "text_cfg": text, **options}).eval()
+    with torch.no_grad():
+        features = model.encode_text(torch.randint(1, 64, (CLASSES, 8), generator=torch.Generator().manual_seed(0)))
+    return ZeroShot(model, encode_image, features, scale=model.logit_scale.exp(), bias=model.logit_bias)
+
+
+def _bcos(name: str) -> nn.Module:
+    from dave_vit.models.families.bcos import build
+
+    return build(name, num_classes=CLASSES)
+
+
+def _builtin(name: str) -> nn.Module:
+    from dave_vit.models.architectures.builtin import architecture
+
+    return architecture(name).create()
+
+
+def entries() -> list[Entry]:
+    """What is checked of torchvision, open_clip, bcos, and of the embedded models."""
+    return [
+        *(Entry("torchvision", family, name, partial(_torchvision, name, more)) for family, name, more in _TORCHVISION),
+        *(
+            Entry("open_clip", family, name, partial(_open_clip, options), (options["vision_cfg"]["image_size"],) * 2)
+            for family, name, options in _OPEN_CLIP
+        ),
+        *(Entry("bcos", family, name, partial(_bcos, name), channels=channels) for family, name, channels in _BCOS),
+        Entry("builtin", "ViT", "builtin", partial(_builtin, "builtin"), (224, 224)),
+        Entry("builtin", "B-cos ViT", "builtin-bcos", partial(_builtin, "builtin-bcos"), (224, 224), 6),
+    ]

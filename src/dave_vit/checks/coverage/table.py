@@ -1,0 +1,69 @@
+"""The table of models as text."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+
+from dave_vit.checks.coverage import hf_entries, other_entries, timm_entries
+from dave_vit.checks.coverage.checking import LIMIT, Row
+from dave_vit.checks.coverage.entry import Entry
+
+LIBRARIES = {
+    "timm": "timm",
+    "transformers": "transformers",
+    "torchvision": "torchvision",
+    "open_clip": "open_clip_torch",
+    "bcos": "bcos",
+    "torch": "torch",
+}
+
+_HEAD = """# Models
+
+<!-- Written by `dave models --write docs/models.md`; do not edit. -->
+
+Every line was found by running the check, not by reading code. The architecture is built by its own library, made small
+where the library allows, its parameters are drawn at random in float64, and the conservation identity is summed up: the
+logit must equal the image's part `<W, x>` plus the parts of all additive constants. *Gap* is what is left over,
+relative to the image's part. *Forward* is how far, in float32, logits under the interception are from the model's own.
+
+**exact** means a gap below {limit:g}. **unsupported** means that the model is refused with `UnsupportedOperator`, which
+names the function and the module; no map is drawn. A model that is not listed is checked in the same way by
+`dave doctor --model SPEC`.
+
+Checked with {versions}: {exact} architectures exact, {refused} unsupported.
+
+| library | family | architecture | state | gap | forward |
+|---|---|---|---|---|---|
+"""
+
+
+def architectures(pattern: str | None = None) -> list[Entry]:
+    """All architectures of the table, or those that fit a pattern."""
+    entries = [*timm_entries.entries(), *hf_entries.entries(), *other_entries.entries()]
+    return [entry for entry in entries if pattern is None or entry.matches(pattern)]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The page that documents the rows."""
+    installed = {}
+    for name, package in LIBRARIES.items():
+        try:
+            installed[name] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    head = _HEAD.format(
+        limit=LIMIT,
+        versions=", ".join(f"{name} {version}" for name, version in installed.items()),
+        exact=sum(row.state == "exact" for row in rows),
+        refused=sum(row.state == "unsupported" for row in rows),
+    )
+    reasons = [f"- **{row.entry.family}** (`{row.entry.name}`): {row.reason}" for row in rows if row.reason]
+    return head + "\n".join(map(_line, rows)) + "\n\n## Why some are unsupported\n\n" + "\n".join(reasons) + "\n"
+
+
+def _line(row: Row) -> str:
+    measured = row.state in ("exact", "inexact")
+    numbers = [f"{value:.0e}" if value else "0" for value in (row.gap, row.forward)] if measured else ["", ""]
+    cells = (row.entry.library, row.entry.family, f"`{row.entry.name}`", row.state, *numbers)
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,105 @@
+"""Whether one model, with its own weights, is explained exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dave_vit.errors import OutputError
+from dave_vit.models.adapter import Adapter
+from dave_vit.rules import EFFECTIVE
+from dave_vit.run import gradient
+from dave_vit.run.gradient import logits_of
+from dave_vit.run.layout import TokenLayout, token_layout
+
+LIMITS = {torch.float64: 1e-9, torch.float32: 1e-3}
+"""The largest gap that rounding can explain; single precision loses much where large parts cancel."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an examination found.
+
+    Attributes:
+        dtype: the type it was done in.
+        gap: what is left of the logit without the image's part and the parts of all additive constants, relative to the
+            logit.
+        forward: largest difference between logits with and without interception, relative to the largest logit.
+        logit: of the predicted class.
+        image_part: <W, x>, what the image contributes to it.
+        constants: how many additive constants (biases, positions, tokens) contribute the rest.
+        seen: how often each function met a tensor that carries the input.
+        layout: where the tokens lie, or why there is no single grid.
+    """
+
+    dtype: torch.dtype
+    gap: float
+    forward: float
+    logit: float
+    image_part: float
+    constants: int
+    seen: dict[str, int]
+    layout: TokenLayout | str
+
+    @property
+    def exact(self) -> bool:
+        """Whether maps of this model are exact."""
+        return self.gap < LIMITS[self.dtype] and self.forward < max(1e-6, 10 * torch.finfo(self.dtype).eps)
+
+    @property
+    def verdict(self) -> str:
+        """In plain words."""
+        if not self.exact:
+            return (
+                f"not exact: {self.gap:.1e} of the logit is unaccounted for; please report this model, since it should "
+                "have been refused"
+            )
+        share = f"{self.image_part:.4g} of the logit {self.logit:.4g} comes from the image"
+        tokens = (
+            "attention-based methods work as well"
+            if isinstance(self.layout, TokenLayout)
+            else "attention-based methods do not apply to it"
+        )
+        return f"good: dave explains this model exactly; {share}, the rest from its constants; {tokens}"
+
+
+def examine(model: Adapter, inputs: Tensor) -> Finding:
+    """Check a model on one input ``[1, C, H, W]``; it is turned to float64, where it can be.
+
+    Raises:
+        UnsupportedOperator: a function of the model has no exact rule.
+    """
+    try:
+        return _examined(model.double(), inputs.double())
+    except RuntimeError as error:
+        if "dtype" not in str(error) and "scalar type" not in str(error):
+            raise
+    return _examined(model.float(), inputs.float())  # some models hold tensors that .double() does not reach
+
+
+def _examined(model: Adapter, inputs: Tensor) -> Finding:
+    plain = logits_of(model, inputs)
+    parts = gradient(model, inputs, rules=EFFECTIVE, record_constants=True)
+    image = _inner(parts.weight, inputs)
+    total = image + sum(_inner(constant, derivative) for _, constant, derivative in parts.constants)
+    logit = float(parts.score)
+    try:
+        layout: TokenLayout | str = token_layout(model, inputs)
+    except OutputError as error:
+        layout = str(error)
+    return Finding(
+        inputs.dtype,
+        gap=abs(logit - total) / max(abs(logit), abs(image), torch.finfo(inputs.dtype).tiny),
+        forward=float((parts.logits - plain).abs().max() / plain.abs().max()),
+        logit=logit,
+        image_part=image,
+        constants=len(parts.constants),
+        seen=dict(parts.seen or {}),
+        layout=layout,
+    )
+
+
+def _inner(left: Tensor, right: Tensor) -> float:
+    return float((left.double() * right.double()).sum())

@@ -1,0 +1,130 @@
+"""Rule sets: immutable tables from torch functions to changed derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dave_vit.intercept.mode import Interception
+
+# Dunder methods and aliases that mean the same function.
+_ALIASES = {
+    "__add__": "add",
+    "__radd__": "add",
+    "__sub__": "sub",
+    "__rsub__": "rsub",
+    "subtract": "sub",
+    "__mul__": "mul",
+    "__rmul__": "mul",
+    "multiply": "mul",
+    "__truediv__": "div",
+    "__div__": "div",
+    "divide": "div",
+    "true_divide": "div",
+    "__rtruediv__": "rdiv",
+    "__rdiv__": "rdiv",
+    "__matmul__": "matmul",
+    "__rmatmul__": "rmatmul",
+    "__pow__": "pow",
+    "__rpow__": "rpow",
+    "__neg__": "neg",
+    "negative": "neg",
+    "__abs__": "abs",
+    "absolute": "abs",
+    "concat": "cat",
+    "concatenate": "cat",
+    "special_expit": "sigmoid",
+    "special_softmax": "softmax",
+    "special_erf": "erf",
+}
+_INPLACE_DUNDERS = {
+    "__iadd__": "add",
+    "__isub__": "sub",
+    "__imul__": "mul",
+    "__itruediv__": "div",
+    "__idiv__": "div",
+    "__ipow__": "pow",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionName:
+    """What a torch function is, whatever its spelling.
+
+    Attributes:
+        name: canonical name; ``torch.add``, ``Tensor.add_`` and ``+=`` are all "add".
+        inplace: whether this spelling writes its result into its first argument.
+    """
+
+    name: str
+    inplace: bool = False
+
+
+_NAMES: dict[Any, FunctionName] = {}
+
+
+def function_name(func: Any) -> FunctionName:
+    """The canonical name of a torch function, property or operator."""
+    known = _NAMES.get(func)
+    if known is None:
+        known = _NAMES[func] = _canonical(func)
+    return known
+
+
+def _canonical(func: Any) -> FunctionName:
+    raw = getattr(func, "__name__", None) or str(func)
+    if raw in ("__get__", "__set__", "__delete__"):  # a property: torch.Tensor.shape.__get__
+        return FunctionName(f"{raw}{func.__self__.__name__}")
+    module = getattr(func, "__module__", None)
+    if module is not None and not module.startswith("torch"):
+        return FunctionName(f"{module}.{raw}")  # somebody else's function of that name is not torch's
+    if raw in _INPLACE_DUNDERS:
+        return FunctionName(_INPLACE_DUNDERS[raw], inplace=True)
+    if raw.endswith("_") and not raw.endswith("__"):
+        base = raw[:-1]
+        return FunctionName(_ALIASES.get(base, base), inplace=True)
+    return FunctionName(_ALIASES.get(raw, raw))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One intercepted call, as a rule sees it."""
+
+    mode: Interception
+    func: Callable[..., Any]
+    name: str
+
+
+Rule = Callable[..., Any]
+"""``rule(call, *args, **kwargs)``: the same forward value as ``call.func``, with another derivative."""
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """An immutable table from canonical function names (or functions) to rules.
+
+    Attributes:
+        name: shown in error messages.
+        rules: canonical torch name, or a function object of somebody else's, to its rule.
+        strict: whether a function without a rule is refused where it meets a tensor that carries gradient;
+            otherwise it keeps its ordinary derivative.
+    """
+
+    name: str
+    rules: Mapping[Any, Rule] = field(default_factory=dict)
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", MappingProxyType(dict(self.rules)))
+
+    def extend(self, name: str, rules: Mapping[Any, Rule]) -> RuleSet:
+        """A new rule set in which ``rules`` are added or replaced."""
+        return RuleSet(name, {**self.rules, **rules}, strict=self.strict)
+
+    def lookup(self, func: Any, name: str) -> Rule | None:
+        """The rule of a function: by identity first, then by canonical name."""
+        rule = self.rules.get(func)
+        return rule if rule is not None else self.rules.get(name)

@@ -1,0 +1,1 @@
+"""Architectures that no library carries."""

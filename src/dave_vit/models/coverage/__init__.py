@@ -1,7 +1,0 @@
-"""The table of models: which architectures are explained exactly, found out by trying."""
-
-from dave_vit.models.coverage.checking import LIMIT, Row, check
-from dave_vit.models.coverage.entry import Entry
-from dave_vit.models.coverage.table import architectures, markdown
-
-__all__ = ["LIMIT", "Entry", "Row", "architectures", "check", "markdown"]

@@ -1,0 +1,169 @@
+"""Attention: the matrix is frozen, only the values carry gradient (appendix A, self-attention)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dave_vit.intercept.calls import Call
+from dave_vit.intercept.states import is_carrier, map_tensors
+from dave_vit.intercept.surrogate import carry
+from dave_vit.rules.linear import training_error
+
+_SLICE_BYTES = 512 * 2**20  # attention matrices are rebuilt in slices of at most this size
+
+
+def attention_matrix(
+    query: Tensor,  # [..., Hq, L, E]
+    key: Tensor,  # [..., Hk, S, E]
+    attn_mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(Q K^T * scale + mask), as ``scaled_dot_product_attention`` computes it inside: [..., Hq, L, S]."""
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query * scale) @ shared_heads(key, query).transpose(-2, -1)
+    if is_causal:
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~causal, -math.inf)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return scores.softmax(-1)
+
+
+def shared_heads(tensor: Tensor, query: Tensor) -> Tensor:
+    """Keys or values with as many heads as the query: in grouped-query attention each serves several query heads."""
+    if tensor.ndim < 3 or tensor.shape[-3] == query.shape[-3]:
+        return tensor
+    return tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)
+
+
+def scaled_dot_product_attention(
+    call: Call,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001
+    **kwargs: Any,
+) -> Tensor:
+    """Fused attention stays fused; its derivative is the transposed attention matrix, rebuilt layer by layer."""
+    if dropout_p > 0.0:
+        raise training_error("attention dropout" + call.mode.where())
+    if not is_carrier(value):
+        return call.mode.operator(call, query, key, value, attn_mask, 0.0, is_causal, **kwargs)  # type: ignore[no-any-return]
+    q, k = query.detach(), key.detach()
+    mask = attn_mask.detach() if attn_mask is not None else None
+    options, shape = {"is_causal": is_causal, "scale": kwargs.get("scale")}, value.shape
+    return carry(
+        lambda: call.func(q, k, value, mask, 0.0, is_causal, **kwargs),
+        lambda grad, q, k, mask: _values_gradient(grad, q, k, mask, shape, options),
+        value,
+        saved=(q, k, mask),
+    )
+
+
+def _values_gradient(
+    grad: Tensor, query: Tensor, key: Tensor, mask: Tensor | None, shape: torch.Size, options: dict[str, Any]
+) -> Tensor:
+    """A^T grad, in slices of the batch so that the matrices of one layer never exceed a fixed size."""
+    row_bytes = math.prod(query.shape[1:-1]) * key.shape[-2] * query.element_size()
+    rows = max(1, _SLICE_BYTES // max(1, row_bytes))
+    parts = []
+    for start in range(0, query.shape[0], rows):
+        part = slice(start, start + rows)
+        batched = mask is not None and mask.ndim == query.ndim and mask.shape[0] == query.shape[0]
+        matrix = attention_matrix(
+            query[part], key[part], mask[part] if batched and mask is not None else mask, **options
+        )
+        parts.append(matrix.transpose(-2, -1) @ grad[part].to(matrix.dtype))  # [..., Hq, S, Ev]
+    pulled = torch.cat(parts) if len(parts) > 1 else parts[0]
+    if pulled.shape != shape:  # heads that share one value head add up
+        pulled = pulled.reshape(*shape[:-2], -1, *pulled.shape[-2:]).sum(-3)
+    return pulled
+
+
+def multi_head_attention(
+    call: Call,
+    query: Tensor,  # [L, N, E], or [L, E] without a batch
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,  # noqa: FBT001
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,  # noqa: FBT001
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,  # noqa: FBT001
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,  # noqa: FBT001
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,  # noqa: FBT001
+    is_causal: bool = False,  # noqa: FBT001
+) -> tuple[Tensor, Tensor | None]:
+    """``F.multi_head_attention_forward`` in its parts, so that each part meets its own rule."""
+    if any(part is not None for part in (bias_k, bias_v, static_k, static_v)) or add_zero_attn:
+        raise call.mode.unsupported(call.name, "bias_k, bias_v, static_k, static_v and add_zero_attn have no rule")
+    if training and dropout_p > 0.0:
+        raise training_error("attention dropout" + call.mode.where())
+    separate = (q_proj_weight, k_proj_weight, v_proj_weight)
+    weights: Any = separate if in_proj_weight is None or use_separate_proj_weight else in_proj_weight.chunk(3)
+    biases = in_proj_bias.chunk(3) if in_proj_bias is not None else (None, None, None)
+    with call.mode:
+        q, k, v = (
+            _heads(F.linear(x, w, b), num_heads)  # [N, heads, L, E/heads]
+            for x, w, b in zip((query, key, value), weights, biases, strict=True)
+        )
+        mask = _merged_mask(attn_mask, key_padding_mask, q, k)
+        mixed = F.scaled_dot_product_attention(q, k, v, mask)
+        mixed = mixed.permute(2, 0, 1, 3).flatten(2)  # [L, N, E]
+        out = F.linear(mixed.reshape(query.shape), out_proj_weight, out_proj_bias)
+    if not need_weights:
+        return out, None
+    seen = attention_matrix(q.detach(), k.detach(), mask)  # [N, heads, L, S]
+    seen = seen.mean(1) if average_attn_weights else seen
+    return out, seen if query.ndim == 3 else seen[0]
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    x = x if x.ndim == 3 else x.unsqueeze(1)  # [L, N, E]
+    return x.reshape(*x.shape[:2], heads, -1).permute(1, 2, 0, 3)
+
+
+def _merged_mask(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """One additive mask out of the two that nn.MultiheadAttention takes (True means: do not look)."""
+    merged = None
+    for mask, shape in ((attn_mask, None), (padding, (k.shape[0], 1, 1, k.shape[2]))):
+        if mask is None:
+            continue
+        if mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(mask, -math.inf)
+        if shape is not None:
+            mask = mask.reshape(shape)
+        elif mask.ndim == 3:  # [N * heads, L, S]
+            mask = mask.reshape(q.shape[0], q.shape[1], *mask.shape[1:])
+        merged = mask if merged is None else merged + mask
+    return merged
+
+
+def softmax(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """An attention matrix written out: frozen. No loss of the value path, so it is not recorded as one."""
+    return call.func(*map_tensors(Tensor.detach, args), **map_tensors(Tensor.detach, kwargs))

@@ -1,0 +1,138 @@
+"""Normalisation: the mean is centred and carries gradient, the scale is frozen (appendix A, layer normalization)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dave_vit.intercept.calls import Call
+from dave_vit.intercept.states import is_carrier
+from dave_vit.intercept.surrogate import carry
+from dave_vit.rules.linear import training_error
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def layer_norm(
+    call: Call,
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *args: Any,
+) -> Tensor:
+    """(x - mean) / sigma * gamma + beta, sigma frozen."""
+    dims = tuple(range(-len(tuple(normalized_shape)), 0))
+    parts = (input.detach(), weight, bias)
+    if torch.is_autocast_enabled(input.device.type):  # which runs this function in float32
+        parts = tuple(part.float() if part is not None else None for part in parts)  # type: ignore[assignment]
+    # The kernel behind F.layer_norm, which gives 1 / sigma away as well.
+    value, _, inverse = torch.native_layer_norm(parts[0], tuple(normalized_shape), parts[1], parts[2], eps)
+
+    def pullback(grad: Tensor, inverse: Tensor, weight: Tensor | None) -> Tensor:
+        scaled = grad.to(inverse.dtype, copy=weight is None)
+        scaled = scaled if weight is None else scaled * weight
+        return scaled.sub_(scaled.mean(dims, keepdim=True)).mul_(inverse)
+
+    carried = carry(lambda: value, pullback, input, saved=(inverse, weight))
+    return carried if bias is None else call.mode.with_constant(carried, lambda: bias)
+
+
+def rms_norm(
+    call: Call, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """x / rms * gamma, rms frozen."""
+    x = _at_least_float32(input.detach())
+    dims = tuple(range(-len(tuple(normalized_shape)), 0))
+    floor = torch.finfo(input.dtype).eps if eps is None else eps
+    inverse = (x.square().mean(dims, keepdim=True) + floor).rsqrt()
+    return carry(
+        lambda: call.func(input, normalized_shape, weight, eps),
+        lambda grad, inverse, weight: (grad if weight is None else grad * weight) * inverse,
+        input,
+        saved=(inverse, weight),
+    )
+
+
+def group_norm(
+    call: Call,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *args: Any,
+) -> Tensor:
+    """Layer norm over groups of channels."""
+    x = _at_least_float32(input.detach())
+    groups = (x.shape[0], num_groups, -1)
+    inverse = (x.reshape(groups).var(-1, unbiased=False, keepdim=True) + eps).rsqrt()
+    per_channel = (1, -1, *[1] * (input.ndim - 2))
+
+    def pullback(grad: Tensor, inverse: Tensor, weight: Tensor | None) -> Tensor:
+        scaled = (grad if weight is None else grad * weight.view(per_channel)).reshape(groups)
+        return ((scaled - scaled.mean(-1, keepdim=True)) * inverse).reshape(grad.shape)
+
+    compute = partial(call.func, input, num_groups, weight, bias, eps, *args)
+    value = carry(compute, pullback, input, saved=(inverse, weight))
+    return value if bias is None else call.mode.with_constant(value, lambda: bias.view(per_channel))
+
+
+def instance_norm(
+    call: Call,
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,  # noqa: FBT001
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *args: Any,
+) -> Tensor:
+    """Group norm with one channel a group."""
+    if running_mean is not None:
+        raise training_error("instance normalisation with running statistics" + call.mode.where())
+    plain = Call(call.mode, torch.nn.functional.group_norm, "group_norm")
+    return group_norm(plain, input, input.shape[1], weight, bias, eps)
+
+
+def normalize(call: Call, input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Tensor:
+    """x / norm, norm frozen."""
+    if not is_carrier(input):
+        raise call.mode.unsupported(call.name)
+    scale = input.detach().norm(p, dim, keepdim=True).clamp_min(eps)
+    return carry(lambda: call.func(input, p, dim, eps), torch.div, input, saved=(scale,))
+
+
+def batch_norm(
+    call: Call,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,  # noqa: FBT001
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """An affine map with constant statistics in evaluation mode.
+
+    Its derivative is written out since torch's own (2.15, CPU) is wrong where gradient and input differ in layout.
+    """
+    if training or running_mean is None or running_var is None:
+        raise training_error("batch normalisation" + call.mode.where())
+    scale = (running_var + eps).rsqrt() if weight is None else weight * (running_var + eps).rsqrt()
+    scale = scale.view(1, -1, *[1] * (input.ndim - 2))
+    compute = partial(call.func, input, running_mean, running_var, weight, bias, training, momentum, eps)
+    value = carry(compute, torch.mul, input, saved=(scale,))
+    zeros = torch.zeros_like(input[:1])
+    return call.mode.with_constant(
+        value, lambda: call.func(zeros, running_mean, running_var, weight, bias, training, momentum, eps)
+    )

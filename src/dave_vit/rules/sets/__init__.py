@@ -1,0 +1,1 @@
+"""Rule sets: which rule each torch function meets."""

@@ -1,0 +1,179 @@
+"""The effective transformation of a whole model: one forward and one backward pass with frozen operators."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.errors import InputError, OutputError, UnsupportedOperator
+from dave_vit.intercept.calls import RuleSet
+from dave_vit.intercept.mode import Interception, autograd_enabled, check_graph, checkpointing_error
+from dave_vit.rules.linear import training_error
+from dave_vit.rules.sets.effective import EFFECTIVE
+from dave_vit.targets import Target, TargetLike
+
+
+def effective_transformation(
+    model: nn.Module,
+    inputs: Tensor,
+    target: TargetLike = None,
+    *,
+    rules: RuleSet = EFFECTIVE,
+    autocast: torch.dtype | None = None,
+) -> Tensor:
+    """The image-shaped weight W of the explained logit, with all operators frozen (eq. (4)).
+
+    Args:
+        model: any module that maps ``inputs`` to logits ``[B, classes]``; it is left exactly as it was.
+        inputs: preprocessed images ``[B, C, H, W]``.
+        target: class index, one index an image, ``[B, K]`` indices (one forward pass, K backward passes), a function
+            from logits to one score an image, or None for the predicted class.
+        rules: the derivatives in force; the default is the effective transformation.
+        autocast: run the model under autocast with this type.
+
+    Returns:
+        W in the shape of the inputs; ``[B, K, C, H, W]`` for ``[B, K]`` targets.
+
+    Example:
+        >>> weight = effective_transformation(model, images, target=207)
+        >>> attribution = weight * images
+    """
+    return gradient(model, inputs, target, rules=rules, autocast=autocast).weight
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One backward pass under a rule set.
+
+    Attributes:
+        weight: derivative of the score with respect to the inputs.
+        score: the explained score, ``[B]`` or ``[B, K]``.
+        logits: the model's output, ``[B, classes]``.
+        constants: module phrase, additive constant and the score's derivative with respect to it.
+        seen: how often each function met a carrier.
+    """
+
+    weight: Tensor
+    score: Tensor
+    logits: Tensor
+    constants: tuple[tuple[str, Tensor, Tensor], ...] = ()
+    seen: dict[str, int] | None = None
+
+
+def gradient(
+    model: nn.Module,
+    inputs: Tensor,
+    target: TargetLike = None,
+    *,
+    rules: RuleSet,
+    autocast: torch.dtype | None = None,
+    record_constants: bool = False,
+) -> Gradient:
+    """Score and derivative under a rule set; parameters never get gradients and nothing stays on the model."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile hides the functions from the interception
+    check_inputs(inputs)
+    wanted = Target.of(target, len(inputs))
+    check_model(model)
+    mode = Interception(rules, model, record_constants=record_constants)
+    with undisturbed(inputs):
+        leaf = (inputs.clone() if inputs.is_inference() else inputs.detach()).requires_grad_()
+        entered = leaf.clone()  # no leaf, so that it is not taken for a parameter; the model may write into it
+        with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None), mode:
+            logits = forward(model, entered, mode)
+        rows = wanted.rows(logits)  # [K, B]
+        leaves = [leaf, *(constant for _, constant in mode.constants or ())]
+        pulled = [_backward(row, leaves, keep=index < len(rows) - 1) for index, row in enumerate(rows)]
+    weight = torch.stack([grads[0] for grads in pulled], 1)  # [B, K, C, H, W]
+    constants = tuple(
+        (where, constant.detach(), pulled[0][1 + index]) for index, (where, constant) in enumerate(mode.constants or ())
+    )
+    score = rows.detach().T
+    if not wanted.several:
+        weight, score = weight[:, 0], score[:, 0]
+    return Gradient(weight, score, logits.detach(), constants, mode.seen)
+
+
+def _backward(row: Tensor, leaves: list[Tensor], *, keep: bool) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(row.sum(), leaves, retain_graph=keep, allow_unused=True, materialize_grads=True)
+
+
+def forward(model: nn.Module, inputs: Tensor, mode: Interception) -> Tensor:
+    """Logits under the interception, checked to depend on the input and to hold no foreign derivative."""
+    logits = _picked(model(inputs), len(inputs))
+    if not logits.requires_grad:
+        raise _lost(mode)
+    if mode.rules.strict:
+        check_graph(logits)
+    return logits
+
+
+def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """The model's logits, without gradients and without touching anything else."""
+    check_model(model)
+    with undisturbed(inputs), torch.no_grad():
+        return _picked(model(inputs), len(inputs))
+
+
+def _picked(output: Any, batch: int) -> Tensor:
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise OutputError(
+            f"the model returned {type(output).__name__}; it must return logits [batch, classes]: wrap it in a module "
+            "that picks them out"
+        )
+    if logits.ndim != 2 or logits.shape[0] != batch:
+        raise OutputError(
+            f"the model returned shape {tuple(logits.shape)} for a batch of {batch}; it must return logits "
+            "[batch, classes]: wrap it in a module that picks or pools them"
+        )
+    return logits
+
+
+def _lost(mode: Interception) -> Exception:
+    if mode.losses:
+        last = " and ".join(mode.losses[-2:])  # the function that froze it, and the sum that took the rest along
+        return UnsupportedOperator(
+            f"no linear path leads from the input to the logits; it was lost at or before {last}: return logits rather "
+            "than probabilities, and use a supported function there"
+        )
+    return OutputError("the logits do not depend on the input; is the model run under no_grad or from a cache?")
+
+
+def check_inputs(inputs: Tensor) -> None:
+    """Refuse what cannot be differentiated or would give a map of NaN."""
+    if not isinstance(inputs, Tensor):
+        raise InputError(f"inputs are of type {type(inputs).__name__}; give a float tensor [B, C, H, W]")
+    if not inputs.is_floating_point():
+        raise InputError(f"inputs have type {inputs.dtype}; give a float tensor, as model.preprocess returns it")
+    if inputs.ndim < 2 or inputs.numel() == 0:
+        raise InputError(f"inputs have shape {tuple(inputs.shape)}; give a batch of images [B, C, H, W]")
+    if not bool(torch.isfinite(inputs).all()):
+        raise InputError("inputs hold NaN or infinite values; check the image and its preprocessing")
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a model that acts at random, learns while it runs, or recomputes its forward pass."""
+    for name, module in model.named_modules():
+        if getattr(module, "grad_checkpointing", False) is True:
+            raise checkpointing_error()
+        if not module.training:
+            continue
+        if getattr(module, "gradient_checkpointing", False) is True:
+            raise checkpointing_error()
+        rate = getattr(module, "p", 0.0) if isinstance(module, nn.modules.dropout._DropoutNd) else 0.0
+        rate = max(rate or 0.0, getattr(module, "drop_prob", 0.0) or 0.0)
+        if rate > 0.0 or isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise training_error(f"{type(module).__name__} {name!r}")
+
+
+@contextlib.contextmanager
+def undisturbed(inputs: Tensor) -> Iterator[None]:
+    """Gradients on inside; grad mode and random state as before afterwards."""
+    devices = [inputs.device] if inputs.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), autograd_enabled():
+        yield

@@ -1,0 +1,183 @@
+"""Attention matrices as they arise inside a model, whatever way the model spells attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.intercept.calls import Call, Rule, RuleSet
+from dave_vit.intercept.mode import Interception
+from dave_vit.rules.attention import attention_matrix, multi_head_attention, shared_heads
+from dave_vit.rules.linear import training_error
+from dave_vit.rules.sets.effective import PLAIN
+from dave_vit.run.gradient import check_inputs, check_model, forward, undisturbed
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """One attention matrix of a forward pass, still part of the graph.
+
+    Attributes:
+        matrix: ``[B, heads, L, S]``, queries by keys; each row sums to one.
+        tokens: the tokens ``[B, N, D]`` that queries and keys are made of, taken as the input of the last linear layer.
+        module: path of the module it arose in, such as "blocks.11.attn".
+    """
+
+    matrix: Tensor
+    tokens: Tensor | None
+    module: str
+
+
+@dataclass
+class Observation:
+    """What was seen in a forward pass.
+
+    Attributes:
+        model: what was run.
+        attention: the matrices, in the order in which they arose.
+        maps: rows and columns of every feature map that a convolution made before the first of them.
+        pooled: the last feature map ``[B, C, h, w]``, or tokens ``[B, C, N]``, that were averaged over all positions.
+        logits: ``[B, classes]``, part of the graph.
+    """
+
+    model: nn.Module
+    attention: list[Attention] = field(default_factory=list)
+    maps: list[tuple[int, int]] = field(default_factory=list)
+    pooled: Tensor | None = None
+    logits: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+@contextmanager
+def observation(
+    model: nn.Module, inputs: Tensor, *, rules: RuleSet = PLAIN, autocast: torch.dtype | None = None
+) -> Iterator[Observation]:
+    """Runs a model and shows its attention; derivatives can be taken as long as the context is open.
+
+    Args:
+        model: any module that maps ``inputs`` to logits; it is left exactly as it was.
+        inputs: preprocessed images ``[B, C, H, W]``.
+        rules: the derivatives in force; ordinary ones by default.
+        autocast: run the model under autocast with this type.
+
+    Example:
+        >>> with observation(model, images) as seen:
+        ...     matrices = [attention.matrix for attention in seen.attention]
+        ...     gradients = torch.autograd.grad(seen.logits[:, 207].sum(), matrices)
+    """
+    model = getattr(model, "_orig_mod", model)  # torch.compile hides the functions from the interception
+    check_inputs(inputs)
+    check_model(model)
+    seen = Observation(model)
+    mode = Interception(_Observer(rules, seen, len(inputs)).rules(), model)
+    with undisturbed(inputs):
+        entered = inputs.detach().requires_grad_().clone()
+        with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None), mode:
+            seen.logits = forward(model, entered, mode)
+        yield seen
+
+
+class _Observer:
+    """Rules with the derivatives of a rule set that file what passes by.
+
+    Args:
+        base: gives the derivatives.
+        seen: where things are filed.
+        batch: number of images.
+    """
+
+    def __init__(self, base: RuleSet, seen: Observation, batch: int) -> None:
+        self.base, self.seen, self.batch = base, seen, batch
+        self.latest: Tensor | None = None  # the input of the last linear layer
+
+    def rules(self) -> RuleSet:
+        """The rule set to run the model under."""
+        rules: dict[str, Rule] = {
+            "linear": self._linear,
+            "conv2d": self._convolution,
+            **dict.fromkeys(["softmax", "_softmax"], self._softmax),
+            **dict.fromkeys(["mean", "flatten", "adaptive_avg_pool2d"], self._pooling),
+            "scaled_dot_product_attention": spelled_out,
+            "multi_head_attention_forward": self._packed,
+        }
+        return self.base.extend(f"{self.base.name}, attention seen", rules)
+
+    def _linear(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if input.ndim == 3:
+            self.latest = input
+        return _as_in(self.base, call, input, *args, **kwargs)
+
+    def _convolution(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+        value = _as_in(self.base, call, *args, **kwargs)
+        if not self.seen.attention:
+            self.seen.maps.append((value.shape[-2], value.shape[-1]))
+        return value
+
+    def _softmax(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        value = _as_in(self.base, call, input, *args, **kwargs)
+        axis = kwargs.get("dim", args[0] if args else None)
+        if input.ndim < 3 or axis not in (-1, input.ndim - 1):  # class probabilities, gates
+            return value
+        if value.ndim == 3:  # [B * heads, L, S]
+            value = value.unflatten(0, (self.batch if len(value) % self.batch == 0 else len(value), -1))
+        self.seen.attention.append(Attention(value, self.latest, _module(call.mode)))
+        return value.reshape(input.shape)
+
+    def _packed(self, call: Call, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        tokens = query.transpose(0, 1) if query is key is value and query.ndim == 3 else None  # [L, N, E] there
+        if tokens is not None:
+            query = key = value = tokens.transpose(0, 1)
+        result = multi_head_attention(call, query, key, value, *args, **kwargs)
+        self.seen.attention[-1] = replace(self.seen.attention[-1], tokens=tokens)
+        return result
+
+    def _pooling(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        seen, axes = self.seen, _pooled_axes(call.name, input, args, kwargs)
+        if axes is not None and len(input) == self.batch and input.shape[axes[0] : axes[-1] + 1].numel() > 1:
+            seen.pooled = input if axes[-1] == input.ndim - 1 else input.movedim(-1, 1)
+            input = seen.pooled if input is seen.pooled else seen.pooled.movedim(1, -1)
+        return _as_in(self.base, call, input, *args, **kwargs)
+
+
+def _as_in(base: RuleSet, call: Call, *args: Any, **kwargs: Any) -> Any:
+    rule = base.lookup(call.func, call.name)
+    return call.func(*args, **kwargs) if rule is None else rule(call, *args, **kwargs)
+
+
+def _module(mode: Interception) -> str:
+    return mode.where().removeprefix(" in module ").strip("'")
+
+
+def _pooled_axes(name: str, input: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
+    """The axes of positions that a call pools over, where it pools over all of them: channels come first or last."""
+    if name == "adaptive_avg_pool2d":
+        return (2, 3) if input.ndim == 4 else None
+    given = kwargs.get("dim" if name == "mean" else "start_dim", args[0] if args else None)
+    if name == "flatten":
+        return (2, 3) if input.ndim == 4 and given == 1 else None
+    if given is None:
+        return None
+    axes = tuple(sorted(axis % input.ndim for axis in ([given] if isinstance(given, int) else given)))
+    return axes if (input.ndim, axes) in ((3, (1,)), (4, (1, 2)), (4, (2, 3))) else None
+
+
+def spelled_out(
+    call: Call,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001
+    **kwargs: Any,
+) -> Tensor:
+    """Fused attention as products and a softmax, each of which meets its own rule."""
+    if dropout_p > 0.0:
+        raise training_error("attention dropout" + call.mode.where())
+    with call.mode:
+        matrix = attention_matrix(query, key, attn_mask, is_causal=is_causal, scale=kwargs.get("scale"))
+        return matrix @ shared_heads(value, query)
