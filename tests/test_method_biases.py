@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import tiny_models
 from dave_vit import create_method
 from dave_vit.errors import OptionError
-from dave_vit.methods.located import spread_evenly, token_grid
+from dave_vit.methods.located import spread_evenly
+from dave_vit.run.layout import token_grid
 
 FAMILIES = dict(tiny_models.FAMILIES)
 X = tiny_models.images(2, torch.float64)

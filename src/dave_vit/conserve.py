@@ -26,7 +26,7 @@ def conservation_gap(
     for index, image in enumerate(inputs.split(1)):  # one by one: constants need not have a batch dimension
         parts = gradient(model, image, wanted.part(index, index + 1), rules=rules, record_constants=True)
         explained = _inner(parts.weight, image)
-        total = explained + sum(_inner(derivative, constant) for _, constant, derivative in parts.constants)
+        total = explained + sum(_inner(constant.value, constant.derivative) for constant in parts.constants)
         score = float(parts.score)
         gaps.append(abs(score - total) / max(abs(score), abs(explained), torch.finfo(inputs.dtype).tiny))
     return max(gaps)

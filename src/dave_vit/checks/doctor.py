@@ -83,7 +83,7 @@ def _examined(model: Adapter, inputs: Tensor) -> Finding:
     plain = logits_of(model, inputs)
     parts = gradient(model, inputs, rules=EFFECTIVE, record_constants=True)
     image = _inner(parts.weight, inputs)
-    total = image + sum(_inner(constant, derivative) for _, constant, derivative in parts.constants)
+    total = image + sum(_inner(constant.value, constant.derivative) for constant in parts.constants)
     logit = float(parts.score)
     try:
         layout: TokenLayout | str = token_layout(model, inputs)

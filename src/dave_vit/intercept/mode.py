@@ -46,7 +46,7 @@ class Interception(TorchFunctionMode):
         super().__init__()
         self.rules = rules
         self.model = model
-        self.constants: list[tuple[str, Tensor]] | None = [] if record_constants else None
+        self.constants: list[tuple[str, str, Tensor]] | None = [] if record_constants else None
         self.losses: list[str] = []
         self.seen: dict[str, int] = {}
         self._hooks = _saved_tensor_hooks()
@@ -120,8 +120,14 @@ class Interception(TorchFunctionMode):
         self.losses.append(f"{call.name}{self.where()}")
         return call.func(*map_tensors(Tensor.detach, args), **map_tensors(Tensor.detach, kwargs))
 
-    def with_constant(self, value: Tensor, constant: Callable[[], Tensor]) -> Tensor:
-        """Record the additive constant inside ``value``, so that the conservation identity can be summed up."""
+    def with_constant(self, value: Tensor, constant: Callable[[], Tensor], function: str = "") -> Tensor:
+        """Record the additive constant inside ``value``, so that the conservation identity can be summed up.
+
+        Args:
+            value: what a rule is about to return.
+            constant: returns what was added in it.
+            function: the name of the function that added it, which tells where its channels lie.
+        """
         if self.constants is None or not value.requires_grad:
             return value
         leaf = constant().detach().expand_as(value).clone()
@@ -129,7 +135,7 @@ class Interception(TorchFunctionMode):
         leaf = leaf.masked_fill_(~leaf.isfinite(), 0).requires_grad_()
         if not leaf.any():
             return value
-        self.constants.append((self.where(), leaf))
+        self.constants.append((self.where(), function, leaf))
         return value + (leaf - leaf.detach())  # adds zero, but with a derivative
 
     def _escape(self, name: str, args: Any) -> None:

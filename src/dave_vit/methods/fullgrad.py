@@ -9,29 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit.errors import OptionError
-from dave_vit.intercept.names import WEIGHTED
+from dave_vit.intercept import RuleSet
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.located import Contribution, Located, contributions, per_channel, spread_evenly
 from dave_vit.precision import precise_dtype
-from dave_vit.rules import PLAIN
-from dave_vit.rules.attention import multi_head_attention
-from dave_vit.rules.linear import affine
+from dave_vit.rules.sets.full_gradient import FULL_GRADIENT, FULL_GRADIENT_OF_CONVOLUTIONS
 from dave_vit.targets import TargetLike, resolve_target
 
 Biases = Literal["all", "conv"]
 
-_CONVOLUTIONS = WEIGHTED - {"linear"}
-_RULES = {
-    # Ordinary derivatives; the constant of each function is recorded. Layer and group norms of zero are their bias.
-    "all": PLAIN.extend(
-        "full gradient",
-        {
-            **dict.fromkeys([*WEIGHTED, "layer_norm", "group_norm", "add", "sub", "rsub", "cat", "stack"], affine),
-            "multi_head_attention_forward": multi_head_attention,
-        },
-    ),
-    "conv": PLAIN.extend("full gradient of convolutions", dict.fromkeys(_CONVOLUTIONS, affine)),
-}
+_RULES: dict[str, RuleSet] = {"all": FULL_GRADIENT, "conv": FULL_GRADIENT_OF_CONVOLUTIONS}
 
 
 @METHODS.register("fullgrad")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.tokens import TokenMethod, find_layout, gradients
-from dave_vit.run.layout import TokenLayout
+from dave_vit.methods.tokens import TokenMethod, gradients
+from dave_vit.run.layout import TokenLayout, find_layout
 from dave_vit.run.observe import Observation
 
 

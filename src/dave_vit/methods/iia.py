@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.errors import OptionError
-from dave_vit.intercept import Call, RuleSet
 from dave_vit.methods.attention import rollout
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.tokens import TokenMethod, gradients, token_graph, wide
-from dave_vit.rules import PLAIN
+from dave_vit.rules.sets.interpolated import interpolated
 from dave_vit.run.observe import Observation, observation
 
 
@@ -77,25 +76,3 @@ class IIA(TokenMethod):
         found = [(matrices * torch.stack(column)).clamp(min=0).mean(2) for column in slopes]
         stacked = torch.stack(found, 2)  # [blocks, p * b, K, N, N]
         return stacked.reshape(len(layers), len(points), len(images), *stacked.shape[2:]).sum(1)
-
-
-def interpolated(scales: dict[int, Tensor]) -> RuleSet:
-    """Rules for one forward pass in which the attention of some blocks is scaled, with ordinary derivatives.
-
-    Args:
-        scales: number of a block to its factor for each row ``[rows]``.
-    """
-    block = itertools.count()
-
-    def softmax(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        matrix: Tensor = call.func(input, *args, **kwargs)
-        axis = kwargs.get("dim", args[0] if args else None)
-        if input.ndim < 3 or axis not in (-1, input.ndim - 1):  # no attention
-            return matrix
-        scale = scales.get(next(block))
-        if scale is None:
-            return matrix
-        factor = scale.repeat_interleave(len(matrix) // len(scale)).to(matrix.dtype)  # [rows] or [rows * heads]
-        return matrix * factor.view(-1, *[1] * (matrix.ndim - 1))
-
-    return PLAIN.extend("interpolated attention", dict.fromkeys(["softmax", "_softmax"], softmax))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dave_vit.intercept import Call, Rule, RuleSet
+from dave_vit.intercept import RuleSet
 from dave_vit.methods.chunked import OnePass
 from dave_vit.precision import precise_dtype
 from dave_vit.run import Gradient, gradient
+from dave_vit.run.layout import token_grid
 from dave_vit.targets import TargetLike
 
 _CHANNELS_FIRST = frozenset(
@@ -44,29 +42,13 @@ def contributions(
 
     One image at a time, since sequence-first and windowed layers hide which row belongs to which image of a batch.
     """
-    names: list[str] = []
-    found = gradient(model, image, target, rules=_logged(rules, names), autocast=autocast, record_constants=True)
+    found = gradient(model, image, target, rules=rules, autocast=autocast, record_constants=True)
     size = (image.shape[-2], image.shape[-1])
     parts = []
-    for name, (_, constant, derivative) in zip(names, found.constants, strict=True):
-        amount = torch.where(derivative == 0, 0.0, constant * derivative)  # a mask of -inf has no derivative
-        parts.append(_placed(name, amount.to(precise_dtype(amount.device)), size))
+    for constant in found.constants:
+        amount = torch.where(constant.derivative == 0, 0.0, constant.value * constant.derivative)  # a mask may be -inf
+        parts.append(_placed(constant.function, amount.to(precise_dtype(amount.device)), size))
     return found, parts
-
-
-def _logged(rules: RuleSet, names: list[str]) -> RuleSet:
-    """The same rules, which also write down the function of each constant that is recorded."""
-
-    def logged(rule: Rule) -> Rule:
-        def run(call: Call, *args: Any, **kwargs: Any) -> Any:
-            value = rule(call, *args, **kwargs)
-            names.extend([call.name] * (len(call.mode.constants or ()) - len(names)))
-            return value
-
-        return run
-
-    table: dict[Any, Callable[..., Any]] = {name: logged(rule) for name, rule in rules.rules.items()}
-    return RuleSet(rules.name, table, strict=rules.strict)
 
 
 def _placed(name: str, amount: Tensor, size: tuple[int, int]) -> Contribution:
@@ -77,7 +59,7 @@ def _placed(name: str, amount: Tensor, size: tuple[int, int]) -> Contribution:
             return Contribution(grid, amount.new_zeros(()))
     elif amount.ndim == 3 and 1 in amount.shape[:2] and name not in _CHANNELS_FIRST:  # [1, N, D] or [N, 1, D]
         tokens = amount.flatten(0, 1).T  # [D, N]
-        rows, columns = token_grid(tokens.shape[1], size)
+        rows, columns = token_grid(tokens.shape[1], size) or (1, 1)
         before = tokens.shape[1] - rows * columns  # class and register tokens come first
         return Contribution(tokens[:, before:].unflatten(1, (rows, columns)), tokens[:, :before].sum())
     return Contribution(None, amount.sum())
@@ -92,15 +74,6 @@ def _channels_first(name: str, amount: Tensor, size: tuple[int, int]) -> bool:
 def _is_grid(rows: int, columns: int, size: tuple[int, int]) -> bool:
     """Whether a map has the image's aspect, up to a cut-off row, and no more places than pixels."""
     return abs(rows * size[1] - columns * size[0]) <= max(size) and rows <= size[0] and columns <= size[1]
-
-
-def token_grid(tokens: int, size: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of square patches that tile the image: the most that ``tokens`` can hold."""
-    largest = math.gcd(*size)
-    for patch in range(1, largest + 1):
-        if largest % patch == 0 and (size[0] // patch) * (size[1] // patch) <= tokens:
-            return size[0] // patch, size[1] // patch
-    return 1, 1
 
 
 def spread_evenly(grid: Tensor, size: tuple[int, int]) -> Tensor:

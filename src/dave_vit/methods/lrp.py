@@ -1,168 +1,14 @@
-"""Layer-wise relevance propagation through attention: AttnLRP and CP-LRP as rule sets.
-
-Relevance is the product of a value and its derivative, so that every propagation rule is a changed derivative. Both
-methods propagate through norms and activations by the identity rule, which is what the effective transformation does;
-CP-LRP also holds the attention matrices, so that without gamma it *is* the effective transformation. AttnLRP lets
-relevance through the matrices: by the Taylor rule through softmax, whose derivative is the ordinary one, and by the
-uniform rule through products of two input-dependent tensors, which get half of the relevance each.
-"""
+"""Layer-wise relevance propagation through attention: AttnLRP and CP-LRP."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from dave_vit.errors import OptionError
-from dave_vit.intercept import Call, Rule, RuleSet, carry
-from dave_vit.intercept.names import FUSED_PRODUCTS, PRODUCTS, WEIGHTED
-from dave_vit.intercept.states import is_carrier, is_operator, map_tensors, tensors
+from dave_vit.intercept import RuleSet
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.chunked import OnePass
-from dave_vit.precision import working_dtype
-from dave_vit.rules import EFFECTIVE
-from dave_vit.rules.linear import fused_product, product, training_error, weighted
-
-_IN_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
-_IN_MLP = re.compile(r"mlp|feed_?forward|ffn", re.IGNORECASE)
-
-
-def _scaled(tensor: Tensor, share: float) -> Tensor:
-    """The same value with its derivative times ``share``."""
-    return carry(tensor.clone, lambda grad: grad * share, tensor) if tensor.requires_grad else tensor
-
-
-def uniform_product(call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Products: two input-dependent factors share the relevance (the uniform rule)."""
-    carriers = [t for t in tensors((args, kwargs)) if t.requires_grad]
-    if len(carriers) < 2:
-        return product(call, *args, **kwargs)
-    share = 1.0 / len(carriers)
-    args, kwargs = map_tensors(lambda t: _scaled(t, share), (args, kwargs))
-    return call.func(*args, **kwargs)
-
-
-def uniform_fused_product(call: Call, addend: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Any:
-    """An addend plus a product, such as masked attention scores."""
-    if is_operator(addend) or not (is_carrier(left) and is_carrier(right)):
-        return fused_product(call, addend, left, right, **kwargs)
-    return call.func(addend, _scaled(left, 0.5), _scaled(right, 0.5), **kwargs)
-
-
-def attention(
-    call: Call,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    *args: Any,
-    **kwargs: Any,
-) -> Tensor:
-    """Fused attention: V and the matrix take half of the relevance each, Q and K half of the matrix's each."""
-    if dropout_p > 0.0:
-        raise training_error("attention dropout" + call.mode.where())
-    shares = zip((query, key, value), (0.25, 0.25, 0.5), strict=True)
-    return call.func(*(_scaled(tensor, share) for tensor, share in shares), attn_mask, 0.0, *args, **kwargs)  # type: ignore[no-any-return]
-
-
-def taylor_softmax(call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Softmax by its first-order Taylor expansion: R_i = x_i (R_i - s_i sum_j R_j), the ordinary derivative."""
-    return call.func(*args, **kwargs)
-
-
-@dataclass(frozen=True)
-class Gamma:
-    """How much linear layers prefer what agrees with the sign of their output; 0 is the plain rule.
-
-    Attributes:
-        conv: for convolutions.
-        linear: for linear layers outside of attention.
-        attention: for the projections of attention (queries, keys, values, output).
-    """
-
-    conv: float = 0.25
-    linear: float = 0.05
-    attention: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("conv", "linear", "attention"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise OptionError(f"gamma for {name} is {getattr(self, name)}; give a finite number, 0 or above")
-
-    def of(self, call: Call) -> float:
-        """The gamma of one call; attention is told by the name of the module."""
-        if call.name != "linear":
-            return self.conv
-        if self.linear == self.attention:
-            return self.linear
-        where = call.mode.where()
-        return self.attention if _IN_ATTENTION.search(where) and not _IN_MLP.search(where) else self.linear
-
-    def rule(
-        self, call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Linear layers and convolutions."""
-        gamma = self.of(call) if is_carrier(input) and not (is_carrier(weight) or is_operator(weight)) else 0.0
-        if gamma == 0.0:
-            return weighted(call, input, weight, bias, *args, **kwargs)
-
-        def layer(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-            return call.func(x, w, b, *args, **kwargs)  # type: ignore[no-any-return]
-
-        x = input.detach()
-        value = layer(x, weight, bias)
-        share = _share(layer, gamma, x, weight, bias, value)
-        back = torch.matmul if call.name == "linear" else partial(_transposed, layer, x.shape)
-        return carry(lambda: value, partial(_favoured, back, gamma), input, saved=(share, x > 0, weight))
-
-
-def _share(
-    layer: Callable[..., Tensor], gamma: float, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor
-) -> Tensor:
-    """z / (z + gamma * contributions of the sign of z) for the output z, with the sign of z.
-
-    The denominator is never smaller in size than z, hence no stabiliser.
-    """
-    rise, fall = weight.clamp(min=0), weight.clamp(max=0)
-    up = layer(x.clamp(min=0), rise, None if bias is None else bias.clamp(min=0)) + layer(x.clamp(max=0), fall)
-    z, up = (tensor.to(working_dtype(value.dtype)) for tensor in (value, up))
-    agreeing = torch.where(z > 0, up, z - up)
-    return torch.where(z == 0, 0.0, z.abs() / (z + gamma * agreeing))
-
-
-def _favoured(
-    back: Callable[[Tensor, Tensor], Tensor], gamma: float, grad: Tensor, share: Tensor, rising: Tensor, weight: Tensor
-) -> Tensor:
-    """The gamma rule: contributions that agree with the sign of the output z count 1 + gamma times.
-
-    Relevance z * grad goes to the inputs in proportion to these contributions.
-    """
-    weight = weight.to(grad.dtype)
-    positive, negative = (grad * part.to(grad.dtype) for part in (share.clamp(min=0), -share.clamp(max=0)))
-    plain = back(positive + negative, weight)
-    lifted = back(positive, weight.clamp(min=0)) + back(negative, weight.clamp(max=0))  # through positive inputs
-    return plain + gamma * torch.where(rising, lifted, plain - lifted)
-
-
-def _transposed(layer: Callable[..., Tensor], shape: torch.Size, grad: Tensor, weight: Tensor) -> Tensor:
-    with torch.enable_grad():
-        at = torch.zeros(shape, dtype=grad.dtype, device=grad.device, requires_grad=True)
-        return torch.autograd.grad(layer(at, weight), at, grad)[0]
-
-
-_THROUGH_ATTENTION: dict[str, Rule] = {
-    **dict.fromkeys(PRODUCTS, uniform_product),
-    **dict.fromkeys(FUSED_PRODUCTS, uniform_fused_product),
-    "scaled_dot_product_attention": attention,
-    "softmax": taylor_softmax,
-    "_softmax": taylor_softmax,
-}
+from dave_vit.rules.sets.lrp import ATTN_LRP, CP_LRP, Gamma, with_gamma
 
 
 class _LRP(OnePass):
@@ -179,8 +25,7 @@ class _LRP(OnePass):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
-        gamma = Gamma(conv_gamma, linear_gamma, attention_gamma)
-        self.rules = self.base.extend(self.base.name, dict.fromkeys(WEIGHTED, gamma.rule))
+        self.rules = with_gamma(self.base, Gamma(conv_gamma, linear_gamma, attention_gamma))
 
 
 @METHODS.register("attn_lrp")
@@ -204,7 +49,7 @@ class AttnLRP(_LRP):
         "Achtibat et al., ICML 2024",
         "1 forward, 1 backward (with gamma twice the work)",
     )
-    base = EFFECTIVE.extend("AttnLRP", _THROUGH_ATTENTION)
+    base = ATTN_LRP
 
 
 @METHODS.register("cp_lrp")
@@ -219,4 +64,4 @@ class CPLRP(_LRP):
         "Ali et al., ICML 2022",
         "1 forward, 1 backward (with gamma twice the work)",
     )
-    base = EFFECTIVE.extend("CP-LRP", {})
+    base = CP_LRP

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 from dave_vit.errors import OptionError, UnsupportedOperator
 from dave_vit.methods.base import Explanation
 from dave_vit.methods.chunked import Chunked, check_images, split
-from dave_vit.methods.located import per_channel, token_grid
+from dave_vit.methods.located import per_channel
 from dave_vit.precision import working_dtype
-from dave_vit.run.layout import TokenLayout
+from dave_vit.run.layout import TokenLayout, find_layout
 from dave_vit.run.observe import Attention, Observation, observation
 from dave_vit.targets import TargetLike, resolve_target
 
@@ -90,13 +89,6 @@ def token_graph(seen: Observation, images: Tensor) -> TokenGraph:
 
 def _listed(sizes: list[tuple[int, ...]]) -> str:
     return ", ".join(f"{queries}x{keys}" for queries, keys in sorted(set(sizes)))
-
-
-def find_layout(seen: Observation, tokens: int, images: Tensor) -> TokenLayout:
-    """The largest feature map that the tokens can hold; the tokens before it are class and register tokens."""
-    fitting = [size for size in seen.maps if math.prod(size) <= tokens]
-    grid = max(fitting, key=math.prod) if fitting else token_grid(tokens, (images.shape[-2], images.shape[-1]))
-    return TokenLayout(grid, tokens - math.prod(grid))
 
 
 def _refused(why: str) -> UnsupportedOperator:

@@ -164,6 +164,11 @@ def _merged_mask(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k:
     return merged
 
 
+def is_attention(scores: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> bool:
+    """Whether a softmax makes attention, over the last axis of queries by keys, and not class probabilities."""
+    return scores.ndim >= 3 and dim in (-1, scores.ndim - 1)
+
+
 def softmax(call: Call, *args: Any, **kwargs: Any) -> Any:
     """An attention matrix written out: frozen. No loss of the value path, so it is not recorded as one."""
     return call.func(*map_tensors(Tensor.detach, args), **map_tensors(Tensor.detach, kwargs))

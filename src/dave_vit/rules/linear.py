@@ -18,7 +18,7 @@ def affine(call: Call, *args: Any, **kwargs: Any) -> Any:
     value = call.func(*args, **kwargs)
     if not isinstance(value, Tensor):
         return value
-    return call.mode.with_constant(value, lambda: call.func(*_zeroed(args), **_zeroed(kwargs)))
+    return call.mode.with_constant(value, lambda: call.func(*_zeroed(args), **_zeroed(kwargs)), call.name)
 
 
 def _zeroed(value: Any) -> Any:

@@ -41,7 +41,7 @@ def layer_norm(
         return scaled.sub_(scaled.mean(dims, keepdim=True)).mul_(inverse)
 
     carried = carry(lambda: value, pullback, input, saved=(inverse, weight))
-    return carried if bias is None else call.mode.with_constant(carried, lambda: bias)
+    return carried if bias is None else call.mode.with_constant(carried, lambda: bias, call.name)
 
 
 def rms_norm(
@@ -81,7 +81,7 @@ def group_norm(
 
     compute = partial(call.func, input, num_groups, weight, bias, eps, *args)
     value = carry(compute, pullback, input, saved=(inverse, weight))
-    return value if bias is None else call.mode.with_constant(value, lambda: bias.view(per_channel))
+    return value if bias is None else call.mode.with_constant(value, lambda: bias.view(per_channel), call.name)
 
 
 def instance_norm(
@@ -133,6 +133,5 @@ def batch_norm(
     compute = partial(call.func, input, running_mean, running_var, weight, bias, training, momentum, eps)
     value = carry(compute, torch.mul, input, saved=(scale,))
     zeros = torch.zeros_like(input[:1])
-    return call.mode.with_constant(
-        value, lambda: call.func(zeros, running_mean, running_var, weight, bias, training, momentum, eps)
-    )
+    constant = partial(call.func, zeros, running_mean, running_var, weight, bias, training, momentum, eps)
+    return call.mode.with_constant(value, constant, call.name)

@@ -47,6 +47,23 @@ def effective_transformation(
 
 
 @dataclass(frozen=True)
+class Constant:
+    """An additive constant that met the input on its way.
+
+    Attributes:
+        module: a phrase that names the module.
+        function: name of the function that added it.
+        value: what was added.
+        derivative: of the score with respect to it.
+    """
+
+    module: str
+    function: str
+    value: Tensor
+    derivative: Tensor
+
+
+@dataclass(frozen=True)
 class Gradient:
     """One backward pass under a rule set.
 
@@ -54,14 +71,14 @@ class Gradient:
         weight: derivative of the score with respect to the inputs.
         score: the explained score, ``[B]`` or ``[B, K]``.
         logits: the model's output, ``[B, classes]``.
-        constants: module phrase, additive constant and the score's derivative with respect to it.
+        constants: what was added on the way; empty unless asked for.
         seen: how often each function met a carrier.
     """
 
     weight: Tensor
     score: Tensor
     logits: Tensor
-    constants: tuple[tuple[str, Tensor, Tensor], ...] = ()
+    constants: tuple[Constant, ...] = ()
     seen: dict[str, int] | None = None
 
 
@@ -86,11 +103,12 @@ def gradient(
         with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None), mode:
             logits = forward(model, entered, mode)
         rows = wanted.rows(logits)  # [K, B]
-        leaves = [leaf, *(constant for _, constant in mode.constants or ())]
+        leaves = [leaf, *(constant for _, _, constant in mode.constants or ())]
         pulled = [_backward(row, leaves, keep=index < len(rows) - 1) for index, row in enumerate(rows)]
     weight = torch.stack([grads[0] for grads in pulled], 1)  # [B, K, C, H, W]
     constants = tuple(
-        (where, constant.detach(), pulled[0][1 + index]) for index, (where, constant) in enumerate(mode.constants or ())
+        Constant(module, function, value.detach(), derivative)
+        for (module, function, value), derivative in zip(mode.constants or (), pulled[0][1:], strict=True)
     )
     score = rows.detach().T
     if not wanted.several:

@@ -1,17 +1,15 @@
-"""Where a model's tokens lie in the picture: found by watching one forward pass."""
+"""Where a model's tokens lie in the picture: found by observing one forward pass."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from dave_vit.errors import InputError, OutputError
-from dave_vit.intercept.calls import function_name
+from dave_vit.run.observe import Observation, observation
 
 
 @dataclass(frozen=True)
@@ -42,61 +40,44 @@ def token_layout(model: nn.Module, inputs: Tensor) -> TokenLayout:
     """Grid and prefix tokens of a Vision Transformer, for inputs of this size.
 
     Args:
-        model: any module; nothing of it is changed.
+        model: any module that maps inputs to logits; nothing of it is changed.
         inputs: preprocessed images ``[B, C, H, W]``; only their size counts.
     """
-    watch = _Watch()
-    with torch.no_grad(), watch:
-        model(inputs[:1])
-    if not watch.attended:
+    with observation(model, inputs[:1]) as observed:
+        sizes = [attention.matrix.shape[-2:] for attention in observed.attention]
+        maps = observed.maps
+    counts = sorted({keys for queries, keys in sizes if queries == keys})  # pooling asks with other queries
+    if not counts:
         raise OutputError("the model has no self-attention, so it has no token grid; use a method that needs none")
-    counts = sorted(set(watch.attended))
-    grid = _grid(watch, counts[0], inputs)
+    grid = token_grid(counts[0], inputs.shape[-2:], maps)
     if len(counts) > 1 or grid is None:
         raise OutputError(
             f"the model has no single token grid (attention over {', '.join(map(str, counts[:4]))} tokens, as in "
             "windows or stages); use a method that needs no attention maps, such as dave"
         )
-    return TokenLayout(grid, counts[0] - grid[0] * grid[1])
+    return TokenLayout(grid, counts[0] - math.prod(grid))
 
 
-class _Watch(TorchFunctionMode):
-    """Notes the size of every feature map before the first attention, and how many tokens attend to each other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maps: list[tuple[int, int]] = []
-        self.attended: list[int] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = function_name(func).name
-        result = func(*args, **(kwargs or {}))
-        if name == "conv2d" and not self.attended:
-            self.maps.append((result.shape[-2], result.shape[-1]))
-        elif name == "scaled_dot_product_attention":
-            self._attention(*(tensor.shape[-2] for tensor in _query_and_key(args, kwargs)))
-        elif name == "multi_head_attention_forward":  # [L, N, E]
-            self._attention(*(tensor.shape[0] for tensor in _query_and_key(args, kwargs)))
-        elif name == "softmax" and result.ndim >= 3:
-            self._attention(*result.shape[-2:])
-        return result
-
-    def _attention(self, queries: int, keys: int) -> None:
-        if queries == keys:  # attention pooling asks with other queries than the tokens
-            self.attended.append(keys)
+def find_layout(observed: Observation, tokens: int, images: Tensor) -> TokenLayout:
+    """Where that many tokens lie, as well as one pass can tell; those before the grid are class and register tokens."""
+    size = images.shape[-2:]
+    grid = token_grid(tokens, size, observed.maps) or token_grid(tokens, size) or (1, 1)
+    return TokenLayout(grid, tokens - math.prod(grid))
 
 
-def _query_and_key(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Tensor]:
-    given = {**dict(zip(("query", "key"), args, strict=False)), **(kwargs or {})}
-    return [given["query"], given["key"]]
+def token_grid(
+    tokens: int, size: Sequence[int], maps: Sequence[tuple[int, int]] | None = None
+) -> tuple[int, int] | None:
+    """Rows and columns of patches: the most that the tokens can hold.
 
-
-def _grid(watch: _Watch, tokens: int, inputs: Tensor) -> tuple[int, int] | None:
-    """The largest feature map that the tokens can hold; by the picture's shape where patches were cut by reshaping."""
-    if watch.maps:
-        fitting = [size for size in watch.maps if math.prod(size) <= tokens]
-    else:
-        height, width = inputs.shape[-2:]
-        sides = [side for side in range(1, min(height, width) + 1) if height % side == 0 and width % side == 0]
-        fitting = [(height // side, width // side) for side in sides if height // side * (width // side) <= tokens]
+    Args:
+        tokens: how many there are, with class and register tokens.
+        size: height and width of the image.
+        maps: feature maps that the model made before its first attention, of which one must be the grid; without any,
+            patches are square and tile the image.
+    """
+    largest = math.gcd(*size)
+    sides = [side for side in range(1, largest + 1) if largest % side == 0]
+    candidates = maps or [(size[0] // side, size[1] // side) for side in sides]
+    fitting = [grid for grid in candidates if math.prod(grid) <= tokens]
     return max(fitting, key=math.prod, default=None)

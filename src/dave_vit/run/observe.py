@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from dave_vit.intercept.calls import Call, Rule, RuleSet
 from dave_vit.intercept.mode import Interception
-from dave_vit.rules.attention import attention_matrix, multi_head_attention, shared_heads
+from dave_vit.rules.attention import attention_matrix, is_attention, multi_head_attention, shared_heads
 from dave_vit.rules.linear import training_error
-from dave_vit.rules.sets.effective import PLAIN
+from dave_vit.rules.sets.plain import PLAIN
 from dave_vit.run.gradient import check_inputs, check_model, forward, undisturbed
 
 
@@ -119,8 +119,7 @@ class _Observer:
 
     def _softmax(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         value = _as_in(self.base, call, input, *args, **kwargs)
-        axis = kwargs.get("dim", args[0] if args else None)
-        if input.ndim < 3 or axis not in (-1, input.ndim - 1):  # class probabilities, gates
+        if not is_attention(input, *args, **kwargs):
             return value
         if value.ndim == 3:  # [B * heads, L, S]
             value = value.unflatten(0, (self.batch if len(value) % self.batch == 0 else len(value), -1))

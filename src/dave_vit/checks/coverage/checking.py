@@ -98,7 +98,7 @@ def unexplained(model: nn.Module, image: Tensor) -> float:
     """
     parts = gradient(model, image, rules=EFFECTIVE, record_constants=True)
     explained = float((parts.weight * image).sum())
-    total = explained + sum(float((constant * derivative).sum()) for _, constant, derivative in parts.constants)
+    total = explained + sum(float((constant.value * constant.derivative).sum()) for constant in parts.constants)
     residual = abs(float(parts.score) - total)
     return residual / abs(explained) if explained else math.inf
 

@@ -9,9 +9,6 @@ from dave_vit.intercept.names import FUSED_PRODUCTS, MOVES, OPERATORS, PRODUCTS,
 from dave_vit.rules import attention, linear, norms
 from dave_vit.rules.activations import ACTIVATIONS, gated
 
-PLAIN = RuleSet("plain", {"batch_norm": norms.batch_norm}, strict=False)
-"""Ordinary gradients."""
-
 
 def _under(rule: Rule, names: Iterable[str]) -> dict[str, Rule]:
     return dict.fromkeys(names, rule)
