@@ -48,6 +48,10 @@ def serve(
     classes: Classes = None,
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0 takes any that is free.")] = 8000,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 lets others in.")] = "127.0.0.1",
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--name", metavar="HOST", help="A further name under which browsers reach it; repeatable."),
+    ] = None,
     seed: Seed = 0,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -61,19 +65,22 @@ def serve(
         import uvicorn
 
         from dave_vit.web import create_app
+        from dave_vit.web.patience import Patient
     except ImportError as error:
         raise missing_extra("fastapi", "web") from error
     output = Output(quiet=quiet)
     listening = _listen(host, port)
     served = _models(model or ["builtin"], weights or [], classes, device)
-    local = host in LOOPBACK
-    application = create_app(served, hosts=LOOPBACK if local else (), seed=seed)
-    if not local:
+    names = allowed_names(host, name or [])
+    application = create_app(served, hosts=names, seed=seed)
+    if host not in LOOPBACK:
         output.note(f"listening on {host}: everyone who reaches this machine can use it, there is no password")
+        output.note(f"it answers for its addresses and for {', '.join(names)}; --name allows another name")
     output.print(f"http://{_shown(host)}:{listening.getsockname()[1]}  (Ctrl-C ends it)")
     config = uvicorn.Config(
         application,
         log_level="warning",
+        http=Patient,
         server_header=False,
         limit_concurrency=_CONNECTIONS,
         timeout_graceful_shutdown=2,
@@ -82,6 +89,12 @@ def serve(
         uvicorn.Server(config).run(sockets=[listening])
     except KeyboardInterrupt:  # how one ends a server
         output.print("stopped")
+
+
+def allowed_names(host: str, further: list[str]) -> tuple[str, ...]:
+    """Names that browsers may ask for; one that somebody else points at this machine is none of them."""
+    own = () if host in LOOPBACK else (host, socket.gethostname(), socket.getfqdn())
+    return tuple(dict.fromkeys(name.lower().rstrip(".") for name in (*LOOPBACK, *own, *further)))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -56,12 +56,13 @@ def create_app(
         seed: the one that the page offers.
     """
     limits = limits or Limits()
-    desk, jobs = Desk(models, limits), Jobs(limits.waiting)
+    desk, jobs, downloads = Desk(models, limits), Jobs(limits.waiting), Jobs(limits.waiting)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         jobs.close()
+        downloads.close()
 
     # FastAPI's own documentation pages load scripts from elsewhere; ours is static/api.html.
     app = FastAPI(
@@ -75,6 +76,7 @@ def create_app(
     )
     app.include_router(_choices(info(models, limits, seed), desk), prefix="/api", tags=["choices"])
     app.include_router(_work(desk, jobs), prefix="/api", tags=["work"])
+    app.include_router(_results(desk, downloads), prefix="/api", tags=["work"])
     app.routes.extend(_pages())
     for error in (DaveError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(error, _answer)
@@ -111,6 +113,7 @@ def _work(desk: Desk, jobs: Jobs) -> APIRouter:
     @router.post("/look", openapi_extra=_BODY, responses=_failures(413, 415, 422, 503))
     async def look(request: Request, query: Annotated[LookQuery, Query()]) -> Look:
         """What the model takes an image for; the image is the body of the request."""
+        jobs.check_room()  # before the body is read
         data = await read_upload(request, desk.limits.bytes)
         return await _last(jobs.submit(desk.look(data, query)), request)
 
@@ -121,18 +124,26 @@ def _work(desk: Desk, jobs: Jobs) -> APIRouter:
         With `stream` the answer is a stream of server-sent events: `queued` with the number of requests before this
         one, `step` with the map after some samples, `failed` with an error. A request that goes away stops the work.
         """
+        jobs.check_room()
         data = await read_upload(request, desk.limits.bytes)
         job = jobs.submit(desk.explain(data, query))
         if not query.stream:
             return await _last(job, request)
         return StreamingResponse(_events(job, request, partial(jobs.ahead, job)), media_type="text/event-stream")
 
+    return router
+
+
+def _results(desk: Desk, downloads: Jobs) -> APIRouter:
+    """Files have a worker of their own, so that they need not wait for an explanation to end."""
+    router = APIRouter()
+
     @router.get("/results/{token}/{ending}", response_class=Response, responses=_failures(404, 422, 503))
     async def result(
         request: Request, token: str, ending: Literal["panels.png", "overlay.png", "npz", "json"]
     ) -> Response:
         """A file of a result; the latest results are kept."""
-        name, data = await _last(jobs.submit(desk.file(token, ending)), request)
+        name, data = await _last(downloads.submit(desk.file(token, ending)), request)
         return Response(
             data,
             media_type="image/png" if ending.endswith("png") else "application/octet-stream",

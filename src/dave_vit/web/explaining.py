@@ -104,6 +104,7 @@ class Desk:
 
         def work(check: Check) -> Generator[Look, None, None]:
             picture = read_picture(data, query.name, self.limits.pixels)
+            check()
             sight = Explainer(model, "input_x_gradient").look(picture)  # any method serves to look
             seen = to_pillow(as_image(model.preprocessing.picture(sight.inputs)[0]))
             yield Look(name=picture.name, top5=list(sight.top5), picture=png_text(seen), notes=list(picture.notes))
@@ -118,7 +119,9 @@ class Desk:
 
         def work(check: Check) -> Generator[Step, None, None]:
             with _watched(served.model, check):
-                sight = explainer.look(read_picture(data, query.name, self.limits.pixels))
+                picture = read_picture(data, query.name, self.limits.pixels)
+                check()  # decoding takes a while, and so does preprocessing
+                sight = explainer.look(picture)
                 targets = sight.pick(query.target)
                 if len(targets) > 1:
                     raise OptionError(f"target {query.target!r} means {len(targets)} classes; ask for one at a time")
@@ -135,9 +138,9 @@ class Desk:
         """Name and content of a file of an earlier result."""
 
         def work(check: Check) -> Generator[tuple[str, bytes], None, None]:
-            if token not in self._kept:
+            kept = self._kept.get(token)
+            if kept is None:
                 raise NotKept("this result is no longer kept; make it again")
-            kept = self._kept[token]
             yield f"{kept.result.sight.picture.name}.{ending}", kept.files[ending]
 
         return work
@@ -150,7 +153,7 @@ class Desk:
         return token
 
     def _pixels(self) -> int:
-        sizes = [kept.result.sight.picture.image.size for kept in self._kept.values()]
+        sizes = [kept.result.sight.picture.image.size for kept in list(self._kept.values())]
         return sum(width * height for width, height in sizes)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from urllib.parse import urlsplit
+from ipaddress import ip_address
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -27,8 +28,9 @@ class Guard:
 
     Args:
         app: what is guarded.
-        hosts: names under which the server may be asked for, such as "localhost"; empty allows any. A page elsewhere
-            that points a name of its own at this machine is turned away by it.
+        hosts: names under which the server may be asked for, such as "localhost". A page elsewhere that points a name
+            of its own at this machine is turned away by it. A bare address is no such name and always allowed; where
+            no names are given, any will do.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] = ()) -> None:
@@ -55,8 +57,30 @@ class Guard:
     def _fault(self, headers: Headers) -> str:
         host = headers.get("host", "")
         origin = headers.get("origin")
-        if self._hosts and (urlsplit(f"//{host}").hostname or "") not in self._hosts:
+        if self._hosts and not self._answers_for(host):
             return f"this server does not answer for the host {host[:80]!r}"
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and (_split(origin).netloc != host or not host):
             return "requests of other pages are not answered"
         return ""
+
+    def _answers_for(self, host: str) -> bool:
+        name = (_split(f"//{host}").hostname or "").rstrip(".")
+        return name in self._hosts or _is_address(name)
+
+
+def _split(address: str) -> SplitResult:
+    """The parts of an address; none of one that makes no sense."""
+    try:
+        parts = urlsplit(address)
+        parts.hostname, parts.port  # noqa: B018 - these raise where the address is malformed
+    except ValueError:
+        return SplitResult("", "", "", "", "")
+    return parts
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -48,12 +48,20 @@ class Jobs:
         """
         job = Job(work)
         with self._lock:
-            wanted = [other for other in self._open if not other.left]
-            if len(wanted) > self._waiting:
-                raise Busy(f"the server is busy, {len(wanted)} requests are before yours; try again in a moment")
+            self._check_room()
             self._open.append(job)
         self._worker.submit(self._run, job)
         return job
+
+    def check_room(self) -> None:
+        """Raises `Busy` where the queue is full, for those who have something to do before they submit."""
+        with self._lock:
+            self._check_room()
+
+    def _check_room(self) -> None:
+        wanted = [other for other in self._open if not other.left]
+        if len(wanted) > self._waiting:
+            raise Busy(f"the server is busy, {len(wanted)} requests are before yours; try again in a moment")
 
     def ahead(self, job: Job[Any]) -> int:
         """How many jobs are before this one."""
