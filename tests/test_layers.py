@@ -24,6 +24,7 @@ ORDER = [
     "targets",
     "run",
     "conserve",
+    "effective",
     "neighborhood",
     "reduce",
     "maps",

@@ -58,3 +58,8 @@ class DataError(DaveError):
 def missing_extra(package: str, extra: str) -> MissingExtra:
     """The error for an import that failed because an extra is not installed."""
     return MissingExtra(f"{package} is not installed; run: pip install 'dave-vit[{extra}]'")
+
+
+def training_error(what: str) -> TrainingModeError:
+    """The error for layers that act at random, or learn, in training mode."""
+    return TrainingModeError(f"the model is in training mode and {what} is active; call model.eval() first")

@@ -99,6 +99,12 @@ class Target:
             return self
         return replace(self, indices=self.indices[start:stop])
 
+    def singles(self) -> list[Target]:
+        """One target for each of the K classes of an image."""
+        if not self.several or self.indices is None:
+            return [self]
+        return [replace(self, indices=column) for column in self.indices.unbind(1)]
+
     def repeated(self, times: int) -> Target:
         """For that many copies of the batch, one after the other."""
         if self.indices is None or self.indices.ndim == 0:

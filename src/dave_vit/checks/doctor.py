@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dave_vit.conserve import Balance
 from dave_vit.errors import OutputError
 from dave_vit.models.adapter import Adapter
 from dave_vit.rules import EFFECTIVE
@@ -82,24 +83,18 @@ def examine(model: Adapter, inputs: Tensor) -> Finding:
 def _examined(model: Adapter, inputs: Tensor) -> Finding:
     plain = logits_of(model, inputs)
     parts = gradient(model, inputs, rules=EFFECTIVE, record_constants=True)
-    image = _inner(parts.weight, inputs)
-    total = image + sum(_inner(constant.value, constant.derivative) for constant in parts.constants)
-    logit = float(parts.score)
+    balance = Balance.of(parts, inputs)
     try:
         layout: TokenLayout | str = token_layout(model, inputs)
     except OutputError as error:
         layout = str(error)
     return Finding(
         inputs.dtype,
-        gap=abs(logit - total) / max(abs(logit), abs(image), torch.finfo(inputs.dtype).tiny),
+        gap=balance.gap,
         forward=float((parts.logits - plain).abs().max() / plain.abs().max()),
-        logit=logit,
-        image_part=image,
+        logit=balance.score,
+        image_part=balance.explained,
         constants=len(parts.constants),
-        seen=dict(parts.seen or {}),
+        seen=parts.functions,
         layout=layout,
     )
-
-
-def _inner(left: Tensor, right: Tensor) -> float:
-    return float((left.double() * right.double()).sum())

@@ -10,44 +10,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dave_vit.intercept.mode import Interception
 
-# Dunder methods and aliases that mean the same function.
-_ALIASES = {
-    "__add__": "add",
-    "__radd__": "add",
-    "__sub__": "sub",
-    "__rsub__": "rsub",
-    "subtract": "sub",
-    "__mul__": "mul",
-    "__rmul__": "mul",
-    "multiply": "mul",
-    "__truediv__": "div",
-    "__div__": "div",
-    "divide": "div",
-    "true_divide": "div",
-    "__rtruediv__": "rdiv",
-    "__rdiv__": "rdiv",
-    "__matmul__": "matmul",
-    "__rmatmul__": "rmatmul",
-    "__pow__": "pow",
-    "__rpow__": "rpow",
-    "__neg__": "neg",
-    "negative": "neg",
-    "__abs__": "abs",
-    "absolute": "abs",
-    "concat": "cat",
-    "concatenate": "cat",
-    "special_expit": "sigmoid",
-    "special_softmax": "softmax",
-    "special_erf": "erf",
+_SPELLINGS = {
+    "add": "__add__ __radd__",
+    "sub": "__sub__ subtract",
+    "rsub": "__rsub__",
+    "mul": "__mul__ __rmul__ multiply",
+    "div": "__truediv__ __div__ divide true_divide",
+    "rdiv": "__rtruediv__ __rdiv__",
+    "matmul": "__matmul__",
+    "rmatmul": "__rmatmul__",
+    "pow": "__pow__",
+    "rpow": "__rpow__",
+    "neg": "__neg__ negative",
+    "abs": "__abs__ absolute",
+    "cat": "concat concatenate",
+    "sigmoid": "special_expit",
+    "softmax": "special_softmax",
+    "erf": "special_erf",
 }
-_INPLACE_DUNDERS = {
-    "__iadd__": "add",
-    "__isub__": "sub",
-    "__imul__": "mul",
-    "__itruediv__": "div",
-    "__idiv__": "div",
-    "__ipow__": "pow",
-}
+_ALIASES = {spelling: name for name, spellings in _SPELLINGS.items() for spelling in spellings.split()}
+_INPLACE_DUNDERS = {f"__i{name}__": name for name in "add sub mul div pow".split()} | {"__itruediv__": "div"}
 
 
 @dataclass(frozen=True, slots=True)

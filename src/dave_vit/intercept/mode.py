@@ -1,12 +1,9 @@
 """The one interception layer: ordinary autograd in which a rule set changes some derivatives.
 
-While the context is active every torch function of the model passes through it. A tensor is in one of three states:
-
-* constant: it does not depend on the input (parameters, position embeddings, masks);
-* carrier: the input reaches it linearly, so it carries gradient (``requires_grad``);
-* operator: it depends on the input but is frozen (attention matrices, 1/sigma, gates). It may scale or mix carriers.
-  Where an operator is added to a carrier the sum is no longer linear in the input, so the sum is an operator too: it
-  can end in a gate, but if it ends in the logits the model is refused. Hence no silently wrong map.
+While the context is active every torch function of the model passes through it, and every tensor is in one of the
+states that ``states`` describes. Where an operator is added to a carrier the sum is no longer linear in the input, so
+it is an operator too: it may scale and mix carriers, but if it ends in the logits the model is refused. Hence no
+silently wrong map.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from dave_vit.errors import CheckpointingError, UnsupportedOperator
 from dave_vit.intercept.calls import Call, FunctionName, RuleSet, function_name
 from dave_vit.intercept.names import CONSTANT_RESULT, ESCAPES, FIRST_ARGUMENT_ONLY, SELECTIONS
-from dave_vit.intercept.states import is_gate, is_operator, map_tensors, mark_gate, mark_operator, tensors
+from dave_vit.intercept.states import State, is_operator, map_tensors, mark, state_of, tensors
 from dave_vit.intercept.surrogate import Surrogate
 
 
@@ -48,7 +45,7 @@ class Interception(TorchFunctionMode):
         self.model = model
         self.constants: list[tuple[str, str, Tensor]] | None = [] if record_constants else None
         self.losses: list[str] = []
-        self.seen: dict[str, int] = {}
+        self.functions: dict[str, int] = {}  # how often each met a carrier
         self._hooks = _saved_tensor_hooks()
         self._paths: dict[int, str] | None = None
 
@@ -78,7 +75,7 @@ class Interception(TorchFunctionMode):
     def _ruled(self, func: Any, spelling: FunctionName, args: Any, kwargs: Any) -> Any:
         if _saved_tensor_hooks() is not self._hooks:
             raise checkpointing_error()
-        self.seen[spelling.name] = self.seen.get(spelling.name, 0) + 1
+        self.functions[spelling.name] = self.functions.get(spelling.name, 0) + 1
         rule = self.rules.lookup(func, spelling.name)
         if rule is None:
             if self.rules.strict:
@@ -89,8 +86,10 @@ class Interception(TorchFunctionMode):
             if spelling.inplace:
                 call = Call(self, _out_of_place(func), spelling.name)
             kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
-            # A selection's derivative looks at its input again, so it is given one that the write leaves alone.
-            first = args[0].clone() if spelling.name in SELECTIONS - {"relu"} else args[0]
+            # A derivative that looks at this argument again is given one that the write leaves alone.
+            state, first = state_of(args[0]), args[0]
+            if state is State.GATE or spelling.name in SELECTIONS - {"relu"}:
+                first = mark(first.clone(), state)
             return self.store(args[0], rule(call, first, *args[1:], **kwargs))
         result = rule(call, *args, **kwargs)
         return self._settle(result, result)
@@ -98,9 +97,7 @@ class Interception(TorchFunctionMode):
     def _settle(self, changed: Any, result: Any) -> Any:
         # What depends on the input and carries no gradient is an operator from here on.
         if self.rules.strict:
-            for tensor in tensors(changed):
-                if not tensor.requires_grad:
-                    mark_operator(tensor)
+            mark([tensor for tensor in tensors(changed) if not tensor.requires_grad], State.OPERATOR)
         return result
 
     def store(self, target: Tensor, value: Tensor) -> Tensor:
@@ -110,10 +107,7 @@ class Interception(TorchFunctionMode):
         if not value.requires_grad:
             target.detach_()
         target.copy_(value)
-        self._settle(target, target)
-        if is_gate(value):
-            mark_gate(target)
-        return target
+        return self._settle(mark(target, state_of(value)), target)  # type: ignore[no-any-return]
 
     def operator(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         """Run a function without gradient: its result can only be an operator from here on."""
@@ -183,12 +177,12 @@ def _out_of_place(func: Any) -> Any:
 
 def check_graph(output: Tensor) -> None:
     """Refuse a graph that holds somebody else's autograd function: its derivative was never intercepted."""
-    todo, seen = [output.grad_fn], set()
+    todo, visited = [output.grad_fn], set()
     while todo:
         node = todo.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         todo.extend(parent for parent, _ in node.next_functions)
         forward = getattr(node, "_forward_cls", None)
         if forward is None or forward is Surrogate:

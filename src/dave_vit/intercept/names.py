@@ -36,16 +36,24 @@ MOVES = frozenset(
         unsqueeze expand expand_as view_as reshape_as type_as broadcast_to repeat tile repeat_interleave contiguous
         clone to type float double half bfloat16 cpu cuda chunk split split_with_sizes tensor_split unsafe_chunk
         unsafe_split hsplit vsplit unbind select narrow __getitem__ index_select gather take_along_dim take
-        masked_select roll flip fliplr flipud rot90 diagonal diag diag_embed tril triu as_strided alias unfold fold
-        pixel_shuffle pixel_unshuffle channel_shuffle sum mean nanmean cumsum neg positive diff trace
-        avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
-        upsample interpolate grid_sample affine_grid im2col col2im constant_pad_nd
+        masked_select roll flip fliplr flipud rot90 diagonal diag diag_embed tril triu as_strided alias unfold
+        pixel_shuffle pixel_unshuffle channel_shuffle neg positive im2col constant_pad_nd
         view_as_real view_as_complex real imag conj resolve_conj resolve_neg
-        atleast_1d atleast_2d atleast_3d adjoint
-        fft_fft fft_fft2 fft_ifft fft_ifft2 fft_rfft fft_rfft2 fft_irfft fft_irfft2 fft_fftn fft_ifftn
-        fft_fftshift fft_ifftshift""".split()
+        atleast_1d atleast_2d atleast_3d adjoint fft_fftshift fft_ifftshift""".split()
 ) | _properties("T mT H mH real imag")
-"""Linear in the first argument; the others (indices, sizes) only say how."""
+"""Numbers of the first argument are moved; the others (indices, sizes) only say how."""
+
+REDUCTIONS = frozenset(
+    """sum mean nanmean cumsum diff trace avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+    adaptive_avg_pool3d upsample interpolate grid_sample fold col2im""".split()
+)
+"""Sums of the first argument's numbers, with weights."""
+
+TRANSFORMS = frozenset(
+    """affine_grid fft_fft fft_fft2 fft_ifft fft_ifft2 fft_rfft fft_rfft2 fft_irfft fft_irfft2 fft_fftn
+    fft_ifftn""".split()
+)
+"""Other linear functions of the first argument."""
 
 SUMS = frozenset(
     """add sub rsub cat stack hstack vstack dstack column_stack row_stack where masked_fill masked_scatter pad
@@ -56,6 +64,9 @@ SUMS = frozenset(
 PRODUCTS = frozenset("mul matmul rmatmul bmm mm mv dot inner outer einsum tensordot kron linalg_multi_dot".split())
 """Linear in each of their tensor arguments."""
 
+SCALINGS = frozenset("mul outer kron addcmul addr".split())
+"""Products that mix no numbers of a factor with each other."""
+
 WEIGHTED = frozenset(
     """linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution""".split()
 )
@@ -63,6 +74,9 @@ WEIGHTED = frozenset(
 
 FUSED_PRODUCTS = frozenset("addmm addbmm baddbmm addcmul addmv addr".split())
 """``f(addend, a, b)``: an addend plus a product."""
+
+DROPOUTS = frozenset("dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout".split())
+"""The identity in evaluation mode, ``f(input, p, training)``."""
 
 SELECTIONS = frozenset(
     """relu leaky_relu prelu rrelu abs max_pool1d max_pool2d max_pool3d max_pool1d_with_indices

@@ -1,41 +1,94 @@
-"""The states of a tensor under the interception: constant, carrier, operator; and the gates among the carriers."""
+"""The states of a tensor under the interception, and how they combine.
+
+* constant: it does not depend on the input.
+* carrier: the input reaches it linearly, so it carries gradient.
+* gate: a carrier whose numbers are an activation's output, at most moved or scaled since.
+* operator: it depends on the input and is frozen.
+
+Where tensors meet, one rule says what comes out, whatever the spelling:
+
+* A product of carriers keeps one of them and freezes the others, which must be gates; a plain carrier takes precedence
+  over gates. Where it is not clear which one to keep (two plain carriers, or two gates), the product is an operator.
+* A sum with an operator is an operator; the sum of several carriers is a carrier.
+* A function that mixes the numbers of a gate with each other (a matrix product, a mean) makes it a plain carrier.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-_OPERATOR = "_dave_operator"
-_GATE = "_dave_gate"
+_STATE = "_dave_state"
+_T = TypeVar("_T")
+
+
+class State(Enum):
+    """What a tensor is to the input."""
+
+    CONSTANT = "constant"
+    CARRIER = "carrier"
+    GATE = "gate"
+    OPERATOR = "operator"
+
+
+def state_of(value: Any) -> State:
+    """The state of a tensor; anything else is a constant."""
+    marked = getattr(value, _STATE, None) if isinstance(value, Tensor) else None
+    if is_carrier(value):  # it says by itself that it carries; a mark from before an in-place write may be outdated
+        return State.GATE if marked is State.GATE else State.CARRIER
+    return State.OPERATOR if marked is State.OPERATOR else State.CONSTANT
 
 
 def is_carrier(value: Any) -> bool:
-    """Whether a value is a tensor that the input reaches linearly."""
+    """Whether a value is a tensor that the input reaches linearly: a plain carrier or a gate."""
     return isinstance(value, Tensor) and value.requires_grad
 
 
 def is_operator(value: Any) -> bool:
     """Whether a value is a tensor that depends on the input but is frozen."""
-    return isinstance(value, Tensor) and hasattr(value, _OPERATOR)
+    return state_of(value) is State.OPERATOR
 
 
-def is_gate(value: Any) -> bool:
-    """Whether a carrier is an activation's output: the factor that a product of two carriers freezes."""
-    return isinstance(value, Tensor) and hasattr(value, _GATE)
-
-
-def mark_gate(value: Tensor) -> Tensor:
-    """Remember that a carrier came out of an activation."""
-    setattr(value, _GATE, True)
+def mark(value: _T, state: State) -> _T:
+    """Give all tensors of a result their state."""
+    for tensor in tensors(value):
+        setattr(tensor, _STATE, state)
     return value
 
 
-def mark_operator(value: Tensor) -> Tensor:
-    """Remember that a tensor depends on the input and is frozen."""
-    setattr(value, _OPERATOR, True)
-    return value
+def multiplied(states: Iterable[State]) -> State:
+    """The state of a product."""
+    factors = list(states)
+    plain, gates = factors.count(State.CARRIER), factors.count(State.GATE)
+    if plain + gates == 0:
+        return State.OPERATOR if State.OPERATOR in factors else State.CONSTANT
+    if plain > 1 or (plain == 0 and gates > 1):
+        return State.OPERATOR
+    return State.CARRIER if plain else State.GATE
+
+
+def added(states: Iterable[State]) -> State:
+    """The state of a sum, or of a concatenation."""
+    terms = list(states)
+    if State.OPERATOR in terms:
+        return State.OPERATOR
+    carriers = [state for state in terms if state is not State.CONSTANT]
+    return State.CARRIER if len(carriers) > 1 else (*carriers, State.CONSTANT)[0]
+
+
+def mixed(state: State) -> State:
+    """The state of what is left when numbers of a tensor are mixed with each other."""
+    return State.CARRIER if state is State.GATE else state
+
+
+def without_gates(factors: Any) -> Any:
+    """The factors of a product, their gates frozen where a plain carrier is among them."""
+    if State.CARRIER not in map(state_of, tensors(factors)):
+        return factors
+    return map_tensors(lambda factor: factor.detach() if state_of(factor) is State.GATE else factor, factors)
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
@@ -46,8 +99,7 @@ def tensors(value: Any) -> Iterator[Tensor]:
         for item in value:
             yield from tensors(item)
     elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors(item)
+        yield from tensors(list(value.values()))
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:

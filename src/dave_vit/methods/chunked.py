@@ -79,7 +79,7 @@ class OnePass(Chunked):
     def _part(self, images: Tensor, target: TargetLike) -> tuple[Tensor, Tensor]:
         """Attribution and class indices of one chunk."""
         found = gradient(self.model, images, target, rules=self.rules, autocast=self.autocast)
-        self._check_seen(found.seen or {})
+        self._check_seen(found.functions)
         indices = resolve_target(found.logits, target)
         return self._weigh(found.weight, images.unsqueeze(1) if indices.ndim == 2 else images), indices
 

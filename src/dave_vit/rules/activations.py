@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dave_vit.intercept.calls import Call, Rule
-from dave_vit.intercept.states import mark_gate
+from dave_vit.intercept.states import State, mark
 from dave_vit.intercept.surrogate import carry
 
 
@@ -24,7 +24,7 @@ def gated(at_zero: float) -> Rule:
         x = input.detach()
         value = call.func(x, *args, **kwargs)
         gate = (value / x).nan_to_num_(nan=at_zero)  # phi(x); 0 / 0 is the one NaN
-        return mark_gate(carry(lambda: value, torch.mul, input, saved=(gate,)))
+        return mark(carry(lambda: value, torch.mul, input, saved=(gate,)), State.GATE)
 
     return rule
 

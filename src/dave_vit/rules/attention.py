@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dave_vit.errors import training_error
 from dave_vit.intercept.calls import Call
 from dave_vit.intercept.states import is_carrier, map_tensors
 from dave_vit.intercept.surrogate import carry
-from dave_vit.rules.linear import training_error
 
 _SLICE_BYTES = 512 * 2**20  # attention matrices are rebuilt in slices of at most this size
 
@@ -45,34 +47,79 @@ def shared_heads(tensor: Tensor, query: Tensor) -> Tensor:
     return tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)
 
 
-def scaled_dot_product_attention(
-    call: Call,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001
-    **kwargs: Any,
-) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class FusedAttention:
+    """The arguments of one call of ``scaled_dot_product_attention``.
+
+    Attributes:
+        query: ``[..., Hq, L, E]``.
+        key: ``[..., Hk, S, E]``.
+        value: ``[..., Hk, S, Ev]``.
+        mask: added to the scores, or True where a query may look.
+        options: the others, such as ``is_causal`` and ``scale``.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        call: Call,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,  # noqa: FBT001
+        **options: Any,
+    ) -> FusedAttention:
+        """As they were given; refused where dropout is active."""
+        if dropout_p > 0.0:
+            raise training_error("attention dropout" + call.mode.where())
+        return cls(query, key, value, attn_mask, {"is_causal": is_causal, **options})
+
+    def mixed(self, call: Call) -> Tensor:
+        """What the function returns."""
+        return call.func(self.query, self.key, self.value, self.mask, **self.options)  # type: ignore[no-any-return]
+
+    def matrix(self) -> Tensor:
+        """The attention matrix that the function never shows: ``[..., Hq, L, S]``."""
+        return attention_matrix(self.query, self.key, self.mask, **self.scoring)
+
+    @property
+    def scoring(self) -> dict[str, Any]:
+        """The options that shape the matrix."""
+        return {"is_causal": self.options["is_causal"], "scale": self.options.get("scale")}
+
+
+def scaled_dot_product_attention(call: Call, *args: Any, **kwargs: Any) -> Tensor:
     """Fused attention stays fused; its derivative is the transposed attention matrix, rebuilt layer by layer."""
-    if dropout_p > 0.0:
-        raise training_error("attention dropout" + call.mode.where())
-    if not is_carrier(value):
-        return call.mode.operator(call, query, key, value, attn_mask, 0.0, is_causal, **kwargs)  # type: ignore[no-any-return]
-    q, k = query.detach(), key.detach()
-    mask = attn_mask.detach() if attn_mask is not None else None
-    options, shape = {"is_causal": is_causal, "scale": kwargs.get("scale")}, value.shape
+    given = FusedAttention.of(call, *args, **kwargs)
+    if not is_carrier(given.value):
+        return call.mode.operator(call, *args, **kwargs)  # type: ignore[no-any-return]
+    q, k, mask = map_tensors(Tensor.detach, [given.query, given.key, given.mask])
+    shape, scoring = given.value.shape, given.scoring
     return carry(
-        lambda: call.func(q, k, value, mask, 0.0, is_causal, **kwargs),
-        lambda grad, q, k, mask: _values_gradient(grad, q, k, mask, shape, options),
-        value,
+        lambda: replace(given, query=q, key=k, mask=mask).mixed(call),
+        lambda grad, q, k, mask: _values_gradient(grad, q, k, mask, shape, scoring),
+        given.value,
         saved=(q, k, mask),
     )
 
 
+def spelled_out(call: Call, *args: Any, **kwargs: Any) -> Tensor:
+    """Fused attention as products and a softmax, each of which meets its own rule."""
+    given = FusedAttention.of(call, *args, **kwargs)
+    with call.mode:
+        return given.matrix() @ shared_heads(given.value, given.query)
+
+
 def _values_gradient(
-    grad: Tensor, query: Tensor, key: Tensor, mask: Tensor | None, shape: torch.Size, options: dict[str, Any]
+    grad: Tensor, query: Tensor, key: Tensor, mask: Tensor | None, shape: torch.Size, scoring: dict[str, Any]
 ) -> Tensor:
     """A^T grad, in slices of the batch so that the matrices of one layer never exceed a fixed size."""
     row_bytes = math.prod(query.shape[1:-1]) * key.shape[-2] * query.element_size()
@@ -81,9 +128,8 @@ def _values_gradient(
     for start in range(0, query.shape[0], rows):
         part = slice(start, start + rows)
         batched = mask is not None and mask.ndim == query.ndim and mask.shape[0] == query.shape[0]
-        matrix = attention_matrix(
-            query[part], key[part], mask[part] if batched and mask is not None else mask, **options
-        )
+        masked = mask[part] if batched and mask is not None else mask
+        matrix = attention_matrix(query[part], key[part], masked, **scoring)
         parts.append(matrix.transpose(-2, -1) @ grad[part].to(matrix.dtype))  # [..., Hq, S, Ev]
     pulled = torch.cat(parts) if len(parts) > 1 else parts[0]
     if pulled.shape != shape:  # heads that share one value head add up
@@ -138,9 +184,9 @@ def multi_head_attention(
         out = F.linear(mixed.reshape(query.shape), out_proj_weight, out_proj_bias)
     if not need_weights:
         return out, None
-    seen = attention_matrix(q.detach(), k.detach(), mask)  # [N, heads, L, S]
-    seen = seen.mean(1) if average_attn_weights else seen
-    return out, seen if query.ndim == 3 else seen[0]
+    matrix = attention_matrix(q.detach(), k.detach(), mask)  # [N, heads, L, S]
+    matrix = matrix.mean(1) if average_attn_weights else matrix
+    return out, matrix if query.ndim == 3 else matrix[0]
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:

@@ -8,14 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dave_vit.errors import training_error
 from dave_vit.intercept.calls import Call
 from dave_vit.intercept.states import is_carrier
 from dave_vit.intercept.surrogate import carry
-from dave_vit.rules.linear import training_error
-
-
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+from dave_vit.precision import working_dtype
 
 
 def layer_norm(
@@ -48,7 +45,7 @@ def rms_norm(
     call: Call, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     """x / rms * gamma, rms frozen."""
-    x = _at_least_float32(input.detach())
+    x = input.detach().to(working_dtype(input.dtype))
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     floor = torch.finfo(input.dtype).eps if eps is None else eps
     inverse = (x.square().mean(dims, keepdim=True) + floor).rsqrt()
@@ -70,7 +67,7 @@ def group_norm(
     *args: Any,
 ) -> Tensor:
     """Layer norm over groups of channels."""
-    x = _at_least_float32(input.detach())
+    x = input.detach().to(working_dtype(input.dtype))
     groups = (x.shape[0], num_groups, -1)
     inverse = (x.reshape(groups).var(-1, unbiased=False, keepdim=True) + eps).rsqrt()
     per_channel = (1, -1, *[1] * (input.ndim - 2))

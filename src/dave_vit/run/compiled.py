@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dave_vit.intercept.calls import RuleSet
 from dave_vit.intercept.mode import Interception
-from dave_vit.run.gradient import check_model, forward, undisturbed
+from dave_vit.run.gradient import derivatives, forward, ready, undisturbed
 
 _Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -42,17 +42,12 @@ class CompiledGradient:
         return step(inputs.contiguous(), target.contiguous())[: batch - missing]
 
     def _compile(self, inputs: Tensor, target: Tensor) -> _Step:
-        check_model(self.model)
+        ready(self.model)
         with undisturbed(inputs):
             graph = make_fx(lambda images, wanted: self._step(images, wanted))(inputs.detach().clone(), target.clone())
             return torch.compile(graph)  # type: ignore[no-any-return]
 
     def _step(self, inputs: Tensor, target: Tensor) -> Tensor:
-        leaf = inputs.detach().requires_grad_()
-        entered = leaf.clone()
-        mode = Interception(self.rules, self.model)
-        with torch.autocast(inputs.device.type, dtype=self.autocast, enabled=self.autocast is not None), mode:
-            logits = forward(self.model, entered, mode)
-        rows = logits.gather(1, target).sum(0)  # [K]
-        pulled = [torch.autograd.grad(row, leaf, retain_graph=True)[0] for row in rows.unbind()]
-        return torch.stack(pulled, 1)
+        leaf, logits = forward(self.model, inputs, Interception(self.rules, self.model), self.autocast)
+        rows = logits.gather(1, target).T  # [K, B]
+        return torch.stack([weight for (weight,) in derivatives(rows, [leaf])], 1)

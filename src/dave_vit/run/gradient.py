@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dave_vit.errors import InputError, OutputError, UnsupportedOperator
+from dave_vit.errors import InputError, OutputError, UnsupportedOperator, training_error
 from dave_vit.intercept.calls import RuleSet
 from dave_vit.intercept.mode import Interception, autograd_enabled, check_graph, checkpointing_error
-from dave_vit.rules.linear import training_error
 from dave_vit.rules.sets.effective import EFFECTIVE
 from dave_vit.targets import Target, TargetLike
 
@@ -72,14 +71,14 @@ class Gradient:
         score: the explained score, ``[B]`` or ``[B, K]``.
         logits: the model's output, ``[B, classes]``.
         constants: what was added on the way; empty unless asked for.
-        seen: how often each function met a carrier.
+        functions: how often each function met a tensor that carries the input.
     """
 
     weight: Tensor
     score: Tensor
     logits: Tensor
     constants: tuple[Constant, ...] = ()
-    seen: dict[str, int] | None = None
+    functions: dict[str, int] = field(default_factory=dict)
 
 
 def gradient(
@@ -92,19 +91,14 @@ def gradient(
     record_constants: bool = False,
 ) -> Gradient:
     """Score and derivative under a rule set; parameters never get gradients and nothing stays on the model."""
-    model = getattr(model, "_orig_mod", model)  # torch.compile hides the functions from the interception
     check_inputs(inputs)
     wanted = Target.of(target, len(inputs))
-    check_model(model)
+    model = ready(model)
     mode = Interception(rules, model, record_constants=record_constants)
     with undisturbed(inputs):
-        leaf = (inputs.clone() if inputs.is_inference() else inputs.detach()).requires_grad_()
-        entered = leaf.clone()  # no leaf, so that it is not taken for a parameter; the model may write into it
-        with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None), mode:
-            logits = forward(model, entered, mode)
+        leaf, logits = forward(model, inputs, mode, autocast)
         rows = wanted.rows(logits)  # [K, B]
-        leaves = [leaf, *(constant for _, _, constant in mode.constants or ())]
-        pulled = [_backward(row, leaves, keep=index < len(rows) - 1) for index, row in enumerate(rows)]
+        pulled = derivatives(rows, [leaf, *(constant for _, _, constant in mode.constants or ())])
     weight = torch.stack([grads[0] for grads in pulled], 1)  # [B, K, C, H, W]
     constants = tuple(
         Constant(module, function, value.detach(), derivative)
@@ -113,21 +107,41 @@ def gradient(
     score = rows.detach().T
     if not wanted.several:
         weight, score = weight[:, 0], score[:, 0]
-    return Gradient(weight, score, logits.detach(), constants, mode.seen)
+    return Gradient(weight, score, logits.detach(), constants, mode.functions)
 
 
-def _backward(row: Tensor, leaves: list[Tensor], *, keep: bool) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(row.sum(), leaves, retain_graph=keep, allow_unused=True, materialize_grads=True)
+def derivatives(rows: Tensor, leaves: list[Tensor]) -> list[tuple[Tensor, ...]]:
+    """Of each row ``[B]`` of scores with respect to the leaves; zeros where it does not depend on one."""
+    last = len(rows) - 1
+    return [
+        torch.autograd.grad(row.sum(), leaves, retain_graph=index < last, allow_unused=True, materialize_grads=True)
+        for index, row in enumerate(rows)
+    ]
 
 
-def forward(model: nn.Module, inputs: Tensor, mode: Interception) -> Tensor:
-    """Logits under the interception, checked to depend on the input and to hold no foreign derivative."""
-    logits = _picked(model(inputs), len(inputs))
+def ready(model: nn.Module) -> nn.Module:
+    """The model to run, once it is known to act the same every time."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile hides the functions from the interception
+    check_model(model)
+    return model
+
+
+def forward(
+    model: nn.Module, inputs: Tensor, mode: Interception, autocast: torch.dtype | None
+) -> tuple[Tensor, Tensor]:
+    """The inputs as a leaf of the graph, and the logits under the interception.
+
+    The logits are checked to depend on the inputs and to hold no foreign derivative.
+    """
+    leaf = (inputs.clone() if inputs.is_inference() else inputs.detach()).requires_grad_()
+    entered = leaf.clone()  # no leaf, so that it is not taken for a parameter; the model may write into it
+    with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None), mode:
+        logits = _picked(model(entered), len(inputs))
     if not logits.requires_grad:
         raise _lost(mode)
     if mode.rules.strict:
         check_graph(logits)
-    return logits
+    return leaf, logits
 
 
 def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:

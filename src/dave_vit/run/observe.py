@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from dave_vit.intercept.calls import Call, Rule, RuleSet
 from dave_vit.intercept.mode import Interception
-from dave_vit.rules.attention import attention_matrix, is_attention, multi_head_attention, shared_heads
-from dave_vit.rules.linear import training_error
+from dave_vit.rules.attention import is_attention, multi_head_attention, spelled_out
 from dave_vit.rules.sets.plain import PLAIN
-from dave_vit.run.gradient import check_inputs, check_model, forward, undisturbed
+from dave_vit.run.gradient import check_inputs, forward, ready, undisturbed
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +34,7 @@ class Attention:
 
 @dataclass
 class Observation:
-    """What was seen in a forward pass.
+    """What a forward pass showed.
 
     Attributes:
         model: what was run.
@@ -65,20 +64,16 @@ def observation(
         autocast: run the model under autocast with this type.
 
     Example:
-        >>> with observation(model, images) as seen:
-        ...     matrices = [attention.matrix for attention in seen.attention]
-        ...     gradients = torch.autograd.grad(seen.logits[:, 207].sum(), matrices)
+        >>> with observation(model, images) as observed:
+        ...     matrices = [attention.matrix for attention in observed.attention]
+        ...     gradients = torch.autograd.grad(observed.logits[:, 207].sum(), matrices)
     """
-    model = getattr(model, "_orig_mod", model)  # torch.compile hides the functions from the interception
     check_inputs(inputs)
-    check_model(model)
-    seen = Observation(model)
-    mode = Interception(_Observer(rules, seen, len(inputs)).rules(), model)
+    observed = Observation(ready(model))
+    mode = Interception(_Observer(rules, observed, len(inputs)).rules(), observed.model)
     with undisturbed(inputs):
-        entered = inputs.detach().requires_grad_().clone()
-        with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None), mode:
-            seen.logits = forward(model, entered, mode)
-        yield seen
+        _, observed.logits = forward(observed.model, inputs, mode, autocast)
+        yield observed
 
 
 class _Observer:
@@ -86,12 +81,12 @@ class _Observer:
 
     Args:
         base: gives the derivatives.
-        seen: where things are filed.
+        observed: where things are filed.
         batch: number of images.
     """
 
-    def __init__(self, base: RuleSet, seen: Observation, batch: int) -> None:
-        self.base, self.seen, self.batch = base, seen, batch
+    def __init__(self, base: RuleSet, observed: Observation, batch: int) -> None:
+        self.base, self.observed, self.batch = base, observed, batch
         self.latest: Tensor | None = None  # the input of the last linear layer
 
     def rules(self) -> RuleSet:
@@ -104,7 +99,7 @@ class _Observer:
             "scaled_dot_product_attention": spelled_out,
             "multi_head_attention_forward": self._packed,
         }
-        return self.base.extend(f"{self.base.name}, attention seen", rules)
+        return self.base.extend(f"{self.base.name}, attention observed", rules)
 
     def _linear(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         if input.ndim == 3:
@@ -113,8 +108,8 @@ class _Observer:
 
     def _convolution(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         value = _as_in(self.base, call, *args, **kwargs)
-        if not self.seen.attention:
-            self.seen.maps.append((value.shape[-2], value.shape[-1]))
+        if not self.observed.attention:
+            self.observed.maps.append((value.shape[-2], value.shape[-1]))
         return value
 
     def _softmax(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -123,7 +118,7 @@ class _Observer:
             return value
         if value.ndim == 3:  # [B * heads, L, S]
             value = value.unflatten(0, (self.batch if len(value) % self.batch == 0 else len(value), -1))
-        self.seen.attention.append(Attention(value, self.latest, _module(call.mode)))
+        self.observed.attention.append(Attention(value, self.latest, _module(call.mode)))
         return value.reshape(input.shape)
 
     def _packed(self, call: Call, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -131,14 +126,14 @@ class _Observer:
         if tokens is not None:
             query = key = value = tokens.transpose(0, 1)
         result = multi_head_attention(call, query, key, value, *args, **kwargs)
-        self.seen.attention[-1] = replace(self.seen.attention[-1], tokens=tokens)
+        self.observed.attention[-1] = replace(self.observed.attention[-1], tokens=tokens)
         return result
 
     def _pooling(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        seen, axes = self.seen, _pooled_axes(call.name, input, args, kwargs)
+        observed, axes = self.observed, _pooled_axes(call.name, input, args, kwargs)
         if axes is not None and len(input) == self.batch and input.shape[axes[0] : axes[-1] + 1].numel() > 1:
-            seen.pooled = input if axes[-1] == input.ndim - 1 else input.movedim(-1, 1)
-            input = seen.pooled if input is seen.pooled else seen.pooled.movedim(1, -1)
+            observed.pooled = input if axes[-1] == input.ndim - 1 else input.movedim(-1, 1)
+            input = observed.pooled if input is observed.pooled else observed.pooled.movedim(1, -1)
         return _as_in(self.base, call, input, *args, **kwargs)
 
 
@@ -162,21 +157,3 @@ def _pooled_axes(name: str, input: Tensor, args: tuple[Any, ...], kwargs: dict[s
         return None
     axes = tuple(sorted(axis % input.ndim for axis in ([given] if isinstance(given, int) else given)))
     return axes if (input.ndim, axes) in ((3, (1,)), (4, (1, 2)), (4, (2, 3))) else None
-
-
-def spelled_out(
-    call: Call,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001
-    **kwargs: Any,
-) -> Tensor:
-    """Fused attention as products and a softmax, each of which meets its own rule."""
-    if dropout_p > 0.0:
-        raise training_error("attention dropout" + call.mode.where())
-    with call.mode:
-        matrix = attention_matrix(query, key, attn_mask, is_causal=is_causal, scale=kwargs.get("scale"))
-        return matrix @ shared_heads(value, query)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dave_vit.checks.coverage.entry import Entry
+from dave_vit.conserve import balances
 from dave_vit.errors import MissingExtra, UnsupportedOperator
 from dave_vit.rules import EFFECTIVE
 from dave_vit.run import gradient
@@ -96,11 +97,8 @@ def unexplained(model: nn.Module, image: Tensor) -> float:
     ``conservation_gap`` divides by the logit or <W, x>, whichever is larger; here it is the image's part <W, x> alone,
     so that large biases cannot hide an error.
     """
-    parts = gradient(model, image, rules=EFFECTIVE, record_constants=True)
-    explained = float((parts.weight * image).sum())
-    total = explained + sum(float((constant.value * constant.derivative).sum()) for constant in parts.constants)
-    residual = abs(float(parts.score) - total)
-    return residual / abs(explained) if explained else math.inf
+    (balance,) = balances(model, image, rules=EFFECTIVE)
+    return balance.residual / abs(balance.explained) if balance.explained else math.inf
 
 
 def randomise(model: nn.Module, draw: torch.Generator) -> None:

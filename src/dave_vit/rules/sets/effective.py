@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from dave_vit.intercept.calls import Rule, RuleSet
-from dave_vit.intercept.names import FUSED_PRODUCTS, MOVES, OPERATORS, PRODUCTS, SELECTIONS, SUMS, WEIGHTED
-from dave_vit.rules import attention, linear, norms
+from dave_vit.intercept import names
+from dave_vit.intercept.calls import RuleSet
+from dave_vit.rules import attention, linear, norms, products
 from dave_vit.rules.activations import ACTIVATIONS, gated
-
-
-def _under(rule: Rule, names: Iterable[str]) -> dict[str, Rule]:
-    return dict.fromkeys(names, rule)
-
 
 EFFECTIVE = RuleSet(
     "effective",
     {
-        **_under(linear.move, MOVES),
-        **_under(linear.total, SUMS),
-        **_under(linear.product, PRODUCTS),
-        **_under(linear.weighted, WEIGHTED),
-        **_under(linear.fused_product, FUSED_PRODUCTS),
-        **_under(linear.selection, SELECTIONS),
-        **_under(linear.frozen, OPERATORS),
-        **_under(
-            linear.dropout,
-            ["dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"],
-        ),
+        **dict.fromkeys(names.MOVES, linear.move),
+        **dict.fromkeys(names.REDUCTIONS | names.TRANSFORMS, linear.reduction),
+        **dict.fromkeys(names.SUMS, linear.total),
+        **dict.fromkeys(names.PRODUCTS, products.product),
+        **dict.fromkeys(names.WEIGHTED, products.weighted),
+        **dict.fromkeys(names.FUSED_PRODUCTS, products.fused_product),
+        **dict.fromkeys(names.SELECTIONS, linear.selection),
+        **dict.fromkeys(names.OPERATORS, linear.frozen),
+        **dict.fromkeys(names.DROPOUTS, linear.dropout),
         **ACTIVATIONS,
-        "div": linear.quotient,
-        "pow": linear.power,
-        "square": linear.power,
+        "div": products.quotient,
+        "pow": products.power,
+        "square": products.power,
         "lerp": linear.linear_combination,
-        "glu": linear.gated_linear_unit,
+        "glu": products.gated_linear_unit,
         "batch_norm": norms.batch_norm,
         "var_mean": linear.mean_and_spread,
         "std_mean": linear.mean_and_spread,

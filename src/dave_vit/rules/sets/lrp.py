@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,8 @@ from dave_vit.intercept.names import FUSED_PRODUCTS, PRODUCTS, WEIGHTED
 from dave_vit.intercept.states import is_carrier, is_operator, map_tensors, tensors
 from dave_vit.intercept.surrogate import carry
 from dave_vit.precision import working_dtype
-from dave_vit.rules.linear import fused_product, product, training_error, weighted
+from dave_vit.rules.attention import FusedAttention
+from dave_vit.rules.products import fused_product, product, weighted
 from dave_vit.rules.sets.effective import EFFECTIVE
 
 _IN_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
@@ -53,21 +54,11 @@ def uniform_fused_product(call: Call, addend: Tensor, left: Tensor, right: Tenso
     return call.func(addend, _scaled(left, 0.5), _scaled(right, 0.5), **kwargs)
 
 
-def attention(
-    call: Call,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    *args: Any,
-    **kwargs: Any,
-) -> Tensor:
+def attention(call: Call, *args: Any, **kwargs: Any) -> Tensor:
     """Fused attention: V and the matrix take half of the relevance each, Q and K half of the matrix's each."""
-    if dropout_p > 0.0:
-        raise training_error("attention dropout" + call.mode.where())
-    shares = zip((query, key, value), (0.25, 0.25, 0.5), strict=True)
-    return call.func(*(_scaled(tensor, share) for tensor, share in shares), attn_mask, 0.0, *args, **kwargs)  # type: ignore[no-any-return]
+    given = FusedAttention.of(call, *args, **kwargs)
+    query, key = _scaled(given.query, 0.25), _scaled(given.key, 0.25)
+    return replace(given, query=query, key=key, value=_scaled(given.value, 0.5)).mixed(call)
 
 
 def taylor_softmax(call: Call, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ and so a graph would hold itself, out of the garbage collector's sight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from dave_vit.intercept.calls import Call, Rule, RuleSet
-from dave_vit.intercept.names import MOVES, OPERATORS, PRODUCTS, SELECTIONS, WEIGHTED
+from dave_vit.intercept.names import MOVES, OPERATORS, PRODUCTS, REDUCTIONS, SELECTIONS, WEIGHTED
 from dave_vit.intercept.states import is_carrier, map_tensors, tensors
 from dave_vit.intercept.surrogate import carry
 from dave_vit.precision import precise_dtype
@@ -31,11 +31,6 @@ from dave_vit.rules.activations import ACTIVATIONS
 _TINY = 1e-9  # keeps quotients finite, as in the authors' code
 
 _CASTS = frozenset("to type float double half bfloat16 type_as".split())
-_REDUCTIONS = frozenset(
-    """sum mean nanmean cumsum diff trace neg avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-    adaptive_avg_pool3d upsample interpolate grid_sample fold col2im""".split()
-)
-_MOVES = frozenset(name for name in MOVES if not name.startswith("fft"))
 _NORMS = frozenset("layer_norm rms_norm group_norm instance_norm normalize batch_norm".split())
 _JOINS = frozenset("cat stack hstack vstack dstack pad where masked_fill".split())
 
@@ -196,20 +191,16 @@ def alpha_beta(alpha: float = 1.0) -> RuleSet:
     Args:
         alpha: weight of positive contributions; those against the class weigh ``alpha - 1``.
     """
-
-    def under(rule: Rule, names: Iterable[str]) -> dict[str, Rule]:
-        return dict.fromkeys(names, rule)
-
     rules: dict[str, Rule] = {
-        **under(linear.frozen, OPERATORS | {"abs"}),
-        **under(linear.move, _MOVES),
-        **under(shared, _REDUCTIONS | SELECTIONS - {"relu", "leaky_relu", "prelu", "rrelu", "abs"}),
-        **under(kept, _CASTS),
-        **under(join, _JOINS),
-        **under(passed, [*ACTIVATIONS, *_NORMS, "relu", "leaky_relu", "prelu", "softmax", "_softmax"]),
-        **under(passed, ["div", "pow", "square"]),
-        **under(partial(matrix_product, alpha=alpha), PRODUCTS),
-        **under(partial(weighted, alpha=alpha), WEIGHTED),
+        **dict.fromkeys(OPERATORS | {"abs"}, linear.frozen),
+        **dict.fromkeys(MOVES | {"affine_grid"}, linear.move),
+        **dict.fromkeys(REDUCTIONS | {"neg"} | SELECTIONS - {"relu", "leaky_relu", "prelu", "rrelu", "abs"}, shared),
+        **dict.fromkeys(_CASTS, kept),
+        **dict.fromkeys(_JOINS, join),
+        **dict.fromkeys([*ACTIVATIONS, *_NORMS, "relu", "leaky_relu", "prelu", "softmax", "_softmax"], passed),
+        **dict.fromkeys(["div", "pow", "square"], passed),
+        **dict.fromkeys(PRODUCTS, partial(matrix_product, alpha=alpha)),
+        **dict.fromkeys(WEIGHTED, partial(weighted, alpha=alpha)),
         "add": add,
         "sub": subtract,
         "mul": multiply,

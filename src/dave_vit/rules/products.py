@@ -1,0 +1,89 @@
+"""Products, quotients and powers: which of the tensors that meet carries on, and which are held (see ``states``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dave_vit.intercept.calls import Call
+from dave_vit.intercept.names import SCALINGS
+from dave_vit.intercept.states import (
+    State,
+    added,
+    is_carrier,
+    mark,
+    mixed,
+    multiplied,
+    state_of,
+    tensors,
+    without_gates,
+)
+from dave_vit.intercept.surrogate import carry
+from dave_vit.rules.linear import affine
+
+
+def product(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Products: operators and constants scale or mix the one carrier.
+
+    Of two carriers, an activation's output is the gate and is held (SwiGLU, GEGLU, B-cos); without a gate the product
+    is a score such as Q K^T, or a square, and can only become an operator.
+    """
+    state = multiplied(map(state_of, tensors((args, kwargs))))
+    if state is State.OPERATOR:
+        return call.mode.operator(call, *args, **kwargs)
+    args, kwargs = without_gates((args, kwargs))
+    return mark(affine(call, *args, **kwargs), state if _scales(call, *args) else mixed(state))
+
+
+def weighted(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    """Linear layers and convolutions: a product, to which the bias is added."""
+    state = added([multiplied([state_of(input), state_of(weight)]), state_of(bias)])
+    if state is State.OPERATOR:
+        return call.mode.operator(call, input, weight, bias, *args, **kwargs)
+    return mark(affine(call, *without_gates((input, weight)), bias, *args, **kwargs), mixed(state))
+
+
+def fused_product(call: Call, addend: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Any:
+    """An addend plus a product: attention scores with a mask, scale and shift."""
+    state = added([state_of(addend), multiplied([state_of(left), state_of(right)])])
+    if state is State.OPERATOR:
+        return call.mode.operator(call, addend, left, right, **kwargs)
+    value = affine(call, addend, *without_gates((left, right)), **kwargs)
+    return mark(value, state if _scales(call) else mixed(state))
+
+
+def _scales(call: Call, *args: Any) -> bool:
+    """Whether a product only scales: no numbers of a factor are added up."""
+    if call.name != "einsum" or not isinstance(args[0], str):
+        return call.name in SCALINGS
+    factors, arrow, result = args[0].replace(" ", "").partition("->")
+    return all(letter in result if arrow else factors.count(letter) == 1 for letter in set(factors) - set(",."))
+
+
+def quotient(call: Call, input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+    """Division: the denominator is a scale and is frozen."""
+    if rounding_mode is not None or not is_carrier(input):
+        return call.mode.operator(call, input, other, rounding_mode=rounding_mode)
+    return mark(call.func(input, other.detach() if isinstance(other, Tensor) else other), state_of(input))
+
+
+def power(call: Call, input: Any, exponent: Any = 2) -> Any:
+    """An activation raised to a power, such as ReLU squared, is a gate of its own; any other power is a scale."""
+    if state_of(input) is not State.GATE or isinstance(exponent, Tensor) or exponent < 1:
+        return call.mode.operator(call, input, *([exponent] if call.name == "pow" else []))
+    x = input.detach()
+    value = x**exponent
+    return mark(carry(lambda: value, torch.mul, input, saved=(x ** (exponent - 1),)), State.GATE)
+
+
+def gated_linear_unit(call: Call, input: Tensor, dim: int = -1) -> Tensor:
+    """``F.glu``: a * sigmoid(b), of which b makes the gate."""
+    gate = input.detach().chunk(2, dim)[1].sigmoid()
+    return carry(
+        lambda: call.func(input, dim),
+        lambda grad, gate: torch.cat([grad * gate, torch.zeros_like(grad)], dim),
+        input,
+        saved=(gate,),
+    )
