@@ -72,7 +72,7 @@ def test_the_record_tells_how_to_make_it_again():
     assert record["settings"]["reducer"]["type"] == "Mean"
     assert {"dave-vit", "torch", "timm", "python"} <= record["versions"].keys()
     assert record["image"]["size"] == [40, 24]
-    assert sum(guess["probability"] for guess in record["top5"]) == pytest.approx(1)
+    assert sum(prediction["probability"] for prediction in record["top5"]) == pytest.approx(1)
     assert record["seconds"] > 0
 
 

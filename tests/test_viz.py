@@ -132,8 +132,8 @@ def test_contours_enclose_their_share_of_the_positive_part():
 LONG = "a class whose name is so long that it has to be wrapped, and even then does not fit above its picture at all"
 
 
-def one(target: str, values: torch.Tensor = MAP) -> viz.Finding:
-    return viz.Finding(values, target, values.abs())
+def one(target: str, values: torch.Tensor = MAP) -> viz.Panel:
+    return viz.Panel(values, target, values.abs())
 
 
 def kinds() -> viz.Drawing:
@@ -176,7 +176,7 @@ def test_nothing_in_a_figure_is_cut_or_overlaps(name):
 
 
 def test_the_scale_is_printed_in_the_figure():
-    drawing = viz.side_by_side(IMAGE, [viz.Finding(torch.full((8, 8), 0.125), "cat")])
+    drawing = viz.side_by_side(IMAGE, [viz.Panel(torch.full((8, 8), 0.125), "cat")])
     words = [text.get_text() for text in drawing.texts]
     assert "0.12 = 99 % quantile" in words
     assert "cat" in words
@@ -238,6 +238,6 @@ def test_explanations_show_themselves(targets):
 
 def test_maps_of_several_targets_are_the_sums_over_their_channels():
     attribution = torch.randn(1, 2, 3, 4, 4)
-    found = viz.findings(Explanation(attribution, torch.tensor([[5, 7]])))
+    found = viz.panels_of(Explanation(attribution, torch.tensor([[5, 7]])))
     assert [each.target for each in found] == ["class 5", "class 7"]
     torch.testing.assert_close(found[1].map, attribution[0, 1].sum(0))

@@ -26,8 +26,8 @@ from starlette.requests import Request
 import dave_vit.web
 from dave_vit import cli
 from dave_vit.data.images import Picture
-from dave_vit.results import Explainer
-from dave_vit.web import Limits, Served, create_app
+from dave_vit.results import Explainer, classify
+from dave_vit.web import Limits, Served, create_app, explaining
 from dave_vit.web.images import TooLarge, file_name, read_upload
 from tiny_models import SIZE
 from web_world import NAMES, Slow, adapter, encoded, picture, until
@@ -127,7 +127,7 @@ def test_a_look_gives_the_top_five_and_what_the_model_sees(client):
     seen = client.post(
         "/api/look", params={"name": "x.png"}, content=encoded(Image.new("RGBA", (9, 9), (1, 2, 3, 4)))
     ).json()
-    likely = [guess["probability"] for guess in seen["top5"]]
+    likely = [prediction["probability"] for prediction in seen["top5"]]
     assert likely == sorted(likely, reverse=True)
     assert 5 / 7 < sum(likely) < 1
     assert seen["notes"] == ["transparent parts set on white"]
@@ -141,8 +141,8 @@ def test_the_map_refines_until_it_is_what_the_method_gives(client):
     assert counts == sorted(counts)
     assert counts[-1] == steps[-1]["total"] == 48
     explainer = Explainer(adapter(), "dave", samples=48, seed=3)
-    sight = explainer.look(Picture("x", picture()))
-    expected = explainer.explain(sight, sight.pick("hen")).findings[0]
+    classified = classify(explainer.model, Picture("x", picture()))
+    expected = explainer.explain(classified, classified.pick("hen")).panels[0]
     last = steps[-1]
     assert last["target"]["name"] == "hen"
     for plane, wanted in ((last["map"], expected.map), (last["standard_error"], expected.standard_error)):
@@ -295,7 +295,7 @@ def test_nothing_of_the_server_is_told(tmp_path, monkeypatch):
         step = explain(client, stream=False).json()
         told = [client.get("/api/info").text, json.dumps(step)]
         told += [client.get(step["finished"]["files"][ending]).text for ending in ("json", "npz")]
-        monkeypatch.setattr(Explainer, "look", lambda *args: 1 / len(str(tmp_path)[:0]))
+        monkeypatch.setattr(explaining, "classify", lambda *args: 1 / len(str(tmp_path)[:0]))
         answer = explain(client, stream=False)
         told += [answer.text, explain(client).text]
         assert answer.status_code == 500

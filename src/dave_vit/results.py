@@ -23,11 +23,11 @@ from dave_vit.models import Adapter
 from dave_vit.run.gradient import logits_of
 
 if TYPE_CHECKING:
-    from dave_vit.viz import Drawing, Finding
+    from dave_vit.viz import Drawing, Panel
 
 
 @dataclass(frozen=True)
-class Guess:
+class Prediction:
     """A class of an image, with what the model says of it."""
 
     index: int
@@ -37,29 +37,40 @@ class Guess:
 
 
 @dataclass(frozen=True)
-class Sight:
-    """An image as the model sees it.
+class Classified:
+    """An image as the model takes it.
 
     Attributes:
         picture: the image itself.
         inputs: preprocessed [1, C, H, W].
-        guesses: all classes, the likeliest first.
+        predictions: all classes, the likeliest first.
     """
 
     picture: Picture
     inputs: Tensor
-    guesses: tuple[Guess, ...]
+    predictions: tuple[Prediction, ...]
 
     @property
-    def top5(self) -> tuple[Guess, ...]:
+    def top5(self) -> tuple[Prediction, ...]:
         """The five likeliest classes, or all of a model that has fewer."""
-        return self.guesses[:5]
+        return self.predictions[:5]
 
-    def pick(self, target: str | None) -> list[Guess]:
+    def pick(self, target: str | None) -> list[Prediction]:
         """The classes that a target means; see `dave_vit.data.labels.pick_targets`."""
-        by_index = {guess.index: guess for guess in self.guesses}
+        by_index = {prediction.index: prediction for prediction in self.predictions}
         names = [by_index[index].name for index in range(len(by_index))]
         return [by_index[index] for index in pick_targets(target, list(by_index), names)]
+
+
+def classify(model: Adapter, picture: Picture) -> Classified:
+    """Preprocesses an image and says what the model takes it for."""
+    inputs = model.preprocess(picture.image)
+    logits = logits_of(model, inputs)[0].detach().double().cpu()  # [classes]
+    probabilities = logits.softmax(0).tolist()
+    order = logits.argsort(descending=True).tolist()
+    names = model.class_names
+    predictions = (Prediction(index, names[index], probabilities[index], float(logits[index])) for index in order)
+    return Classified(picture, inputs, tuple(predictions))
 
 
 class Explainer:
@@ -79,30 +90,20 @@ class Explainer:
         self.options = options
         self.method: Method = create_method(method, model, **options)
 
-    def look(self, picture: Picture) -> Sight:
-        """Preprocesses and classifies an image."""
-        inputs = self.model.preprocess(picture.image)
-        logits = logits_of(self.model, inputs)[0].detach().double().cpu()  # [classes]
-        probabilities = logits.softmax(0).tolist()
-        names = self.model.class_names
-        order = logits.argsort(descending=True).tolist()
-        guesses = (Guess(index, names[index], probabilities[index], float(logits[index])) for index in order)
-        return Sight(picture, inputs, tuple(guesses))
-
-    def refine(self, sight: Sight, targets: Sequence[Guess]) -> Iterator[Result]:
+    def refine(self, classified: Classified, targets: Sequence[Prediction]) -> Iterator[Result]:
         """The result after each chunk of samples; methods without samples give one."""
         indices = [target.index for target in targets]
         wanted = torch.tensor(indices if len(indices) == 1 else [indices])
-        start = time.perf_counter()
+        inputs, start = classified.inputs, time.perf_counter()
         stages = getattr(self.method, "refine", None)
-        for explanation in stages(sight.inputs, wanted) if stages else [self.method.explain(sight.inputs, wanted)]:
-            if sight.inputs.is_cuda:
-                torch.cuda.synchronize(sight.inputs.device)
-            yield Result(self, sight, tuple(targets), explanation, time.perf_counter() - start)
+        for explanation in stages(inputs, wanted) if stages else [self.method.explain(inputs, wanted)]:
+            if inputs.is_cuda:
+                torch.cuda.synchronize(inputs.device)
+            yield Result(self, classified, tuple(targets), explanation, time.perf_counter() - start)
 
-    def explain(self, sight: Sight, targets: Sequence[Guess]) -> Result:
+    def explain(self, classified: Classified, targets: Sequence[Prediction]) -> Result:
         """The result after all samples."""
-        *_, last = self.refine(sight, targets)
+        *_, last = self.refine(classified, targets)
         return last
 
 
@@ -112,36 +113,36 @@ class Result:
 
     Attributes:
         explainer: what made it.
-        sight: the image.
+        classified: the image.
         targets: the classes explained.
         explanation: of a batch of one.
         seconds: that it took.
     """
 
     explainer: Explainer
-    sight: Sight
-    targets: tuple[Guess, ...]
+    classified: Classified
+    targets: tuple[Prediction, ...]
     explanation: Explanation
     seconds: float
 
     @property
     def image(self) -> Tensor:
         """As the model saw it: colours in [0, 1], [3, H, W]."""
-        return self.explainer.model.preprocessing.picture(self.sight.inputs)[0]
+        return self.explainer.model.preprocessing.picture(self.classified.inputs)[0]
 
     @property
-    def findings(self) -> list[Finding]:
+    def panels(self) -> list[Panel]:
         """Map, title and standard error of each target."""
-        from dave_vit.viz import findings
+        from dave_vit.viz import panels_of
 
         titles = {target.index: f"{target.name} ({target.probability:.1%})" for target in self.targets}
-        return findings(self.explanation, titles)
+        return panels_of(self.explanation, titles)
 
     def overlay(self) -> Image.Image:
         """The map over the image; several targets in several hues."""
         from dave_vit.viz import blend, enlarged, overlay
 
-        maps = [finding.map for finding in self.findings]
+        maps = [panel.map for panel in self.panels]
         return enlarged(overlay(self.image, maps[0]) if len(maps) == 1 else blend(self.image, maps))
 
     def figure(self) -> Drawing:
@@ -149,18 +150,13 @@ class Result:
         from dave_vit.viz import side_by_side
 
         samples = f", {self.explanation.samples} samples" if self.explanation.standard_error is not None else ""
-        title = f"{self.sight.picture.name}: {self.explainer.name}{samples}, {self.explainer.model.spec}"
-        return side_by_side(self.image, self.findings, title=title)
+        title = f"{self.classified.picture.name}: {self.explainer.name}{samples}, {self.explainer.model.spec}"
+        return side_by_side(self.image, self.panels, title=title)
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Raw numbers: attribution [C, H, W], map [H, W] and standard error [H, W]; [K, ...] of K targets."""
-        found = self.findings
-        arrays = {
-            "attribution": self.explanation.attribution[0],
-            "map": torch.stack([torch.as_tensor(each.map) for each in found]),
-        }
-        if len(found) == 1:
-            arrays["map"] = arrays["map"][0]
+        maps = torch.stack([torch.as_tensor(panel.map) for panel in self.panels])
+        arrays = {"attribution": self.explanation.attribution[0], "map": maps[0] if len(maps) == 1 else maps}
         if self.explanation.standard_error is not None:
             arrays["standard_error"] = self.explanation.standard_error[0]
         kept = {name: tensor.detach().float().cpu().numpy() for name, tensor in arrays.items()}
@@ -168,13 +164,13 @@ class Result:
 
     def record(self) -> dict[str, Any]:
         """All that is needed to make it again, ready for JSON."""
-        inputs, picture = self.sight.inputs, self.sight.picture
+        inputs, picture = self.classified.inputs, self.classified.picture
         return {
             "image": {"name": picture.name, "size": list(picture.image.size), "notes": list(picture.notes)},
             "model": self.explainer.model.spec,
             "weights": self.explainer.weights,
             "targets": [asdict(target) for target in self.targets],
-            "top5": [asdict(guess) for guess in self.sight.top5],
+            "top5": [asdict(prediction) for prediction in self.classified.top5],
             "method": self.explainer.name,
             "options": self.explainer.options,
             "settings": settings(self.explainer.method),

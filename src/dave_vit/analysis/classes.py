@@ -13,7 +13,7 @@ from dave_vit.analysis.section import Picture, Section
 from dave_vit.analysis.subjects import Pictures, Setting, load, shown_data
 from dave_vit.bench import Smoothing
 from dave_vit.bench.classes import class_map
-from dave_vit.bench.subject import Explainer
+from dave_vit.bench.subject import MapMaker
 from dave_vit.data import Dataset, open_dataset
 from dave_vit.data.labels import find_class
 from dave_vit.errors import DataError, ImageError
@@ -35,8 +35,8 @@ def section(setting: Setting, names: Sequence[str] = (), method: str = "dave") -
     model = load(setting.models[0], setting.device)
     wanted = [find_class(name, model.class_names) for name in names]
     sheets = of_classes(model, setting.data, setting.n, wanted)
-    explainer = Explainer(method_entry(method, setting.samples), Smoothing(), setting.seed)
-    maps = {label: explainer.maps(model, shown.inputs, shown.target) for label, shown in sheets.items()}
+    maker = MapMaker(method_entry(method, setting.samples), Smoothing(), setting.seed)
+    maps = {label: maker.maps(model, shown.inputs, shown.target) for label, shown in sheets.items()}
     facts = setting.facts(images=f"{setting.n} per class", samples=setting.samples, method=method)
     text = "Maps of pictures of one class that the model recognises: what recurs is what the class is."
     caption = "Positive part of each map over its own 99 % quantile."

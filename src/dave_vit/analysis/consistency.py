@@ -13,7 +13,7 @@ from dave_vit.analysis.section import Number, Picture, Section, Table
 from dave_vit.analysis.subjects import Pictures, Setting, load, pictures
 from dave_vit.bench import Smoothing
 from dave_vit.bench.numbers.statistics import estimates
-from dave_vit.bench.subject import Explainer
+from dave_vit.bench.subject import MapMaker
 from dave_vit.maps import positive, smooth
 from dave_vit.metrics.consistency import consistency, moved, small_warp
 from dave_vit.models import Adapter
@@ -55,10 +55,8 @@ def moved_maps(model: nn.Module, inputs: Tensor, target: Tensor, method: str, *,
         seed: likewise.
     """
     warp = small_warp((inputs.shape[2], inputs.shape[3]))
-    explainer = Explainer(method_entry(method, samples), Smoothing(), seed)
-    maps, others = (
-        explainer.maps(model, images, target) for images in (inputs, moved(inputs, warp, fill=fill_of(model)))
-    )
+    maker = MapMaker(method_entry(method, samples), Smoothing(), seed)
+    maps, others = (maker.maps(model, images, target) for images in (inputs, moved(inputs, warp, fill=fill_of(model))))
     even, evened = (smooth(positive(part), "mean", WINDOW) for part in (maps, others))
     return Moved(maps, others, consistency(maps, others, warp), consistency(even, evened, warp))
 

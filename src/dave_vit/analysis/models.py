@@ -8,7 +8,7 @@ from dave_vit.analysis.catalog import method_entry
 from dave_vit.analysis.section import Picture, Section
 from dave_vit.analysis.subjects import Pictures, Setting, load, pictures
 from dave_vit.bench import Smoothing
-from dave_vit.bench.subject import Explainer
+from dave_vit.bench.subject import MapMaker
 from dave_vit.viz import Drawing, draw, image_cell, map_cell
 
 
@@ -19,12 +19,12 @@ def section(setting: Setting, method: str = "dave") -> Section:
         setting: its models are compared.
         method: label of `dave_vit.analysis.catalog`.
     """
-    explainer = Explainer(method_entry(method, setting.samples), Smoothing(), setting.seed)
+    maker = MapMaker(method_entry(method, setting.samples), Smoothing(), setting.seed)
     found: dict[str, tuple[Pictures, Tensor]] = {}
     for entry in setting.models:
         model = load(entry, setting.device)
         shown = pictures(model, setting, recognised=False)
-        found[entry.label] = (shown, explainer.maps(model, shown.inputs, shown.target))
+        found[entry.label] = (shown, maker.maps(model, shown.inputs, shown.target))
     count = len(next(iter(found.values()))[0])
     facts = setting.facts(images=count, samples=setting.samples, method=method)
     text = (

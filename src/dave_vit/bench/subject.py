@@ -60,7 +60,7 @@ class Subject:
         return centre
 
 
-class Explainer:
+class MapMaker:
     """A method of the plan with its options and seed, and the smoothing of the run.
 
     Args:

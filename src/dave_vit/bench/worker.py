@@ -15,7 +15,7 @@ from dave_vit.atomic import npz_bytes
 from dave_vit.bench.numbers.rows import Row, Seen, pack
 from dave_vit.bench.plan import ModelEntry, Plan, digest
 from dave_vit.bench.scoring import Facts, Named, Scorer, clock
-from dave_vit.bench.subject import Explainer, Subject, load_entry
+from dave_vit.bench.subject import MapMaker, Subject, load_entry
 from dave_vit.bench.tasks import Task
 from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch, load_batch
@@ -156,15 +156,15 @@ class Worker:
     def _score(self, task: Task, part: _Part, shard: _Shard) -> None:
         """Adds the rows of a batch under all metrics of its kind; its maps are made once."""
         subject = self._model(task)
-        explainer = Explainer(self.plan.methods[task.method], self.plan.smoothing, task.seed)
+        maker = MapMaker(self.plan.methods[task.method], self.plan.smoothing, task.seed)
         started = clock(part.inputs)
         try:
-            maps = explainer.maps(subject.model, part.inputs, part.target)
+            maps = maker.maps(subject.model, part.inputs, part.target)
         except DaveError as error:  # such as a method that finds nothing in this model
             shard.rows += self._dropped(task, part.named, str(error))
             return
         facts = self._facts(task, (clock(part.inputs) - started) / len(part.named.images))
-        case = Case(subject.model, part.inputs, part.target, maps, part.regions, explainer.maps, subject.black)
+        case = Case(subject.model, part.inputs, part.target, maps, part.regions, maker.maps, subject.black)
         if self.plan.save_maps:
             shard.maps.append((part.named.images, maps.flatten(0, -3).cpu()))
         place = task.start + shard.done
@@ -196,12 +196,12 @@ class Worker:
 
     def _examples(self, task: Task) -> Files:
         subject = self._model(task)
-        explainer = Explainer(self.plan.methods[task.method], self.plan.smoothing, task.seed)
+        maker = MapMaker(self.plan.methods[task.method], self.plan.smoothing, task.seed)
         wanted = dict(zip(task.images, task.targets, strict=True))
         arrays: dict[str, Any] = {}
         for batch in self._batches(task):
             target = torch.tensor([wanted[index] for index in batch.indices], device=self.device)
-            maps = explainer.maps(subject.model, batch.inputs, target).float().cpu().numpy()
+            maps = maker.maps(subject.model, batch.inputs, target).float().cpu().numpy()
             for i, index in enumerate(batch.indices):
                 arrays[f"map-{index}"] = maps[i]
                 arrays[f"region-{index}"] = batch.regions[i].cpu().numpy()

@@ -20,8 +20,8 @@ LIMITS = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What an examination found.
+class Diagnosis:
+    """What an examination says of a model.
 
     Attributes:
         dtype: the type it was done in.
@@ -66,7 +66,7 @@ class Finding:
         return f"good: dave explains this model exactly; {share}, the rest from its constants; {tokens}"
 
 
-def examine(model: Adapter, inputs: Tensor) -> Finding:
+def examine(model: Adapter, inputs: Tensor) -> Diagnosis:
     """Check a model on one input ``[1, C, H, W]``; it is turned to float64, where it can be.
 
     Raises:
@@ -80,7 +80,7 @@ def examine(model: Adapter, inputs: Tensor) -> Finding:
     return _examined(model.float(), inputs.float())  # some models hold tensors that .double() does not reach
 
 
-def _examined(model: Adapter, inputs: Tensor) -> Finding:
+def _examined(model: Adapter, inputs: Tensor) -> Diagnosis:
     plain = logits_of(model, inputs)
     parts = gradient(model, inputs, rules=EFFECTIVE, record_constants=True)
     balance = Balance.of(parts, inputs)
@@ -88,7 +88,7 @@ def _examined(model: Adapter, inputs: Tensor) -> Finding:
         layout: TokenLayout | str = token_layout(model, inputs)
     except OutputError as error:
         layout = str(error)
-    return Finding(
+    return Diagnosis(
         inputs.dtype,
         gap=balance.gap,
         forward=float((parts.logits - plain).abs().max() / plain.abs().max()),

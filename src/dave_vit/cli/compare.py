@@ -188,10 +188,10 @@ def _results(
     output: Output,
 ) -> dict[str, Result]:
     """What each method found, by its name."""
-    from dave_vit.results import Explainer
+    from dave_vit.results import Explainer, classify
 
-    sight = Explainer(model, "input_x_gradient").look(picture)  # any method serves to look
-    wanted = sight.pick(target)
+    classified = classify(model, picture)
+    wanted = classified.pick(target)
     if len(wanted) > 1:
         raise OptionError(f"--target {target} means {len(wanted)} classes; compare draws the maps of one")
     results: dict[str, Result] = {}
@@ -199,7 +199,7 @@ def _results(
         for number, name in enumerate(names):
             progress.update(done=number, text=name)
             try:
-                results[name] = Explainer(model, name, **options(name)).explain(sight, wanted)
+                results[name] = Explainer(model, name, **options(name)).explain(classified, wanted)
             except DaveError as error:
                 if len(names) == 1:
                     raise
@@ -218,7 +218,7 @@ def _row(name: str, result: Result, region: Tensor | None) -> dict[str, Any]:
     row = {"method": name, "seconds": round(result.seconds, 3), "samples": result.explanation.samples}
     if region is None:
         return row
-    values = torch.as_tensor(result.findings[0].map).cpu()[None]
+    values = torch.as_tensor(result.panels[0].map).cpu()[None]
     scores = {"energy": energypg(values, region[None]), "pointing": pointing(values, region[None])}
     return row | {key: round(float(score), 4) if score.isfinite() else None for key, score in scores.items()}
 
@@ -233,8 +233,8 @@ def _drawing(results: dict[str, Result], rows: Sequence[dict[str, Any]], region:
         cells = [replace(cells[0], contours=(region.double().numpy(), ((0.5, HUES[1]),)))]
     for row, (name, result) in zip(rows, results.items(), strict=True):
         score = f", energy {row['energy']:.1%}" if row.get("energy") is not None else ""
-        cells.append(map_cell(result.findings[0].map, f"{name}{score}"))
-    title = f"{first.sight.picture.name}: {first.findings[0].target}, {first.explainer.model.spec}"
+        cells.append(map_cell(result.panels[0].map, f"{name}{score}"))
+    title = f"{first.classified.picture.name}: {first.panels[0].target}, {first.explainer.model.spec}"
     return draw([cells[start : start + _COLUMNS] for start in range(0, len(cells), _COLUMNS)], title=title)
 
 

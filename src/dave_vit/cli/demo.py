@@ -71,18 +71,18 @@ def _explain(
 ) -> Result:
     """Explains one picture with DAVE, keeps the result and prints the top 5."""
     from dave_vit.data.images import Picture
-    from dave_vit.results import Explainer
+    from dave_vit.results import Explainer, classify
 
     name = f"picture-{index}"
     progress.update(text=f"{name}: {SAMPLES['drawn']} samples")
     explainer = Explainer(model, "dave", samples=SAMPLES["drawn"], seed=seed)
-    sight = explainer.look(Picture(name, data.image(index)))
-    result = explainer.explain(sight, sight.pick("top1"))
+    classified = classify(model, Picture(name, data.image(index)))
+    result = explainer.explain(classified, classified.pick("top1"))
     write_files({out / f"{name}.{ending}": content for ending, content in result.files().items()})
     label = data[index].label
     output.print(f"{name} shows: {data.class_names[label] if label is not None else 'unknown'}")
-    for guess in sight.top5:
-        output.print(f"  {guess.probability:6.1%}  {guess.name}")
+    for prediction in classified.top5:
+        output.print(f"  {prediction.probability:6.1%}  {prediction.name}")
     progress.update(advance=1)
     return result
 
@@ -92,16 +92,16 @@ def _figure(results: list[Result], seed: int) -> Drawing:
     from dave_vit.results import Explainer
     from dave_vit.viz import comparison, map_cell, uncertainty_cell
 
-    found = [result.findings[0] for result in results]
-    errors = [finding.standard_error for finding in found if finding.standard_error is not None]
+    panels = [result.panels[0] for result in results]
+    errors = [panel.standard_error for panel in panels if panel.standard_error is not None]
     columns = {
-        "DAVE": [map_cell(finding.map) for finding in found],
+        "DAVE": [map_cell(panel.map) for panel in panels],
         "standard error of DAVE": [uncertainty_cell(error) for error in errors],
     }
     for name in METHODS[1:]:
         explainer = Explainer(results[0].explainer.model, name, **method_options(name, seed=seed))
-        others = [explainer.explain(result.sight, result.targets) for result in results]
-        columns[name.replace("_x_", " x ")] = [map_cell(other.findings[0].map) for other in others]
+        others = [explainer.explain(result.classified, result.targets) for result in results]
+        columns[name.replace("_x_", " x ")] = [map_cell(other.panels[0].map) for other in others]
     labels = [f"{result.targets[0].name} ({result.targets[0].probability:.0%})" for result in results]
     return comparison([result.image for result in results], columns, labels=labels)
 

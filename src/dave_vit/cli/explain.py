@@ -152,14 +152,15 @@ def _results(
 ) -> list[Result]:
     """The result after each chunk of samples; the share of them that is done is reported."""
     from dave_vit.data.images import read_picture
+    from dave_vit.results import classify
 
     picture = read_picture(source)
     for note in picture.notes:
         output.note(f"{source}: {note}")
-    sight = explainer.look(picture)
+    classified = classify(explainer.model, picture)
     total = getattr(explainer.method, "samples", 1)
     results = []
-    for result in explainer.refine(sight, sight.pick(target)):
+    for result in explainer.refine(classified, classified.pick(target)):
         results.append(result)
         report(result.explanation.samples / total)
     return results
@@ -172,8 +173,8 @@ def _files(results: list[Result], figure: str, animate: str | None) -> dict[str,
         from dave_vit.viz import Step
         from dave_vit.viz import animate as animated
 
-        found = [(result.explanation.samples, result.findings[0]) for result in results]
-        steps = [Step(samples, first.map, first.standard_error) for samples, first in found]
+        stages = [(result.explanation.samples, result.panels[0]) for result in results]
+        steps = [Step(samples, panel.map, panel.standard_error) for samples, panel in stages]
         files[animate] = animated(results[-1].image, steps, animate)
     return files
 
@@ -181,11 +182,11 @@ def _files(results: list[Result], figure: str, animate: str | None) -> dict[str,
 def _report(result: Result, source: str, files: list[Path], output: Output) -> dict[str, Any]:
     """Tells what was found, and returns the record with the names of its files."""
     explained = [target.index for target in result.targets]
-    shown = list(result.sight.top5)
+    shown = list(result.classified.top5)
     shown += [target for target in result.targets if target not in shown]
     output.print(f"{source}  ({result.seconds:.1f} s)")
-    for guess in shown:
-        mark = "  <- explained" if guess.index in explained else ""
-        output.print(f"  {guess.probability:6.1%}  {guess.name} ({guess.index}){mark}")
+    for prediction in shown:
+        mark = "  <- explained" if prediction.index in explained else ""
+        output.print(f"  {prediction.probability:6.1%}  {prediction.name} ({prediction.index}){mark}")
     output.print(*(f"  {path}" for path in files))
     return {"source": source, "files": [str(path) for path in files], **result.record()}

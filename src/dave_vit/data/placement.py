@@ -19,7 +19,7 @@ from torch import Tensor
 from dave_vit.data.base import Box, Mask
 from dave_vit.errors import DataError
 
-Preprocess = Callable[[Any], Tensor]
+Transform = Callable[[Any], Tensor]
 _FloatArray = npt.NDArray[np.float64]
 
 
@@ -78,7 +78,7 @@ class Placements:
         preprocess: an RGB picture to [1,C,H,W] or [C,H,W].
     """
 
-    def __init__(self, preprocess: Preprocess) -> None:
+    def __init__(self, preprocess: Transform) -> None:
         self.preprocess = preprocess
         self.of_size = lru_cache(maxsize=4096)(self._measure)
 

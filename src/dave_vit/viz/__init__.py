@@ -13,7 +13,7 @@ from dave_vit.viz.cells import (
 from dave_vit.viz.colors import COLORMAPS, DAVE, HUES
 from dave_vit.viz.figures import Cell, Drawing, draw
 from dave_vit.viz.layers import Scaled, blend, enlarged, heat, overlay, scale, soften, to_pillow
-from dave_vit.viz.panels import Finding, comparison, findings, show, side_by_side
+from dave_vit.viz.panels import Panel, comparison, panels_of, show, side_by_side
 
 __all__ = [
     "COLORMAPS",
@@ -21,7 +21,7 @@ __all__ = [
     "HUES",
     "Cell",
     "Drawing",
-    "Finding",
+    "Panel",
     "Scaled",
     "Step",
     "animate",
@@ -30,12 +30,12 @@ __all__ = [
     "contour_cell",
     "draw",
     "enlarged",
-    "findings",
     "heat",
     "image_cell",
     "map_cell",
     "overlay",
     "overlay_cell",
+    "panels_of",
     "save_animation",
     "scale",
     "show",

@@ -14,7 +14,7 @@ from dave_vit.viz.layers import QUANTILE, ImageLike, MapLike
 
 
 @dataclass(frozen=True)
-class Finding:
+class Panel:
     """The map of one target in one image.
 
     Attributes:
@@ -28,17 +28,15 @@ class Finding:
     standard_error: MapLike | None = None
 
 
-def side_by_side(
-    image: ImageLike, findings: Sequence[Finding], *, title: str = "", quantile: float = QUANTILE
-) -> Drawing:
+def side_by_side(image: ImageLike, panels: Sequence[Panel], *, title: str = "", quantile: float = QUANTILE) -> Drawing:
     """Image, map and uncertainty beside each other; several targets get a row of maps and one of uncertainties."""
-    maps = [map_cell(each.map, each.target, quantile=quantile) for each in findings]
+    maps = [map_cell(each.map, each.target, quantile=quantile) for each in panels]
     errors = [
-        uncertainty_cell(each.standard_error, quantile=quantile) for each in findings if each.standard_error is not None
+        uncertainty_cell(each.standard_error, quantile=quantile) for each in panels if each.standard_error is not None
     ]
-    if len(findings) == 1:
+    if len(panels) == 1:
         return draw([[image_cell(image), *maps, *errors]], title=title)
-    together = targets_cell(image, [each.map for each in findings], [each.target for each in findings], "all targets")
+    together = targets_cell(image, [each.map for each in panels], [each.target for each in panels], "all targets")
     rows = [[image_cell(image), together], maps, errors]
     return draw([row for row in rows if row], title=title)
 
@@ -78,19 +76,19 @@ def show(
         names: of the classes, in the order of the logits.
         limit: at most so many images are drawn.
     """
-    explained = findings(explanation, names)
+    explained = panels_of(explanation, names)
     each = len(explained) // len(explanation.target)  # targets of an image
     rows = []
-    for number, finding in enumerate(explained[: limit * each]):
+    for number, panel in enumerate(explained[: limit * each]):
         cells = [] if images is None else [image_cell(images[number // each])]
-        cells.append(map_cell(finding.map, finding.target))
-        if finding.standard_error is not None:
-            cells.append(uncertainty_cell(finding.standard_error))
+        cells.append(map_cell(panel.map, panel.target))
+        if panel.standard_error is not None:
+            cells.append(uncertainty_cell(panel.standard_error))
         rows.append(cells)
     return draw(rows, title=f"{explanation.samples} samples" if explanation.standard_error is not None else "")
 
 
-def findings(explanation: Explanation, names: Sequence[str] | Mapping[int, str] | None = None) -> list[Finding]:
+def panels_of(explanation: Explanation, names: Sequence[str] | Mapping[int, str] | None = None) -> list[Panel]:
     """One for each image of a batch and each of its targets, the targets of an image after each other."""
     flat = explanation
     if explanation.target.ndim == 2:  # [B, K, ...] -> [B * K, ...]
@@ -103,4 +101,4 @@ def findings(explanation: Explanation, names: Sequence[str] | Mapping[int, str] 
         )
     titles = [f"class {index}" if names is None else names[index] for index in flat.target.tolist()]
     errors = [None] * len(titles) if flat.standard_error is None else list(flat.standard_error)
-    return [Finding(*parts) for parts in zip(flat.map, titles, errors, strict=True)]
+    return [Panel(*parts) for parts in zip(flat.map, titles, errors, strict=True)]

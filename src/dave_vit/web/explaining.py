@@ -20,7 +20,7 @@ from dave_vit.errors import DaveError, OptionError, UnknownName
 from dave_vit.methods import METHODS
 from dave_vit.models import Adapter
 from dave_vit.registry import nearest
-from dave_vit.results import Explainer, Result
+from dave_vit.results import Explainer, Result, classify
 from dave_vit.viz import Scaled, scale, soften, to_pillow
 from dave_vit.viz.layers import MapLike, as_image, as_map
 from dave_vit.web.images import file_name, png_text, read_picture
@@ -105,9 +105,9 @@ class Desk:
         def work(check: Check) -> Generator[Look, None, None]:
             picture = read_picture(data, query.name, self.limits.pixels)
             check()
-            sight = Explainer(model, "input_x_gradient").look(picture)  # any method serves to look
-            seen = to_pillow(as_image(model.preprocessing.picture(sight.inputs)[0]))
-            yield Look(name=picture.name, top5=list(sight.top5), picture=png_text(seen), notes=list(picture.notes))
+            classified = classify(model, picture)
+            seen = to_pillow(as_image(model.preprocessing.picture(classified.inputs)[0]))
+            yield Look(name=picture.name, top5=list(classified.top5), picture=png_text(seen), notes=list(picture.notes))
 
         return work
 
@@ -121,11 +121,11 @@ class Desk:
             with _watched(served.model, check):
                 picture = read_picture(data, query.name, self.limits.pixels)
                 check()  # decoding takes a while, and so does preprocessing
-                sight = explainer.look(picture)
-                targets = sight.pick(query.target)
+                classified = classify(explainer.model, picture)
+                targets = classified.pick(query.target)
                 if len(targets) > 1:
                     raise OptionError(f"target {query.target!r} means {len(targets)} classes; ask for one at a time")
-                for result in explainer.refine(sight, targets):
+                for result in explainer.refine(classified, targets):
                     step = _step(result)
                     yield step
             token = self._keep(result)
@@ -141,7 +141,7 @@ class Desk:
             kept = self._kept.get(token)
             if kept is None:
                 raise NotKept("this result is no longer kept; make it again")
-            yield f"{kept.result.sight.picture.name}.{ending}", kept.files[ending]
+            yield f"{kept.result.classified.picture.name}.{ending}", kept.files[ending]
 
         return work
 
@@ -153,7 +153,7 @@ class Desk:
         return token
 
     def _pixels(self) -> int:
-        sizes = [kept.result.sight.picture.image.size for kept in list(self._kept.values())]
+        sizes = [kept.result.classified.picture.image.size for kept in list(self._kept.values())]
         return sum(width * height for width, height in sizes)
 
 
@@ -213,9 +213,9 @@ def _watched(model: Adapter, check: Check) -> Iterator[None]:
 
 
 def _step(result: Result) -> Step:
-    finding = result.findings[0]
-    values = as_map(finding.map)  # [H, W]
-    error = finding.standard_error
+    panel = result.panels[0]
+    values = as_map(panel.map)  # [H, W]
+    error = panel.standard_error
     shown = scale(soften(values)).values * 255
     return Step(
         target=result.targets[0],

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from dave_vit.neighborhood.noise import NoiseKind
-from dave_vit.results import Guess
+from dave_vit.results import Prediction
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Look(BaseModel):
     """An image as the model sees it."""
 
     name: str
-    top5: list[Guess]
+    top5: list[Prediction]
     picture: Annotated[str, Field(description="PNG in base64: the image after preprocessing")]
     notes: Annotated[list[str], Field(description="what was done to the image that may surprise")]
 
@@ -137,7 +137,7 @@ class Finished(BaseModel):
 class Step(BaseModel):
     """The map after some samples."""
 
-    target: Guess
+    target: Prediction
     method: str
     samples: int
     total: int

@@ -54,7 +54,7 @@ BUILTIN = {
 
 
 @dataclass(frozen=True)
-class Preprocess:
+class CentreCrop:
     """Turns a picture into the model's input [1, C, 224, 224]: shorter side to 224, centre, encode."""
 
     encode: Callable[[Tensor], Tensor]
@@ -97,6 +97,6 @@ def build_builtin(name: str = "builtin") -> nn.Module:
         raise ModelError(f"the weights {name}.safetensors are not installed; install dave-vit again from its wheel")
     model = wanted.create()
     model.load_state_dict(load(file.read_bytes()))  # float16 in the file; copying makes it float32
-    model.preprocess = Preprocess(wanted.encode)  # type: ignore[assignment]
+    model.preprocess = CentreCrop(wanted.encode)  # type: ignore[assignment]
     model.class_names = list(CLASS_NAMES)  # type: ignore[assignment]
     return model.eval()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.architectures.bcos_vit import BcosViT
-from dave_vit.models.architectures.builtin import Preprocess, architecture, build_builtin
+from dave_vit.models.architectures.builtin import CentreCrop, architecture, build_builtin
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families.bcos import BCOS_NOISE
 from dave_vit.models.state import RANDOM, load_state, read_weights
@@ -26,7 +26,7 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
     names = class_names(len(CLASS_NAMES), classes, known=CLASS_NAMES)
     is_bcos = isinstance(model, BcosViT)
     half = (0.0, 1.0) if is_bcos else (0.5, 0.5)
-    preprocessing = Preprocessing(Preprocess(architecture(name).encode), half[:1] * 3, half[1:] * 3)
+    preprocessing = Preprocessing(CentreCrop(architecture(name).encode), half[:1] * 3, half[1:] * 3)
     return Adapter(
         model, preprocessing, names, spec=name, noise=BCOS_NOISE if is_bcos else None, fill=0.5 if is_bcos else 0.0
     )
