@@ -171,7 +171,7 @@ def test_examples_run_on_a_tiny_model(page: Path, desk: Path, monkeypatch: pytes
 
     stand_in = tiny_load_model(dave_vit.models.load_model)
     monkeypatch.setattr(dave_vit, "load_model", stand_in)
-    monkeypatch.setattr(dave_vit.models, "load_model", stand_in)
+    monkeypatch.setattr("dave_vit.models.loading.load_model", stand_in)
     run_examples(page)
 
 

@@ -86,9 +86,9 @@ def _bcos(name: str) -> nn.Module:
 
 
 def _builtin(name: str) -> nn.Module:
-    from dave_vit.models.architectures.builtin import architecture
+    from dave_vit.models.families.builtin import BUILTIN
 
-    return architecture(name).create()
+    return BUILTIN[name].create()
 
 
 def entries() -> list[Entry]:

@@ -17,11 +17,15 @@ from torch import Tensor, nn
 from dave_vit.errors import ModelError, missing_extra
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
+from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
 from dave_vit.models.state import RANDOM, Weights, classes_in, names_of, read_weights
+from dave_vit.models.traits import Traits, square
 from dave_vit.models.zero_shot import ZeroShot, wanted_prompts
 
 _HEAD = "classifier"
+# By the configuration's problem type; transformers itself takes classifiers that say nothing for the first kind.
+_COMPETE = {None: True, "single_label_classification": True, "multi_label_classification": False}
 
 
 def load(
@@ -66,7 +70,13 @@ def wrap(model: nn.Module, processor: Any, classes: Classes | None, *, spec: str
     known = [labels[index] for index in sorted(labels)]
     nameless = all(re.fullmatch(r"LABEL_\d+", label) for label in known)
     names = class_names(len(known), classes, known=None if nameless else known)
-    return Classifier(model, preprocessing(processor), names, spec=spec)
+    compete = _COMPETE.get(model.config.problem_type)  # type: ignore[union-attr,arg-type]
+    traits = Traits(patch=_patch(model.config), compete=compete if len(names) > 1 else None)
+    return Classifier(model, preprocessing(processor), names, spec=spec, traits=traits)
+
+
+def _patch(config: Any) -> int | None:
+    return square(getattr(config, "patch_size", None))
 
 
 class Classifier(Adapter):
@@ -159,7 +169,8 @@ def wrap_zero_shot(
     text = text_features(model.eval(), tokens)
     bias = getattr(model, "logit_bias", None)
     classifier = ZeroShot(model, encode_image, text, scale=model.logit_scale.exp(), bias=bias)
-    return Adapter(classifier, preprocessing(processor), names, spec=spec)
+    traits = Traits(patch=_patch(model.config.vision_config), compete=classifier.compete)
+    return Adapter(classifier, preprocessing(processor), names, spec=spec, traits=traits)
 
 
 def encode_image(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -221,3 +232,6 @@ def package() -> Any:
     except ImportError as error:
         raise missing_extra("transformers", "hf") from error
     return transformers
+
+
+FAMILIES.register("hf")(Family(load, zero_shot=True, backbone=backbone))

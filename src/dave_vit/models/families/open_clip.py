@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from dave_vit.errors import ModelError, UnknownName, missing_extra
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes
+from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
 from dave_vit.models.state import RANDOM, load_state, read_weights
+from dave_vit.models.traits import Traits, square
 from dave_vit.models.zero_shot import ZeroShot, wanted_prompts
 from dave_vit.registry import nearest
 
@@ -49,7 +51,8 @@ def wrap(model: nn.Module, tokens: Tensor, names: Sequence[str], *, spec: str) -
     with torch.no_grad():
         text = clip.encode_text(tokens)
     classifier = ZeroShot(clip, encode_image, text, scale=clip.logit_scale.exp(), bias=clip.logit_bias)
-    return Adapter(classifier, _preprocessing(clip), names, spec=spec)
+    traits = Traits(patch=square(getattr(clip.visual, "patch_size", None)), compete=classifier.compete)
+    return Adapter(classifier, _preprocessing(clip), names, spec=spec, traits=traits)
 
 
 def encode_image(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -110,3 +113,6 @@ def package() -> Any:
     except ImportError as error:
         raise missing_extra("open_clip", "clip") from error
     return open_clip
+
+
+FAMILIES.register("openclip")(Family(load, zero_shot=True))

@@ -12,8 +12,10 @@ from torch import nn
 from dave_vit.errors import ModelError, UnknownName
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
+from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
 from dave_vit.models.state import PREFIXES, RANDOM, State, Weights, fitting, misfit, names_of, read_weights
+from dave_vit.models.traits import Traits, square
 from dave_vit.registry import nearest
 
 
@@ -51,7 +53,14 @@ def wrap(model: nn.Module, classes: Classes | None, known: Sequence[str] | None,
     """A timm model with its own preprocessing and the names of its classes."""
     count = int(model.num_classes)  # type: ignore[arg-type]
     names = class_names(count, classes, known=known or _configured_names(model, count))
-    return Adapter(model, preprocessing(model), names, spec=spec)
+    return Adapter(model, preprocessing(model), names, spec=spec, traits=_traits(model, count))
+
+
+def _traits(model: nn.Module, count: int) -> Traits:
+    config = getattr(model, "pretrained_cfg", None) or {}
+    # A head of another size was trained by somebody else, who knows how.
+    compete = True if count == config.get("num_classes") else None
+    return Traits(patch=square(getattr(getattr(model, "patch_embed", None), "patch_size", None)), compete=compete)
 
 
 def _configured_names(model: nn.Module, count: int) -> list[str] | None:
@@ -177,3 +186,6 @@ def _filled(name: str, weights: Weights, **options: Any) -> nn.Module:
         return build(name, pretrained=True, pretrained_cfg_overlay=overlay, **options)
     except (RuntimeError, KeyError, ValueError, AttributeError) as error:
         raise misfit(weights.path, own, state) from error
+
+
+FAMILIES.register("timm")(Family(load, backbone=backbone))
