@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from dave_vit.models import Adapter, Preprocessing, Traits, load_model, traits_of
+from dave_vit.bench import ModelEntry
+from dave_vit.errors import OptionError, UnknownName
+from dave_vit.models import Adapter, ModelSpec, Preprocessing, Traits, load_model, traits_of
+from dave_vit.models.families import FAMILIES, Family
+from dave_vit.models.loading import backbone
 from dave_vit.models.traits import square
 from dave_vit.neighborhood import Noise
 
@@ -60,6 +64,28 @@ def test_transformers_say_whether_labels_exclude_each_other(problem, compete):
     config = transformers.ViTConfig(image_size=32, patch_size=8, num_labels=3, problem_type=problem, **shape)
     model = wrap(transformers.ViTForImageClassification(config), object(), None, spec="hf:x")
     assert model.traits == Traits(patch=8, compete=compete)
+
+
+def test_a_registered_family_is_loaded_by_its_name(monkeypatch):
+    monkeypatch.setattr(FAMILIES, "_entries", dict(FAMILIES._entries))
+
+    def load(name, weights, classes, **more):
+        return Adapter(nn.Linear(2, 2), Preprocessing(torch.as_tensor), classes, spec=f"{name} {weights} {more}")
+
+    FAMILIES.register("mine")(Family(load))
+    assert load_model("mine:a:b", "random", classes=["x", "y"]).spec == "a:b random {}"
+    with pytest.raises(UnknownName, match="did you mean mine"):
+        load_model("min:x")
+    with pytest.raises(OptionError, match="hf: and openclip: models"):
+        load_model("mine:x", prompts=["a", "b"])
+    with pytest.raises(OptionError, match="hf: and timm: models can"):
+        backbone("mine:x", None, ["a", "b"])
+
+
+def test_a_model_is_named_in_one_way_for_commands_and_plans():
+    model = ModelSpec("timm:test_vit", "random", classes=None).load("cpu")
+    assert model.spec == "timm:test_vit"
+    assert isinstance(ModelEntry("builtin", label="b"), ModelSpec)
 
 
 def test_sides_of_patches():

@@ -31,7 +31,7 @@ class Diagnosis:
         logit: of the predicted class.
         image_part: <W, x>, what the image contributes to it.
         constants: how many additive constants (biases, positions, tokens) contribute the rest.
-        seen: how often each function met a tensor that carries the input.
+        functions: how often each function met a tensor that carries the input.
         layout: where the tokens lie, or why there is no single grid.
     """
 
@@ -41,7 +41,7 @@ class Diagnosis:
     logit: float
     image_part: float
     constants: int
-    seen: dict[str, int]
+    functions: dict[str, int]
     layout: TokenLayout | str
 
     @property
@@ -95,6 +95,6 @@ def _examined(model: Adapter, inputs: Tensor) -> Diagnosis:
         logit=balance.score,
         image_part=balance.explained,
         constants=len(parts.constants),
-        seen=parts.functions,
+        functions=parts.functions,
         layout=layout,
     )

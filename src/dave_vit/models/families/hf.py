@@ -39,19 +39,19 @@ def load(
         classes: names of the classes, or a file of them.
         prompts: makes a zero-shot classifier of a CLIP or SigLIP model; one sentence a class.
     """
-    spec, found = f"hf:{name}", _read(weights)
+    spec, given = f"hf:{name}", _read(weights)
     with _readable(name, spec):
         config = package().AutoConfig.from_pretrained(name)
         processor = package().AutoImageProcessor.from_pretrained(name)
         if prompts is not None or (classes is not None and _is_two_halves(config)):
-            return _zero_shot(name, config, found, *wanted_prompts(prompts, classes, spec), processor)
-        model, missing = _made(package().AutoModelForImageClassification, name, config, found)
+            return _zero_shot(name, config, given, *wanted_prompts(prompts, classes, spec), processor)
+        model, missing = _made(package().AutoModelForImageClassification, name, config, given)
     if missing:  # transformers would draw them at random and go on
         prompted = "give prompts (prompts=[...] or --classes FILE), or " if _is_two_halves(config) else ""
         raise ModelError(
             f"{spec} has no trained class head ({missing[0]} is missing); {prompted}train one with `dave probe`"
         )
-    known = names_of(found) if isinstance(found, Weights) else None
+    known = names_of(given) if isinstance(given, Weights) else None
     return wrap(model, processor, classes if classes is not None else known, spec=spec)
 
 
@@ -117,11 +117,11 @@ def preprocessing(processor: Any) -> Preprocessing:
 
 def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adapter, str]:
     """A model with an untrained head, and the path of that head; the checkpoint's own head, if any, is left out."""
-    spec, found = f"hf:{name}", _read(weights)
+    spec, given = f"hf:{name}", _read(weights)
     with _readable(name, spec):
         config = package().AutoConfig.from_pretrained(name, num_labels=len(names))
         processor = package().AutoImageProcessor.from_pretrained(name)
-        model, _ = _made(package().AutoModelForImageClassification, name, config, found, num_labels=len(names))
+        model, _ = _made(package().AutoModelForImageClassification, name, config, given, num_labels=len(names))
     if not isinstance(getattr(model, _HEAD, None), nn.Linear):
         raise ModelError(f"{spec} has no single linear head, so it cannot be probed; choose another model")
     return wrap(model, processor, names, spec=spec), _HEAD

@@ -36,8 +36,8 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
     elif weights == RANDOM:
         model = build(name)
     else:
-        found = read_weights(weights)
-        model, known = from_weights(name, found), names_of(found)
+        given = read_weights(weights)
+        model, known = from_weights(name, given), names_of(given)
     if not getattr(model, "num_classes", 0):
         raise _headless(name)
     return wrap(model, classes, known, spec=f"timm:{name}")
@@ -146,10 +146,10 @@ def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adap
     elif weights == RANDOM:
         model = build(name, num_classes=0)
     else:
-        found = read_weights(weights)
-        heads = _head_keys(name, found.state)
-        bodies = {key: value for key, value in found.state.items() if key not in heads}
-        model = _filled(name, replace(found, state=bodies), num_classes=0)
+        given = read_weights(weights)
+        heads = _head_keys(name, given.state)
+        bodies = {key: value for key, value in given.state.items() if key not in heads}
+        model = _filled(name, replace(given, state=bodies), num_classes=0)
     model.reset_classifier(len(names))  # type: ignore[operator]
     head = model.get_classifier()  # type: ignore[operator]
     path = next((path for path, module in model.named_modules() if module is head), None)
