@@ -78,7 +78,7 @@ def test_a_registered_family_is_loaded_by_its_name(monkeypatch):
         load_model("min:x")
     with pytest.raises(OptionError, match="hf: and openclip: models"):
         load_model("mine:x", prompts=["a", "b"])
-    with pytest.raises(OptionError, match="hf: and timm: models can"):
+    with pytest.raises(OptionError, match="timm: and hf: models can"):
         backbone("mine:x", None, ["a", "b"])
 
 

@@ -58,11 +58,8 @@ class Diagnosis:
                 "have been refused"
             )
         share = f"{self.image_part:.4g} of the logit {self.logit:.4g} comes from the image"
-        tokens = (
-            "attention-based methods work as well"
-            if isinstance(self.layout, TokenLayout)
-            else "attention-based methods do not apply to it"
-        )
+        apply = "work as well" if isinstance(self.layout, TokenLayout) else "do not apply to it"
+        tokens = f"attention-based methods {apply}"
         return f"good: dave explains this model exactly; {share}, the rest from its constants; {tokens}"
 
 

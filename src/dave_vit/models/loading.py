@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def load_model(
     kind, name = parse_spec(spec)
     family = FAMILIES[kind]
     if prompts is not None and not family.zero_shot:
-        able = " and ".join(f"{other}:" for other in FAMILIES if FAMILIES[other].zero_shot)
+        able = _names(other for other in FAMILIES if FAMILIES[other].zero_shot)
         raise OptionError(f"prompts make a zero-shot classifier of {able} models; {spec!r} is none of them")
     source = str(weights) if weights is not None else None
     options = {} if prompts is None else {"prompts": prompts}
@@ -83,9 +83,14 @@ def backbone(spec: str, weights: str | None, names: Sequence[str]) -> tuple[Adap
     kind, name = parse_spec(spec)
     make = FAMILIES[kind].backbone
     if make is None:
-        able = " and ".join(f"{other}:" for other in FAMILIES if FAMILIES[other].backbone)
+        able = _names(other for other in FAMILIES if FAMILIES[other].backbone)
         raise OptionError(f"{spec!r} cannot be probed; {able} models can")
     return make(name, weights, names)
+
+
+def _names(families: Iterable[str]) -> str:
+    """Families in a message, the one that a bare name means first."""
+    return " and ".join(f"{name}:" for name in sorted(families, key=lambda name: name != "timm"))
 
 
 def checked_device(device: str | torch.device) -> torch.device:

@@ -51,16 +51,12 @@ def preprocessing(model: nn.Module) -> Preprocessing:
     return Preprocessing(steps, tuple(scaling.mean), tuple(scaling.std)) if scaling else Preprocessing(steps)
 
 
-def names() -> list[str]:
-    """All networks that the package offers."""
-    return [str(name) for name in _package().list_available()]
-
-
 def build(name: str, **options: Any) -> nn.Module:
     """The architecture, with the package's preprocessing as ``.transform``."""
     package = _package()
-    if name not in package.list_available():
-        hint = nearest(name, names()) or f"; it has {', '.join(names())}"
+    known = package.list_available()
+    if name not in known:
+        hint = nearest(name, known) or f"; it has {', '.join(known)}"
         raise UnknownName(f"bcos has no model {name!r}{hint}")
     model: nn.Module = getattr(package, name)(**options)
     return model

@@ -35,8 +35,9 @@ def load(
     spec = f"openclip:{name}"
     sentences, names = wanted_prompts(prompts, classes, spec)
     base, _, tag = name.partition("@")
-    if not base.startswith("hf-hub:"):
-        check_name(base)
+    known = package().list_models()
+    if base not in known and not base.startswith("hf-hub:"):
+        raise UnknownName(f"open_clip has no model {base!r}{nearest(base, known)}")
     model = _published(base, tag) if weights is None else build(base)
     if weights not in (None, RANDOM):
         load_state(model, read_weights(str(weights)))
@@ -58,13 +59,6 @@ def wrap(model: nn.Module, tokens: Tensor, names: Sequence[str], *, spec: str) -
 def encode_image(model: nn.Module, inputs: Tensor) -> Tensor:
     """Features ``[B, D]`` of images."""
     return model.encode_image(inputs)  # type: ignore[operator,no-any-return]
-
-
-def check_name(name: str) -> None:
-    """Refuse a name that open_clip does not know."""
-    known = package().list_models()
-    if name not in known:
-        raise UnknownName(f"open_clip has no model {name!r}{nearest(name, known)}")
 
 
 def build(name: str, **options: Any) -> nn.Module:

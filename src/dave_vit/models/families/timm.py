@@ -29,12 +29,10 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
     """
     check_name(name)
     known: list[str] | None = None
-    if weights in (None, RANDOM) and _configured(name, "num_classes") == 0:
-        raise _headless(name)  # before a long download
-    if weights is None:
-        model = _published(name)
-    elif weights == RANDOM:
-        model = build(name)
+    if weights is None or weights == RANDOM:
+        if _configured(name, "num_classes") == 0:
+            raise _headless(name)  # before a long download
+        model = _bare(name, weights)
     else:
         given = read_weights(weights)
         model, known = from_weights(name, given), names_of(given)
@@ -115,7 +113,10 @@ def build(name: str, **options: Any) -> nn.Module:
     return model
 
 
-def _published(name: str, **options: Any) -> nn.Module:
+def _bare(name: str, weights: str | None, **options: Any) -> nn.Module:
+    """The architecture with its published weights, or with random ones."""
+    if weights == RANDOM:
+        return build(name, **options)
     what = f"timm:{name}"
     try:
         with hub_access(what):
@@ -141,10 +142,8 @@ def from_weights(name: str, weights: Weights) -> nn.Module:
 def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adapter, str]:
     """A model with an untrained head, and the path of that head; the file's own head is left out, if it has one."""
     check_name(name)
-    if weights is None:
-        model = _published(name, num_classes=0)
-    elif weights == RANDOM:
-        model = build(name, num_classes=0)
+    if weights is None or weights == RANDOM:
+        model = _bare(name, weights, num_classes=0)
     else:
         given = read_weights(weights)
         heads = _head_keys(name, given.state)

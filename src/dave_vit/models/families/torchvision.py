@@ -27,9 +27,12 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
         weights: a local file, "random", or None for the published weights.
         classes: names of the classes, or a file of them.
     """
-    from torchvision.models import get_model_weights
+    from torchvision import models
 
-    published = get_model_weights(check_name(name)).DEFAULT
+    known = models.list_models(module=models)
+    if name not in known:
+        raise UnknownName(f"torchvision has no classifier {name!r}{nearest(name, known)}")
+    published = models.get_model_weights(name).DEFAULT
     own = count = len(published.meta["categories"])
     if weights is None:
         with hub_access(f"torchvision:{name}", _PUBLISHED):
@@ -41,20 +44,6 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
     # A head of another size was trained by somebody else, who knows how.
     traits = Traits(patch=getattr(model, "patch_size", None), compete=True if count == own else None)
     return Adapter(model, preprocessing, class_names(count, classes), spec=f"torchvision:{name}", traits=traits)
-
-
-def names() -> list[str]:
-    """All classifiers of torchvision."""
-    from torchvision import models
-
-    return [str(name) for name in models.list_models(module=models)]
-
-
-def check_name(name: str) -> str:
-    """A name that torchvision knows."""
-    if name not in names():
-        raise UnknownName(f"torchvision has no classifier {name!r}{nearest(name, names())}")
-    return name
 
 
 def build(name: str, **options: Any) -> nn.Module:
