@@ -12,7 +12,6 @@ from dave_vit.errors import OptionError, TargetError, UnknownName
 from dave_vit.maps import collapse
 from dave_vit.methods import dave as dave_module
 from dave_vit.methods.presets import PRESETS
-from dave_vit.models import Traits
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial, Views, Warp
 from dave_vit.reduce import Mean, Shrinkage, SoftThreshold, TrimmedMean
 from dave_vit.rules import EFFECTIVE, OFFICIAL_GATE
@@ -142,6 +141,29 @@ class TestInterface:
         assert_same(DAVE(model, samples=6, chunk=18).attribute(images, 0), expected)
         assert sizes[:3] == [18, 9, 4]
 
+    def test_refined_steps_survive_the_halving(self, model, images, monkeypatch):
+        expected = DAVE(model, samples=6, chunk=6).attribute(images, 0)
+
+        def limited(model, inputs, target, **options):
+            if len(inputs) > 1:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+            return effective_transformation(model, inputs, target, **options)
+
+        monkeypatch.setattr(dave_module, "effective_transformation", limited)
+        steps = list(DAVE(model, samples=6, chunk=6).refine(images, 0))
+        assert [step.samples for step in steps] == [2, 4, 6]
+        assert_same(steps[-1].attribution, expected)
+
+    def test_draws_are_kept_for_one_shape(self, model, images):
+        model = vit(dynamic_img_size=True)
+        dave = DAVE(model, samples=3, chunk=4)
+        for inputs in (images, images[:1], images[..., :24, :], images):  # cut into other chunks, and another shape
+            assert torch.equal(dave.attribute(inputs, 0), DAVE(model, samples=3, chunk=4).attribute(inputs, 0))
+
+    def test_compiled_graphs_know_classes_only(self, model, images):
+        with pytest.raises(TargetError, match="leave compiled out"):
+            DAVE(model, samples=2, compiled=True).attribute(images, lambda logits: logits[:, 0])
+
     def test_other_errors_are_not_swallowed(self, model, images, monkeypatch):
         def broken(*args, **options):
             raise RuntimeError("broken kernel")
@@ -163,6 +185,11 @@ class TestInterface:
     def test_options(self, model, options, error, message):
         with pytest.raises(error, match=message):
             DAVE(model, **options)
+
+    @pytest.mark.parametrize("option", [{"noise_level": 0.2}, {"noise": "additive"}, {"schedule": "uniform"}])
+    def test_equivariant_takes_no_noise(self, model, option):
+        with pytest.raises(OptionError, match=f"takes no {next(iter(option))}"):
+            create_method("equivariant", model, **option)
 
     def test_target_out_of_range(self, model, images):
         with pytest.raises(TargetError, match="0 to 4"):
@@ -210,15 +237,8 @@ class TestPresets:
         assert dave.reducer == Shrinkage()
 
     def test_a_model_may_recommend_its_noise(self, model):
-        model.traits = Traits(noise=Noise("additive", 0.2), fill=0.5)
+        model.noise = Noise("additive", 0.2)
         assert DAVE(model, preset="paper").neighborhood.noise == Noise("additive", 0.2)
-        assert DAVE(model, preset="paper").neighborhood.fill == 0.5
-
-    @pytest.mark.parametrize("preset", ["default", "paper", "official"])
-    def test_a_users_own_attributes_are_not_taken_for_traits(self, model, preset):
-        usual = DAVE(model, preset=preset).neighborhood
-        model.fill, model.noise, model.traits = 0.7, Noise("additive", 0.2), {"fill": 0.7}
-        assert DAVE(model, preset=preset).neighborhood == usual
 
     def test_estimators_only_shrink(self, model, images):
         mean = collapse(DAVE(model, samples=8, reducer=Mean()).attribute(images, 0))

@@ -29,6 +29,7 @@ def test_names_of_effective_warn_once(effective, name):
         assert getattr(effective, name) is value
 
 
-def test_there_are_no_other_names(effective):
+def test_all_of_them_are_listed(effective):
+    assert dir(effective) == sorted(NAMES)
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = effective.no_such_name

@@ -7,6 +7,7 @@ import functools
 import gc
 import re
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from torch import nn
 import tiny_models
 from dave_vit import METHODS, create_method
 from dave_vit.errors import DaveError, InputError, OptionError, TargetError, TrainingModeError
+from dave_vit.methods import Method
 
 NAMES = list(METHODS)
 FEW = {  # few samples and steps, so that the suite is quick
@@ -31,6 +33,7 @@ MODELS: dict[str, nn.Module] = {}
 X = tiny_models.images()
 
 
+@torch.inference_mode(mode=False)  # tests share the models, whichever comes first
 def model_of(family: str) -> nn.Module:
     if family not in MODELS:
         MODELS[family] = tiny_models.FAMILIES[family]()
@@ -179,6 +182,84 @@ def test_in_inference_mode(name):
 
 
 @pytest.mark.parametrize("name", ON_A_VIT)
+def test_tensors_of_inference_mode(name):
+    with torch.inference_mode():
+        image, target = X[:1].clone(), torch.tensor([0])
+        within = method(name).attribute(image, target)
+    close(within, usual(name).attribution[:1])
+    close(method(name).attribute(image, target), usual(name).attribution[:1])
+
+
+@pytest.mark.parametrize("name", ON_A_VIT)
+def test_targets_as_users_have_them(name):
+    rows = np.array([[0, 1], [1, 1], [2, 1]])
+    several = method(name, chunk=2).explain(X, rows)
+    assert several.target.tolist() == rows.tolist()
+    close(several.attribution[:, 0], usual(name).attribution)
+    for target in (range(3), np.arange(3), np.arange(3, dtype=np.int32), (0, 1, 2)):
+        close(method(name, chunk=2).attribute(X, target), usual(name).attribution)
+    scored = method(name, chunk=2).explain(X, lambda logits: logits[:, 1])
+    assert scored.target is None
+    assert scored.attribution.shape == X.shape
+    close(scored.attribution, several.attribution[:, 1])
+    with pytest.raises(TargetError, match="one number an image"):
+        method(name).attribute(X, lambda logits: logits)
+
+
+class Small(nn.Module):
+    """A model on a device where ``limit`` images fit into memory."""
+
+    def __init__(self, model: nn.Module, limit: int) -> None:
+        super().__init__()
+        self.model, self.limit, self.refused = model, limit, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > self.limit:
+            self.refused += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        return self.model(x)
+
+
+@pytest.mark.parametrize("name", ON_A_VIT)
+def test_passes_too_large_for_memory_are_halved(name):
+    small = Small(model_of("vit"), limit=1)
+    close(create_method(name, small, **FEW.get(name, {})).attribute(X, [0, 1, 2]), usual(name).attribution)
+    assert small.refused <= 3  # 9 rows, 4, 2: learnt once, and not again in every chunk
+    with pytest.raises(torch.OutOfMemoryError):
+        create_method(name, Small(small.model, limit=0), **FEW.get(name, {})).attribute(X, 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_methods_are_one_or_two_classes_deep(name):
+    above = METHODS[name].__mro__
+    assert above.index(Method) <= 2
+
+
+@pytest.mark.parametrize("name", ON_A_VIT)
+def test_options_cannot_be_changed_afterwards(name):
+    tested = method(name)
+    for option in vars(tested):
+        with pytest.raises(OptionError, match=f"{option} of a method cannot be changed") as caught:
+            setattr(tested, option, None)
+        assert "\n" not in str(caught.value)
+    close(tested.attribute(X[:1], 0), usual(name).attribution[:1])
+
+
+@pytest.mark.parametrize("name", ON_A_VIT)
+def test_calls_leave_no_mark(name):
+    tested = method(name)
+    tested.attribute(torch.cat([X, X])[:4, :, ::2, ::2].repeat(1, 1, 2, 2), 1)
+    assert torch.equal(tested.attribute(X, [0, 1, 2]), usual(name).attribution)
+
+
+@pytest.mark.parametrize("name", ["dave", "equivariant", "smoothgrad", "integrated_gradients"])
+def test_a_known_target_needs_no_pass_of_its_own(name):
+    counting = Counting(model_of("vit"))
+    create_method(name, counting, **FEW[name]).attribute(X, 1)
+    assert counting.forth == (stated(METHODS[name].info.passes, "forward") - 1) * len(X)
+
+
+@pytest.mark.parametrize("name", ON_A_VIT)
 def test_chunks_change_nothing(name):
     close(method(name, chunk=2).attribute(X, [0, 1, 2]), usual(name).attribution)
     with pytest.raises(OptionError, match="chunk"):
@@ -254,7 +335,7 @@ def stated(passes: str, kind: str) -> int:
 @pytest.mark.parametrize("name", ON_A_VIT)
 def test_the_stated_cost_is_the_cost(name):
     counting = Counting(model_of("vit"))
-    create_method(name, counting, **FEW.get(name, {})).attribute(X, 1)
+    create_method(name, counting, **FEW.get(name, {})).attribute(X)
     passes = METHODS[name].info.passes
     assert counting.forth == stated(passes, "forward") * len(X)
     if name not in ON_TOKENS - {"iia"}:  # these differentiate parts of the model, or propagate by hand

@@ -21,6 +21,9 @@ from dave_vit.models.loading import backbone, checked_device
 
 _FORWARD = 32  # images in one forward pass
 
+Report = Callable[[float], None]
+"""Told which part of the forward passes is done, from 0 to 1."""
+
 
 @dataclass(frozen=True)
 class Training:
@@ -91,7 +94,7 @@ def train_probe(
     device: str | torch.device = "cpu",
     settings: Training | None = None,
     split: float = 0.2,
-    report: Callable[[float], None] | None = None,
+    report: Report | None = None,
 ) -> Probe:
     """Train a linear layer on the features of a backbone.
 
@@ -103,7 +106,7 @@ def train_probe(
         device: where the backbone runs.
         settings: of the training.
         split: the part that is held back where there is no validation set.
-        report: told which part of the forward passes is done, from 0 to 1; they are most of the work.
+        report: told of the progress through the backbone, which is most of the work.
     """
     settings = settings or Training()
     names = _checked_names(training, validation)
@@ -165,7 +168,7 @@ def _labels(part: _Part, names: list[str]) -> Tensor:
 
 
 class _Progress:
-    def __init__(self, report: Callable[[float], None] | None, total: int) -> None:
+    def __init__(self, report: Report | None, total: int) -> None:
         self.report, self.total, self.done = report, total, 0
 
     def add(self, count: int) -> None:
@@ -201,7 +204,7 @@ def _features(
     model: Adapter, part: _Part, progress: _Progress, transform: Callable[[Image.Image], Tensor] | None = None
 ) -> Tensor:
     """Features ``[n, D]`` of images, on the CPU."""
-    parts = []
+    found = []
     place = next(model.parameters())
     for start in range(0, len(part), _FORWARD):
         pictures = [data.image(index) for data, index in part[start : start + _FORWARD]]
@@ -210,9 +213,9 @@ def _features(
         else:
             inputs = torch.stack([transform(picture) for picture in pictures]).to(place)
         with torch.no_grad():
-            parts.append(model(inputs).float().cpu())
+            found.append(model(inputs).float().cpu())
         progress.add(len(pictures))
-    return torch.cat(parts)
+    return torch.cat(found)
 
 
 def _fitted(features: Tensor, labels: Tensor, classes: int, settings: Training) -> nn.Linear:

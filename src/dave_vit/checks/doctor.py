@@ -31,7 +31,7 @@ class Diagnosis:
         logit: of the predicted class.
         image_part: <W, x>, what the image contributes to it.
         constants: how many additive constants (biases, positions, tokens) contribute the rest.
-        functions: how often each function met a tensor that carries the input.
+        seen: how often each function met a tensor that carries the input.
         layout: where the tokens lie, or why there is no single grid.
     """
 
@@ -41,7 +41,7 @@ class Diagnosis:
     logit: float
     image_part: float
     constants: int
-    functions: dict[str, int]
+    seen: dict[str, int]
     layout: TokenLayout | str
 
     @property
@@ -58,8 +58,11 @@ class Diagnosis:
                 "have been refused"
             )
         share = f"{self.image_part:.4g} of the logit {self.logit:.4g} comes from the image"
-        apply = "work as well" if isinstance(self.layout, TokenLayout) else "do not apply to it"
-        tokens = f"attention-based methods {apply}"
+        tokens = (
+            "attention-based methods work as well"
+            if isinstance(self.layout, TokenLayout)
+            else "attention-based methods do not apply to it"
+        )
         return f"good: dave explains this model exactly; {share}, the rest from its constants; {tokens}"
 
 
@@ -92,6 +95,6 @@ def _examined(model: Adapter, inputs: Tensor) -> Diagnosis:
         logit=balance.score,
         image_part=balance.explained,
         constants=len(parts.constants),
-        functions=parts.functions,
+        seen=parts.functions,
         layout=layout,
     )

@@ -7,7 +7,6 @@ derivative of the logits through the head and the last block, the only backward 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -15,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.errors import InputError, OptionError, missing_extra
-from dave_vit.methods.base import METHODS, MethodInfo
+from dave_vit.methods.base import METHODS, MethodInfo, one_of
+from dave_vit.methods.chunks import Passes
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, token_graph, wide
 from dave_vit.run.observe import Observation
+from dave_vit.targets import Target
 
 Heads = Literal["mean", "max", "min"]
 
@@ -30,36 +31,19 @@ _OUTER = (3, 3)  # layers that keep all edges where a network is thinned: enough
 _UNITS = 2**20  # capacities are counted in whole millionths, since flow is solved in integers
 
 
-class _Attention(TokenMethod):
-    """A method of the attention matrices alone.
+def _fused(graph: TokenGraph, heads: Heads) -> list[Tensor]:
+    """One matrix ``[b, N, N]`` a layer."""
+    return [_FUSE[heads](wide(layer)) for layer in graph.layers]
 
-    Args:
-        model: a model with softmax attention among all tokens.
-        heads: how the heads of a layer become one matrix: "mean", "max" or "min".
-        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
-    """
 
-    def __init__(self, model: nn.Module, *, heads: Heads = "mean", **options: Any) -> None:
-        super().__init__(model, **options)
-        if heads not in _FUSE:
-            raise OptionError(f"heads {heads!r}; expected one of {', '.join(_FUSE)}")
-        self.heads = heads
-
-    def _seen(self, seen: Observation, images: Tensor, target: Tensor) -> Tensor:
-        graph = token_graph(seen, images)
-        grid = graph.layout.to_grid(self._scores(graph))  # [b, h, w]
-        return grid.unsqueeze(1).expand(-1, target.shape[1], -1, -1)
-
-    @abstractmethod
-    def _scores(self, graph: TokenGraph) -> Tensor:
-        """One value a token ``[b, N]``."""
-
-    def _layers(self, graph: TokenGraph) -> list[Tensor]:
-        return [_FUSE[self.heads](wide(layer)) for layer in graph.layers]  # [b, N, N] each
+def _for_all(scores: Tensor, graph: TokenGraph, target: Target) -> Tensor:
+    """Scores ``[b, N]`` as token grids ``[b, K, h, w]``, the same whatever is explained."""
+    grid = graph.layout.to_grid(scores)  # [b, h, w]
+    return grid.unsqueeze(1).expand(-1, len(target.rows(graph.logits)), -1, -1)
 
 
 @METHODS.register("raw_attention")
-class RawAttention(_Attention):
+class RawAttention(TokenMethod):
     """The attention of the class token in one layer.
 
     Args:
@@ -78,11 +62,15 @@ class RawAttention(_Attention):
     )
 
     def __init__(self, model: nn.Module, *, layer: int = -1, heads: Heads = "mean", **options: Any) -> None:
-        super().__init__(model, heads=heads, **options)
-        self.layer = layer
+        super().__init__(model, **options)
+        self.layer, self.heads = layer, one_of("heads", heads, _FUSE)
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        graph = token_graph(observed, images)
+        return _for_all(self._scores(graph), graph, target)
 
     def _scores(self, graph: TokenGraph) -> Tensor:
-        layers = self._layers(graph)
+        layers = _fused(graph, self.heads)
         if not -len(layers) <= self.layer < len(layers):
             raise OptionError(f"layer {self.layer}; the model has layers 0 to {len(layers) - 1}")
         if graph.pooling is not None and self.layer == -1:  # nothing comes between the pooling and the head
@@ -91,7 +79,7 @@ class RawAttention(_Attention):
 
 
 @METHODS.register("rollout")
-class Rollout(_Attention):
+class Rollout(TokenMethod):
     """The product of all layers' attention, each with half of it replaced by the residual path.
 
     Args:
@@ -113,14 +101,16 @@ class Rollout(_Attention):
     def __init__(
         self, model: nn.Module, *, heads: Heads = "mean", discard: float = 0.0, start_layer: int = 0, **options: Any
     ) -> None:
-        super().__init__(model, heads=heads, **options)
+        super().__init__(model, **options)
         if not 0 <= discard < 1:
             raise OptionError(f"discard is {discard}; give a share from 0 to below 1")
-        self.discard, self.start_layer = discard, start_layer
+        self.heads, self.discard, self.start_layer = one_of("heads", heads, _FUSE), discard, start_layer
 
-    def _scores(self, graph: TokenGraph) -> Tensor:
-        matrices = from_layer(self._layers(graph), self.start_layer)
-        return rollout([_without_smallest(matrix, self.discard) for matrix in matrices], graph.readout())
+    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        graph = token_graph(observed, images)
+        matrices = from_layer(_fused(graph, self.heads), self.start_layer)
+        kept = [_without_smallest(matrix, self.discard) for matrix in matrices]
+        return _for_all(rollout(kept, graph.readout()), graph, target)
 
 
 def from_layer(layers: list[Tensor], start: int) -> list[Tensor]:
@@ -151,7 +141,7 @@ def rollout(matrices: Sequence[Tensor], readout: Tensor) -> Tensor:
 
 
 @METHODS.register("attention_flow")
-class AttentionFlow(_Attention):
+class AttentionFlow(TokenMethod):
     """How much can flow from each token to the read-out, attention being the capacity of the edges between layers.
 
     Each token takes one maximum flow on the CPU: together 2 to 10 s an image for the 197 tokens of a 12-layer model. No
@@ -183,19 +173,20 @@ class AttentionFlow(_Attention):
         max_tokens: int = 256,
         **options: Any,
     ) -> None:
-        super().__init__(model, heads=heads, **options)
-        self.start_layer, self.max_tokens = start_layer, max_tokens
+        super().__init__(model, **options)
+        self.heads, self.start_layer, self.max_tokens = one_of("heads", heads, _FUSE), start_layer, max_tokens
 
-    def _scores(self, graph: TokenGraph) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        graph = token_graph(observed, images)
         if graph.layout.tokens > self.max_tokens:
             raise InputError(
                 f"attention_flow on {graph.layout.tokens} tokens would take very long (see its cost); use rollout, "
                 f"smaller images, or allow it with max_tokens={graph.layout.tokens}"
             )
-        layers = [residual(matrix) for matrix in from_layer(self._layers(graph), self.start_layer)]
+        layers = [residual(matrix) for matrix in from_layer(_fused(graph, self.heads), self.start_layer)]
         stacked = torch.stack(layers, 1)  # [b, layers, N, N]
         flows = [flow(matrices, read[0]) for matrices, read in zip(stacked, graph.readout(), strict=True)]
-        return torch.stack(flows)
+        return _for_all(torch.stack(flows), graph, target)
 
 
 def flow(matrices: Tensor, readout: Tensor) -> Tensor:
@@ -221,9 +212,9 @@ def flow(matrices: Tensor, readout: Tensor) -> Tensor:
     leaving, entering = capacity[0].sum(0), int(torch.minimum(capacity[-1].sum(1), read).sum())
     flows = []
     for token in range(len(read)):
-        found = maximum_flow(thin, token, end, method="dinic").flow_value
-        final = thin is whole or found == min(int(leaving[token]), entering)
-        flows.append(found if final else maximum_flow(whole, token, end, method="dinic").flow_value)
+        value = maximum_flow(thin, token, end, method="dinic").flow_value
+        final = thin is whole or value == min(int(leaving[token]), entering)
+        flows.append(value if final else maximum_flow(whole, token, end, method="dinic").flow_value)
     return torch.tensor(flows, dtype=matrices.dtype, device=matrices.device) / _UNITS
 
 

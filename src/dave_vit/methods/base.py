@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from dave_vit.errors import OptionError
+from dave_vit.errors import InputError, OptionError
+from dave_vit.intercept import RuleSet
 from dave_vit.maps import collapse
+from dave_vit.methods.chunks import Passes, clean_logits
 from dave_vit.registry import Registry
-from dave_vit.run.gradient import check_inputs, logits_of
-from dave_vit.targets import TargetLike, resolve_target
+from dave_vit.run import Gradient, gradient
+from dave_vit.run.gradient import check_inputs
+from dave_vit.targets import Target, TargetLike
+
+Name = TypeVar("Name", bound=str)
 
 
 @dataclass(frozen=True)
@@ -43,14 +48,14 @@ class Explanation:
 
     Attributes:
         attribution: signed, in the shape of the inputs ``[B, C, H, W]``.
-        target: the explained class of each image ``[B]``.
+        target: the explained class of each image ``[B]``, or ``[B, K]``; None for a score function.
         standard_error: of the map over the samples ``[B, H, W]``, for methods that draw samples.
         samples: how many samples it rests on.
         postprocess: how the method's own map is made of the channel sum, where it prescribes one.
     """
 
     attribution: Tensor
-    target: Tensor
+    target: Tensor | None
     standard_error: Tensor | None = None
     samples: int = 1
     postprocess: Callable[[Tensor], Tensor] | None = None
@@ -70,48 +75,120 @@ class Explanation:
 
 
 class Method(ABC):
-    """Base of all methods.
+    """Base of all methods: options that never change, and one step that explains a chunk of images.
 
     Args:
         model: any module that maps inputs ``[B, C, H, W]`` to logits ``[B, classes]``. It is never changed.
+        chunk: rows (images, or images times samples) in one forward pass; it changes speed and memory, not the maps.
+        autocast: run the model under autocast, for example ``torch.bfloat16``.
 
     Example:
         >>> attribution = create_method("input_x_gradient", model).attribute(images, target=207)
     """
 
     info: ClassVar[MethodInfo]
+    rows: ClassVar[Mapping[str, int]] = {"cuda": 256, "cpu": 16}  # of a pass, unless told otherwise
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, *, chunk: int | None = None, autocast: torch.dtype | None = None) -> None:
+        self.model, self.autocast = model, autocast
+        self.chunk = None if chunk is None else at_least_one("chunk", chunk)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in vars(self):  # what was drawn or compiled for the old value would be served on
+            raise OptionError(f"{name} of a method cannot be changed; make another {type(self).__name__} with it")
+        super().__setattr__(name, value)
 
     def attribute(self, inputs: Tensor, target: TargetLike = None) -> Tensor:
         """Signed attributions in the shape of the inputs.
 
         Args:
             inputs: preprocessed images ``[B, C, H, W]``.
-            target: a class index, one index an image, ``[B, K]`` indices, or None for the predicted class.
+            target: a class index, one index an image, ``[B, K]`` indices, a function from logits to one score an image,
+                or None for the predicted class.
 
         Returns:
             ``[B, C, H, W]``; ``[B, K, C, H, W]`` for ``[B, K]`` targets.
         """
         return self.explain(inputs, target).attribution
 
+    @torch.inference_mode(mode=False)  # where autograd could not be switched on
     def explain(self, inputs: Tensor, target: TargetLike = None) -> Explanation:
-        """Attributions with what is known of their certainty."""
-        indices = self.resolve(inputs, target)
-        if indices.ndim == 1:
-            return Explanation(self._attribute(inputs, indices), indices)
-        columns = [self._attribute(inputs, column) for column in indices.unbind(1)]
-        return Explanation(torch.stack(columns, 1), indices)
+        """Attributions for a batch of any size, with what is known of their certainty."""
+        images, wanted, passes = self._opened(inputs, target)
 
-    def resolve(self, inputs: Tensor, target: TargetLike) -> Tensor:
-        """Class indices of the clean images; the logits are computed once."""
-        check_inputs(inputs)
-        return resolve_target(logits_of(self.model, inputs), target)
+        def step(start: int, stop: int) -> Explanation:
+            return self._explain(images[start:stop], wanted.part(start, stop), passes)
+
+        return joined(passes.run(step, len(images)))
 
     @abstractmethod
-    def _attribute(self, inputs: Tensor, target: Tensor) -> Tensor:
-        """Attributions for resolved targets ``[B]``."""
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        """The explanation of a chunk.
+
+        Args:
+            images: ``[b, C, H, W]``.
+            target: what is explained of each of them; its classes may still have to be resolved on logits.
+            passes: for methods that run the model on more rows than there are images.
+        """
+
+    def _opened(self, inputs: Tensor, target: TargetLike) -> tuple[Tensor, Target, Passes]:
+        """What a call works with: images that autograd takes, the target in its one form, the size of passes."""
+        check_images(inputs)
+        images = inputs.clone() if inputs.is_inference() else inputs.detach()
+        wanted = Target.of(target, len(images))
+        if wanted.indices is not None:
+            indices = wanted.indices.to(images.device)
+            wanted = replace(wanted, indices=indices.expand(len(images)) if indices.ndim == 0 else indices)
+        return images, wanted, Passes(self.chunk or self.rows.get(images.device.type, self.rows["cpu"]))
+
+    def _resolved(self, images: Tensor, target: Target, passes: Passes) -> Target:
+        """With the predicted classes of the clean images where no other are asked for; else without a pass."""
+        return target if target.known else target.resolve(clean_logits(self.model, images, passes))
+
+    def _gradient(self, images: Tensor, target: Target, rules: RuleSet) -> Gradient:
+        """One forward pass, and a backward pass for each class of an image, under a rule set."""
+        return gradient(self.model, images, target, rules=rules, autocast=self.autocast)
+
+
+def joined(parts: Sequence[Explanation]) -> Explanation:
+    """The explanations of consecutive chunks as one."""
+
+    def whole(name: str) -> Any:
+        return None if getattr(parts[0], name) is None else torch.cat([getattr(part, name) for part in parts])
+
+    tensors = {name: whole(name) for name in ("attribution", "target", "standard_error")}
+    return replace(parts[0], **tensors)
+
+
+def times_input(passed: Gradient, images: Tensor, target: Target) -> Explanation:
+    """The derivative that one pass gave, times the images."""
+    return Explanation(times(passed.weight, images, target), target.resolve(passed.logits).indices)
+
+
+def times(values: Tensor, images: Tensor, target: Target) -> Tensor:
+    """Values ``[..., b, C, H, W]``, or ``[..., b, K, C, H, W]`` of several classes, times images ``[b, C, H, W]``."""
+    return values * (images.unsqueeze(1) if target.several else images)
+
+
+def check_images(inputs: Tensor) -> None:
+    """Refuse what is no batch of images."""
+    check_inputs(inputs)
+    if inputs.ndim != 4:
+        raise InputError(f"inputs have shape {tuple(inputs.shape)}; give a batch of images [B, C, H, W]")
+
+
+def at_least_one(name: str, value: int) -> int:
+    """The value of an option that counts something."""
+    if value < 1:
+        raise OptionError(f"{name} is {value}; it must be at least 1")
+    return value
+
+
+def one_of(name: str, value: Name, known: Collection[str]) -> Name:
+    """The value of an option that is a name."""
+    if value not in known:
+        raise OptionError(f"{name} {value!r}; expected one of {', '.join(known)}")
+    return value
 
 
 METHODS: Registry[type[Method]] = Registry("method")

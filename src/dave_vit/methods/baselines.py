@@ -6,14 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.errors import OptionError
-from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.chunked import Chunked
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo
+from dave_vit.methods.chunks import Passes, clean_logits
 from dave_vit.methods.located import per_channel
 from dave_vit.neighborhood.draws import sample_generator
+from dave_vit.targets import Target
 
 
 @METHODS.register("random")
-class Random(Chunked):
+class Random(Method):
     """Independent normal values, the same for every image and every class of a seed.
 
     Args:
@@ -36,14 +37,14 @@ class Random(Chunked):
         super().__init__(model, chunk=chunk, autocast=autocast)
         self.seed = seed
 
-    def _maps(self, images: Tensor, target: Tensor) -> Tensor:
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
         generator = sample_generator(self.seed, 0, "noise")
-        drawn = torch.randn(images.shape[1:], generator=generator, device="cpu").to(images.device, images.dtype)
-        return drawn.expand(*target.shape, *images.shape[1:]).clone()
+        drawn = torch.randn(images.shape[1:], generator=generator, device="cpu")
+        return _alike(drawn, images, target, clean_logits(self.model, images, passes))
 
 
 @METHODS.register("center")
-class Center(Chunked):
+class Center(Method):
     """A Gaussian in the middle of the image: what photographers' habits alone are worth.
 
     Args:
@@ -68,11 +69,19 @@ class Center(Chunked):
             raise OptionError(f"width is {width}; give a fraction of the image's side above 0, such as 0.25")
         self.width = width
 
-    def _maps(self, images: Tensor, target: Tensor) -> Tensor:
-        row, column = (self._profile(extent).to(images.device, images.dtype) for extent in images.shape[-2:])
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        row, column = (self._profile(extent).to(images.dtype) for extent in images.shape[-2:])
         drawn = per_channel(row[:, None] * column, images.shape[1])  # [C, H, W]
-        return drawn.expand(*target.shape, *images.shape[1:]).clone()
+        return _alike(drawn, images, target, clean_logits(self.model, images, passes))
 
     def _profile(self, extent: int) -> Tensor:
         at = (torch.arange(extent, dtype=torch.float64) + 0.5) / extent - 0.5
         return torch.exp(-at.square() / (2 * self.width**2))
+
+
+def _alike(drawn: Tensor, images: Tensor, target: Target, logits: Tensor) -> Explanation:
+    """The same values ``[C, H, W]`` for every image and whatever is explained of it, which is checked all the same."""
+    columns = len(target.rows(logits))
+    shape = (len(images), columns) if target.several else (len(images),)
+    attribution = drawn.to(images.device, images.dtype).expand(*shape, *drawn.shape).clone()
+    return Explanation(attribution, target.resolve(logits).indices)

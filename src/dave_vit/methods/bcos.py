@@ -8,12 +8,11 @@ from torch import nn
 
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.chunked import OnePass
-from dave_vit.rules import EFFECTIVE
+from dave_vit.methods.dave import Effective
 
 
 @METHODS.register("bcos")
-class Bcos(OnePass):
+class Bcos(Effective):
     """The dynamic linear weights of a B-cos network times the input.
 
     A B-cos network is linear once its dynamic weights are held, and holding them is what the effective transformation
@@ -29,7 +28,6 @@ class Bcos(OnePass):
         "Böhle et al., TPAMI 2024",
         "1 forward, 1 backward",
     )
-    rules = EFFECTIVE
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -11,51 +10,35 @@ from torch import Tensor, nn
 from dave_vit.errors import OptionError
 from dave_vit.methods.attention import from_layer
 from dave_vit.methods.base import METHODS, MethodInfo
+from dave_vit.methods.chunks import Passes
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, gradients, token_graph
 from dave_vit.precision import precise_dtype
 from dave_vit.rules.sets.relevance import alpha_beta
 from dave_vit.run.observe import Observation, observation
+from dave_vit.targets import Target
 
 
-class _Weighted(TokenMethod):
-    """A method that gathers tokens through gradients times a value of each attention matrix.
+def _gathered(graph: TokenGraph, slopes: list[list[Tensor]], values: list[list[Tensor]], start_layer: int) -> Tensor:
+    """Token grids ``[b, K, h, w]``, out of a list for each of the K classes: a gradient and a value of each matrix."""
+    columns = zip(slopes, values, strict=True)
+    return graph.layout.to_grid(torch.stack([_relevance(graph, *column, start_layer) for column in columns], 1))
 
-    Args:
-        model: a model with softmax attention among all tokens.
-        start_layer: the first block that counts.
-        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
-    """
 
-    def __init__(self, model: nn.Module, *, start_layer: int = 0, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.start_layer = start_layer
-
-    def _seen(self, seen: Observation, images: Tensor, target: Tensor) -> Tensor:
-        graph = token_graph(seen, images)
-        found = gradients(seen, target, [attention.matrix for attention in graph.all])
-        values = self._values(graph, images, target)  # K lists of [b, heads, L, S]
-        maps = [self._gathered(graph, *column) for column in zip(found, values, strict=True)]
-        return graph.layout.to_grid(torch.stack(maps, 1))
-
-    def _gathered(self, graph: TokenGraph, grads: list[Tensor], values: list[Tensor]) -> Tensor:
-        """One value a token ``[b, N]``."""
-        parts = zip(grads, values, strict=True)
-        means = [(grad.to(value.dtype) * value).clamp(min=0).mean(1) for grad, value in parts]  # E_h (dA * A)^+
-        layers = from_layer(means[: len(graph.layers)], self.start_layer)
-        pooled = means[len(graph.layers) :]
-        start = pooled[0].mean(1, keepdim=True) if pooled else graph.readout().to(layers[0].dtype)  # [b, 1, N]
-        gained = torch.zeros_like(start)
-        for layer in reversed(layers):
-            gained = gained + (start + gained) @ layer  # the read-out's row of (I + A_L) ... (I + A_1), less I
-        return (start + gained if pooled else gained)[:, 0]  # a token's relevance to itself is no finding
-
-    @abstractmethod
-    def _values(self, graph: TokenGraph, images: Tensor, target: Tensor) -> list[list[Tensor]]:
-        """For each of the K classes, what the gradient of each matrix is multiplied by."""
+def _relevance(graph: TokenGraph, slopes: list[Tensor], values: list[Tensor], start_layer: int) -> Tensor:
+    """One value a token ``[b, N]``."""
+    parts = zip(slopes, values, strict=True)
+    means = [(slope.to(value.dtype) * value).clamp(min=0).mean(1) for slope, value in parts]  # E_h (dA * A)^+
+    layers = from_layer(means[: len(graph.layers)], start_layer)
+    pooled = means[len(graph.layers) :]
+    start = pooled[0].mean(1, keepdim=True) if pooled else graph.readout().to(layers[0].dtype)  # [b, 1, N]
+    gained = torch.zeros_like(start)
+    for layer in reversed(layers):
+        gained = gained + (start + gained) @ layer  # the read-out's row of (I + A_L) ... (I + A_1), less I
+    return (start + gained if pooled else gained)[:, 0]  # what a token is to itself says nothing
 
 
 @METHODS.register("chefer_generic")
-class CheferGeneric(_Weighted):
+class CheferGeneric(TokenMethod):
     """Attention times its gradient, gathered over all layers: R = R + E_h (dA * A)^+ R.
 
     Args:
@@ -71,12 +54,19 @@ class CheferGeneric(_Weighted):
         resolution="patch",
     )
 
-    def _values(self, graph: TokenGraph, images: Tensor, target: Tensor) -> list[list[Tensor]]:
-        return [[attention.matrix.detach() for attention in graph.all]] * target.shape[1]
+    def __init__(self, model: nn.Module, *, start_layer: int = 0, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.start_layer = start_layer
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        graph = token_graph(observed, images)
+        matrices = [attention.matrix for attention in graph.all]
+        slopes = gradients(graph.logits, target, matrices)
+        return _gathered(graph, slopes, [[matrix.detach() for matrix in matrices]] * len(slopes), self.start_layer)
 
 
 @METHODS.register("chefer_lrp")
-class CheferLRP(_Weighted):
+class CheferLRP(TokenMethod):
     """Transformer attribution: relevance of the attention matrices times their gradient, gathered over all layers.
 
     Relevance is propagated back through the whole model by the alpha-beta rule, image by image and in float64 whatever
@@ -98,18 +88,21 @@ class CheferLRP(_Weighted):
     )
 
     def __init__(self, model: nn.Module, *, start_layer: int = 0, alpha: float = 1.0, **options: Any) -> None:
-        super().__init__(model, start_layer=start_layer, **options)
+        super().__init__(model, **options)
         if not 1 <= alpha < float("inf"):
             raise OptionError(f"alpha is {alpha}; give a number of at least 1 (beta is alpha - 1)")
-        self.alpha = alpha
+        self.start_layer, self.alpha = start_layer, alpha
 
-    def _values(self, graph: TokenGraph, images: Tensor, target: Tensor) -> list[list[Tensor]]:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        graph = token_graph(observed, images)
+        slopes = gradients(graph.logits, target, [attention.matrix for attention in graph.all])
         # One by one: sums share their relevance out by totals over the whole image.
-        single = [self._relevance(*pair) for pair in zip(images.split(1), target.split(1), strict=True)]
-        columns = zip(*single, strict=True)  # K tuples of b lists
-        return [[torch.cat(layer) for layer in zip(*column, strict=True)] for column in columns]
+        single = [self._relevances(images[i : i + 1], target.part(i, i + 1)) for i in range(len(images))]
+        values = [[torch.cat(layer) for layer in zip(*column, strict=True)] for column in zip(*single, strict=True)]
+        return _gathered(graph, slopes, values, self.start_layer)
 
-    def _relevance(self, image: Tensor, target: Tensor) -> list[list[Tensor]]:
+    def _relevances(self, image: Tensor, target: Target) -> list[list[Tensor]]:
+        """A list for each of the K classes: the relevance of each attention matrix of one image."""
         exact = image.to(precise_dtype(image.device))
-        with observation(self.model, exact, rules=alpha_beta(self.alpha)) as seen:
-            return gradients(seen, target, [attention.matrix for attention in seen.attention])
+        with observation(self.model, exact, rules=alpha_beta(self.alpha)) as observed:
+            return gradients(observed.logits, target, [attention.matrix for attention in observed.attention])

@@ -4,38 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dave_vit.errors import OptionError
+from dave_vit.errors import OptionError, TargetError
 from dave_vit.intercept import RuleSet
-from dave_vit.methods.base import METHODS, Explanation, MethodInfo
-from dave_vit.methods.chunked import Chunked, OnePass, pairs
-from dave_vit.methods.presets import PRESETS
-from dave_vit.neighborhood import Neighborhood, Noise, Views
-from dave_vit.reduce import REDUCERS, Accumulator, Mean, Reducer
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, joined, times, times_input
+from dave_vit.methods.chunks import Passes, clean_logits
+from dave_vit.methods.presets import NOISE_SWITCHES, PRESETS
+from dave_vit.methods.sampling import Estimate
+from dave_vit.neighborhood import Neighborhood, Views
+from dave_vit.reduce import REDUCERS, Mean, Reducer
 from dave_vit.rules import EFFECTIVE
 from dave_vit.run.compiled import CompiledGradient
 from dave_vit.run.gradient import effective_transformation
-from dave_vit.targets import TargetLike
+from dave_vit.targets import Target, TargetLike
 
 _KEPT_BYTES = 128 * 2**20  # draws are kept between batches up to this size
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Some images of a batch on their way through all samples."""
-
-    inputs: Tensor  # [b, C, H, W]
-    target: Tensor  # [b, K]
-    accumulator: Accumulator  # over [n, b * K, C, H, W]
-
-
 @METHODS.register("dave")
-class DAVE(Chunked):
+class DAVE(Method):
     """Distribution-aware attribution via ViT gradient decomposition.
 
     Args:
@@ -80,108 +72,82 @@ class DAVE(Chunked):
         **switches: Any,
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
-        if samples < 1:
-            raise OptionError(f"samples is {samples}; it must be at least 1")
         chosen = PRESETS[preset](model)
         chosen = replace(chosen, neighborhood=neighborhood or chosen.neighborhood).switched(switches)
         self.neighborhood = chosen.neighborhood
         self.reducer: Reducer = REDUCERS[reducer]() if isinstance(reducer, str) else reducer or chosen.reducer
         self.rules = rules or chosen.rules
         self.postprocess = chosen.postprocess
-        self.samples, self.seed = samples, seed
+        self.samples, self.seed = at_least_one("samples", samples), seed
         self._kept: dict[tuple[Any, ...], Views] = {}
         self._compiled = CompiledGradient(model, self.rules, autocast) if compiled else None
 
-    def explain(self, inputs: Tensor, target: TargetLike = None) -> Explanation:
-        """Attributions, their standard error, and the explained classes."""
-        groups, indices = self._groups(inputs, target)
-        for _ in self._run(groups):
-            pass
-        return self._explanation(groups, indices)
-
+    @torch.inference_mode(mode=False)
     def refine(self, inputs: Tensor, target: TargetLike = None) -> Iterator[Explanation]:
         """The explanation after each chunk of samples; the last one equals ``explain``."""
-        groups, indices = self._groups(inputs, target)
-        for _ in self._run(groups):
-            yield self._explanation(groups, indices)
+        images, wanted, passes = self._opened(inputs, target)
+        size, at_once = passes.rows, passes.samples(images)
+        runs = [
+            self._estimates(images[start : start + size], wanted.part(start, start + size), passes, at_once)
+            for start in range(0, len(images), size)
+        ]
+        for estimates in zip(*runs, strict=True):
+            yield joined([estimate.explanation() for estimate in estimates])
 
-    def _maps(self, images: Tensor, target: Tensor) -> Tensor:
-        return self.explain(images, target).attribution
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        *_, last = self._estimates(images, target, passes, passes.samples(images))
+        return last.explanation()
 
-    @torch.inference_mode(mode=False)
-    def _groups(self, inputs: Tensor, target: TargetLike) -> tuple[list[_Group], Tensor]:
-        indices = self.resolve(inputs, target)  # once, on the clean image
-        columns = indices.reshape(len(inputs), -1)  # [B, K]
-        parts = pairs(inputs, columns, self._size(inputs))
-        return [_Group(images, wanted, self.reducer.accumulator()) for images, wanted in parts], indices
+    def _estimates(self, images: Tensor, target: Target, passes: Passes, at_once: int) -> Iterator[Estimate]:
+        """The estimate of some images, again after each chunk of samples."""
+        estimate = Estimate(self.reducer.accumulator(), self._resolved(images, target, passes), self.postprocess)
+        for start in range(0, self.samples, at_once):
+            views = self._views(images, start, min(start + at_once, self.samples))
+            estimate.add(self._attributions(views, images, estimate.target, passes))
+            yield estimate
 
-    def _run(self, groups: list[_Group]) -> Iterator[None]:
-        step = max(1, self._size(groups[0].inputs) // len(groups[0].inputs))
-        for start in range(0, self.samples, step):
-            for group in groups:
-                group.accumulator.update(self._draw(group, start, min(start + step, self.samples)))
-            yield
+    def _attributions(self, views: Views, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        """One sample a view: ``[n, b, C, H, W]``, or ``[n, b, K, C, H, W]``."""
+        rows = views.apply(images).flatten(0, 1)  # x_t = tau(x + eps): [n * b, C, H, W]
+        wanted = target.repeated(len(views))
 
-    @torch.inference_mode(mode=False)
-    def _draw(self, group: _Group, start: int, stop: int) -> Tensor:
-        """Attribution samples ``start`` to ``stop`` of some images: [n, b * K, C, H, W]."""
-        images = group.inputs
-        views = self._views(images, start, stop)
-        seen = views.apply(images)  # x_t = tau(x + eps): [n, b, C, H, W]
-        weight = self._effective(seen.flatten(0, 1), group.target.repeat(stop - start, 1))  # [n * b, K, C, H, W]
-        count = group.target.shape[1]
-        weight = weight.reshape(stop - start, len(images) * count, *images.shape[1:])
-        return views.pull_back(weight) * images.repeat_interleave(count, 0)  # eq. (8) inside, eq. (9)
+        def effective(start: int, stop: int) -> Tensor:
+            return self._effective(rows[start:stop], wanted.part(start, stop))
+
+        weight = torch.cat(passes.run(effective, len(rows))).unflatten(0, (len(views), len(images)))
+        pulled = views.pull_back(weight.flatten(1, -4)).reshape(weight.shape)  # eq. (8) inside
+        return times(pulled, images, target)  # eq. (9)
+
+    def _effective(self, rows: Tensor, target: Target) -> Tensor:
+        """W of each view."""
+        if self._compiled is None:
+            return effective_transformation(self.model, rows, target, rules=self.rules, autocast=self.autocast)
+        weight = self._compiled(rows, target.columns)  # [n, K, C, H, W]
+        return weight if target.several else weight[:, 0]
+
+    def _resolved(self, images: Tensor, target: Target, passes: Passes) -> Target:
+        if self._compiled is None:
+            return super()._resolved(images, target, passes)
+        if target.score is not None:
+            raise TargetError("a compiled graph explains classes; leave compiled out to explain a score function")
+        return target.resolve(clean_logits(self.model, images, passes))  # the graph checks no ranges
 
     def _views(self, images: Tensor, start: int, stop: int) -> Views:
-        """The draws ``start`` to ``stop``; kept for the next batch, since drawing noise costs more than copying it."""
+        """The draws ``start`` to ``stop``; all are kept for the next batch, if they are not too large."""
         shape = (images.shape[1], images.shape[2], images.shape[3])
-        key = (shape, start, stop, images.device, images.dtype)
-        if key not in self._kept:
+        key = (shape, images.device, images.dtype)
+        views = self._kept.get(key)
+        if views is None:
+            kept = self.samples * math.prod(shape) * images.element_size() <= _KEPT_BYTES
+            drawn = {"start": 0, "stop": self.samples} if kept else {"start": start, "stop": stop}
             views = self.neighborhood.views(
-                shape,
-                samples=self.samples,
-                seed=self.seed,
-                start=start,
-                stop=stop,
-                device=images.device,
-                dtype=images.dtype,
+                shape, samples=self.samples, seed=self.seed, device=images.device, dtype=images.dtype, **drawn
             )
-            if self.samples * math.prod(shape) * images.element_size() > _KEPT_BYTES:
+            if not kept:
                 return views
-            if any(old[0] != shape or old[3:] != key[3:] for old in self._kept):
-                self._kept.clear()
+            self._kept.clear()
             self._kept[key] = views
-        return self._kept[key]
-
-    def _effective(self, seen: Tensor, target: Tensor) -> Tensor:
-        """W of each view; a batch that does not fit is halved, with the same result."""
-        try:
-            if self._compiled is not None:
-                return self._compiled(seen, target)
-            return effective_transformation(self.model, seen, target, rules=self.rules, autocast=self.autocast)
-        except (RuntimeError, MemoryError) as error:
-            if len(seen) == 1 or not _out_of_memory(error):
-                raise
-        half = len(seen) // 2  # outside of the handler, so that the failed pass is freed first
-        if seen.is_cuda:
-            torch.cuda.empty_cache()
-        self.chunk = half
-        return torch.cat([self._effective(seen[:half], target[:half]), self._effective(seen[half:], target[half:])])
-
-    def _explanation(self, groups: list[_Group], indices: Tensor) -> Explanation:
-        attribution = torch.cat([group.accumulator.attribution() for group in groups])
-        error = torch.cat([group.accumulator.standard_error() for group in groups])
-        if indices.ndim == 2:
-            attribution = attribution.reshape(*indices.shape, *attribution.shape[1:])
-            error = error.reshape(*indices.shape, *error.shape[1:])
-        return Explanation(attribution, indices, error, groups[0].accumulator.count, self.postprocess)
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    text = str(error).lower()
-    known = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(part in text for part in known)
+        return views.part(start, stop)
 
 
 @METHODS.register("equivariant")
@@ -197,12 +163,14 @@ class Equivariant(DAVE):
     def __init__(
         self, model: nn.Module, samples: int = 50, seed: int = 0, preset: str = "paper", **options: Any
     ) -> None:
-        super().__init__(model, samples, seed, preset, **{"reducer": Mean(), **options})
-        self.neighborhood = replace(self.neighborhood, noise=Noise("none"))
+        for name in NOISE_SWITCHES:
+            if name in options:
+                raise OptionError(f"equivariant has no noise, so it takes no {name}; use dave for noise")
+        super().__init__(model, samples, seed, preset, **{"reducer": Mean(), **options}, noise="none")
 
 
 @METHODS.register("effective")
-class Effective(OnePass):
+class Effective(Method):
     """The effective transformation alone (eq. (4)), times the input."""
 
     info = MethodInfo(
@@ -210,4 +178,6 @@ class Effective(OnePass):
         "Wróbel et al., ICML 2026, eq. (4)",
         "1 forward, 1 backward",
     )
-    rules = EFFECTIVE
+
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        return times_input(self._gradient(images, target, EFFECTIVE), images, target)

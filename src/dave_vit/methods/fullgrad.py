@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dave_vit.errors import OptionError
 from dave_vit.intercept import RuleSet
-from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.located import Contribution, Located, contributions, per_channel, spread_evenly
-from dave_vit.precision import precise_dtype
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, one_of
+from dave_vit.methods.chunks import Passes
+from dave_vit.methods.located import contributions, one_by_one, summed
 from dave_vit.rules.sets.full_gradient import FULL_GRADIENT, FULL_GRADIENT_OF_CONVOLUTIONS
-from dave_vit.targets import TargetLike, resolve_target
+from dave_vit.targets import Target
 
 Biases = Literal["all", "conv"]
 
@@ -22,7 +21,7 @@ _RULES: dict[str, RuleSet] = {"all": FULL_GRADIENT, "conv": FULL_GRADIENT_OF_CON
 
 
 @METHODS.register("fullgrad")
-class FullGrad(Located):
+class FullGrad(Method):
     """Input times gradient, and bias times gradient of every layer, brought to the size of the image and added up.
 
     As published, each channel of each layer is taken by its absolute value and rescaled to [0, 1] before it is brought
@@ -55,33 +54,26 @@ class FullGrad(Located):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
-        if biases not in _RULES:
-            raise OptionError(f"biases {biases!r}; expected one of {', '.join(get_args(Biases))}")
-        self.biases, self.rescale = biases, rescale
+        self.biases, self.rescale = one_of("biases", biases, _RULES), rescale
 
-    def _single(self, image: Tensor, target: TargetLike) -> tuple[Tensor, Tensor]:
-        rules = _RULES[self.biases]
-        found, parts = contributions(self.model, image, target, rules=rules, autocast=self.autocast)
-        direct = found.weight * image
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        return one_by_one(images, target, self._single)
+
+    def _single(self, image: Tensor, target: Target) -> Explanation:
+        passed, parts = contributions(self.model, image, target, rules=_RULES[self.biases], autocast=self.autocast)
+        direct = passed.weight * image
         size = (image.shape[-2], image.shape[-1])
-        total = torch.zeros(size, dtype=precise_dtype(image.device), device=image.device)
-        for part in parts:
-            total += self._rescaled(part, size) if self.rescale else self._signed(part, size)
-        direct = rescaled(direct[0])[None] if self.rescale else direct
-        maps = direct + per_channel(total, image.shape[1]).to(image.dtype)
-        return maps, resolve_target(found.logits, target)
+        if self.rescale:
+            direct = rescaled(direct[0])[None]
+            maps = [_enlarged(rescaled(part.grid), size) for part in parts if part.grid is not None]
+        else:
+            maps = [part.spread(size) for part in parts]
+        return Explanation(direct + summed(maps, image), target.resolve(passed.logits).indices)
 
-    @staticmethod
-    def _rescaled(part: Contribution, size: tuple[int, int]) -> Tensor | float:
-        if part.grid is None:
-            return 0.0
-        layer = rescaled(part.grid).sum(0)  # the sum before the upsampling, which is linear
-        return F.interpolate(layer[None, None], size, mode="bilinear", align_corners=False)[0, 0]
 
-    @staticmethod
-    def _signed(part: Contribution, size: tuple[int, int]) -> Tensor:
-        rest = part.elsewhere / (size[0] * size[1])
-        return rest if part.grid is None else rest + spread_evenly(part.grid.sum(0), size)
+def _enlarged(layer: Tensor, size: tuple[int, int]) -> Tensor:
+    """The channels of ``[D, h, w]``, added up before the upsampling, which is linear: ``[H, W]``."""
+    return F.interpolate(layer.sum(0)[None, None], size, mode="bilinear", align_corners=False)[0, 0]
 
 
 def rescaled(layer: Tensor) -> Tensor:

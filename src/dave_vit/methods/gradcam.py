@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, MethodInfo
+from dave_vit.methods.chunks import Passes
 from dave_vit.methods.tokens import TokenMethod, gradients
 from dave_vit.run.layout import TokenLayout, find_layout
 from dave_vit.run.observe import Observation
+from dave_vit.targets import Target
 
 
 @METHODS.register("gradcam")
@@ -40,31 +42,31 @@ class GradCAM(TokenMethod):
         super().__init__(model, **options)
         self.positive = positive
 
-    def _seen(self, seen: Observation, images: Tensor, target: Tensor) -> Tensor:
-        source, as_picture = _features(seen, images)
+    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        source, as_picture = _features(observed, images)
         features = as_picture(source.detach())  # [b, D, h, w]
         maps = []
-        for (grad,) in gradients(seen, target, [source]):
-            weight = as_picture(grad).mean((2, 3), keepdim=True)  # eq. (1)
+        for (slope,) in gradients(observed.logits, target, [source]):
+            weight = as_picture(slope).mean((2, 3), keepdim=True)  # eq. (1)
             maps.append((weight * features).sum(1))  # eq. (2), without its ReLU
-        found = torch.stack(maps, 1)  # [b, K, h, w]
-        return found.clamp(min=0) if self.positive else found
+        grids = torch.stack(maps, 1)  # [b, K, h, w]
+        return grids.clamp(min=0) if self.positive else grids
 
 
-def _features(seen: Observation, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def _features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """A tensor of the graph, and how it or its gradient becomes a picture of features ``[b, D, h, w]``."""
-    for attention in reversed(seen.attention):
+    for attention in reversed(observed.attention):
         tokens, shape = attention.tokens, attention.matrix.shape
         if tokens is not None and tokens.shape[:2] == (len(images), shape[-1]) and shape[-2] == shape[-1]:
-            return tokens, partial(_transposed, find_layout(seen, shape[-1], images))
-    if seen.pooled is None:
+            return tokens, partial(_transposed, find_layout(observed, shape[-1], images))
+    if observed.pooled is None:
         raise UnsupportedOperator(
             "gradcam found neither attention among all tokens nor features that are averaged for the head; use dave or "
             "input_x_gradient, which work on any model"
         )
-    if seen.pooled.ndim == 4:
-        return seen.pooled, lambda values: values
-    return seen.pooled, find_layout(seen, seen.pooled.shape[-1], images).to_grid
+    if observed.pooled.ndim == 4:
+        return observed.pooled, lambda values: values
+    return observed.pooled, find_layout(observed, observed.pooled.shape[-1], images).to_grid
 
 
 def _transposed(layout: TokenLayout, tokens: Tensor) -> Tensor:

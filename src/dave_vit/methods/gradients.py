@@ -7,18 +7,19 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.errors import InputError, OptionError
-from dave_vit.methods.base import METHODS, Explanation, MethodInfo
-from dave_vit.methods.chunked import Chunked, OnePass, pairs
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, times, times_input
+from dave_vit.methods.chunks import Passes, clean_logits
+from dave_vit.methods.sampling import Estimate
 from dave_vit.neighborhood.draws import sample_generator
 from dave_vit.precision import precise_dtype
-from dave_vit.reduce import Accumulator, Mean
+from dave_vit.reduce import Mean
 from dave_vit.rules import PLAIN
-from dave_vit.run.gradient import logits_of
-from dave_vit.targets import TargetLike
+from dave_vit.run import gradient
+from dave_vit.targets import Target, TargetLike
 
 
 @METHODS.register("input_x_gradient")
-class InputXGradient(OnePass):
+class InputXGradient(Method):
     """The gradient times the input."""
 
     info = MethodInfo(
@@ -26,11 +27,13 @@ class InputXGradient(OnePass):
         "Shrikumar et al., 2016",
         "1 forward, 1 backward",
     )
-    rules = PLAIN
+
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        return times_input(self._gradient(images, target, PLAIN), images, target)
 
 
 @METHODS.register("saliency")
-class Saliency(OnePass):
+class Saliency(Method):
     """How much the logit moves with each value of the input.
 
     Args:
@@ -45,7 +48,6 @@ class Saliency(OnePass):
         "Simonyan et al., ICLR 2014 workshop",
         "1 forward, 1 backward",
     )
-    rules = PLAIN
 
     def __init__(
         self,
@@ -58,12 +60,14 @@ class Saliency(OnePass):
         super().__init__(model, chunk=chunk, autocast=autocast)
         self.absolute = absolute
 
-    def _weigh(self, weight: Tensor, images: Tensor) -> Tensor:
-        return weight.abs() if self.absolute else weight
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        passed = self._gradient(images, target, PLAIN)
+        weight = passed.weight.abs() if self.absolute else passed.weight
+        return Explanation(weight, target.resolve(passed.logits).indices)
 
 
 @METHODS.register("integrated_gradients")
-class IntegratedGradients(Chunked):
+class IntegratedGradients(Method):
     """Gradients integrated along the straight line from a baseline to the image, times the difference of the two.
 
     The attribution sums to the logit of the image minus that of the baseline, as far as the steps suffice: see
@@ -99,23 +103,20 @@ class IntegratedGradients(Chunked):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
-        if steps < 1:
-            raise OptionError(f"steps is {steps}; it must be at least 1")
-        self.steps, self.baseline = steps, baseline
+        self.steps, self.baseline = at_least_one("steps", steps), baseline
 
     def completeness_gap(self, inputs: Tensor, attribution: Tensor, target: TargetLike = None) -> Tensor:
         """What the attribution's sum misses of the rise of the logit: ``[B]``, or ``[B, K]`` for ``[B, K]`` targets.
 
         Zero for an exact integral; if it is large against the logit, take more steps. Two forward passes.
         """
-        indices = self.resolve(inputs, target)
-        columns = indices.reshape(len(inputs), -1)
-        ends = [self._logits(images).gather(1, columns) for images in (inputs, self._start(inputs))]
-        total = attribution.reshape(*columns.shape, -1).sum(-1, dtype=precise_dtype(inputs.device))  # [B, K]
-        return (total - (ends[0] - ends[1])).reshape(indices.shape)
-
-    def _logits(self, inputs: Tensor) -> Tensor:
-        return torch.cat([logits_of(self.model, part) for part in inputs.split(self._size(inputs))])
+        images, wanted, passes = self._opened(inputs, target)
+        logits = clean_logits(self.model, images, passes)
+        wanted = wanted.resolve(logits)
+        start = clean_logits(self.model, self._start(images), passes)
+        rise = (wanted.rows(logits) - wanted.rows(start)).T  # [B, K]
+        total = attribution.reshape(*rise.shape, -1).sum(-1, dtype=precise_dtype(images.device))
+        return total - rise if wanted.several else (total - rise)[:, 0]
 
     def _start(self, images: Tensor) -> Tensor:
         baseline = torch.as_tensor(self.baseline, dtype=images.dtype, device=images.device)
@@ -127,25 +128,35 @@ class IntegratedGradients(Chunked):
                 f"{tuple(images.shape[1:])}"
             ) from error
 
-    def _maps(self, images: Tensor, target: Tensor) -> Tensor:
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        target = self._resolved(images, target, passes)
         start = self._start(images)
         span = images - start  # [b, C, H, W]
-        places, weights = np.polynomial.legendre.leggauss(self.steps)
-        at = torch.as_tensor((places + 1) / 2, dtype=images.dtype, device=images.device)
-        share = torch.as_tensor(weights / 2, dtype=images.dtype, device=images.device)
-        total = images.new_zeros(*target.shape, *images.shape[1:])  # [b, K, C, H, W]
-        step = max(1, self._size(images) // len(images))
-        for first in range(0, self.steps, step):
-            alpha = at[first : first + step]
+        places, weights = (torch.as_tensor(part) for part in np.polynomial.legendre.leggauss(self.steps))
+        at, share = (part.to(images.dtype).to(images.device) for part in ((places + 1) / 2, weights / 2))
+        total = images.new_zeros(())
+        at_once = passes.samples(images)
+        for alpha, part in zip(at.split(at_once), share.split(at_once), strict=True):
             points = start + alpha.view(-1, 1, 1, 1, 1) * span  # [s, b, C, H, W]
-            found = self._weights(points.flatten(0, 1), target.repeat(len(alpha), 1), PLAIN)
-            found = found.reshape(len(alpha), *total.shape)
-            total += torch.einsum("s,s...->...", share[first : first + step], found)
-        return total * span.unsqueeze(1)
+            slopes = slopes_of(self, points, target, passes)
+            total = total + torch.einsum("s,s...->...", part, slopes)
+        return Explanation(times(total, span, target), target.indices)
+
+
+def slopes_of(method: Method, rows: Tensor, target: Target, passes: Passes) -> Tensor:
+    """Plain gradients at rows ``[n, b, C, H, W]``, n for each image: of that shape, or ``[n, b, K, C, H, W]``."""
+    flat, wanted = rows.flatten(0, 1), target.repeated(len(rows))
+
+    def compute(start: int, stop: int) -> Tensor:
+        part = wanted.part(start, stop)
+        return gradient(method.model, flat[start:stop], part, rules=PLAIN, autocast=method.autocast).weight
+
+    slopes = torch.cat(passes.run(compute, len(flat)))
+    return slopes.reshape(*rows.shape[:2], *slopes.shape[1:])
 
 
 @METHODS.register("smoothgrad")
-class SmoothGrad(Chunked):
+class SmoothGrad(Method):
     """The gradient averaged over noisy copies of the image, times the image.
 
     The original is the average alone. Here it is multiplied by the image unless told otherwise: every other method of a
@@ -179,40 +190,23 @@ class SmoothGrad(Chunked):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
-        if samples < 1:
-            raise OptionError(f"samples is {samples}; it must be at least 1")
         if not 0 <= level < float("inf"):
             raise OptionError(f"level is {level}; give the noise as a fraction of the input's range, such as 0.15")
-        self.samples, self.level, self.seed, self.times_input = samples, level, seed, times_input
+        self.samples, self.level = at_least_one("samples", samples), level
+        self.seed, self.times_input = seed, times_input
 
-    @torch.inference_mode(mode=False)
-    def explain(self, inputs: Tensor, target: TargetLike = None) -> Explanation:
-        """Attributions with their standard error over the noise."""
-        indices = self.resolve(inputs, target)
-        columns = indices.reshape(len(inputs), -1)  # [B, K]
-        parts = [self._run(*part) for part in pairs(inputs, columns, self._size(inputs))]
-        attribution = torch.cat([part.attribution() for part in parts])
-        error = torch.cat([part.standard_error() for part in parts])
-        attribution = attribution.reshape(*indices.shape, *inputs.shape[1:])
-        return Explanation(attribution, indices, error.reshape(*indices.shape, *error.shape[1:]), self.samples)
-
-    def _maps(self, images: Tensor, target: Tensor) -> Tensor:
-        return self._run(images, target).attribution().reshape(*target.shape, *images.shape[1:])
-
-    def _run(self, images: Tensor, target: Tensor) -> Accumulator:
-        accumulator = Mean().accumulator()
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        estimate = Estimate(Mean().accumulator(), self._resolved(images, target, passes))
         flat = images.flatten(1)
         spread = self.level * (flat.amax(1) - flat.amin(1))  # [b]
         factor = images if self.times_input else torch.ones_like(images)
-        step = max(1, self._size(images) // len(images))
-        for first in range(0, self.samples, step):
-            count = min(step, self.samples - first)
-            noise = self.noise(tuple(images.shape[1:]), first, first + count).to(images.device, images.dtype)
-            noisy = images + spread.view(-1, 1, 1, 1) * noise.unsqueeze(1)  # [n, b, C, H, W]
-            found = self._weights(noisy.flatten(0, 1), target.repeat(count, 1), PLAIN)  # [n * b, K, C, H, W]
-            found = found.reshape(count, *target.shape, *images.shape[1:]) * factor.unsqueeze(1)
-            accumulator.update(found.flatten(1, 2))
-        return accumulator
+        at_once = passes.samples(images)
+        for first in range(0, self.samples, at_once):
+            noise = self.noise(tuple(images.shape[1:]), first, min(first + at_once, self.samples))
+            noise = noise.to(images.device, images.dtype).unsqueeze(1)  # [n, 1, C, H, W]
+            slopes = slopes_of(self, images + spread.view(-1, 1, 1, 1) * noise, estimate.target, passes)
+            estimate.add(times(slopes, factor, estimate.target))
+        return estimate.explanation()
 
     def noise(self, shape: tuple[int, ...], start: int, stop: int) -> Tensor:
         """Standard normal draws ``start`` to ``stop`` of this seed, shared by all images: ``[n, C, H, W]``."""

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.errors import OptionError
+from dave_vit.intercept import RuleSet
 from dave_vit.methods.attention import rollout
 from dave_vit.methods.base import METHODS, MethodInfo
+from dave_vit.methods.chunks import Passes
 from dave_vit.methods.tokens import TokenMethod, gradients, token_graph, wide
 from dave_vit.rules.sets.interpolated import interpolated
 from dave_vit.run.observe import Observation, observation
+from dave_vit.targets import Target
 
 
 @METHODS.register("iia")
@@ -47,14 +50,14 @@ class IIA(TokenMethod):
             raise OptionError(f"steps is {steps} and layers is {layers}; give at least 1 step and 0 layers")
         self.steps, self.layers = steps, layers
 
-    def _seen(self, seen: Observation, images: Tensor, target: Tensor) -> Tensor:
-        graph = token_graph(seen, images)
+    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        graph = token_graph(observed, images)
         blocks, readout = len(graph.layers), graph.readout()
         if self.layers > blocks:
             raise OptionError(f"layers is {self.layers}; the model has {blocks} blocks with attention")
-        at_once = max(1, self._size(images) // len(images))
         grid = self._points().to(images.dtype).to(images.device)
-        parts = (self._integrand(images, target, points, blocks) for points in grid.split(at_once))
+        points = grid.split(passes.samples(images))
+        parts = (self._integrand(images, target, part, blocks, passes) for part in points)
         matrices: Tensor = functools.reduce(torch.add, parts) / len(grid)  # [blocks, b, K, N, N]
         scores = [rollout(list(column), readout) for column in matrices.unbind(2)]  # K of [b, N]
         return torch.stack([graph.layout.to_grid(score) for score in scores], 1)
@@ -64,15 +67,23 @@ class IIA(TokenMethod):
         axis = [step / self.steps for step in range(1, self.steps + 1)]
         return torch.tensor(list(itertools.product(axis, repeat=1 + self.layers)), dtype=torch.float64)
 
-    def _integrand(self, images: Tensor, target: Tensor, points: Tensor, blocks: int) -> Tensor:
+    def _integrand(self, images: Tensor, target: Target, points: Tensor, blocks: int, passes: Passes) -> Tensor:
         """max(0, A * dA), averaged over heads and summed over points: ``[blocks, b, K, N, N]``."""
         rows = (points[:, 0].view(-1, 1, 1, 1, 1) * images).flatten(0, 1)  # [p * b, C, H, W]
         scales = points[:, 1:].repeat_interleave(len(images), 0)  # [p * b, layers]
-        rules = interpolated(dict(zip(range(blocks - self.layers, blocks), scales.unbind(1), strict=True)))
-        with observation(self.model, rows, rules=rules, autocast=self.autocast) as seen:
-            layers = token_graph(seen, rows).layers
-            slopes = gradients(seen, target.repeat(len(points), 1), [layer.matrix for layer in layers])  # K lists
-        matrices = torch.stack([wide(layer) for layer in layers])  # [blocks, p * b, heads, N, N]
-        found = [(matrices * torch.stack(column)).clamp(min=0).mean(2) for column in slopes]
-        stacked = torch.stack(found, 2)  # [blocks, p * b, K, N, N]
-        return stacked.reshape(len(layers), len(points), len(images), *stacked.shape[2:]).sum(1)
+        wanted = target.repeated(len(points))
+
+        def compute(start: int, stop: int) -> Tensor:
+            factors = dict(zip(range(blocks - self.layers, blocks), scales[start:stop].unbind(1), strict=True))
+            return self._contributions(rows[start:stop], wanted.part(start, stop), interpolated(factors))
+
+        values = torch.cat(passes.run(compute, len(rows)), 1)  # [blocks, p * b, K, N, N]
+        return values.reshape(blocks, len(points), len(images), *values.shape[2:]).sum(1)
+
+    def _contributions(self, rows: Tensor, target: Target, rules: RuleSet) -> Tensor:
+        """max(0, A * dA), averaged over heads: ``[blocks, rows, K, N, N]``."""
+        with observation(self.model, rows, rules=rules, autocast=self.autocast) as observed:
+            layers = token_graph(observed, rows).layers
+            slopes = gradients(observed.logits, target, [layer.matrix for layer in layers])  # K lists
+        matrices = torch.stack([wide(layer) for layer in layers])  # [blocks, rows, heads, N, N]
+        return torch.stack([(matrices * torch.stack(column)).clamp(min=0).mean(2) for column in slopes], 2)

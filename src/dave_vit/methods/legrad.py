@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from dave_vit.errors import OptionError, UnsupportedOperator
 from dave_vit.intercept import carry
-from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.tokens import TokenMethod, token_graph
+from dave_vit.methods.base import METHODS, MethodInfo, one_of
+from dave_vit.methods.chunks import Passes
+from dave_vit.methods.tokens import TokenMethod, gradients, token_graph
 from dave_vit.precision import working_dtype
 from dave_vit.run.observe import Attention, Observation
+from dave_vit.targets import Target
 
 Readout = Literal["model", "cls", "mean"]
 
@@ -53,23 +55,18 @@ class LeGrad(TokenMethod):
         self, model: nn.Module, *, layers: Sequence[int] | None = None, readout: Readout = "model", **options: Any
     ) -> None:
         super().__init__(model, **options)
-        if readout not in get_args(Readout):
-            raise OptionError(f"readout {readout!r}; expected one of {', '.join(get_args(Readout))}")
-        self.layers, self.readout = layers, readout
+        self.layers, self.readout = None if layers is None else tuple(layers), one_of("readout", readout, _READOUTS)
 
     def _subject(self) -> nn.Module:
         return Layered(getattr(self.model, "_orig_mod", self.model), _READOUTS[self.readout])
 
-    def _seen(self, seen: Observation, images: Tensor, target: Tensor) -> Tensor:
-        layered = cast(Layered, seen.model)
-        attention = _of_blocks(seen, layered)
-        maps = []
-        for column in target.unbind(1):  # [b]
-            score = layered.logits.gather(2, column.expand(len(attention), -1).unsqueeze(2)).sum()
-            grads = torch.autograd.grad(score, [found.matrix for found in attention], retain_graph=True)
-            chosen = [_positive(grads[index]) for index in self._chosen(len(grads))]
-            maps.append(torch.stack(chosen).mean(0))  # [b, N]
-        return token_graph(seen, images).layout.to_grid(torch.stack(maps, 1))
+    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        layered = cast(Layered, observed.model)
+        matrices = [attention.matrix for attention in _of_blocks(observed, layered)]
+        slopes = gradients(layered.logits.flatten(0, 1), target.repeated(len(matrices)), matrices)  # K lists
+        chosen = self._chosen(len(matrices))
+        maps = [torch.stack([_positive(column[index]) for index in chosen]).mean(0) for column in slopes]  # [b, N]
+        return token_graph(observed, images).layout.to_grid(torch.stack(maps, 1))
 
     def _chosen(self, depth: int) -> Sequence[int]:
         if self.layers is None:
@@ -163,15 +160,15 @@ def _block_lists(model: nn.Module) -> Iterator[tuple[list[str], list[nn.Module]]
             yield [f"{path}.{name}" for name, _ in children], [child for _, child in children]
 
 
-def _of_blocks(seen: Observation, layered: Layered) -> list[Attention]:
+def _of_blocks(observed: Observation, layered: Layered) -> list[Attention]:
     """The one attention matrix of each block; attention pooling after the blocks is left out."""
-    seen.attention = [found for found in seen.attention if found.matrix.shape[-2] == found.matrix.shape[-1]]
+    observed.attention = [each for each in observed.attention if each.matrix.shape[-2] == each.matrix.shape[-1]]
     within = [
-        [found for found in seen.attention if f"{found.module}.".startswith(f"{path}.")] for path in layered.blocks
+        [each for each in observed.attention if f"{each.module}.".startswith(f"{path}.")] for path in layered.blocks
     ]
-    if not within or any(len(found) != 1 for found in within) or len(within) != len(seen.attention):
+    if not within or any(len(block) != 1 for block in within) or len(within) != len(observed.attention):
         raise _refused("its blocks are no list of modules that each hold one attention among all tokens")
-    return [found[0] for found in within]
+    return [block[0] for block in within]
 
 
 def _refused(why: str) -> UnsupportedOperator:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from dave_vit.intercept import RuleSet
-from dave_vit.methods.chunked import OnePass
+from dave_vit.methods.base import Explanation, joined
 from dave_vit.precision import precise_dtype
 from dave_vit.run import Gradient, gradient
 from dave_vit.run.layout import token_grid
-from dave_vit.targets import TargetLike
+from dave_vit.targets import Target
 
 _CHANNELS_FIRST = frozenset(
     """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution batch_norm group_norm
@@ -34,21 +35,26 @@ class Contribution:
     grid: Tensor | None
     elsewhere: Tensor
 
+    def spread(self, size: tuple[int, int]) -> Tensor:
+        """A map ``[H, W]`` with the same sum, or the one value ``[]`` of all pixels where nothing has a place."""
+        rest = self.elsewhere / math.prod(size)
+        return rest if self.grid is None else rest + spread_evenly(self.grid.sum(0), size)
+
 
 def contributions(
-    model: nn.Module, image: Tensor, target: TargetLike, *, rules: RuleSet, autocast: torch.dtype | None = None
+    model: nn.Module, image: Tensor, target: Target, *, rules: RuleSet, autocast: torch.dtype | None = None
 ) -> tuple[Gradient, list[Contribution]]:
     """One pass for one image ``[1, C, H, W]``, with what every additive constant contributes to the score.
 
     One image at a time, since sequence-first and windowed layers hide which row belongs to which image of a batch.
     """
-    found = gradient(model, image, target, rules=rules, autocast=autocast, record_constants=True)
+    passed = gradient(model, image, target, rules=rules, autocast=autocast, record_constants=True)
     size = (image.shape[-2], image.shape[-1])
     parts = []
-    for constant in found.constants:
+    for constant in passed.constants:
         amount = torch.where(constant.derivative == 0, 0.0, constant.value * constant.derivative)  # a mask may be -inf
         parts.append(_placed(constant.function, amount.to(precise_dtype(amount.device)), size))
-    return found, parts
+    return passed, parts
 
 
 def _placed(name: str, amount: Tensor, size: tuple[int, int]) -> Contribution:
@@ -91,19 +97,20 @@ def per_channel(maps: Tensor, channels: int) -> Tensor:
     return (maps / channels).unsqueeze(-3).expand(*maps.shape[:-2], channels, *maps.shape[-2:])
 
 
-class Located(OnePass):
-    """A method that looks at additive constants: one image a pass, one pass for each target."""
+def summed(maps: Iterable[Tensor], image: Tensor) -> Tensor:
+    """Maps ``[H, W]`` added up in the widest type, as an attribution in the type of the image."""
+    total = torch.zeros(image.shape[-2:], dtype=precise_dtype(image.device), device=image.device)
+    for each in maps:
+        total += each
+    return per_channel(total, image.shape[1]).to(image.dtype)
 
-    def _size(self, inputs: Tensor) -> int:
-        return 1
 
-    def _part(self, images: Tensor, target: TargetLike) -> tuple[Tensor, Tensor]:
-        if not isinstance(target, Tensor | list | tuple) or torch.as_tensor(target).ndim < 2:
-            return self._single(images, target)
-        columns = [self._single(images, column) for column in torch.as_tensor(target).unbind(1)]
-        maps, indices = zip(*columns, strict=True)
-        return torch.stack(maps, 1), torch.stack(indices, 1)
-
-    @abstractmethod
-    def _single(self, image: Tensor, target: TargetLike) -> tuple[Tensor, Tensor]:
-        """Attribution and class index of one image ``[1, C, H, W]``."""
+def one_by_one(images: Tensor, target: Target, explain: Callable[[Tensor, Target], Explanation]) -> Explanation:
+    """One image ``[1, C, H, W]`` and one class a pass, so that every additive constant is known to be theirs."""
+    parts = [
+        joined([explain(images[i : i + 1], single.part(i, i + 1)) for i in range(len(images))])
+        for single in target.singles()
+    ]
+    if not target.several:
+        return parts[0]
+    return Explanation(torch.stack([part.attribution for part in parts], 1), target.indices)

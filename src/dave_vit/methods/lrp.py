@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dave_vit.intercept import RuleSet
-from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.chunked import OnePass
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, times_input
+from dave_vit.methods.chunks import Passes
 from dave_vit.rules.sets.lrp import ATTN_LRP, CP_LRP, Gamma, with_gamma
+from dave_vit.targets import Target
 
 
-class _LRP(OnePass):
-    base: RuleSet
+class _LRP(Method):
+    base: ClassVar[RuleSet]
 
     def __init__(
         self,
@@ -26,6 +29,9 @@ class _LRP(OnePass):
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
         self.rules = with_gamma(self.base, Gamma(conv_gamma, linear_gamma, attention_gamma))
+
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        return times_input(self._gradient(images, target, self.rules), images, target)
 
 
 @METHODS.register("attn_lrp")

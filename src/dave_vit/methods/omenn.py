@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.located import Located, contributions, per_channel, spread_evenly
-from dave_vit.precision import precise_dtype
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo
+from dave_vit.methods.chunks import Passes
+from dave_vit.methods.located import contributions, one_by_one, summed
 from dave_vit.rules import EFFECTIVE
-from dave_vit.targets import TargetLike, resolve_target
+from dave_vit.targets import Target
 
 
 @METHODS.register("omenn")
-class OMENN(Located):
+class OMENN(Method):
     """One matrix to explain a network: C = C_w * x + C_b, with sum(C) = logit.
 
     With all operators frozen (dynamic linearity) the logit is affine in the input. C_w is the effective transformation.
@@ -37,13 +36,10 @@ class OMENN(Located):
         "1 forward, 1 backward",
     )
 
-    def _single(self, image: Tensor, target: TargetLike) -> tuple[Tensor, Tensor]:
-        found, parts = contributions(self.model, image, target, rules=EFFECTIVE, autocast=self.autocast)
-        size = (image.shape[-2], image.shape[-1])
-        biases = torch.zeros(size, dtype=precise_dtype(image.device), device=image.device)
-        for part in parts:
-            biases += part.elsewhere / biases.numel()
-            if part.grid is not None:
-                biases += spread_evenly(part.grid.sum(0), size)
-        matrix = found.weight * image + per_channel(biases, image.shape[1]).to(image.dtype)
-        return matrix, resolve_target(found.logits, target)
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        return one_by_one(images, target, self._single)
+
+    def _single(self, image: Tensor, target: Target) -> Explanation:
+        passed, parts = contributions(self.model, image, target, rules=EFFECTIVE, autocast=self.autocast)
+        biases = summed((part.spread((image.shape[-2], image.shape[-1])) for part in parts), image)
+        return Explanation(passed.weight * image + biases, target.resolve(passed.logits).indices)

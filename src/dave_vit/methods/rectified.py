@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from dave_vit.errors import UnsupportedOperator
-from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.chunked import OnePass
+from dave_vit.intercept import RuleSet
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo
+from dave_vit.methods.chunks import Passes
 from dave_vit.rules.sets.rectified import DECONVOLVED, GUIDED, RECTIFIERS
+from dave_vit.targets import Target
 
 
-class _Rectified(OnePass):
-    def _weigh(self, weight: Tensor, images: Tensor) -> Tensor:
-        return weight
+class _Rectified(Method):
+    rules: ClassVar[RuleSet]
 
-    def _check_seen(self, seen: dict[str, int]) -> None:
-        if not RECTIFIERS & seen.keys():
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        passed = self._gradient(images, target, self.rules)
+        if not RECTIFIERS & passed.functions.keys():
             raise UnsupportedOperator(
                 f"the model has no rectifier for {self.rules.name} to act on, so the map would be the plain gradient; "
                 f"use the method saliency, or a model with one of {', '.join(sorted(RECTIFIERS))}"
             )
+        return Explanation(passed.weight, target.resolve(passed.logits).indices)
 
 
 @METHODS.register("guided_backprop")

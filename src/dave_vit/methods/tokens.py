@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,18 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dave_vit.errors import OptionError, UnsupportedOperator
-from dave_vit.methods.base import Explanation
-from dave_vit.methods.chunked import Chunked, check_images, split
+from dave_vit.errors import UnsupportedOperator
+from dave_vit.methods.base import Explanation, Method, one_of
+from dave_vit.methods.chunks import Passes
 from dave_vit.methods.located import per_channel
 from dave_vit.precision import working_dtype
 from dave_vit.run.layout import TokenLayout, find_layout
 from dave_vit.run.observe import Attention, Observation, observation
-from dave_vit.targets import TargetLike, resolve_target
+from dave_vit.targets import Target
 
 Resolution = Literal["input", "patch"]
-
-_CHUNK = {"cuda": 32, "cpu": 8}  # images a pass; their attention matrices are held with the graph
 
 
 @dataclass(frozen=True)
@@ -67,24 +66,24 @@ def wide(attention: Attention) -> Tensor:
     return matrix.to(working_dtype(matrix.dtype))
 
 
-def token_graph(seen: Observation, images: Tensor) -> TokenGraph:
+def token_graph(observed: Observation, images: Tensor) -> TokenGraph:
     """The attention of a plain Vision Transformer; other models are refused, with the reason."""
-    if not seen.attention:
+    if not observed.attention:
         raise _refused("it has no softmax attention")
-    sizes = [tuple(found.matrix.shape[-2:]) for found in seen.attention]
+    sizes = [tuple(each.matrix.shape[-2:]) for each in observed.attention]
     square = {keys for queries, keys in sizes if queries == keys}
-    if len(square) != 1 or any(len(found.matrix) != len(images) for found in seen.attention):
+    if len(square) != 1 or any(len(each.matrix) != len(images) for each in observed.attention):
         raise _refused(f"it attends within windows or stages (matrices of {_listed(sizes)})")
     tokens = square.pop()
     depth = sizes.count((tokens, tokens))
     rest = sizes[depth:]
     if sizes[:depth] != [(tokens, tokens)] * depth or len(rest) > 1 or any(keys != tokens for _, keys in rest):
         raise _refused(f"beside its {tokens} tokens' attention it has other attention (matrices of {_listed(sizes)})")
-    layers = tuple(seen.attention[:depth])
+    layers = tuple(observed.attention[:depth])
     if any(layer.tokens is not None and tokens not in layer.tokens.shape[:2] for layer in layers):
         raise _refused(f"its attention mixes {tokens} channels instead of tokens")
-    pooling = seen.attention[depth] if rest else None
-    return TokenGraph(find_layout(seen, tokens, images), layers, pooling, seen.logits)
+    pooling = observed.attention[depth] if rest else None
+    return TokenGraph(find_layout(observed, tokens, images), layers, pooling, observed.logits)
 
 
 def _listed(sizes: list[tuple[int, ...]]) -> str:
@@ -98,7 +97,7 @@ def _refused(why: str) -> UnsupportedOperator:
     )
 
 
-class TokenMethod(Chunked):
+class TokenMethod(Method):
     """A method that scores tokens: its maps are brought to the size of the image bilinearly.
 
     Args:
@@ -109,6 +108,8 @@ class TokenMethod(Chunked):
         autocast: run the model under autocast.
     """
 
+    rows = {"cuda": 32, "cpu": 8}  # noqa: RUF012 - their attention matrices are held with the graph
+
     def __init__(
         self,
         model: nn.Module,
@@ -118,44 +119,22 @@ class TokenMethod(Chunked):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
-        if resolution not in get_args(Resolution):
-            raise OptionError(f"resolution {resolution!r}; expected one of {', '.join(get_args(Resolution))}")
-        self.resolution = resolution
+        self.resolution = one_of("resolution", resolution, get_args(Resolution))
 
-    def explain(self, inputs: Tensor, target: TargetLike = None) -> Explanation:
-        """Attributions for a batch of any size; the pass that explains also finds the predicted class."""
-        check_images(inputs)
-        parts = [self._part(images, wanted) for images, wanted in split(inputs.detach(), target, self._size(inputs))]
-        maps, indices = zip(*parts, strict=True)
-        return Explanation(torch.cat(maps), torch.cat(indices))
-
-    def _size(self, inputs: Tensor) -> int:
-        return self.chunk or _CHUNK.get(inputs.device.type, 8)
-
-    def _maps(self, images: Tensor, target: Tensor) -> Tensor:
-        return self._part(images, target)[0]
-
-    def _part(self, images: Tensor, target: TargetLike) -> tuple[Tensor, Tensor]:
-        """Attribution and class indices of one chunk."""
-        grids, indices = self._grids(images, target)  # [b, K, h, w]
-        grids = grids.detach().to(images.dtype)
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        with observation(self._subject(), images, autocast=self.autocast) as observed:
+            target = target.resolve(observed.logits)
+            grids = self._grids(observed, images, target, passes).detach().to(images.dtype)  # [b, K, h, w]
         maps = grids.unsqueeze(2) if self.resolution == "patch" else upsampled(grids, images)
-        return maps if indices.ndim == 2 else maps[:, 0], indices
-
-    def _grids(self, images: Tensor, target: TargetLike) -> tuple[Tensor, Tensor]:
-        """Token grids ``[b, K, h, w]`` and class indices of some images."""
-        with observation(self._subject(), images, autocast=self.autocast) as seen:
-            indices = resolve_target(seen.logits, target)
-            columns = indices.reshape(len(images), -1)  # [b, K]
-            return self._seen(seen, images, columns), indices
+        return Explanation(maps if target.several else maps[:, 0], target.indices)
 
     def _subject(self) -> nn.Module:
         """What is run."""
         return self.model
 
     @abstractmethod
-    def _seen(self, seen: Observation, images: Tensor, target: Tensor) -> Tensor:
-        """Token grids ``[b, K, h, w]`` for classes ``[b, K]``, out of what a forward pass showed."""
+    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        """Token grids ``[b, K, h, w]`` out of what a forward pass showed, for a target whose classes are known."""
 
 
 def upsampled(grids: Tensor, images: Tensor) -> Tensor:
@@ -165,7 +144,7 @@ def upsampled(grids: Tensor, images: Tensor) -> Tensor:
     return per_channel(maps, images.shape[1]).to(grids.dtype).contiguous()
 
 
-def gradients(seen: Observation, target: Tensor, sources: list[Tensor]) -> list[list[Tensor]]:
-    """Derivatives of the logits of classes ``[b, K]`` with respect to ``sources``: one list for each of the K."""
-    rows = seen.logits.gather(1, target).sum(0)  # [K]
+def gradients(logits: Tensor, target: Target, sources: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Derivatives of what is explained with respect to ``sources``: one list for each of the K classes of an image."""
+    rows = target.rows(logits).sum(1)  # [K]
     return [list(torch.autograd.grad(row, sources, retain_graph=True)) for row in rows.unbind()]

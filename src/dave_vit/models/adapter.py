@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit.data.images import read_picture, to_rgb
-from dave_vit.models.traits import Traits
+from dave_vit.neighborhood import Noise
 
 ImageLike = Image.Image | str | Path
 
@@ -52,7 +52,8 @@ class Adapter(nn.Module):
         preprocess: from a picture to an input tensor.
         class_names: one name a logit.
         spec: the name under which the model was loaded.
-        traits: what else is known of it; nothing by default.
+        noise: the noise that the family's authors recommend for DAVE, where it is not the usual one.
+        fill: the value of a neutral grey in the model's input, with which DAVE's warps fill what they uncover.
     """
 
     def __init__(
@@ -62,14 +63,16 @@ class Adapter(nn.Module):
         class_names: Sequence[str],
         *,
         spec: str,
-        traits: Traits | None = None,
+        noise: Noise | None = None,
+        fill: float = 0.0,
     ) -> None:
         super().__init__()
         self.model = model
         self.preprocessing = preprocess
         self.class_names = list(class_names)
         self.spec = spec
-        self.traits = traits or Traits()
+        self.noise = noise
+        self.fill = fill
         self.eval()
 
     @property

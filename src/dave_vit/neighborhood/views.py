@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dave_vit.errors import InputError, OptionError
 from dave_vit.neighborhood.draws import sample_generator
@@ -16,6 +16,11 @@ from dave_vit.neighborhood.warp import Warp
 from dave_vit.precision import working_dtype
 
 PullBack = Literal["inverse", "adjoint"]
+
+
+def fill_of(model: nn.Module) -> float:
+    """The value of a neutral grey in a model's input, with which warps fill what they uncover; zero if it has none."""
+    return float(getattr(model, "fill", 0.0))
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,11 @@ class Views:
 
     def __len__(self) -> int:
         return len(self.warp)
+
+    def part(self, start: int, stop: int) -> Views:
+        """Some of the draws."""
+        warp = Warp(self.warp.matrix[start:stop], self.warp.roll[start:stop])
+        return replace(self, warp=warp, t=self.t[start:stop], eps=None if self.eps is None else self.eps[start:stop])
 
     def apply(self, x: Tensor) -> Tensor:
         """The views of every image: [B,C,H,W] -> [n,B,C,H,W], in x's type."""

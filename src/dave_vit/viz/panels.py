@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -77,7 +77,7 @@ def show(
         limit: at most so many images are drawn.
     """
     explained = panels_of(explanation, names)
-    each = len(explained) // len(explanation.target)  # targets of an image
+    each = len(explained) // len(explanation.attribution)  # targets of an image
     rows = []
     for number, panel in enumerate(explained[: limit * each]):
         cells = [] if images is None else [image_cell(images[number // each])]
@@ -90,15 +90,9 @@ def show(
 
 def panels_of(explanation: Explanation, names: Sequence[str] | Mapping[int, str] | None = None) -> list[Panel]:
     """One for each image of a batch and each of its targets, the targets of an image after each other."""
-    flat = explanation
-    if explanation.target.ndim == 2:  # [B, K, ...] -> [B * K, ...]
-        error = explanation.standard_error
-        flat = replace(
-            explanation,
-            attribution=explanation.attribution.flatten(0, 1),
-            target=explanation.target.flatten(),
-            standard_error=None if error is None else error.flatten(0, 1),
-        )
-    titles = [f"class {index}" if names is None else names[index] for index in flat.target.tolist()]
-    errors = [None] * len(titles) if flat.standard_error is None else list(flat.standard_error)
-    return [Panel(*parts) for parts in zip(flat.map, titles, errors, strict=True)]
+    maps = list(explanation.map.flatten(0, -3))  # [B, H, W] or [B, K, H, W] -> [H, W] each
+    classes = [] if explanation.target is None else explanation.target.flatten().tolist()
+    titles = [f"class {index}" if names is None else names[index] for index in classes] or ["score"] * len(maps)
+    error = explanation.standard_error
+    errors = [None] * len(maps) if error is None else list(error.flatten(0, -3))
+    return [Panel(*parts) for parts in zip(maps, titles, errors, strict=True)]

@@ -1,0 +1,59 @@
+"""Batches of any size: rows go through a model in passes, which are halved where memory does not suffice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.run.gradient import logits_of
+
+T = TypeVar("T")
+
+
+class Passes:
+    """How many rows (images, or images times samples) one forward pass of a call may take.
+
+    A call of a method makes one and uses it throughout, so that what it learnt of the memory holds until its end.
+
+    Args:
+        rows: the most to begin with.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def run(self, compute: Callable[[int, int], T], count: int) -> list[T]:
+        """``compute(start, stop)`` for all of ``count`` rows, one part after another; runs may be nested."""
+        parts: list[T] = []
+        start = 0
+        while start < count:
+            stop = min(start + self.rows, count)
+            try:
+                parts.append(compute(start, stop))
+                start = stop
+                continue
+            except (RuntimeError, MemoryError) as error:
+                if self.rows == 1 or not _out_of_memory(error):
+                    raise
+            # Outside of the handler, so that the failed pass is freed first.
+            torch.cuda.empty_cache()
+            self.rows = max(1, min(self.rows, stop - start) // 2)
+        return parts
+
+    def samples(self, images: Tensor) -> int:
+        """How many samples of each of these images fit into a pass."""
+        return max(1, self.rows // len(images))
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    known = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(part in text for part in known)
+
+
+def clean_logits(model: nn.Module, images: Tensor, passes: Passes) -> Tensor:
+    """The logits of the images themselves, ``[B, classes]``."""
+    return torch.cat(passes.run(lambda start, stop: logits_of(model, images[start:stop]), len(images)))
