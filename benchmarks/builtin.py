@@ -31,7 +31,7 @@ from dave_vit.data.grids import GridOptions, candidates, choose_grids, compose
 from dave_vit.maps import collapse
 from dave_vit.methods import Method
 from dave_vit.metrics import energypg, gridpg
-from dave_vit.models.architectures.builtin import architecture
+from dave_vit.models.families.builtin import BUILTIN
 
 # Shown name -> name and options of the method; the first of a model is compared with the others.
 METHODS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
@@ -111,7 +111,7 @@ def grids_of(model: nn.Module, inputs: Tensor, labels: list[int], count: int) ->
 
 def tasks(model: nn.Module, name: str, pool: Pictures, pairs: Pictures, options: argparse.Namespace) -> dict[str, Task]:
     """What every method of a model is scored on."""
-    device, encode = torch.device(options.device), architecture(name).encode
+    device, encode = torch.device(options.device), BUILTIN[name].encode
     inputs = encode(pool.images.to(device).float() / 255)
     grids, classes = grids_of(model, inputs, pool.labels[:, 0].tolist(), options.grids)
     single, double = pool.first(options.pictures, device), pairs.first(options.pairs, device)

@@ -64,7 +64,7 @@ def tiny(squares, monkeypatch) -> None:
     def load_model(spec: str, weights: str | None, device: str, classes: str | None = None) -> Adapter:
         return Adapter(model, Preprocessing(model.preprocess, (0.5,) * 3, (0.5,) * 3), model.class_names, spec=spec)
 
-    monkeypatch.setattr(subjects, "load_model", load_model)
+    monkeypatch.setattr("dave_vit.models.loading.load_model", load_model)
 
 
 def test_tables_hold_our_number_the_papers_and_the_difference(scored):

@@ -21,8 +21,8 @@ from dave_vit.maps import collapse
 from dave_vit.metrics import energypg
 from dave_vit.models import Adapter, token_layout
 from dave_vit.models.architectures.bcos_vit import BcosViT
-from dave_vit.models.architectures.builtin import BUILTIN, architecture
 from dave_vit.models.architectures.plain_vit import PlainViT
+from dave_vit.models.families.builtin import BUILTIN
 from tiny_models import drawn
 
 NAMES = list(BUILTIN)
@@ -78,7 +78,7 @@ def small() -> PlainViT:
 def test_new_cluttered_pictures_are_recognised(name):
     model, (images, labels, _) = loaded(name), pictures("single", 60)
     with torch.inference_mode():
-        found = model(architecture(name).encode(images)).argmax(1)
+        found = model(BUILTIN[name].encode(images)).argmax(1)
     assert (found == labels[:, 0]).float().mean() >= 0.93
 
 
@@ -103,7 +103,7 @@ def test_adapter_has_what_the_contract_says(name):
     scene = BuiltinDataset("plain", length=1)[0]
     inputs = model.preprocess(Image.fromarray(scene.image))
     colours = torch.from_numpy(scene.image).permute(2, 0, 1)[None].float() / 255
-    torch.testing.assert_close(inputs, architecture(name).encode(colours))
+    torch.testing.assert_close(inputs, BUILTIN[name].encode(colours))
     torch.testing.assert_close(model.preprocessing.picture(inputs), colours)
     assert model.class_names == list(CLASS_NAMES)
     assert not model.training
@@ -115,7 +115,7 @@ def test_adapter_has_what_the_contract_says(name):
 
 def test_logits_equal_those_of_timms_class():
     model = loaded("builtin").model
-    inputs = architecture("builtin").encode(pictures("single", 2)[0])
+    inputs = BUILTIN["builtin"].encode(pictures("single", 2)[0])
     with torch.inference_mode():
         torch.testing.assert_close(model(inputs), timm_twin(model)(inputs), rtol=1e-6, atol=1e-6)
 
@@ -155,7 +155,7 @@ def test_another_size_is_refused(small):
 @pytest.mark.parametrize("name", BCOS_LATER)
 def test_doctor_finds_them_exact(name):
     model = load_model(name)  # examined in float64, so not the shared one
-    inputs = architecture(name).encode(pictures("single", 1)[0])
+    inputs = BUILTIN[name].encode(pictures("single", 1)[0])
     finding = examine(model, inputs)
     assert finding.dtype == torch.float64
     assert finding.exact
@@ -184,7 +184,7 @@ def test_bcos_equals_the_package(explaining):
         for module in model.modules():
             if explaining and hasattr(module, "set_explanation_mode"):
                 module.set_explanation_mode(True)
-        inputs = architecture("builtin-bcos").encode(pictures("single", 2)[0]).requires_grad_()
+        inputs = BUILTIN["builtin-bcos"].encode(pictures("single", 2)[0]).requires_grad_()
         logits = model(inputs)
         logits.amax(1).sum().backward()
         results.append((logits.detach(), inputs.grad))
@@ -198,7 +198,7 @@ def test_bcos_equals_the_package(explaining):
 def own_and_other(method: str, count: int, name: str = "builtin", **options: object) -> tuple[float, float]:
     """Mean share of a map on the explained object and on the other one."""
     images, labels, masks = pictures("pair", count)
-    inputs = architecture(name).encode(images)
+    inputs = BUILTIN[name].encode(images)
     attribution = create_method(method, loaded(name), **options).attribute(inputs, labels)  # [B, 2, C, H, W]
     maps = collapse(attribution.flatten(0, 1))
     own, other = (energypg(maps, regions.flatten(0, 1)).nanmean() for regions in (masks, masks.flip(1)))

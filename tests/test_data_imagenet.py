@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from dave_vit.data.batches import batches, load_batch
-from dave_vit.data.imagenet import ImageNet
 from dave_vit.data.placement import Placements
+from dave_vit.data.sets.imagenet import ImageNet
 from dave_vit.errors import DataError
 
 XML = "<annotation>{}</annotation>"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dave_vit.data import open_dataset
+from dave_vit.data import DATASETS, open_dataset
 from dave_vit.errors import DataError, ImageError, OptionError, UnknownName
 
 
@@ -189,6 +189,21 @@ def test_specs_that_name_nothing_are_refused(tmp_path):
         open_dataset(f"folder:{tmp_path}")
     with pytest.raises(DataError, match="no such folder"):
         open_dataset(f"voc:{tmp_path}/absent")
+
+
+def test_a_registered_data_set_is_opened_by_its_name(folder, monkeypatch):
+    monkeypatch.setattr(DATASETS, "_entries", dict(DATASETS._entries))
+    asked = []
+
+    @DATASETS.register("mine")
+    def mine(rest, limit):
+        asked.append((rest, limit))
+        return open_dataset(f"folder:{folder}", limit)
+
+    assert len(open_dataset("mine:a:b", 2)) == 2
+    assert asked == [("a:b", 2)]
+    with pytest.raises(UnknownName, match="did you mean mine"):
+        open_dataset("min:x")
 
 
 def test_a_file_that_is_no_image_is_named(folder):

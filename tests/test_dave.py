@@ -12,6 +12,7 @@ from dave_vit.errors import OptionError, TargetError, UnknownName
 from dave_vit.maps import collapse
 from dave_vit.methods import dave as dave_module
 from dave_vit.methods.presets import PRESETS
+from dave_vit.models import Traits
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial, Views, Warp
 from dave_vit.reduce import Mean, Shrinkage, SoftThreshold, TrimmedMean
 from dave_vit.rules import EFFECTIVE, OFFICIAL_GATE
@@ -237,8 +238,15 @@ class TestPresets:
         assert dave.reducer == Shrinkage()
 
     def test_a_model_may_recommend_its_noise(self, model):
-        model.noise = Noise("additive", 0.2)
+        model.traits = Traits(noise=Noise("additive", 0.2), fill=0.5)
         assert DAVE(model, preset="paper").neighborhood.noise == Noise("additive", 0.2)
+        assert DAVE(model, preset="paper").neighborhood.fill == 0.5
+
+    @pytest.mark.parametrize("preset", ["default", "paper", "official"])
+    def test_a_users_own_attributes_are_not_taken_for_traits(self, model, preset):
+        usual = DAVE(model, preset=preset).neighborhood
+        model.fill, model.noise, model.traits = 0.7, Noise("additive", 0.2), {"fill": 0.7}
+        assert DAVE(model, preset=preset).neighborhood == usual
 
     def test_estimators_only_shrink(self, model, images):
         mean = collapse(DAVE(model, samples=8, reducer=Mean()).attribute(images, 0))

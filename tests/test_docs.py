@@ -129,10 +129,12 @@ def test_a_wrong_command_line_is_found(line: str):
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that examples speak of, and registries that forget what examples add."""
+    from dave_vit.data import DATASETS
     from dave_vit.methods import METHODS
     from dave_vit.metrics import METRICS
+    from dave_vit.models.families import FAMILIES
 
-    for registry in (METHODS, METRICS):
+    for registry in (METHODS, METRICS, DATASETS, FAMILIES):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     pixels = torch.randint(0, 256, (40, 50, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     picture = Image.fromarray(pixels.numpy())
@@ -171,7 +173,7 @@ def test_examples_run_on_a_tiny_model(page: Path, desk: Path, monkeypatch: pytes
 
     stand_in = tiny_load_model(dave_vit.models.load_model)
     monkeypatch.setattr(dave_vit, "load_model", stand_in)
-    monkeypatch.setattr(dave_vit.models, "load_model", stand_in)
+    monkeypatch.setattr("dave_vit.models.loading.load_model", stand_in)
     run_examples(page)
 
 

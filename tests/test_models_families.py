@@ -265,7 +265,7 @@ class TestBcos:
         theirs = build(name, num_classes=7).eval()
         torch.save(theirs.state_dict(), tmp_path / "own.pth")
         model = load_model(f"bcos:{name}", tmp_path / "own.pth")
-        assert model.noise == Noise("additive", 0.2)
+        assert model.traits.noise == Noise("additive", 0.2)
         assert len(model.class_names) == 7
         inputs = model.preprocess(picture())
         assert inputs.shape == (1, 6, 224, 224)

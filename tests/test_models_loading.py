@@ -113,7 +113,7 @@ class TestTimm:
         assert torch.equal(tiny(inputs), tiny.model(inputs))
         assert tiny.default_cfg["architecture"] == "test_vit"
         assert tiny.spec == "timm:test_vit"
-        assert tiny.noise is None
+        assert tiny.traits.noise is None
 
     def test_the_picture_that_the_model_sees(self, tiny):
         whole = tiny.preprocessing.picture(tiny.preprocess(Image.new("RGB", (200, 200), (255, 51, 0))))
@@ -143,6 +143,8 @@ class TestTimm:
 
     @pytest.mark.parametrize("spec", ["timm:vit_tiny_patch16_224", "torchvision:mobilenet_v3_small", "hf:some/model"])
     def test_no_network(self, spec):
+        if spec.startswith("hf:"):
+            from transformers import AutoConfig, AutoImageProcessor  # noqa: F401 - takes seconds that are not waited
         message = refusal(ModelError, spec)
         assert message.startswith(spec)
         assert "--weights FILE" in message
@@ -253,7 +255,7 @@ class TestBuiltin:
         assert inputs.shape == (1, channels, 224, 224)
         assert model(inputs).shape == (1, len(model.class_names))
         torch.testing.assert_close(model.preprocessing.picture(inputs).amax(), torch.tensor(1.0), atol=0.01, rtol=0)
-        assert (model.noise is not None) == (channels == 6)
+        assert (model.traits.noise is not None) == (channels == 6)
 
     def test_own_weights_for_it(self, tmp_path):
         first = load_model("builtin", "random")

@@ -15,7 +15,7 @@ from torch import nn
 from converted_weights import save_transformers
 from dave_vit.checks.doctor import examine
 from dave_vit.cli import run
-from dave_vit.data.folder import Folder
+from dave_vit.data.sets.folder import Folder
 from dave_vit.errors import DataError, ModelError, OptionError
 from dave_vit.models import Adapter, Preprocessing, load_model
 from dave_vit.probe import Training, train_probe

@@ -19,7 +19,7 @@ from torch import Tensor
 from dave_vit import load_model
 from dave_vit.data.builtin import FAMILIES, BuiltinDataset
 from dave_vit.models import Adapter
-from dave_vit.models.architectures.builtin import BUILTIN, architecture
+from dave_vit.models.families.builtin import BUILTIN
 
 SEED = 40_000
 BINS = 15
@@ -38,7 +38,7 @@ def pictures(family: str, count: int, seed: int) -> tuple[Tensor, Tensor, list[s
 @torch.inference_mode()
 def logits_of(model: Adapter, images: Tensor) -> Tensor:
     """Logits [N, classes] of colours [N, 3, H, W] in 0..1."""
-    encode, device = architecture(model.spec).encode, next(model.parameters()).device
+    encode, device = BUILTIN[model.spec].encode, next(model.parameters()).device
     return torch.cat([model(encode(part.to(device))).cpu() for part in images.split(50)])
 
 

@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dave_vit.data.builtin import CLASS_NAMES, FAMILIES, BuiltinDataset
-from dave_vit.models.architectures.builtin import architecture
+from dave_vit.models.families.builtin import BUILTIN
 
 START = time.monotonic()
 ROOT = Path(__file__).resolve().parent.parent
@@ -128,7 +128,7 @@ class Tests:
     @torch.no_grad()
     def __call__(self, model: nn.Module, name: str) -> dict[str, float]:
         """Top-1 accuracy in percent by family, and over the seen ones."""
-        encode = architecture(name).encode
+        encode = BUILTIN[name].encode
         right = torch.cat(
             [
                 model(encode(images.to(self.device).float() / 255)).argmax(1).cpu() == labels
@@ -164,7 +164,7 @@ class Trainer:
 
     def __init__(self, options: Options, device: torch.device) -> None:
         self.options, self.device = options, device
-        self.model = architecture(options.model).create().to(device).train()
+        self.model = BUILTIN[options.model].create().to(device).train()
         if options.init:
             self.model.load_state_dict({key: value.float() for key, value in load_file(options.init).items()})
         self.average = copy.deepcopy(self.model).eval().requires_grad_(False)
@@ -210,7 +210,7 @@ class Trainer:
         dtype = torch.float16 if self.device.type == "cuda" else torch.float32
         inputs, shares = augment(images, labels, len(CLASS_NAMES), dtype)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            logits = self.forward(architecture(self.options.model).encode(inputs).float())
+            logits = self.forward(BUILTIN[self.options.model].encode(inputs).float())
         loss = LOSSES[self.options.model](logits.float(), shares)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -271,7 +271,7 @@ def main() -> None:
     trainer.budget = min(trainer.budget, trainer.elapsed + max(left, 1.0))
     train(trainer, pools, tests)
     exported = options.export / f"{options.model}.safetensors"
-    final = architecture(options.model).create().to(device).eval()
+    final = BUILTIN[options.model].create().to(device).eval()
     final.load_state_dict({key: value.float() for key, value in load_file(exported).items()})
     result = {"model": options.model, "accuracy": tests(final, options.model), "bytes": exported.stat().st_size}
     result |= {"steps": trainer.steps, "seconds": round(trainer.elapsed), "optimizer": options.optimizer}

@@ -23,7 +23,7 @@ class Balance:
     Attributes:
         score: of one image.
         explained: <W, x>, what the image contributes.
-        constants: what additive constants contribute, by the phrase that names their module.
+        constants: what additive constants contribute, by the path of their module.
     """
 
     score: float

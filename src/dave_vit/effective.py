@@ -20,9 +20,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = f"dave_vit.{_HOMES[name]}"
     warnings.warn(f"dave_vit.effective.{name} is now {home}.{name}", DeprecationWarning, stacklevel=2)
-    found = globals()[name] = getattr(importlib.import_module(home), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOMES)
+    globals()[name] = getattr(importlib.import_module(home), name)  # so that it is not asked for again
+    return globals()[name]

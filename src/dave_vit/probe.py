@@ -21,9 +21,6 @@ from dave_vit.models.loading import backbone, checked_device
 
 _FORWARD = 32  # images in one forward pass
 
-Report = Callable[[float], None]
-"""Told which part of the forward passes is done, from 0 to 1."""
-
 
 @dataclass(frozen=True)
 class Training:
@@ -94,7 +91,7 @@ def train_probe(
     device: str | torch.device = "cpu",
     settings: Training | None = None,
     split: float = 0.2,
-    report: Report | None = None,
+    report: Callable[[float], None] | None = None,
 ) -> Probe:
     """Train a linear layer on the features of a backbone.
 
@@ -106,7 +103,7 @@ def train_probe(
         device: where the backbone runs.
         settings: of the training.
         split: the part that is held back where there is no validation set.
-        report: told of the progress through the backbone, which is most of the work.
+        report: told which part of the forward passes is done, from 0 to 1; they are most of the work.
     """
     settings = settings or Training()
     names = _checked_names(training, validation)
@@ -168,7 +165,7 @@ def _labels(part: _Part, names: list[str]) -> Tensor:
 
 
 class _Progress:
-    def __init__(self, report: Report | None, total: int) -> None:
+    def __init__(self, report: Callable[[float], None] | None, total: int) -> None:
         self.report, self.total, self.done = report, total, 0
 
     def add(self, count: int) -> None:
@@ -204,7 +201,7 @@ def _features(
     model: Adapter, part: _Part, progress: _Progress, transform: Callable[[Image.Image], Tensor] | None = None
 ) -> Tensor:
     """Features ``[n, D]`` of images, on the CPU."""
-    found = []
+    parts = []
     place = next(model.parameters())
     for start in range(0, len(part), _FORWARD):
         pictures = [data.image(index) for data, index in part[start : start + _FORWARD]]
@@ -213,9 +210,9 @@ def _features(
         else:
             inputs = torch.stack([transform(picture) for picture in pictures]).to(place)
         with torch.no_grad():
-            found.append(model(inputs).float().cpu())
+            parts.append(model(inputs).float().cpu())
         progress.add(len(pictures))
-    return torch.cat(found)
+    return torch.cat(parts)
 
 
 def _fitted(features: Tensor, labels: Tensor, classes: int, settings: Training) -> nn.Linear:

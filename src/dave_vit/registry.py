@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import pkgutil
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Generic, TypeVar
 
 from dave_vit.errors import UnknownName
@@ -15,6 +17,12 @@ def nearest(name: str, names: list[str]) -> str:
     """A clause that names up to three close matches, or nothing where none is close."""
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+def import_all(package: str) -> None:
+    """Import every module of a package, so that each registers what it holds: one file more is all it takes."""
+    for module in pkgutil.iter_modules(import_module(package).__path__):
+        import_module(f"{package}.{module.name}")
 
 
 class Registry(Generic[T]):

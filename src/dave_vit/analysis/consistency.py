@@ -16,8 +16,7 @@ from dave_vit.bench.numbers.statistics import estimates
 from dave_vit.bench.subject import MapMaker
 from dave_vit.maps import positive, smooth
 from dave_vit.metrics.consistency import consistency, moved, small_warp
-from dave_vit.models import Adapter
-from dave_vit.neighborhood import fill_of
+from dave_vit.models import Adapter, traits_of
 from dave_vit.viz import Drawing, draw, image_cell, map_cell
 from dave_vit.viz.plots import style
 
@@ -56,7 +55,8 @@ def moved_maps(model: nn.Module, inputs: Tensor, target: Tensor, method: str, *,
     """
     warp = small_warp((inputs.shape[2], inputs.shape[3]))
     maker = MapMaker(method_entry(method, samples), Smoothing(), seed)
-    maps, others = (maker.maps(model, images, target) for images in (inputs, moved(inputs, warp, fill=fill_of(model))))
+    shown = (inputs, moved(inputs, warp, fill=traits_of(model).fill))
+    maps, others = (maker.maps(model, images, target) for images in shown)
     even, evened = (smooth(positive(part), "mean", WINDOW) for part in (maps, others))
     return Moved(maps, others, consistency(maps, others, warp), consistency(even, evened, warp))
 
@@ -102,7 +102,7 @@ def _words(row: dict[str, Number]) -> str:
 def figure(model: Adapter, shown: Pictures, found: Mapping[str, Moved], *, show: bool = True) -> Drawing:
     """Two rows for each picture: itself and its maps, and the same of the moved picture."""
     warp = small_warp((shown.inputs.shape[2], shown.inputs.shape[3]))
-    others = model.preprocessing.picture(moved(shown.inputs, warp, fill=model.fill))
+    others = model.preprocessing.picture(moved(shown.inputs, warp, fill=model.traits.fill))
     rows, labels = [], []
     for number in range(min(_SHOWN, len(shown))):
         above = [image_cell(shown.colours[number], "picture")] if show else []

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from dave_vit.analysis.section import Number, Picture, Section, Table
 from dave_vit.analysis.subjects import Setting, batches, load, pictures
 from dave_vit.errors import OptionError
-from dave_vit.neighborhood import Warp, affine_matrix, fill_of
+from dave_vit.models import traits_of
+from dave_vit.neighborhood import Warp, affine_matrix
 from dave_vit.neighborhood.draws import sample_generator
 from dave_vit.run.gradient import logits_of
 from dave_vit.viz import Drawing
@@ -122,7 +123,7 @@ def rotation_section(setting: Setting, *, angles: Sequence[float] = ANGLES, tole
     """Rotation sensitivity of all models of a setting."""
 
     def change(model: nn.Module) -> Change:
-        return partial(turned, fill=fill_of(model))
+        return partial(turned, fill=traits_of(model).fill)
 
     return _section(setting, _ROTATION, angles, change, tolerance)
 

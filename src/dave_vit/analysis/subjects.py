@@ -14,7 +14,7 @@ from dave_vit.bench.classes import class_map
 from dave_vit.data import open_dataset
 from dave_vit.data.images import read_picture
 from dave_vit.errors import DataError, ImageError, OptionError
-from dave_vit.models import Adapter, load_model
+from dave_vit.models import Adapter
 from dave_vit.run.gradient import logits_of
 
 
@@ -92,7 +92,7 @@ class _Kept:
 
 def load(entry: ModelEntry, device: str) -> Adapter:
     """The model of an entry."""
-    return load_model(entry.spec, entry.weights, device, classes=entry.classes)
+    return entry.load(device)
 
 
 def pictures(model: Adapter, setting: Setting, *, recognised: bool = True) -> Pictures:

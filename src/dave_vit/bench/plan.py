@@ -16,6 +16,7 @@ from dave_vit.errors import OptionError, missing_extra
 from dave_vit.maps import Smoothing as SmoothingKind
 from dave_vit.methods import METHODS
 from dave_vit.metrics import Metric, create_metric
+from dave_vit.models import ModelSpec
 from dave_vit.registry import nearest
 
 Target = Literal["label", "predicted"]
@@ -23,12 +24,9 @@ E = TypeVar("E", "ModelEntry", "MethodEntry", "MetricEntry")
 
 
 @dataclass(frozen=True)
-class ModelEntry:
-    """A model: its spec, weights and class names as ``load_model`` takes them, and how results call it."""
+class ModelEntry(ModelSpec):
+    """A model as ``load_model`` takes it, and how results call it."""
 
-    spec: str = "builtin"
-    weights: str | None = None
-    classes: str | None = None
     label: str = ""
 
     @property

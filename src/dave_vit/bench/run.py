@@ -15,10 +15,9 @@ from dave_vit.bench.numbers.collect import Collected, collect
 from dave_vit.bench.numbers.rows import Seen, read_seen
 from dave_vit.bench.numbers.summary import summarise
 from dave_vit.bench.page import html
-from dave_vit.bench.plan import Plan
+from dave_vit.bench.plan import ModelEntry, Plan
 from dave_vit.bench.report import Report, markdown
 from dave_vit.bench.store import RunFolder
-from dave_vit.bench.subject import load_entry
 from dave_vit.bench.tasks import Task, Tasks
 from dave_vit.bench.worker import Job, Loader
 from dave_vit.data import open_dataset
@@ -45,7 +44,7 @@ def evaluate(
     out: str | Path,
     *,
     engine: Engine | None = None,
-    loader: Loader = load_entry,
+    loader: Loader = ModelEntry.load,
     threads: int | None = None,
     watch: Watch | None = None,
 ) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,19 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.bench.classes import class_map
-from dave_vit.bench.plan import MethodEntry, ModelEntry, Smoothing
+from dave_vit.bench.plan import MethodEntry, Smoothing
 from dave_vit.data import Dataset
 from dave_vit.data.placement import Placements
 from dave_vit.maps import collapse, official_postprocess, smooth
 from dave_vit.methods import create_method
-
-
-def load_entry(entry: ModelEntry, device: str) -> nn.Module:
-    """The model of a plan's entry."""
-    from dave_vit.models import load_model
-
-    classes = Path(entry.classes) if entry.classes else None
-    return load_model(entry.spec, entry.weights, device, classes=classes)
 
 
 class Subject:

@@ -15,7 +15,7 @@ from dave_vit.atomic import npz_bytes
 from dave_vit.bench.numbers.rows import Row, Seen, pack
 from dave_vit.bench.plan import ModelEntry, Plan, digest
 from dave_vit.bench.scoring import Facts, Named, Scorer, clock
-from dave_vit.bench.subject import MapMaker, Subject, load_entry
+from dave_vit.bench.subject import MapMaker, Subject
 from dave_vit.bench.tasks import Task
 from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch, load_batch
@@ -41,7 +41,7 @@ class Job:
     """
 
     plan: Plan
-    loader: Loader = load_entry
+    loader: Loader = ModelEntry.load
     threads: int | None = None
 
 

@@ -31,7 +31,7 @@ class Diagnosis:
         logit: of the predicted class.
         image_part: <W, x>, what the image contributes to it.
         constants: how many additive constants (biases, positions, tokens) contribute the rest.
-        seen: how often each function met a tensor that carries the input.
+        functions: how often each function met a tensor that carries the input.
         layout: where the tokens lie, or why there is no single grid.
     """
 
@@ -41,7 +41,7 @@ class Diagnosis:
     logit: float
     image_part: float
     constants: int
-    seen: dict[str, int]
+    functions: dict[str, int]
     layout: TokenLayout | str
 
     @property
@@ -58,11 +58,8 @@ class Diagnosis:
                 "have been refused"
             )
         share = f"{self.image_part:.4g} of the logit {self.logit:.4g} comes from the image"
-        tokens = (
-            "attention-based methods work as well"
-            if isinstance(self.layout, TokenLayout)
-            else "attention-based methods do not apply to it"
-        )
+        apply = "work as well" if isinstance(self.layout, TokenLayout) else "do not apply to it"
+        tokens = f"attention-based methods {apply}"
         return f"good: dave explains this model exactly; {share}, the rest from its constants; {tokens}"
 
 
@@ -95,6 +92,6 @@ def _examined(model: Adapter, inputs: Tensor) -> Diagnosis:
         logit=balance.score,
         image_part=balance.explained,
         constants=len(parts.constants),
-        seen=parts.functions,
+        functions=parts.functions,
         layout=layout,
     )

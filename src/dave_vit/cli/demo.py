@@ -50,7 +50,7 @@ def demo(
     The folder gets demo.png (image, DAVE, its standard error, effective transformation and input x gradient side by
     side), the results of `dave explain` for each picture, and scores.json.
     """
-    from dave_vit.data.opening import open_dataset
+    from dave_vit.data import open_dataset
 
     start = time.perf_counter()
     output = Output(as_json=as_json, quiet=quiet)

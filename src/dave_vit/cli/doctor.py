@@ -73,7 +73,7 @@ def _facts(found: Any) -> dict[str, Any]:
         "logit": found.logit,
         "image_part": found.image_part,
         "constants": found.constants,
-        "functions": found.seen,
+        "functions": found.functions,
         "token_grid": list(grid.grid) if grid else None,
         "prefix_tokens": grid.prefix if grid else None,
         "token_note": None if grid else found.layout,

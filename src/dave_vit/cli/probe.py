@@ -52,7 +52,7 @@ def probe(
     stochastic gradient descent with momentum 0.9 and a cosine schedule. The default rate is the paper's, for ImageNet;
     a small set of images may want a higher one.
     """
-    from dave_vit.data.folder import Folder
+    from dave_vit.data.sets.folder import Folder
     from dave_vit.probe import Training, train_probe
 
     output = Output(as_json=as_json, quiet=quiet)

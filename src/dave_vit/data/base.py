@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dave_vit.data.images import SUFFIXES, to_rgb
-from dave_vit.errors import DataError, ImageError
+from dave_vit.errors import DataError, ImageError, OptionError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -87,6 +87,8 @@ class FileDataset(Dataset):
     items: list[Item]
 
     def __init__(self, root: str | Path) -> None:
+        if not str(root):
+            raise OptionError("no folder of data is named; write it behind the colon, such as folder:DIR")
         self.root = Path(root)
         if not self.root.is_dir():
             raise DataError(f"{self.root}: no such folder; give the folder of the data set")

@@ -69,9 +69,9 @@ def load_batch(data: Dataset, indices: Sequence[int], placements: Placements, re
         except (ImageError, DataError) as error:
             return error
 
-    found = list((readers.map if readers else map)(load, indices))
-    good = [(index, one) for index, one in zip(indices, found, strict=True) if isinstance(one, _Read)]
-    bad = [(index, str(one)) for index, one in zip(indices, found, strict=True) if not isinstance(one, _Read)]
+    loaded = list(zip(indices, (readers.map if readers else map)(load, indices), strict=True))
+    good = [(index, one) for index, one in loaded if isinstance(one, _Read)]
+    bad = [(index, str(one)) for index, one in loaded if not isinstance(one, _Read)]
     inputs = torch.stack([one.tensor for _, one in good]) if good else torch.empty(0)
     regions = np.stack([one.region for _, one in good]) if good else np.empty(0, dtype=np.bool_)
     items = [one.item for _, one in good]

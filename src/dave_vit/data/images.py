@@ -41,10 +41,10 @@ def find_images(sources: Iterable[str | Path]) -> list[str]:
     What cannot be read is kept as well, a missing file or a folder without images: reading it says so, and the others
     can still be read.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for source in map(str, sources):
-        found += _images_in(Path(source)) if source != STDIN and Path(source).is_dir() else [source]
-    return found
+        paths += _images_in(Path(source)) if source != STDIN and Path(source).is_dir() else [source]
+    return paths
 
 
 def _images_in(folder: Path) -> list[str]:

@@ -33,11 +33,13 @@ def find_class(wanted: str, names: Sequence[str]) -> int:
         lambda index: text in lowered[index],
     )
     for fits in tests:  # the strictest reading that anything fits
-        found = [index for index in range(len(names)) if text and fits(index)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise TargetError(f"target {wanted!r} fits {len(found)} classes: {_listed(found, names)}; give an index")
+        fitting = [index for index in range(len(names)) if text and fits(index)]
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            raise TargetError(
+                f"target {wanted!r} fits {len(fitting)} classes: {_listed(fitting, names)}; give an index"
+            )
     close = _nearest(text, lowered)
     hint = (
         f"did you mean {_listed(close, names)}?"

@@ -19,7 +19,6 @@ from torch import Tensor
 from dave_vit.data.base import Box, Mask
 from dave_vit.errors import DataError
 
-Transform = Callable[[Any], Tensor]
 _FloatArray = npt.NDArray[np.float64]
 
 
@@ -78,7 +77,7 @@ class Placements:
         preprocess: an RGB picture to [1,C,H,W] or [C,H,W].
     """
 
-    def __init__(self, preprocess: Transform) -> None:
+    def __init__(self, preprocess: Callable[[Any], Tensor]) -> None:
         self.preprocess = preprocess
         self.of_size = lru_cache(maxsize=4096)(self._measure)
 
@@ -87,10 +86,10 @@ class Placements:
         black, white = (self._shown(np.full((height, width), grey, dtype=np.uint8)) for grey in (0, 255))
         x = np.broadcast_to(_ramp(width), (height, width))
         y = np.broadcast_to(_ramp(height)[:, None], (height, width))
-        seen = white - black  # 0 where the picture is padded, below 0 where a channel is inverted
+        contrast = white - black  # 0 where the picture is padded, below 0 where a channel is inverted
         with np.errstate(invalid="ignore"):  # 0 / 0 in padded rows and columns: no position there
-            along_x = ((self._shown(x) - black) * seen).sum((0, 1)) / (seen**2).sum((0, 1))  # [W]
-            along_y = ((self._shown(y) - black) * seen).sum((0, 2)) / (seen**2).sum((0, 2))  # [H]
+            along_x = ((self._shown(x) - black) * contrast).sum((0, 1)) / (contrast**2).sum((0, 1))  # [W]
+            along_y = ((self._shown(y) - black) * contrast).sum((0, 2)) / (contrast**2).sum((0, 2))  # [H]
         return Placement(_fit(along_x * width), _fit(along_y * height))
 
     def _shown(self, grey: npt.NDArray[np.uint8]) -> _FloatArray:
@@ -110,9 +109,9 @@ def _ramp(size: int) -> npt.NDArray[np.uint8]:
 def _fit(source: _FloatArray) -> Axis:
     """The straight line through the source positions of the output pixels; the ends, where filters bend, left out."""
     at = np.arange(len(source)) + 0.5
-    seen = np.flatnonzero(np.isfinite(source))
-    margin = len(seen) // 10
-    inner = seen[margin : len(seen) - margin]
+    shown = np.flatnonzero(np.isfinite(source))
+    margin = len(shown) // 10
+    inner = shown[margin : len(shown) - margin]
     if len(inner) < 2:
         raise DataError("the preprocessing shows no two pixels of an image; expected a resize and a crop")
     scale, offset = np.polyfit(at[inner], source[inner], 1)

@@ -129,7 +129,7 @@ class Interception(TorchFunctionMode):
         leaf = leaf.masked_fill_(~leaf.isfinite(), 0).requires_grad_()
         if not leaf.any():
             return value
-        self.constants.append((self.where(), function, leaf))
+        self.constants.append((self.module(), function, leaf))
         return value + (leaf - leaf.detach())  # adds zero, but with a derivative
 
     def _escape(self, name: str, args: Any) -> None:
@@ -137,7 +137,12 @@ class Interception(TorchFunctionMode):
             raise self.unsupported(name, "it turns a value that depends on the input into a Python number or array")
 
     def where(self) -> str:
-        """The innermost module of the model on the call stack, as a phrase; costs nothing until it is asked for."""
+        """The innermost module of the model on the call stack, as a phrase."""
+        path = self.module()
+        return f" in module {path!r}" if path else ""
+
+    def module(self) -> str:
+        """The path of the innermost module of the model on the call stack; costs nothing until it is asked for."""
         if self._paths is None:
             modules = self.model.named_modules() if self.model is not None else ()
             self._paths = {id(module): name or type(module).__name__ for name, module in modules}
@@ -145,7 +150,7 @@ class Interception(TorchFunctionMode):
         while frame is not None:
             path = self._paths.get(id(frame.f_locals.get("self")))
             if path is not None:
-                return f" in module {path!r}"
+                return path
             frame = frame.f_back
         return ""
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from dave_vit.errors import OptionError
 from dave_vit.intercept import RuleSet
 from dave_vit.maps import official_postprocess
-from dave_vit.neighborhood import Neighborhood, Noise, Spatial, fill_of
+from dave_vit.models.traits import traits_of
+from dave_vit.neighborhood import Neighborhood, Noise, Spatial
 from dave_vit.reduce import Mean, Reducer, SoftThreshold, TrimmedMean
 from dave_vit.registry import Registry
 from dave_vit.rules import EFFECTIVE, OFFICIAL_GATE
@@ -61,20 +62,19 @@ OFFICIAL_LEVELS = {
 
 def _noise(model: nn.Module, level: float, schedule: Literal["uniform", "linspace"] = "uniform") -> Noise:
     # A model may know better: B-cos networks take additive noise (appendix D.2).
-    known = getattr(model, "noise", None)
-    return known if isinstance(known, Noise) else Noise("variance_preserving", level, schedule)
+    return traits_of(model).noise or Noise("variance_preserving", level, schedule)
 
 
 @PRESETS.register("default")
 def default(model: nn.Module) -> Preset:
     """What measured best on GridPG and EnergyPG without losing to the paper's setting on deletion."""
-    return Preset(Neighborhood(Spatial(), _noise(model, 0.3), fill=fill_of(model)), SoftThreshold(2.0))
+    return Preset(Neighborhood(Spatial(), _noise(model, 0.3), fill=traits_of(model).fill), SoftThreshold(2.0))
 
 
 @PRESETS.register("paper")
 def paper(model: nn.Module) -> Preset:
     """The paper's text (section 3, appendix D.2)."""
-    return Preset(Neighborhood(Spatial(), _noise(model, 0.5), fill=fill_of(model)), Mean())
+    return Preset(Neighborhood(Spatial(), _noise(model, 0.5), fill=traits_of(model).fill), Mean())
 
 
 @PRESETS.register("official")
@@ -87,6 +87,6 @@ def official(model: nn.Module) -> Preset:
         _noise(model, level, "linspace"),
         noise_first=False,
         pull_back="adjoint",
-        fill=fill_of(model),
+        fill=traits_of(model).fill,
     )
     return Preset(neighborhood, TrimmedMean(), OFFICIAL_GATE, official_postprocess)

@@ -8,7 +8,8 @@ from torch import Tensor
 from dave_vit.errors import InputError
 from dave_vit.maps import positive
 from dave_vit.metrics.base import METRICS, Case, Metric, Scores
-from dave_vit.neighborhood import Warp, affine_matrix, fill_of
+from dave_vit.models.traits import traits_of
+from dave_vit.neighborhood import Warp, affine_matrix
 from dave_vit.precision import precise_dtype
 
 _SIDE = 224  # the shifts of the paper's figure 2 are pixels of an image of this side
@@ -93,7 +94,7 @@ class Consistency(Metric):
         """[B]."""
         size = (case.inputs.shape[2], case.inputs.shape[3])
         warp = small_warp(size, rotation=self.rotation, shift=self.shift)
-        others = case.explain(case.model, moved(case.inputs, warp, fill=fill_of(case.model)), case.target)
+        others = case.explain(case.model, moved(case.inputs, warp, fill=traits_of(case.model).fill), case.target)
         return Scores(consistency(case.maps, others, warp))
 
     def reason(self, case: Case, index: int) -> str:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit.data.images import read_picture, to_rgb
-from dave_vit.neighborhood import Noise
+from dave_vit.models.traits import Traits
 
 ImageLike = Image.Image | str | Path
 
@@ -52,8 +52,7 @@ class Adapter(nn.Module):
         preprocess: from a picture to an input tensor.
         class_names: one name a logit.
         spec: the name under which the model was loaded.
-        noise: the noise that the family's authors recommend for DAVE, where it is not the usual one.
-        fill: the value of a neutral grey in the model's input, with which DAVE's warps fill what they uncover.
+        traits: what else is known of it; nothing by default.
     """
 
     def __init__(
@@ -63,16 +62,14 @@ class Adapter(nn.Module):
         class_names: Sequence[str],
         *,
         spec: str,
-        noise: Noise | None = None,
-        fill: float = 0.0,
+        traits: Traits | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.preprocessing = preprocess
         self.class_names = list(class_names)
         self.spec = spec
-        self.noise = noise
-        self.fill = fill
+        self.traits = traits or Traits()
         self.eval()
 
     @property

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from importlib import import_module
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from dave_vit.errors import OptionError, UnknownName
+from dave_vit.errors import OptionError
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.classes import Classes
-from dave_vit.registry import nearest
+from dave_vit.models.families import FAMILIES
 
-_MODULES = {
-    "builtin": "builtin",
-    "timm": "timm",
-    "hf": "hf",
-    "torchvision": "torchvision",
-    "openclip": "open_clip",
-    "bcos": "bcos",
-}
-FAMILIES = tuple(_MODULES)
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  # timm's own prefixes
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model as commands, plans and analyses name it; the fields are arguments of `load_model`."""
+
+    spec: str = "builtin"
+    weights: str | None = None
+    classes: str | None = None
+
+    def load(self, device: str | torch.device | None = None) -> Adapter:
+        """The model itself."""
+        return load_model(self.spec, self.weights, device, classes=self.classes)
 
 
 def load_model(
@@ -52,11 +55,14 @@ def load_model(
         >>> model = load_model("timm:vit_base_patch16_224")
         >>> logits = model(model.preprocess("cat.jpg"))
     """
-    family, name = parse_spec(spec)
-    if prompts is not None and family not in ("hf", "openclip"):
-        raise OptionError(f"prompts make a zero-shot classifier of hf: and openclip: models; {spec!r} is neither")
+    kind, name = parse_spec(spec)
+    family = FAMILIES[kind]
+    if prompts is not None and not family.zero_shot:
+        able = _names(other for other in FAMILIES if FAMILIES[other].zero_shot)
+        raise OptionError(f"prompts make a zero-shot classifier of {able} models; {spec!r} is none of them")
     source = str(weights) if weights is not None else None
-    adapter = _loader(family, prompts)(name, source, classes)
+    options = {} if prompts is None else {"prompts": prompts}
+    adapter = family.load(name, source, classes, **options)
     return adapter.to(checked_device(device)) if device is not None else adapter
 
 
@@ -67,33 +73,24 @@ def parse_spec(spec: str) -> tuple[str, str]:
         return "builtin", family
     if not colon or family in _TIMM_SOURCES:
         return "timm", spec
-    if family not in FAMILIES:
-        hint = nearest(family, list(FAMILIES)) or f"; known: {', '.join(FAMILIES)}"
-        raise UnknownName(f"unknown model family {family!r} in {spec!r}{hint}")
-    if not name:
+    if family in FAMILIES and not name:
         raise OptionError(f"model spec {spec!r} names no model; write {family}:NAME")
     return family, name
 
 
-def _loader(family: str, prompts: Sequence[str] | None) -> Callable[[str, str | None, Classes | None], Adapter]:
-    # Imported one by one: each family needs a library of its own, and most users have only some of them.
-    if family in ("hf", "openclip"):
-        module = import_module(f"dave_vit.models.families.{_MODULES[family]}")
-        return partial(module.load, prompts=prompts)
-    load: Callable[[str, str | None, Classes | None], Adapter] = import_module(
-        f"dave_vit.models.families.{_MODULES[family]}"
-    ).load
-    return load
-
-
 def backbone(spec: str, weights: str | None, names: Sequence[str]) -> tuple[Adapter, str]:
     """A model with an untrained head for these classes, and the path of that head inside of ``.model``."""
-    family, name = parse_spec(spec)
-    if family not in ("timm", "hf"):
-        raise OptionError(f"{spec!r} cannot be probed; timm: and hf: models can")
-    module = import_module(f"dave_vit.models.families.{_MODULES[family]}")
-    model, head = module.backbone(name, weights, names)
-    return model, str(head)
+    kind, name = parse_spec(spec)
+    make = FAMILIES[kind].backbone
+    if make is None:
+        able = _names(other for other in FAMILIES if FAMILIES[other].backbone)
+        raise OptionError(f"{spec!r} cannot be probed; {able} models can")
+    return make(name, weights, names)
+
+
+def _names(families: Iterable[str]) -> str:
+    """Families in a message, the one that a bare name means first."""
+    return " and ".join(f"{name}:" for name in sorted(families, key=lambda name: name != "timm"))
 
 
 def checked_device(device: str | torch.device) -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,24 @@ def classes_in(weights: Weights, model: nn.Module, count: int) -> int:
     heads = [key for key in own if own[key].shape[:1] == (count,) and key in state and state[key].ndim == own[key].ndim]
     sizes = {int(state[key].shape[0]) for key in heads}
     return sizes.pop() if len(sizes) == 1 else count
+
+
+def filled(build: Callable[..., nn.Module], weights: str, count: int) -> tuple[nn.Module, int]:
+    """A model with the weights of a file, or with random ones, and the number of its classes.
+
+    Args:
+        build: makes the model; takes ``num_classes``.
+        weights: a local file, or "random".
+        count: how many classes it has where nothing is said; the head takes as many as the file has.
+    """
+    model = build()
+    if weights == RANDOM:
+        return model, count
+    given = read_weights(weights)
+    wanted = classes_in(given, model, count)
+    model = model if wanted == count else build(num_classes=wanted)
+    load_state(model, given)
+    return model, wanted
 
 
 def names_of(weights: Weights) -> list[str] | None:

@@ -24,6 +24,9 @@ class ZeroShot(nn.Module):
         text: features ``[K, D]`` of the prompts.
         scale: the model's factor on the cosine.
         bias: what it adds (SigLIP).
+
+    Attributes:
+        compete: whether prompts compete with each other; with a bias, each was trained by itself.
     """
 
     text: Tensor
@@ -36,6 +39,7 @@ class ZeroShot(nn.Module):
         super().__init__()
         self.model = model
         self._encode = encode
+        self.compete = bias is None
         self.register_buffer("text", F.normalize(text.detach(), dim=-1))
         self.register_buffer("scale", scale.detach().clone())
         self.register_buffer("bias", torch.zeros_like(scale) if bias is None else bias.detach().clone())

@@ -2,7 +2,7 @@
 
 from dave_vit.neighborhood.noise import Noise
 from dave_vit.neighborhood.spatial import Spatial
-from dave_vit.neighborhood.views import Neighborhood, Views, fill_of
+from dave_vit.neighborhood.views import Neighborhood, Views
 from dave_vit.neighborhood.warp import Warp, affine_matrix
 
-__all__ = ["Neighborhood", "Noise", "Spatial", "Views", "Warp", "affine_matrix", "fill_of"]
+__all__ = ["Neighborhood", "Noise", "Spatial", "Views", "Warp", "affine_matrix"]

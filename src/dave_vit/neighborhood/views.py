@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dave_vit.errors import InputError, OptionError
 from dave_vit.neighborhood.draws import sample_generator
@@ -16,11 +16,6 @@ from dave_vit.neighborhood.warp import Warp
 from dave_vit.precision import working_dtype
 
 PullBack = Literal["inverse", "adjoint"]
-
-
-def fill_of(model: nn.Module) -> float:
-    """The value of a neutral grey in a model's input, with which warps fill what they uncover; zero if it has none."""
-    return float(getattr(model, "fill", 0.0))
 
 
 @dataclass(frozen=True)

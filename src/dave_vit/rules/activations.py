@@ -29,21 +29,12 @@ def gated(at_zero: float) -> Rule:
     return rule
 
 
-ACTIVATIONS: dict[str, Rule] = {
-    "gelu": gated(0.5),
-    "silu": gated(0.5),
-    "hardswish": gated(0.5),
-    "mish": gated(math.tanh(math.log(2.0))),
-    "tanh": gated(1.0),
-    "hardtanh": gated(1.0),
-    "relu6": gated(0.0),
-    "elu": gated(1.0),
-    "celu": gated(1.0),
-    "selu": gated(1.0507009873554805),
-    "softsign": gated(1.0),
-    "tanhshrink": gated(0.0),
-    "hardshrink": gated(0.0),
-    "softshrink": gated(0.0),
-    "asinh": gated(1.0),
-    "atan": gated(1.0),
+_LIMITS = {
+    0.0: "relu6 tanhshrink hardshrink softshrink",
+    0.5: "gelu silu hardswish",
+    1.0: "tanh hardtanh elu celu softsign asinh atan",
+    math.tanh(math.log(2.0)): "mish",
+    1.0507009873554805: "selu",
 }
+ACTIVATIONS: dict[str, Rule] = {name: gated(limit) for limit, names in _LIMITS.items() for name in names.split()}
+"""Activations with f(0) = 0, by their limit of f(x)/x at x = 0."""

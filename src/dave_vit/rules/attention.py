@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from dave_vit.intercept.calls import Call
 from dave_vit.intercept.states import is_carrier, map_tensors
 from dave_vit.intercept.surrogate import carry
 
+_PACKED = inspect.signature(F.multi_head_attention_forward)
 _SLICE_BYTES = 512 * 2**20  # attention matrices are rebuilt in slices of at most this size
 
 
@@ -137,56 +140,37 @@ def _values_gradient(
     return pulled
 
 
-def multi_head_attention(
-    call: Call,
-    query: Tensor,  # [L, N, E], or [L, E] without a batch
-    key: Tensor,
-    value: Tensor,
-    embed_dim_to_check: int,
-    num_heads: int,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    bias_k: Tensor | None,
-    bias_v: Tensor | None,
-    add_zero_attn: bool,  # noqa: FBT001
-    dropout_p: float,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    training: bool = True,  # noqa: FBT001
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,  # noqa: FBT001
-    attn_mask: Tensor | None = None,
-    use_separate_proj_weight: bool = False,  # noqa: FBT001
-    q_proj_weight: Tensor | None = None,
-    k_proj_weight: Tensor | None = None,
-    v_proj_weight: Tensor | None = None,
-    static_k: Tensor | None = None,
-    static_v: Tensor | None = None,
-    average_attn_weights: bool = True,  # noqa: FBT001
-    is_causal: bool = False,  # noqa: FBT001
-) -> tuple[Tensor, Tensor | None]:
+def multi_head_attention(call: Call, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """``F.multi_head_attention_forward`` in its parts, so that each part meets its own rule."""
-    if any(part is not None for part in (bias_k, bias_v, static_k, static_v)) or add_zero_attn:
+    bound = _PACKED.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = SimpleNamespace(**bound.arguments)  # query, key, value: [L, N, E], or [L, E] without a batch
+    if given.add_zero_attn or any(
+        part is not None for part in (given.bias_k, given.bias_v, given.static_k, given.static_v)
+    ):
         raise call.mode.unsupported(call.name, "bias_k, bias_v, static_k, static_v and add_zero_attn have no rule")
-    if training and dropout_p > 0.0:
+    if given.training and given.dropout_p > 0.0:
         raise training_error("attention dropout" + call.mode.where())
-    separate = (q_proj_weight, k_proj_weight, v_proj_weight)
-    weights: Any = separate if in_proj_weight is None or use_separate_proj_weight else in_proj_weight.chunk(3)
-    biases = in_proj_bias.chunk(3) if in_proj_bias is not None else (None, None, None)
     with call.mode:
-        q, k, v = (
-            _heads(F.linear(x, w, b), num_heads)  # [N, heads, L, E/heads]
-            for x, w, b in zip((query, key, value), weights, biases, strict=True)
-        )
-        mask = _merged_mask(attn_mask, key_padding_mask, q, k)
+        q, k, v = (_heads(F.linear(*part), given.num_heads) for part in _projections(given))  # [N, heads, L, E/heads]
+        mask = _merged_mask(given.attn_mask, given.key_padding_mask, q, k)
         mixed = F.scaled_dot_product_attention(q, k, v, mask)
         mixed = mixed.permute(2, 0, 1, 3).flatten(2)  # [L, N, E]
-        out = F.linear(mixed.reshape(query.shape), out_proj_weight, out_proj_bias)
-    if not need_weights:
+        out = F.linear(mixed.reshape(given.query.shape), given.out_proj_weight, given.out_proj_bias)
+    if not given.need_weights:
         return out, None
     matrix = attention_matrix(q.detach(), k.detach(), mask)  # [N, heads, L, S]
-    matrix = matrix.mean(1) if average_attn_weights else matrix
-    return out, matrix if query.ndim == 3 else matrix[0]
+    matrix = matrix.mean(1) if given.average_attn_weights else matrix
+    return out, matrix if given.query.ndim == 3 else matrix[0]
+
+
+def _projections(given: SimpleNamespace) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Input, weight and bias of each of the three linear layers."""
+    separate = (given.q_proj_weight, given.k_proj_weight, given.v_proj_weight)
+    packed = given.in_proj_weight is not None and not given.use_separate_proj_weight
+    weights = given.in_proj_weight.chunk(3) if packed else separate
+    biases = given.in_proj_bias.chunk(3) if given.in_proj_bias is not None else (None, None, None)
+    return zip((given.query, given.key, given.value), weights, biases, strict=True)
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:

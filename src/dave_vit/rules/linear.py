@@ -53,6 +53,11 @@ def selection(call: Call, *args: Any, **kwargs: Any) -> Any:
     return mark(call.func(*args, **kwargs), State.GATE)
 
 
+def ordinary(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """The function's own derivative."""
+    return call.func(*args, **kwargs)
+
+
 def frozen(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Functions that can only be part of an operator."""
     return call.mode.operator(call, *args, **kwargs)

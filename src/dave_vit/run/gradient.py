@@ -50,7 +50,7 @@ class Constant:
     """An additive constant that met the input on its way.
 
     Attributes:
-        module: a phrase that names the module.
+        module: path of the module that added it.
         function: name of the function that added it.
         value: what was added.
         derivative: of the score with respect to it.

@@ -118,7 +118,7 @@ class _Observer:
             return value
         if value.ndim == 3:  # [B * heads, L, S]
             value = value.unflatten(0, (self.batch if len(value) % self.batch == 0 else len(value), -1))
-        self.observed.attention.append(Attention(value, self.latest, _module(call.mode)))
+        self.observed.attention.append(Attention(value, self.latest, call.mode.module()))
         return value.reshape(input.shape)
 
     def _packed(self, call: Call, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -140,10 +140,6 @@ class _Observer:
 def _as_in(base: RuleSet, call: Call, *args: Any, **kwargs: Any) -> Any:
     rule = base.lookup(call.func, call.name)
     return call.func(*args, **kwargs) if rule is None else rule(call, *args, **kwargs)
-
-
-def _module(mode: Interception) -> str:
-    return mode.where().removeprefix(" in module ").strip("'")
 
 
 def _pooled_axes(name: str, input: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:

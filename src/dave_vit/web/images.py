@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 from PIL import Image
 from starlette.requests import Request
 
-from dave_vit.data.embedded import Embedded
 from dave_vit.data.images import Picture, decode
+from dave_vit.data.sets.builtin import Embedded
 from dave_vit.errors import DaveError
 
 # Number of the item in its split; two targets in a picture show best what another class changes.

@@ -27,7 +27,7 @@ State = Literal["exact", "unsupported", "not installed", "inexact"]
 
 
 @dataclass(frozen=True)
-class Row:
+class Outcome:
     """What a check found.
 
     Attributes:
@@ -45,7 +45,7 @@ class Row:
     reason: str = ""
 
 
-def check(entry: Entry, *, seed: int = 0) -> Row:
+def check(entry: Entry, *, seed: int = 0) -> Outcome:
     """Build, draw weights and an image, and compare the logit with the sum of its parts.
 
     Args:
@@ -57,10 +57,10 @@ def check(entry: Entry, *, seed: int = 0) -> Row:
         try:
             return _checked(entry, entry.build().float().eval(), seed)
         except MissingExtra as error:
-            return Row(entry, "not installed", reason=str(error))
+            return Outcome(entry, "not installed", reason=str(error))
 
 
-def _checked(entry: Entry, model: nn.Module, seed: int) -> Row:
+def _checked(entry: Entry, model: nn.Module, seed: int) -> Outcome:
     draw = torch.Generator().manual_seed(seed)
     images = torch.randn(4, entry.channels, *entry.size, generator=draw)
     randomise(model, draw)
@@ -69,9 +69,9 @@ def _checked(entry: Entry, model: nn.Module, seed: int) -> Row:
     try:
         gap = unexplained(model, images64[:1])
     except UnsupportedOperator as error:
-        return Row(entry, "unsupported", reason=str(error))
+        return Outcome(entry, "unsupported", reason=str(error))
     calibrate(twin, images)
-    return Row(entry, "exact" if gap < LIMIT else "inexact", gap, forward_difference(twin, images))
+    return Outcome(entry, "exact" if gap < LIMIT else "inexact", gap, forward_difference(twin, images))
 
 
 @contextmanager
@@ -87,8 +87,8 @@ def _one_thread() -> Iterator[None]:
 
 def forward_difference(model: nn.Module, images: Tensor) -> float:
     """How far the logits under the interception are from the model's own, relative to the largest."""
-    plain, seen = logits_of(model, images), gradient(model, images, rules=EFFECTIVE).logits
-    return float((seen - plain).abs().max() / plain.abs().max())
+    plain, intercepted = logits_of(model, images), gradient(model, images, rules=EFFECTIVE).logits
+    return float((intercepted - plain).abs().max() / plain.abs().max())
 
 
 def unexplained(model: nn.Module, image: Tensor) -> float:

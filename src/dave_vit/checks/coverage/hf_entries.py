@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -55,29 +56,16 @@ _ARCHITECTURES: tuple[tuple[str, str, dict[str, Any]], ...] = (
 _ZERO_SHOT = (("CLIP, zero-shot", "CLIPConfig"), ("SigLIP, zero-shot", "SiglipConfig"))
 
 
-class Logits(nn.Module):
-    """A classifier of transformers whose output is the logits alone."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Logits ``[B, classes]``."""
-        logits: torch.Tensor = self.model(inputs).logits
-        return logits
-
-
 def _build(config: str, values: dict[str, Any]) -> nn.Module:
     transformers = package()
     values = dict(values)
     attention = values.pop("attn_implementation", "sdpa")
     made = getattr(transformers, config)(num_labels=CLASSES, **values)
-    automatic = transformers.AutoModelForImageClassification
+    build: Callable[..., nn.Module] = transformers.AutoModelForImageClassification.from_config
     try:
-        return Logits(automatic.from_config(made, attn_implementation=attention))
+        return build(made, attn_implementation=attention)
     except ValueError:  # an architecture without fused attention
-        return Logits(automatic.from_config(made, attn_implementation="eager"))
+        return build(made, attn_implementation="eager")
 
 
 def _build_zero_shot(config: str) -> nn.Module:

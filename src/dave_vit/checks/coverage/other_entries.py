@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from dave_vit.checks.coverage.entry import CLASSES, Entry
+from dave_vit.models.families import bcos, open_clip, torchvision
+from dave_vit.models.families.builtin import BUILTIN
 from dave_vit.models.zero_shot import ZeroShot
 
 _TORCHVISION: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -60,9 +62,7 @@ _BCOS: tuple[tuple[str, str, int], ...] = (
 
 def _torchvision(name: str, options: dict[str, Any]) -> nn.Module:
     if not options:
-        from dave_vit.models.families.torchvision import build
-
-        return build(name, num_classes=CLASSES)
+        return torchvision.build(name, num_classes=CLASSES)
     from torchvision.models import VisionTransformer
 
     model: nn.Module = VisionTransformer(patch_size=16, num_classes=CLASSES, **options)
@@ -70,25 +70,11 @@ def _torchvision(name: str, options: dict[str, Any]) -> nn.Module:
 
 
 def _open_clip(options: dict[str, Any]) -> nn.Module:
-    from dave_vit.models.families.open_clip import encode_image, package
-
     text = {"context_length": 8, "vocab_size": 64, "layers": 1, "width": 32, "heads": 2}
-    model = package().CLIP(**{"embed_dim": 32, "text_cfg": text, **options}).eval()
+    model = open_clip.package().CLIP(**{"embed_dim": 32, "text_cfg": text, **options}).eval()
     with torch.no_grad():
         features = model.encode_text(torch.randint(1, 64, (CLASSES, 8), generator=torch.Generator().manual_seed(0)))
-    return ZeroShot(model, encode_image, features, scale=model.logit_scale.exp(), bias=model.logit_bias)
-
-
-def _bcos(name: str) -> nn.Module:
-    from dave_vit.models.families.bcos import build
-
-    return build(name, num_classes=CLASSES)
-
-
-def _builtin(name: str) -> nn.Module:
-    from dave_vit.models.architectures.builtin import architecture
-
-    return architecture(name).create()
+    return ZeroShot(model, open_clip.encode_image, features, scale=model.logit_scale.exp(), bias=model.logit_bias)
 
 
 def entries() -> list[Entry]:
@@ -99,7 +85,10 @@ def entries() -> list[Entry]:
             Entry("open_clip", family, name, partial(_open_clip, options), (options["vision_cfg"]["image_size"],) * 2)
             for family, name, options in _OPEN_CLIP
         ),
-        *(Entry("bcos", family, name, partial(_bcos, name), channels=channels) for family, name, channels in _BCOS),
-        Entry("builtin", "ViT", "builtin", partial(_builtin, "builtin"), (224, 224)),
-        Entry("builtin", "B-cos ViT", "builtin-bcos", partial(_builtin, "builtin-bcos"), (224, 224), 6),
+        *(
+            Entry("bcos", family, name, partial(bcos.build, name, num_classes=CLASSES), channels=channels)
+            for family, name, channels in _BCOS
+        ),
+        Entry("builtin", "ViT", "builtin", BUILTIN["builtin"].create, (224, 224)),
+        Entry("builtin", "B-cos ViT", "builtin-bcos", BUILTIN["builtin-bcos"].create, (224, 224), 6),
     ]

@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Sequence
 
 from dave_vit.checks.coverage import hf_entries, other_entries, timm_entries
-from dave_vit.checks.coverage.checking import LIMIT, Row
+from dave_vit.checks.coverage.checking import LIMIT, Outcome
 from dave_vit.checks.coverage.entry import Entry
 
 LIBRARIES = {
@@ -44,8 +44,8 @@ def architectures(pattern: str | None = None) -> list[Entry]:
     return [entry for entry in entries if pattern is None or entry.matches(pattern)]
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """The page that documents the rows."""
+def markdown(outcomes: Sequence[Outcome]) -> str:
+    """The page that documents the outcomes."""
     installed = {}
     for name, package in LIBRARIES.items():
         try:
@@ -55,15 +55,15 @@ def markdown(rows: Sequence[Row]) -> str:
     head = _HEAD.format(
         limit=LIMIT,
         versions=", ".join(f"{name} {version}" for name, version in installed.items()),
-        exact=sum(row.state == "exact" for row in rows),
-        refused=sum(row.state == "unsupported" for row in rows),
+        exact=sum(one.state == "exact" for one in outcomes),
+        refused=sum(one.state == "unsupported" for one in outcomes),
     )
-    reasons = [f"- **{row.entry.family}** (`{row.entry.name}`): {row.reason}" for row in rows if row.reason]
-    return head + "\n".join(map(_line, rows)) + "\n\n## Why some are unsupported\n\n" + "\n".join(reasons) + "\n"
+    reasons = [f"- **{one.entry.family}** (`{one.entry.name}`): {one.reason}" for one in outcomes if one.reason]
+    return head + "\n".join(map(_line, outcomes)) + "\n\n## Why some are unsupported\n\n" + "\n".join(reasons) + "\n"
 
 
-def _line(row: Row) -> str:
-    measured = row.state in ("exact", "inexact")
-    numbers = [f"{value:.0e}" if value else "0" for value in (row.gap, row.forward)] if measured else ["", ""]
-    cells = (row.entry.library, row.entry.family, f"`{row.entry.name}`", row.state, *numbers)
+def _line(one: Outcome) -> str:
+    measured = one.state in ("exact", "inexact")
+    numbers = [f"{value:.0e}" if value else "0" for value in (one.gap, one.forward)] if measured else ["", ""]
+    cells = (one.entry.library, one.entry.family, f"`{one.entry.name}`", one.state, *numbers)
     return f"| {' | '.join(cells)} |"

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dave_vit.data.base import Mask
 from dave_vit.data.builtin.backgrounds import gradient, paint
 from dave_vit.data.builtin.draws import TURN, Draws
 from dave_vit.data.builtin.sprites import load_sprite, render, tint
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
-Mask = npt.NDArray[np.bool_]
 Window = tuple[slice, slice]
 
 # One size range for all objects (longest side over picture side, in 1/224), so that size tells nothing of the label.
@@ -69,10 +69,10 @@ def lay_out(pieces: list[Piece], size: int, draws: Draws) -> tuple[list[tuple[in
     """
     while True:
         owner = np.full((size, size), -1, dtype=np.int32)
-        seen: list[int] = []
+        visible: list[int] = []
         corners: list[tuple[int, int]] = []
         while len(corners) < len(pieces):
-            corner = _place(pieces, seen, owner, draws)
+            corner = _place(pieces, visible, owner, draws)
             if corner is None:
                 break
             corners.append(corner)
@@ -80,9 +80,9 @@ def lay_out(pieces: list[Piece], size: int, draws: Draws) -> tuple[list[tuple[in
             return corners, owner
 
 
-def _place(pieces: list[Piece], seen: list[int], owner: Ints, draws: Draws) -> tuple[int, int] | None:
-    """Put the next piece on top, or say that it has no place; ``seen`` and ``owner`` are kept up to date."""
-    size, piece = len(owner), pieces[len(seen)]
+def _place(pieces: list[Piece], visible: list[int], owner: Ints, draws: Draws) -> tuple[int, int] | None:
+    """Put the next piece on top, or say that it has no place; ``visible`` and ``owner`` are kept up to date."""
+    size, piece = len(owner), pieces[len(visible)]
     height, width = piece.silhouette.shape
     for _ in range(_TRIES):
         top = draws.integer(size // 10, size - size // 10) - height // 2
@@ -90,10 +90,10 @@ def _place(pieces: list[Piece], seen: list[int], owner: Ints, draws: Draws) -> t
         there, here = _windows(size, top, left, height, width)
         silhouette = piece.silhouette[here]
         below = owner[there][silhouette]
-        left_over = [*(seen - np.bincount(below + 1, minlength=len(seen) + 1)[1:]), len(below)]
+        left_over = [*(visible - np.bincount(below + 1, minlength=len(visible) + 1)[1:]), len(below)]
         if all(_enough(pieces[i], int(count)) for i, count in enumerate(left_over)):
-            owner[there][silhouette] = len(seen)
-            seen[:] = [int(count) for count in left_over]
+            owner[there][silhouette] = len(visible)
+            visible[:] = [int(count) for count in left_over]
             return top, left
     return None
 

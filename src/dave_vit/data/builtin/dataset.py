@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dave_vit.data.base import Mask
 from dave_vit.data.builtin.compose import Art, compose, make_piece
 from dave_vit.data.builtin.draws import Draws
 from dave_vit.data.builtin.sprites import STYLES, catalogue
@@ -45,7 +46,7 @@ class SceneObject:
     label: int
     name: str
     style: str
-    mask: npt.NDArray[np.bool_]
+    mask: Mask
     box: tuple[int, int, int, int]
 
 
@@ -62,7 +63,7 @@ class Scene:
         return tuple(thing for thing in self.objects if thing.label >= 0)
 
 
-def _tight_box(mask: npt.NDArray[np.bool_]) -> tuple[int, int, int, int]:
+def _tight_box(mask: Mask) -> tuple[int, int, int, int]:
     rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
 

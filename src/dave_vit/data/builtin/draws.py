@@ -7,6 +7,7 @@ platform's mathematics library. A golden picture bears neither, so both are done
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -66,6 +67,7 @@ class Draws:
         return items[self.integer(0, len(items) - 1)]
 
 
+@cache
 def _sine_table() -> npt.NDArray[np.int64]:
     """sin of TURN steps times ONE, from the Taylor series in 60-bit integers."""
     unit = 1 << 60
@@ -81,12 +83,9 @@ def _sine_table() -> npt.NDArray[np.int64]:
     return np.array(table, dtype=np.int64)
 
 
-_SINE = _sine_table()
-
-
 def sin(step: int) -> int:
     """ONE times the sine of ``step`` / TURN of a turn."""
-    return int(_SINE[step % TURN])
+    return int(_sine_table()[step % TURN])
 
 
 def cos(step: int) -> int:

@@ -1,13 +1,68 @@
-"""The embedded models, behind the same door as all others."""
+"""The embedded models: small Vision Transformers trained for the embedded benchmark, weights in the package."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from dave_vit.data.builtin import CLASS_NAMES
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.architectures.bcos_vit import BcosViT
-from dave_vit.models.architectures.builtin import CentreCrop, architecture, build_builtin
+from dave_vit.models.architectures.plain_vit import PlainViT
 from dave_vit.models.classes import Classes, class_names
-from dave_vit.models.families.bcos import BCOS_NOISE
+from dave_vit.models.families import FAMILIES, Family
+from dave_vit.models.families.bcos import BCOS
 from dave_vit.models.state import RANDOM, load_state, read_weights
+from dave_vit.models.traits import Traits
+from dave_vit.registry import Registry
+
+SIZE, PATCH = 224, 16
+_WEIGHTS = Path(__file__).parent.parent / "weights"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An embedded architecture.
+
+    Attributes:
+        create: makes the model, initialised at random.
+        encode: colours ``[B, 3, H, W]`` in 0..1 to the model's input.
+        centre: the value of each colour that becomes zero.
+        spread: the difference to it that becomes one.
+        traits: what else is known of the model.
+    """
+
+    create: Callable[[], nn.Module]
+    encode: Callable[[Tensor], Tensor]
+    centre: float
+    spread: float
+    traits: Traits
+
+
+def _centred(images: Tensor) -> Tensor:
+    """Colours in 0..1 to -1..1."""
+    return images * 2 - 1
+
+
+def _complemented(images: Tensor) -> Tensor:
+    """Colours in 0..1 and their complements, [B, 6, H, W]."""
+    return torch.cat([images, 1 - images], dim=1)
+
+
+BUILTIN: Registry[Architecture] = Registry("embedded model")
+BUILTIN.register("builtin")(
+    Architecture(partial(PlainViT, len(CLASS_NAMES), size=SIZE), _centred, 0.5, 0.5, Traits(patch=PATCH, compete=True))
+)
+BUILTIN.register("builtin-bcos")(
+    Architecture(partial(BcosViT, len(CLASS_NAMES), size=SIZE), _complemented, 0.0, 1.0, replace(BCOS, patch=PATCH))
+)
 
 
 def load(name: str, weights: str | None = None, classes: Classes | None = None) -> Adapter:
@@ -18,15 +73,24 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
         weights: a local file for the same architecture, "random", or None for the embedded weights.
         classes: names of the classes, or a file of them.
     """
-    from dave_vit.data.builtin import CLASS_NAMES
-
-    model = build_builtin(name) if weights is None else architecture(name).create()
-    if weights not in (None, RANDOM):
-        load_state(model, read_weights(str(weights)))
+    made = BUILTIN[name]
+    model = made.create()
+    if weights != RANDOM:
+        load_state(model, read_weights(weights or _WEIGHTS / f"{name}.safetensors"))
+    preprocessing = Preprocessing(partial(_transformed, made.encode), (made.centre,) * 3, (made.spread,) * 3)
     names = class_names(len(CLASS_NAMES), classes, known=CLASS_NAMES)
-    is_bcos = isinstance(model, BcosViT)
-    half = (0.0, 1.0) if is_bcos else (0.5, 0.5)
-    preprocessing = Preprocessing(CentreCrop(architecture(name).encode), half[:1] * 3, half[1:] * 3)
-    return Adapter(
-        model, preprocessing, names, spec=name, noise=BCOS_NOISE if is_bcos else None, fill=0.5 if is_bcos else 0.0
-    )
+    return Adapter(model, preprocessing, names, spec=name, traits=made.traits)
+
+
+def _transformed(encode: Callable[[Tensor], Tensor], picture: Image.Image) -> Tensor:
+    """A picture as the model's input [1, C, 224, 224]: shorter side to 224, centre, encode."""
+    scale = SIZE / min(picture.size)
+    if scale != 1:
+        width, height = (max(SIZE, round(side * scale)) for side in picture.size)
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+    left, top = (picture.width - SIZE) // 2, (picture.height - SIZE) // 2
+    pixels = np.asarray(picture.crop((left, top, left + SIZE, top + SIZE)))
+    return encode(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 255)
+
+
+FAMILIES.register("builtin")(Family(load))

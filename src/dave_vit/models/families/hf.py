@@ -17,11 +17,15 @@ from torch import Tensor, nn
 from dave_vit.errors import ModelError, missing_extra
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
+from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
 from dave_vit.models.state import RANDOM, Weights, classes_in, names_of, read_weights
+from dave_vit.models.traits import Traits, square
 from dave_vit.models.zero_shot import ZeroShot, wanted_prompts
 
 _HEAD = "classifier"
+# By the configuration's problem type; transformers itself takes classifiers that say nothing for the first kind.
+_COMPETE = {None: True, "single_label_classification": True, "multi_label_classification": False}
 
 
 def load(
@@ -35,19 +39,19 @@ def load(
         classes: names of the classes, or a file of them.
         prompts: makes a zero-shot classifier of a CLIP or SigLIP model; one sentence a class.
     """
-    spec, found = f"hf:{name}", _read(weights)
+    spec, given = f"hf:{name}", _read(weights)
     with _readable(name, spec):
         config = package().AutoConfig.from_pretrained(name)
         processor = package().AutoImageProcessor.from_pretrained(name)
         if prompts is not None or (classes is not None and _is_two_halves(config)):
-            return _zero_shot(name, config, found, *wanted_prompts(prompts, classes, spec), processor)
-        model, missing = _made(package().AutoModelForImageClassification, name, config, found)
+            return _zero_shot(name, config, given, *wanted_prompts(prompts, classes, spec), processor)
+        model, missing = _made(package().AutoModelForImageClassification, name, config, given)
     if missing:  # transformers would draw them at random and go on
         prompted = "give prompts (prompts=[...] or --classes FILE), or " if _is_two_halves(config) else ""
         raise ModelError(
             f"{spec} has no trained class head ({missing[0]} is missing); {prompted}train one with `dave probe`"
         )
-    known = names_of(found) if isinstance(found, Weights) else None
+    known = names_of(given) if isinstance(given, Weights) else None
     return wrap(model, processor, classes if classes is not None else known, spec=spec)
 
 
@@ -66,7 +70,13 @@ def wrap(model: nn.Module, processor: Any, classes: Classes | None, *, spec: str
     known = [labels[index] for index in sorted(labels)]
     nameless = all(re.fullmatch(r"LABEL_\d+", label) for label in known)
     names = class_names(len(known), classes, known=None if nameless else known)
-    return Classifier(model, preprocessing(processor), names, spec=spec)
+    compete = _COMPETE.get(model.config.problem_type)  # type: ignore[union-attr,arg-type]
+    traits = Traits(patch=_patch(model.config), compete=compete if len(names) > 1 else None)
+    return Classifier(model, preprocessing(processor), names, spec=spec, traits=traits)
+
+
+def _patch(config: Any) -> int | None:
+    return square(getattr(config, "patch_size", None))
 
 
 class Classifier(Adapter):
@@ -107,11 +117,11 @@ def preprocessing(processor: Any) -> Preprocessing:
 
 def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adapter, str]:
     """A model with an untrained head, and the path of that head; the checkpoint's own head, if any, is left out."""
-    spec, found = f"hf:{name}", _read(weights)
+    spec, given = f"hf:{name}", _read(weights)
     with _readable(name, spec):
         config = package().AutoConfig.from_pretrained(name, num_labels=len(names))
         processor = package().AutoImageProcessor.from_pretrained(name)
-        model, _ = _made(package().AutoModelForImageClassification, name, config, found, num_labels=len(names))
+        model, _ = _made(package().AutoModelForImageClassification, name, config, given, num_labels=len(names))
     if not isinstance(getattr(model, _HEAD, None), nn.Linear):
         raise ModelError(f"{spec} has no single linear head, so it cannot be probed; choose another model")
     return wrap(model, processor, names, spec=spec), _HEAD
@@ -159,7 +169,8 @@ def wrap_zero_shot(
     text = text_features(model.eval(), tokens)
     bias = getattr(model, "logit_bias", None)
     classifier = ZeroShot(model, encode_image, text, scale=model.logit_scale.exp(), bias=bias)
-    return Adapter(classifier, preprocessing(processor), names, spec=spec)
+    traits = Traits(patch=_patch(model.config.vision_config), compete=classifier.compete)
+    return Adapter(classifier, preprocessing(processor), names, spec=spec, traits=traits)
 
 
 def encode_image(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -221,3 +232,6 @@ def package() -> Any:
     except ImportError as error:
         raise missing_extra("transformers", "hf") from error
     return transformers
+
+
+FAMILIES.register("hf")(Family(load, zero_shot=True, backbone=backbone))

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from dave_vit.errors import ModelError, UnknownName, missing_extra
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes
+from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
 from dave_vit.models.state import RANDOM, load_state, read_weights
+from dave_vit.models.traits import Traits, square
 from dave_vit.models.zero_shot import ZeroShot, wanted_prompts
 from dave_vit.registry import nearest
 
@@ -33,8 +35,9 @@ def load(
     spec = f"openclip:{name}"
     sentences, names = wanted_prompts(prompts, classes, spec)
     base, _, tag = name.partition("@")
-    if not base.startswith("hf-hub:"):
-        check_name(base)
+    known = package().list_models()
+    if base not in known and not base.startswith("hf-hub:"):
+        raise UnknownName(f"open_clip has no model {base!r}{nearest(base, known)}")
     model = _published(base, tag) if weights is None else build(base)
     if weights not in (None, RANDOM):
         load_state(model, read_weights(str(weights)))
@@ -49,19 +52,13 @@ def wrap(model: nn.Module, tokens: Tensor, names: Sequence[str], *, spec: str) -
     with torch.no_grad():
         text = clip.encode_text(tokens)
     classifier = ZeroShot(clip, encode_image, text, scale=clip.logit_scale.exp(), bias=clip.logit_bias)
-    return Adapter(classifier, _preprocessing(clip), names, spec=spec)
+    traits = Traits(patch=square(getattr(clip.visual, "patch_size", None)), compete=classifier.compete)
+    return Adapter(classifier, _preprocessing(clip), names, spec=spec, traits=traits)
 
 
 def encode_image(model: nn.Module, inputs: Tensor) -> Tensor:
     """Features ``[B, D]`` of images."""
     return model.encode_image(inputs)  # type: ignore[operator,no-any-return]
-
-
-def check_name(name: str) -> None:
-    """Refuse a name that open_clip does not know."""
-    known = package().list_models()
-    if name not in known:
-        raise UnknownName(f"open_clip has no model {name!r}{nearest(name, known)}")
 
 
 def build(name: str, **options: Any) -> nn.Module:
@@ -110,3 +107,6 @@ def package() -> Any:
     except ImportError as error:
         raise missing_extra("open_clip", "clip") from error
     return open_clip
+
+
+FAMILIES.register("openclip")(Family(load, zero_shot=True))

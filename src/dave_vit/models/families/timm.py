@@ -12,8 +12,10 @@ from torch import nn
 from dave_vit.errors import ModelError, UnknownName
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
+from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
 from dave_vit.models.state import PREFIXES, RANDOM, State, Weights, fitting, misfit, names_of, read_weights
+from dave_vit.models.traits import Traits, square
 from dave_vit.registry import nearest
 
 
@@ -27,15 +29,13 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
     """
     check_name(name)
     known: list[str] | None = None
-    if weights in (None, RANDOM) and _configured(name, "num_classes") == 0:
-        raise _headless(name)  # before a long download
-    if weights is None:
-        model = _published(name)
-    elif weights == RANDOM:
-        model = build(name)
+    if weights is None or weights == RANDOM:
+        if _configured(name, "num_classes") == 0:
+            raise _headless(name)  # before a long download
+        model = _bare(name, weights)
     else:
-        found = read_weights(weights)
-        model, known = from_weights(name, found), names_of(found)
+        given = read_weights(weights)
+        model, known = from_weights(name, given), names_of(given)
     if not getattr(model, "num_classes", 0):
         raise _headless(name)
     return wrap(model, classes, known, spec=f"timm:{name}")
@@ -51,7 +51,14 @@ def wrap(model: nn.Module, classes: Classes | None, known: Sequence[str] | None,
     """A timm model with its own preprocessing and the names of its classes."""
     count = int(model.num_classes)  # type: ignore[arg-type]
     names = class_names(count, classes, known=known or _configured_names(model, count))
-    return Adapter(model, preprocessing(model), names, spec=spec)
+    return Adapter(model, preprocessing(model), names, spec=spec, traits=_traits(model, count))
+
+
+def _traits(model: nn.Module, count: int) -> Traits:
+    config = getattr(model, "pretrained_cfg", None) or {}
+    # A head of another size was trained by somebody else, who knows how.
+    compete = True if count == config.get("num_classes") else None
+    return Traits(patch=square(getattr(getattr(model, "patch_embed", None), "patch_size", None)), compete=compete)
 
 
 def _configured_names(model: nn.Module, count: int) -> list[str] | None:
@@ -106,7 +113,10 @@ def build(name: str, **options: Any) -> nn.Module:
     return model
 
 
-def _published(name: str, **options: Any) -> nn.Module:
+def _bare(name: str, weights: str | None, **options: Any) -> nn.Module:
+    """The architecture with its published weights, or with random ones."""
+    if weights == RANDOM:
+        return build(name, **options)
     what = f"timm:{name}"
     try:
         with hub_access(what):
@@ -132,15 +142,13 @@ def from_weights(name: str, weights: Weights) -> nn.Module:
 def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adapter, str]:
     """A model with an untrained head, and the path of that head; the file's own head is left out, if it has one."""
     check_name(name)
-    if weights is None:
-        model = _published(name, num_classes=0)
-    elif weights == RANDOM:
-        model = build(name, num_classes=0)
+    if weights is None or weights == RANDOM:
+        model = _bare(name, weights, num_classes=0)
     else:
-        found = read_weights(weights)
-        heads = _head_keys(name, found.state)
-        bodies = {key: value for key, value in found.state.items() if key not in heads}
-        model = _filled(name, replace(found, state=bodies), num_classes=0)
+        given = read_weights(weights)
+        heads = _head_keys(name, given.state)
+        bodies = {key: value for key, value in given.state.items() if key not in heads}
+        model = _filled(name, replace(given, state=bodies), num_classes=0)
     model.reset_classifier(len(names))  # type: ignore[operator]
     head = model.get_classifier()  # type: ignore[operator]
     path = next((path for path, module in model.named_modules() if module is head), None)
@@ -177,3 +185,6 @@ def _filled(name: str, weights: Weights, **options: Any) -> nn.Module:
         return build(name, pretrained=True, pretrained_cfg_overlay=overlay, **options)
     except (RuntimeError, KeyError, ValueError, AttributeError) as error:
         raise misfit(weights.path, own, state) from error
+
+
+FAMILIES.register("timm")(Family(load, backbone=backbone))

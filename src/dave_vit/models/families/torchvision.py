@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -9,8 +10,10 @@ from torch import nn
 from dave_vit.errors import UnknownName
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
+from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
-from dave_vit.models.state import RANDOM, classes_in, load_state, read_weights
+from dave_vit.models.state import filled
+from dave_vit.models.traits import Traits
 from dave_vit.registry import nearest
 
 _PUBLISHED = "https://download.pytorch.org"
@@ -24,41 +27,23 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
         weights: a local file, "random", or None for the published weights.
         classes: names of the classes, or a file of them.
     """
-    from torchvision.models import get_model_weights
+    from torchvision import models
 
-    published = get_model_weights(check_name(name)).DEFAULT
-    count = len(published.meta["categories"])
+    known = models.list_models(module=models)
+    if name not in known:
+        raise UnknownName(f"torchvision has no classifier {name!r}{nearest(name, known)}")
+    published = models.get_model_weights(name).DEFAULT
+    own = count = len(published.meta["categories"])
     if weights is None:
         with hub_access(f"torchvision:{name}", _PUBLISHED):
             model = build(name, weights=published)
     else:
-        model = build(name)
-    if weights not in (None, RANDOM):
-        found = read_weights(str(weights))
-        count = classes_in(found, model, count)
-        model = build(name, num_classes=count)
-        load_state(model, found)
-    return wrap(model, published.transforms(), count, classes, spec=f"torchvision:{name}")
-
-
-def wrap(model: nn.Module, transform: Any, count: int, classes: Classes | None, *, spec: str) -> Adapter:
-    """A classifier with a transform of torchvision's."""
+        model, count = filled(partial(build, name), weights, own)
+    transform: Any = published.transforms()
     preprocessing = Preprocessing(transform, tuple(transform.mean), tuple(transform.std))
-    return Adapter(model, preprocessing, class_names(count, classes), spec=spec)
-
-
-def names() -> list[str]:
-    """All classifiers of torchvision."""
-    from torchvision import models
-
-    return [str(name) for name in models.list_models(module=models)]
-
-
-def check_name(name: str) -> str:
-    """A name that torchvision knows."""
-    if name not in names():
-        raise UnknownName(f"torchvision has no classifier {name!r}{nearest(name, names())}")
-    return name
+    # A head of another size was trained by somebody else, who knows how.
+    traits = Traits(patch=getattr(model, "patch_size", None), compete=True if count == own else None)
+    return Adapter(model, preprocessing, class_names(count, classes), spec=f"torchvision:{name}", traits=traits)
 
 
 def build(name: str, **options: Any) -> nn.Module:
@@ -69,3 +54,6 @@ def build(name: str, **options: Any) -> nn.Module:
         options |= {"init_weights": False, "aux_logits": True}  # as their published weights have it, and quickly
     model: nn.Module = get_model(name, **options)
     return model
+
+
+FAMILIES.register("torchvision")(Family(load))

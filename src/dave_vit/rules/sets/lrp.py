@@ -25,6 +25,7 @@ from dave_vit.intercept.states import is_carrier, is_operator, map_tensors, tens
 from dave_vit.intercept.surrogate import carry
 from dave_vit.precision import working_dtype
 from dave_vit.rules.attention import FusedAttention
+from dave_vit.rules.linear import ordinary
 from dave_vit.rules.products import fused_product, product, weighted
 from dave_vit.rules.sets.effective import EFFECTIVE
 
@@ -59,11 +60,6 @@ def attention(call: Call, *args: Any, **kwargs: Any) -> Tensor:
     given = FusedAttention.of(call, *args, **kwargs)
     query, key = _scaled(given.query, 0.25), _scaled(given.key, 0.25)
     return replace(given, query=query, key=key, value=_scaled(given.value, 0.5)).mixed(call)
-
-
-def taylor_softmax(call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Softmax by its first-order Taylor expansion: R_i = x_i (R_i - s_i sum_j R_j), the ordinary derivative."""
-    return call.func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -152,8 +148,8 @@ ATTN_LRP = EFFECTIVE.extend(
         **dict.fromkeys(PRODUCTS, uniform_product),
         **dict.fromkeys(FUSED_PRODUCTS, uniform_fused_product),
         "scaled_dot_product_attention": attention,
-        "softmax": taylor_softmax,
-        "_softmax": taylor_softmax,
+        # By its first-order Taylor expansion: R_i = x_i (R_i - s_i sum_j R_j), the ordinary derivative.
+        **dict.fromkeys(["softmax", "_softmax"], ordinary),
     },
 )
 """Relevance through values, keys and queries."""

@@ -32,6 +32,7 @@ _TINY = 1e-9  # keeps quotients finite, as in the authors' code
 
 _CASTS = frozenset("to type float double half bfloat16 type_as".split())
 _NORMS = frozenset("layer_norm rms_norm group_norm instance_norm normalize batch_norm".split())
+# Each element keeps its relevance.
 _JOINS = frozenset("cat stack hstack vstack dstack pad where masked_fill".split())
 
 
@@ -171,11 +172,6 @@ def gated_linear_unit(call: Call, input: Tensor, dim: int = -1) -> Tensor:
         return value * gate.sigmoid()
 
 
-def join(call: Call, *args: Any, **kwargs: Any) -> Tensor:
-    """Concatenation, padding and masks: each element keeps its relevance."""
-    return call.func(*args, **kwargs)  # type: ignore[no-any-return]
-
-
 def _wide(rule: Rule) -> Rule:
     """The same rule on arguments in the widest type of their device."""
 
@@ -196,7 +192,7 @@ def alpha_beta(alpha: float = 1.0) -> RuleSet:
         **dict.fromkeys(MOVES | {"affine_grid"}, linear.move),
         **dict.fromkeys(REDUCTIONS | {"neg"} | SELECTIONS - {"relu", "leaky_relu", "prelu", "rrelu", "abs"}, shared),
         **dict.fromkeys(_CASTS, kept),
-        **dict.fromkeys(_JOINS, join),
+        **dict.fromkeys(_JOINS, linear.ordinary),
         **dict.fromkeys([*ACTIVATIONS, *_NORMS, "relu", "leaky_relu", "prelu", "softmax", "_softmax"], passed),
         **dict.fromkeys(["div", "pow", "square"], passed),
         **dict.fromkeys(PRODUCTS, partial(matrix_product, alpha=alpha)),
@@ -209,4 +205,5 @@ def alpha_beta(alpha: float = 1.0) -> RuleSet:
         "copy": linear.copy_into,
         "__iter__": linear.iterate,
     }
-    return RuleSet("alpha-beta relevance", {name: _wide(rule) for name, rule in rules.items()} | {"__setitem__": join})
+    wide = {name: _wide(rule) for name, rule in rules.items()}
+    return RuleSet("alpha-beta relevance", {**wide, "__setitem__": linear.ordinary})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dave_vit.data.annotations import read_objects
 from dave_vit.data.base import Box, FileDataset, Item, image_files
+from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError
 
 _LISTS = ("ImageSets/Main/val.txt", "ImageSets/Main/test.txt")
@@ -15,6 +16,7 @@ _CLASSES = (
 ).split()
 
 
+@DATASETS.register("voc")
 class Voc(FileDataset):
     """One item per image and class in it, with the boxes of that class.
 
@@ -32,16 +34,16 @@ class Voc(FileDataset):
         if not images.is_dir() or not notes.is_dir():
             raise DataError(f"{self.root}: looked for the folders JPEGImages and Annotations; one of them is missing")
         wanted = _listed(self.root)
-        found = []
+        things: list[tuple[Path, str, tuple[Box, ...]]] = []
         for path in image_files(images):
             note = notes / f"{path.stem}.xml"
             if note.is_file() and (wanted is None or path.stem in wanted):
-                found += [(path, name, boxes) for name, boxes in sorted(_by_class(note).items())]
-        if not found:
+                things += [(path, name, boxes) for name, boxes in sorted(_by_class(note).items())]
+        if not things:
             raise DataError(f"{self.root}: no image in JPEGImages has objects in an XML file of Annotations")
-        named = {name for _, name, _ in found}
+        named = {name for _, name, _ in things}
         self.class_names = list(_CLASSES) if named <= set(_CLASSES) else sorted(named)
-        self.items = [self._item(path, name, boxes) for path, name, boxes in found[:limit]]
+        self.items = [self._item(path, name, boxes) for path, name, boxes in things[:limit]]
 
     def _item(self, path: Path, name: str, boxes: tuple[Box, ...]) -> Item:
         file = path.relative_to(self.root).as_posix()
@@ -49,10 +51,10 @@ class Voc(FileDataset):
 
 
 def _by_class(path: Path) -> dict[str, tuple[Box, ...]]:
-    found: dict[str, tuple[Box, ...]] = {}
+    boxes: dict[str, tuple[Box, ...]] = {}
     for name, at in read_objects(path):
-        found[name] = (*found.get(name, ()), at)
-    return found
+        boxes[name] = (*boxes.get(name, ()), at)
+    return boxes
 
 
 def _listed(root: Path) -> set[str] | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dave_vit.data.annotations import box, read_objects
 from dave_vit.data.base import Box, FileDataset, Item, image_files
+from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError
 
 _IMAGE_FOLDERS = (".", "images", "val", "ILSVRC2012_img_val", "ILSVRC/Data/CLS-LOC/val", "Data/CLS-LOC/val")
@@ -38,6 +39,7 @@ class _Truth:
     boxes: tuple[Box, ...]
 
 
+@DATASETS.register("imagenet")
 class ImageNet(FileDataset):
     """Validation images with labels and, where annotations are present, the boxes of the label's objects.
 
@@ -139,7 +141,7 @@ def _images(root: Path) -> list[Path]:
         if not folder.is_dir():
             continue
         classes = [sub for sub in folder.iterdir() if sub.is_dir() and _WNID.fullmatch(sub.name)]
-        found = [path for sub in classes for path in image_files(sub)] or image_files(folder)
-        if found:
-            return sorted(found, key=lambda path: (path.stem, path))
+        paths = [path for sub in classes for path in image_files(sub)] or image_files(folder)
+        if paths:
+            return sorted(paths, key=lambda path: (path.stem, path))
     raise DataError(f"{root}: no images; looked in {', '.join(_IMAGE_FOLDERS)} and in class folders there")

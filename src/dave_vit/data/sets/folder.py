@@ -7,12 +7,14 @@ from pathlib import Path
 
 from dave_vit.data.annotations import box
 from dave_vit.data.base import Box, FileDataset, Item, image_files
+from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError
 
 TABLE, MASKS = "boxes.csv", "masks"
 _COLUMNS = ("image", "left", "top", "right", "bottom")
 
 
+@DATASETS.register("folder")
 class Folder(FileDataset):
     """Images in one folder per class, or without classes in the folder itself.
 
@@ -42,8 +44,8 @@ class Folder(FileDataset):
     def _item(self, path: Path, label: int | None, boxes: dict[str, tuple[Box, ...]]) -> Item:
         name = path.relative_to(self.root).as_posix()
         mask = (Path(MASKS) / name).with_suffix(".png")
-        found = mask.as_posix() if (self.root / mask).is_file() else ""
-        return Item(name, label if self.class_names else None, boxes.get(name, ()), name, found)
+        file = mask.as_posix() if (self.root / mask).is_file() else ""
+        return Item(name, label if self.class_names else None, boxes.get(name, ()), name, file)
 
 
 def read_boxes(path: Path) -> dict[str, tuple[Box, ...]]:
@@ -57,10 +59,10 @@ def read_boxes(path: Path) -> dict[str, tuple[Box, ...]]:
             raise DataError(f"{path.name}: columns {rows.fieldnames}; expected {', '.join(_COLUMNS)}")
         for row in rows:
             try:
-                found = box(*(row[name] for name in _COLUMNS[1:]))
+                corners = box(*(row[name] for name in _COLUMNS[1:]))
             except (TypeError, ValueError):
                 raise DataError(f"{path.name}, line {rows.line_num}: expected four numbers, got {row}") from None
-            boxes[row["image"]] = (*boxes.get(row["image"], ()), found)
+            boxes[row["image"]] = (*boxes.get(row["image"], ()), corners)
     return boxes
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from dave_vit.data.base import Dataset, Item, Mask
 from dave_vit.data.builtin import CLASS_NAMES, BuiltinDataset, Scene
+from dave_vit.data.sets import DATASETS
+from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -66,3 +68,12 @@ class Embedded(Dataset):
             raise IndexError(f"index {index} is out of range; the set has {self._length} items")
         number, place = divmod(index, self._targets)
         return self._scene(number), number, place
+
+
+@DATASETS.register("builtin")
+def open_builtin(rest: str, limit: int | None) -> Embedded:
+    """The pictures of a spec such as "builtin:pair" or "builtin:single:seen:7"."""
+    split, family, seed, *more = (*rest.split(":"), "", "")
+    if any(more) or not (seed or "0").isdecimal():
+        raise OptionError(f"data builtin:{rest}; expected builtin:SPLIT:FAMILY:SEED, such as builtin:single:seen:7")
+    return Embedded(split or "single", family or "seen", limit, seed=int(seed or 0))

@@ -8,12 +8,14 @@ from typing import Any
 
 from dave_vit.data.annotations import box
 from dave_vit.data.base import Box, FileDataset, Item
+from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError
 
 _FILES = ("annotations/instances_val*.json", "annotations/*.json", "*.json")
 _IMAGE_FOLDERS = (".", "images", "val2017", "val2014", "val", "data", "../images", "../val2017", "../val2014")
 
 
+@DATASETS.register("coco")
 class Coco(FileDataset):
     """One item per image and category in it, with the boxes of that category; crowds are left out.
 
@@ -24,7 +26,7 @@ class Coco(FileDataset):
 
     def __init__(self, root: str | Path, limit: int | None = None) -> None:
         given = Path(root)
-        super().__init__(given.parent if given.is_file() else given)
+        super().__init__(given.parent if given.is_file() else root)
         path = given if given.is_file() else _annotations(self.root)
         try:
             content = json.loads(path.read_bytes())
@@ -51,21 +53,21 @@ def _item(file: str, folder: str, label: int, category: str, boxes: list[Box]) -
 
 def _annotations(root: Path) -> Path:
     for pattern in _FILES:
-        found = sorted(root.glob(pattern))
-        if found:
-            return found[0]
+        files = sorted(root.glob(pattern))
+        if files:
+            return files[0]
     raise DataError(f"{root}: no annotations; looked for {', '.join(_FILES)}")
 
 
 def _boxes(annotations: list[dict[str, Any]]) -> dict[tuple[Any, int], list[Box]]:
     """Boxes by image and category; COCO writes left, top, width, height."""
-    found: dict[tuple[Any, int], list[Box]] = {}
+    boxes: dict[tuple[Any, int], list[Box]] = {}
     for one in annotations:
         if not one.get("iscrowd"):
             left, top, width, height = (float(number) for number in one["bbox"])
             key = (one["image_id"], int(one["category_id"]))
-            found.setdefault(key, []).append(box(left, top, left + width, top + height))
-    return found
+            boxes.setdefault(key, []).append(box(left, top, left + width, top + height))
+    return boxes
 
 
 def _image_folder(root: Path, files: list[str]) -> str:

@@ -1,0 +1,44 @@
+"""What is known of a model beside its function: facts that methods and metrics ask for, all in one typed place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from dave_vit.neighborhood import Noise
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Facts of a model; the defaults are those of a module of which nothing is known.
+
+    Attributes:
+        noise: what the model's authors recommend for DAVE, where it is not the usual one.
+        fill: the value of a neutral grey in the model's input, with which warps fill what they uncover.
+        patch: side of the square patches that become tokens, in pixels; None where there are none or it is not known.
+        compete: whether classes compete, as after training with softmax, or each logit stands for itself, as after
+            training with sigmoids; None where it is not known.
+    """
+
+    noise: Noise | None = None
+    fill: float = 0.0
+    patch: int | None = None
+    compete: bool | None = None
+
+
+def traits_of(model: nn.Module) -> Traits:
+    """The traits of a model: those under its attribute ``traits``, or the defaults.
+
+    Nothing else on the model is looked at: what its author calls ``fill`` or ``noise`` may mean anything.
+    """
+    traits = getattr(model, "traits", None)
+    return traits if isinstance(traits, Traits) else Traits()
+
+
+def square(patch: int | Sequence[int] | None) -> int | None:
+    """The side of a patch as libraries write it, an integer or a pair; None where it is no square."""
+    if isinstance(patch, int) or patch is None:
+        return patch
+    return int(patch[0]) if len(set(patch)) == 1 else None
