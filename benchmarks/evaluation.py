@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from dave_vit import __version__, load_model
 from dave_vit.bench.plan import MethodEntry, Smoothing
-from dave_vit.bench.subject import Explainer
+from dave_vit.bench.scoring import MapMaker
 from dave_vit.metrics import METRICS, Case, create_metric
 
 METHOD = "input_x_gradient"
@@ -74,7 +74,7 @@ def clock(calls: list[Callable[[], object]], device: torch.device, repeats: int)
 
 def case_of(model: nn.Module, inputs: Tensor) -> Case:
     """A batch with maps of one method."""
-    explain = Explainer(MethodEntry(METHOD), Smoothing(), seed=0).maps
+    explain = MapMaker(MethodEntry(METHOD), Smoothing(), seed=0).maps
     target = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
     regions = torch.zeros(len(inputs), *inputs.shape[2:], dtype=torch.bool, device=inputs.device)
     regions[:, 60:160, 60:160] = True

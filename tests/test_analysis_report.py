@@ -16,22 +16,13 @@ from PIL import Image
 from bench_world import load as load_squares
 from bench_world import paint
 from dave_vit import cli
-from dave_vit.analysis import (
-    classes,
-    consistency,
-    construction,
-    localization,
-    models,
-    reproduce,
-    subjects,
-    suites,
-)
-from dave_vit.analysis.report import Page, html, markdown
-from dave_vit.analysis.section import Section, Table
-from dave_vit.analysis.subjects import Setting
+from dave_vit.analysis import Setting, classes, consistency, construction, models, subjects
+from dave_vit.analysis.paper import localization, reproduce, suites
+from dave_vit.analysis.paper.page import Page, html, markdown
 from dave_vit.bench import ModelEntry, evaluate
 from dave_vit.errors import DataError
 from dave_vit.models import Adapter, Preprocessing
+from dave_vit.report import Section, Table
 from dave_vit.viz import image_cell
 
 COUNTS = suites.with_counts(
@@ -88,7 +79,7 @@ def test_rows_are_in_per_cent_and_complete(scored):
 def test_curves_are_the_means_of_the_rows(scored, squares, tmp_path_factory):
     area = {row["method"]: row["mean"] for row in scored.rows if row["metric"] == "deletion"}
     runs = next(path for path in tmp_path_factory.getbasetemp().glob("runs*"))
-    curves = localization.read_curves(runs / "conventional-images")["DeiT-B"]
+    curves = localization.read_curves(runs / "conventional-images", METHODS)["DeiT-B"]
     for method, (at, height) in curves.items():
         assert at.tolist() == [0, 0.25, 0.5, 0.75, 1]
         mean = (height[:-1] + height[1:]).sum() / 8
@@ -119,7 +110,7 @@ def test_pages_need_no_other_file(scored, tmp_path):
 
 
 def test_pictures_are_those_that_the_model_recognises(tiny, squares):
-    model = subjects.load(ModelEntry("x"), "cpu")
+    model = ModelEntry("x").load("cpu")
     shown = subjects.pictures(model, Setting(data=f"folder:{squares}", n=5))
     with torch.no_grad():
         assert torch.equal(model(shown.inputs).argmax(1), shown.target)
@@ -130,7 +121,7 @@ def test_pictures_are_those_that_the_model_recognises(tiny, squares):
 
 
 def test_pictures_that_nobody_recognises_are_an_error(tiny, squares, tmp_path):
-    model = subjects.load(ModelEntry("x"), "cpu")
+    model = ModelEntry("x").load("cpu")
     for name in ("red", "blue"):
         (tmp_path / name).mkdir()
     wrong = next((squares / "blue").glob("*.png"))
@@ -160,11 +151,11 @@ def test_a_finished_section_is_not_computed_again(tmp_path):
 def test_pictures_that_must_not_be_shown_are_not(tiny, squares, analysis, monkeypatch):
     shown = []
     monkeypatch.setattr(analysis, "image_cell", lambda *words: shown.append(words) or image_cell(*words))
-    setting = Setting(data=f"folder:{squares}", n=2, samples=2)
-    with_pictures = analysis.section(setting).pictures[0].drawing
+    options = analysis.Options(data=f"folder:{squares}", n=2, samples=2)
+    with_pictures = analysis.section(options).pictures[0].drawing
     assert shown
     shown.clear()
-    without = analysis.section(replace(setting, show=False)).pictures[0].drawing
+    without = analysis.section(replace(options, show=False)).pictures[0].drawing
     assert not shown
     assert len(without.axes) < len(with_pictures.axes)
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from dave_vit.bench import make_plan, read_plan
-from dave_vit.bench.classes import class_map
-from dave_vit.bench.numbers.rows import Seen
+from dave_vit.bench.numbers.rows import Scanned
 from dave_vit.bench.tasks import Tasks
+from dave_vit.data.classes import class_map
 from dave_vit.errors import DataError, OptionError, UnknownName
 
 YAML = """
@@ -95,7 +95,7 @@ def test_the_document_follows_content(tmp_path):
 
 def test_keys_follow_content():
     plan = make_plan({"methods": ["dave", "effective"], "shard": 2})
-    seen = [Seen(i, f"n{i}", f"n{i}", i, i, 0.9, None) for i in range(5)]
+    seen = [Scanned(i, f"n{i}", f"n{i}", i, i, 0.9, None) for i in range(5)]
 
     def names(plan, digest="d"):
         return [task.name for task in Tasks(plan, plan.document(digest)).images(0, seen)]
@@ -110,7 +110,7 @@ def test_keys_follow_content():
 
 
 def test_tasks_follow_the_target_of_the_plan():
-    seen = [Seen(0, "a", "a", 3, 5, 0.9, None), Seen(1, "b", "b", None, 6, 0.9, None)]
+    seen = [Scanned(0, "a", "a", 3, 5, 0.9, None), Scanned(1, "b", "b", None, 6, 0.9, None)]
     for target, expected in (("label", (3, 6)), ("predicted", (5, 6))):
         plan = make_plan({"target": target})
         (task,) = Tasks(plan, plan.document("d")).images(0, seen)

@@ -14,9 +14,8 @@ import torch
 
 from bench_world import COLOURS, load, paint, plan_of, rows_of
 from dave_vit.bench import evaluate
-from dave_vit.bench.gridding import settle
-from dave_vit.bench.numbers.rows import Row, Seen
-from dave_vit.bench.tasks import Tasks
+from dave_vit.bench.numbers.rows import Row, Scanned
+from dave_vit.bench.tasks import Tasks, settle
 from dave_vit.bench.worker import Job, Worker
 from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch, load_batch
@@ -203,7 +202,7 @@ def test_no_grids_is_said(squares, tmp_path):
 
 def test_a_model_that_is_never_sure_gets_grids_of_what_it_is_surest_of():
     def seen(*confidences):
-        return [Seen(i, str(i), str(i), i % 8, i % 8, p, None) for i, p in enumerate(confidences)]
+        return [Scanned(i, str(i), str(i), i % 8, i % 8, p, None) for i, p in enumerate(confidences)]
 
     usual = GridOptions()
     assert settle(seen(*[0.99] * 16), usual).confidence == 0.95
@@ -313,7 +312,7 @@ def test_memory_does_not_grow_with_the_images(tmp_path):
     """A worker holds one shard, however many it has computed."""
     data = paint(tmp_path / "data", each=8)
     plan = plan_of(data, metrics=["energypg", "deletion"], methods=["effective"], shard=4, batch=2, save_maps=True)
-    tasks = Tasks(plan, plan.document("x")).images(0, [Seen(i, str(i), str(i), 0, 0, 1.0, None) for i in range(40)])
+    tasks = Tasks(plan, plan.document("x")).images(0, [Scanned(i, str(i), str(i), 0, 0, 1.0, None) for i in range(40)])
     worker = Worker(Job(plan, load), "cpu")
     worker.compute(tasks[0])
     after_one = held()

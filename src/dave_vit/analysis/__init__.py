@@ -1,1 +1,12 @@
-"""What the paper's tables and figures show, computed again: one file for each analysis, one command for all."""
+"""What the paper's tables and figures show, computed again: one file for each analysis, which registers itself.
+
+`dave analyze NAME` and `dave reproduce` know an analysis by `ANALYSES`; the suite of the paper is in `paper`.
+"""
+
+from dave_vit.analysis.base import ANALYSES, Analysis, Flag, analysis, flag
+from dave_vit.analysis.subjects import Sampled, Seeded, Setting
+from dave_vit.registry import import_all
+
+__all__ = ["ANALYSES", "Analysis", "Flag", "Sampled", "Seeded", "Setting", "analysis", "flag"]
+
+import_all(__name__)

@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from dave_vit.analysis.catalog import method_entry
-from dave_vit.analysis.section import Picture, Section
-from dave_vit.analysis.subjects import Pictures, Setting, load, shown_data
-from dave_vit.bench import Smoothing
-from dave_vit.bench.classes import class_map
-from dave_vit.bench.subject import MapMaker
+from dave_vit.analysis.base import analysis, flag
+from dave_vit.analysis.subjects import Pictures, Sampled, count, method_flag, shown_data
 from dave_vit.data import Dataset, open_dataset
+from dave_vit.data.classes import class_map
 from dave_vit.data.labels import find_class
 from dave_vit.errors import DataError, ImageError
 from dave_vit.models import Adapter
+from dave_vit.report import Picture, Section
 from dave_vit.run.gradient import logits_of
 from dave_vit.viz import Cell, Drawing, draw, image_cell, map_cell
 
 _CLASSES = 3  # where none are named
 
 
-def section(setting: Setting, names: Sequence[str] = (), method: str = "dave") -> Section:
-    """Sheets of the first model of a setting.
+@dataclass(frozen=True)
+class Options(Sampled):
+    """Options of the analysis; n is the number of pictures of each class.
 
-    Args:
-        setting: n is the number of pictures of each class.
+    Attributes:
         names: of classes; those with the most pictures where there are none.
         method: label of `dave_vit.analysis.catalog`.
     """
-    model = load(setting.models[0], setting.device)
-    wanted = [find_class(name, model.class_names) for name in names]
-    sheets = of_classes(model, setting.data, setting.n, wanted)
-    maker = MapMaker(method_entry(method, setting.samples), Smoothing(), setting.seed)
+
+    names: tuple[str, ...] = flag((), "Names or indices.", metavar="CLASS", positional=True)
+    method: str = method_flag()
+    n: int = count(4)
+
+
+@analysis("classes", first_model=True)
+def section(options: Options) -> Section:
+    """Several pictures of one class and their maps, to see what recurs."""
+    _, model = next(options.load())
+    wanted = [find_class(name, model.class_names) for name in options.names]
+    sheets = of_classes(model, options.data, options.n, wanted)
+    maker = options.maker(options.method)
     maps = {label: maker.maps(model, shown.inputs, shown.target) for label, shown in sheets.items()}
-    facts = setting.facts(images=f"{setting.n} per class", samples=setting.samples, method=method)
+    facts = options.facts(images=f"{options.n} per class", samples=options.samples, method=options.method)
     text = "Maps of pictures of one class that the model recognises: what recurs is what the class is."
     caption = "Positive part of each map over its own 99 % quantile."
-    picture = Picture("classes", figure(sheets, maps, show=setting.show), caption, is_plot=False)
+    picture = Picture("classes", figure(sheets, maps, show=options.show), caption, is_plot=False)
     return Section("classes", "Class-consistent features", text, facts, pictures=[picture])
 
 
@@ -55,25 +62,24 @@ def of_classes(model: Adapter, data_spec: str, each: int, wanted: Sequence[int] 
     """
     data = open_dataset(data_spec)
     places = _places(data, class_map(data.class_names, model.class_names), each + 1, wanted)
-    found: dict[int, list[Tensor]] = {}
-    count, several = len(wanted) or _CLASSES, 0
+    sheets: dict[int, list[Tensor]] = {}
+    enough, several = len(wanted) or _CLASSES, 0
     for label, indices in places.items():
-        seen = [inputs for index in indices if (inputs := _recognised(model, data, index, label)) is not None]
-        found |= {label: seen[:each]} if seen else {}
-        several += len(seen) >= min(2, each)  # a sheet of one picture shows nothing that recurs
-        if several == count:
+        known = [inputs for index in indices if (inputs := _recognised(model, data, index, label)) is not None]
+        sheets |= {label: known[:each]} if known else {}
+        several += len(known) >= min(2, each)  # a sheet of one picture shows nothing that recurs
+        if several == enough:
             break
-    if not found:
+    if not sheets:
         raise DataError(f"{shown_data(data_spec)}: no picture of the classes is recognised; name others")
-    found = dict(sorted(found.items(), key=lambda entry: -len(entry[1]))[:count])
-    return {label: _pictures(model, label, inputs) for label, inputs in found.items()}
+    sheets = dict(sorted(sheets.items(), key=lambda entry: -len(entry[1]))[:enough])
+    return {label: _pictures(model, label, inputs) for label, inputs in sheets.items()}
 
 
 def _places(data: Dataset, classes: dict[int, int], each: int, wanted: Sequence[int]) -> dict[int, list[int]]:
     """Numbers of pictures by class, most pictures first; reading stops when enough classes have enough of them."""
     places: dict[int, list[int]] = {label: [] for label in wanted}
-    count = len(wanted) or _CLASSES
-    full = 0
+    enough, full = len(wanted) or _CLASSES, 0
     for index in range(len(data)):
         known = data[index].label
         label = None if known is None else classes.get(known)
@@ -81,7 +87,7 @@ def _places(data: Dataset, classes: dict[int, int], each: int, wanted: Sequence[
             continue
         places.setdefault(label, []).append(index)
         full += len(places[label]) == each
-        if full == count:
+        if full == enough:
             break
     return dict(sorted(places.items(), key=lambda entry: -len(entry[1])))
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from dave_vit.analysis.catalog import method_entry
-from dave_vit.analysis.section import Number, Picture, Section, Table
-from dave_vit.analysis.subjects import Pictures, Setting, load, pictures
-from dave_vit.bench import Smoothing
-from dave_vit.bench.numbers.statistics import estimates
-from dave_vit.bench.subject import MapMaker
+from dave_vit.analysis.base import analysis, flag
+from dave_vit.analysis.subjects import Pictures, Sampled, count, files, pictures
+from dave_vit.bench.numbers.statistics import Estimate, estimates
+from dave_vit.bench.scoring import MapMaker
 from dave_vit.maps import positive, smooth
 from dave_vit.metrics.consistency import consistency, moved, small_warp
 from dave_vit.models import Adapter, traits_of
+from dave_vit.report import Number, Picture, Section, Table, estimate_words
 from dave_vit.viz import Drawing, draw, image_cell, map_cell
 from dave_vit.viz.plots import style
 
-METHODS = ("dave", "dave-paper", "attn_lrp", "legrad")
 WINDOW = 15
 _SHOWN = 3  # pictures in the figure
 
@@ -42,36 +40,52 @@ class Moved:
     smoothed: Tensor
 
 
-def moved_maps(model: nn.Module, inputs: Tensor, target: Tensor, method: str, *, samples: int, seed: int) -> Moved:
+@dataclass(frozen=True)
+class Options(Sampled):
+    """Options of the analysis.
+
+    Attributes:
+        methods: labels of `dave_vit.analysis.catalog`.
+    """
+
+    images: tuple[str, ...] = files()
+    methods: tuple[str, ...] = flag(
+        ("dave", "dave-paper", "attn_lrp", "legrad"), "Names of `dave methods`, or dave-paper.", metavar="A,B,..."
+    )
+    n: int = count(6)
+
+
+def moved_maps(model: nn.Module, inputs: Tensor, target: Tensor, maker: MapMaker) -> Moved:
     """Maps before and after the paper's small movement (5 degrees, 20 and 8 pixels of 224).
 
     Args:
         model: maps inputs to logits.
         inputs: [B,C,H,W].
         target: [B]; also for the moved pictures.
-        method: label of `dave_vit.analysis.catalog`.
-        samples: of the methods that draw any.
-        seed: likewise.
+        maker: of the maps.
     """
     warp = small_warp((inputs.shape[2], inputs.shape[3]))
-    maker = MapMaker(method_entry(method, samples), Smoothing(), seed)
     shown = (inputs, moved(inputs, warp, fill=traits_of(model).fill))
     maps, others = (maker.maps(model, images, target) for images in shown)
     even, evened = (smooth(positive(part), "mean", WINDOW) for part in (maps, others))
     return Moved(maps, others, consistency(maps, others, warp), consistency(even, evened, warp))
 
 
-def section(setting: Setting, methods: Sequence[str] = METHODS) -> Section:
-    """Consistency of several methods on the first model of a setting."""
-    model = load(setting.models[0], setting.device)
-    shown = pictures(model, setting)
-    found = {
-        name: moved_maps(model, shown.inputs, shown.target, name, samples=setting.samples, seed=setting.seed)
-        for name in methods
-    }
-    rows = [row for name, one in found.items() for row in _rows(name, one, setting.seed)]
+@analysis("consistency", first_model=True)
+def section(options: Options) -> Section:
+    """Whether the map of a slightly moved picture is the moved map (figure 2)."""
+    _, model = next(options.load())
+    shown = pictures(model, options)
+    methods = {name: moved_maps(model, shown.inputs, shown.target, options.maker(name)) for name in options.methods}
+    estimated = {name: _estimates(one, options.seed) for name, one in methods.items()}
+    rows: list[dict[str, Number]] = [
+        {"method": name, "window": window, **vars(mean)}
+        for name, means in estimated.items()
+        for window, mean in zip((1, WINDOW), means, strict=True)
+    ]
     cells = tuple(
-        (style(name).words, *(_words(row) for row in rows if row["method"] == name), str(len(shown))) for name in found
+        (style(name).words, *(estimate_words(mean.mean, mean.low, mean.high) for mean in means), str(len(shown)))
+        for name, means in estimated.items()
     )
     table = Table(("method", "pixel by pixel", f"after a {WINDOW} pixel mean", "n"), cells)
     text = (
@@ -80,26 +94,21 @@ def section(setting: Setting, methods: Sequence[str] = METHODS) -> Section:
         "the pixels that both show. Coarse maps correlate easily, so that the table also compares all of them after "
         "the same smoothing."
     )
-    facts = setting.facts(images=len(shown), samples=setting.samples)
+    facts = options.facts(images=len(shown), samples=options.samples)
     caption = "Original above, moved picture below."
-    picture = Picture("consistency", figure(model, shown, found, show=setting.show), caption, is_plot=False)
+    picture = Picture("consistency", figure(model, shown, methods, show=options.show), caption, is_plot=False)
     return Section(
         "consistency", "Consistency under a small augmentation (figure 2)", text, facts, [table], rows, [picture]
     )
 
 
-def _rows(name: str, one: Moved, seed: int) -> list[dict[str, Number]]:
+def _estimates(one: Moved, seed: int) -> list[Estimate]:
+    """Pixel by pixel, and after smoothing."""
     both = torch.stack([one.correlation, one.smoothed]).cpu().double().numpy()  # [2, images]
-    means = estimates(both, list(range(both.shape[1])), seed)
-    windows = (1, WINDOW)
-    return [{"method": name, "window": window, **vars(mean)} for window, mean in zip(windows, means, strict=True)]
+    return estimates(both, list(range(both.shape[1])), seed)
 
 
-def _words(row: dict[str, Number]) -> str:
-    return f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]" if row["n"] else "-"
-
-
-def figure(model: Adapter, shown: Pictures, found: Mapping[str, Moved], *, show: bool = True) -> Drawing:
+def figure(model: Adapter, shown: Pictures, methods: Mapping[str, Moved], *, show: bool = True) -> Drawing:
     """Two rows for each picture: itself and its maps, and the same of the moved picture."""
     warp = small_warp((shown.inputs.shape[2], shown.inputs.shape[3]))
     others = model.preprocessing.picture(moved(shown.inputs, warp, fill=model.traits.fill))
@@ -107,7 +116,7 @@ def figure(model: Adapter, shown: Pictures, found: Mapping[str, Moved], *, show:
     for number in range(min(_SHOWN, len(shown))):
         above = [image_cell(shown.colours[number], "picture")] if show else []
         below = [image_cell(others[number], "moved picture")] if show else []
-        for name, one in found.items():
+        for name, one in methods.items():
             above.append(map_cell(one.maps[number], style(name).words))
             below.append(map_cell(one.others[number], f"correlation {float(one.correlation[number]):.2f}"))
         rows += [above, below]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor, nn
 
-from dave_vit.analysis.section import Picture, Section
-from dave_vit.analysis.subjects import Pictures, Setting, load, pictures
+from dave_vit.analysis.base import analysis
+from dave_vit.analysis.subjects import Pictures, Sampled, count, files, pictures
 from dave_vit.maps import collapse
 from dave_vit.methods import create_method
+from dave_vit.report import Picture, Section
 from dave_vit.viz import Drawing, draw, image_cell, map_cell
 
 STEPS = {
@@ -20,6 +23,14 @@ STEPS = {
 _SAMPLED = ("equivariant", "dave")
 
 
+@dataclass(frozen=True)
+class Options(Sampled):
+    """Options of the analysis."""
+
+    images: tuple[str, ...] = files()
+    n: int = count(3)
+
+
 def construction(model: nn.Module, inputs: Tensor, target: Tensor, *, samples: int, seed: int) -> dict[str, Tensor]:
     """Maps [B,H,W] of each step."""
     maps = {}
@@ -29,17 +40,17 @@ def construction(model: nn.Module, inputs: Tensor, target: Tensor, *, samples: i
     return maps
 
 
-def section(setting: Setting) -> Section:
-    """One figure for each model of a setting."""
+@analysis("construction", first_model=True)
+def section(options: Options) -> Section:
+    """What each step from the gradient to DAVE does to a map (figure 4)."""
     made = []
-    for number, entry in enumerate(setting.models):
-        model = load(entry, setting.device)
-        shown = pictures(model, setting)
-        maps = construction(model, shown.inputs, shown.target, samples=setting.samples, seed=setting.seed)
+    for number, (label, model) in enumerate(options.load()):
+        shown = pictures(model, options)
+        maps = construction(model, shown.inputs, shown.target, samples=options.samples, seed=options.seed)
         name = "construction" if number == 0 else f"construction-{number + 1}"
-        caption = f"{entry.label}: positive part of the map, each over its own 99 % quantile."
-        made.append(Picture(name, figure(shown, maps, show=setting.show), caption, is_plot=False))
-    facts = setting.facts(images=len(setting.images) or setting.n, samples=setting.samples)
+        caption = f"{label}: positive part of the map, each over its own 99 % quantile."
+        made.append(Picture(name, figure(shown, maps, show=options.show), caption, is_plot=False))
+    facts = options.facts(images=len(options.images) or options.n, samples=options.samples)
     text = (
         "From the gradient to DAVE. Freezing the operators removes their variation (effective transformation), the "
         "average over flips, turns and shifts removes what belongs to the patch grid (equivariant), and noise removes "
@@ -53,6 +64,6 @@ def figure(shown: Pictures, maps: dict[str, Tensor], *, show: bool = True) -> Dr
     """A row for each picture, a column for each step."""
     rows = []
     for number, colours in enumerate(shown.colours):
-        seen = [image_cell(colours, "picture")] if show else []
-        rows.append(seen + [map_cell(column[number], title) for title, column in maps.items()])
+        picture = [image_cell(colours, "picture")] if show else []
+        rows.append(picture + [map_cell(column[number], title) for title, column in maps.items()])
     return draw(rows, labels=shown.titles, width=1.7)

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dave_vit.analysis.section import Number, Picture, Section, Table
-from dave_vit.analysis.subjects import Setting, batches, load, pictures
+from dave_vit.analysis.base import analysis, flag
+from dave_vit.analysis.subjects import Setting, batches, count, pictures
 from dave_vit.errors import OptionError
 from dave_vit.maps import collapse
 from dave_vit.methods import DAVE
 from dave_vit.reduce import Accumulator, Mean, Reducer, Shrinkage, SoftThreshold, TrimmedMean
+from dave_vit.report import Number, Picture, Section, Table
 from dave_vit.viz import DAVE as VIOLET
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import Band, Floats, canvas, draw_band, legend, quartiles
@@ -112,7 +113,7 @@ def convergence(
             steps.append((explanation.attribution - before).abs().double().flatten(1).sum(1))
         before = explanation.attribution
     moved = torch.stack(steps, 1).cpu().numpy()
-    return Convergence(moved, follower.at, {name: np.stack(found, 1) for name, found in follower.errors.items()})
+    return Convergence(moved, follower.at, {name: np.stack(errors, 1) for name, errors in follower.errors.items()})
 
 
 def checkpoints(samples: int) -> tuple[int, ...]:
@@ -138,27 +139,41 @@ class _Follower:
                 self.errors[name].append((missed.square().flatten(1).sum(1) / energy).cpu().numpy())
 
 
-def section(setting: Setting, *, samples: int = 128, reference: int = 512, preset: str = "paper") -> Section:
-    """Convergence of all models of a setting."""
-    found = {}
-    count = 0
-    for entry in setting.models:
-        model = load(entry, setting.device)
-        shown = pictures(model, setting)
-        count = len(shown)
-        parts = [
-            convergence(model, *batch, samples=samples, reference=reference, seed=setting.seed, preset=preset)
-            for batch in batches(shown, _BATCH)
-        ]
-        found[entry.label] = _joined(parts)
-    facts = setting.facts(images=count, samples=samples, preset=preset, **{"long run": f"{reference} samples"})
+@dataclass(frozen=True)
+class Options(Setting):
+    """Options of the analysis.
+
+    Attributes:
+        samples: T.
+        reference: samples of the long run.
+        preset: whose neighbourhood is drawn from.
+    """
+
+    n: int = count(4)
+    samples: int = flag(128, "Followed one by one.", least=2, metavar="T")
+    reference: int = flag(256, "Samples of the long run.", least=1)
+    preset: str = flag("paper", "Neighbourhood: paper, default or official.")
+
+
+@analysis("convergence")
+def section(options: Options) -> Section:
+    """How many samples are worth it: steps of the average, and the error of every estimator against a long run."""
+    how: dict[str, Any] = {name: getattr(options, name) for name in ("samples", "reference", "seed", "preset")}
+    curves: dict[str, Convergence] = {}
+    images = 0
+    for label, model in options.load():
+        shown = pictures(model, options)
+        images = len(shown)
+        curves[label] = _joined([convergence(model, *batch, **how) for batch in batches(shown, _BATCH)])
+    long_run = {"long run": f"{options.reference} samples"}
+    facts = options.facts(images=images, samples=options.samples, preset=options.preset, **long_run)
     text = (
         "Left: summed L1 distance between the average of t - 1 and of t samples, per image. Right: squared error of "
         "the map against an independent long run, relative to the long run's energy, for every estimator; the long "
         "run is itself an average and adds its own error to all of them."
     )
-    drawing = Picture("convergence", _figure(found), "Median over images; bands are quartiles.")
-    return Section("convergence", "Convergence", text, facts, [_table(found)], _rows(found), [drawing])
+    drawing = Picture("convergence", _figure(curves), "Median over images; bands are quartiles.")
+    return Section("convergence", "Convergence", text, facts, [_table(curves)], _rows(curves), [drawing])
 
 
 def _joined(parts: Sequence[Convergence]) -> Convergence:
@@ -166,15 +181,15 @@ def _joined(parts: Sequence[Convergence]) -> Convergence:
     return Convergence(np.concatenate([part.steps for part in parts]), parts[0].at, errors)
 
 
-def _figure(found: Mapping[str, Convergence]) -> Drawing:
-    figure, (left, *rest) = canvas(1 + len(found), width=5.4, per_row=2)
-    for number, (label, one) in enumerate(found.items()):
+def _figure(curves: Mapping[str, Convergence]) -> Drawing:
+    figure, (left, *rest) = canvas(1 + len(curves), width=5.4, per_row=2)
+    for number, (label, one) in enumerate(curves.items()):
         draw_band(left, one.band(), label, number)
     left.set(yscale="log", xscale="log", xlabel="samples t", ylabel="L1 distance of successive averages")
     left.set_title("step of the average", fontsize=10)
-    _count_ticks(left, next(iter(found.values())).at)
+    _count_ticks(left, next(iter(curves.values())).at)
     legend(left)
-    for axes, (label, one) in zip(rest, found.items(), strict=True):
+    for axes, (label, one) in zip(rest, curves.items(), strict=True):
         for number, (name, errors) in enumerate(one.errors.items()):
             draw_band(axes, quartiles(one.at, errors), name, number, colour=VIOLET if name == "mean" else None)
         axes.set(yscale="log", xscale="log", xlabel="samples T", ylabel="relative squared error of the map")
@@ -189,32 +204,22 @@ def _count_ticks(axes: Any, counts: Sequence[int]) -> None:
     axes.set_xticks([], minor=True)
 
 
-def _table(found: Mapping[str, Convergence]) -> Table:
-    at = next(iter(found.values())).at
+def _table(curves: Mapping[str, Convergence]) -> Table:
+    at = next(iter(curves.values())).at
     rows = [
         (label, name, *(f"{value:.3g}" for value in np.median(errors, axis=0)))
-        for label, one in found.items()
+        for label, one in curves.items()
         for name, errors in one.errors.items()
     ]
     head = ("model", "estimator", *(f"T = {count}" for count in at))
     return Table(head, tuple(rows), "Median relative squared error against the long run.")
 
 
-def _rows(found: Mapping[str, Convergence]) -> list[dict[str, Number]]:
+def _rows(curves: Mapping[str, Convergence]) -> list[dict[str, Number]]:
     rows: list[dict[str, Number]] = []
-    for label, one in found.items():
+    for label, one in curves.items():
         bands = {"step of the average": one.band()}
         bands |= {f"error: {name}": quartiles(one.at, errors) for name, errors in one.errors.items()}
         for what, band in bands.items():
-            for at, median, low, high in zip(band.at, band.median, band.low, band.high, strict=True):
-                rows.append(
-                    {
-                        "model": label,
-                        "what": what,
-                        "samples": int(at),
-                        "median": float(median),
-                        "low": float(low),
-                        "high": float(high),
-                    }
-                )
+            rows += [{"model": label, "what": what, "samples": int(at), **numbers} for at, numbers in band.points()]
     return rows

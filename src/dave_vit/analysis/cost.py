@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.catalog import method_entry
 from dave_vit.analysis.meter import Spent, measure
-from dave_vit.analysis.section import Number, Picture, Section, Table
-from dave_vit.analysis.subjects import Setting, load, pictures
+from dave_vit.analysis.subjects import Setting, pictures
 from dave_vit.errors import OptionError
 from dave_vit.methods import create_method
+from dave_vit.report import Number, Picture, Section, Table
 from dave_vit.run.gradient import logits_of
 from dave_vit.viz import DAVE, Drawing
 from dave_vit.viz.plots import SERIES, canvas, legend, style
@@ -31,8 +32,6 @@ METHODS = (
     "effective",
     "dave",
 )
-SAMPLES = (4, 8, 16, 32, 64)
-DEPTHS = (3, 6, 12, 24)
 _CHUNK = 4  # rows of a pass, the same for all methods, so that memory tells of methods and not of chunks
 _PAPER = {  # computation and memory, as table 3 of the paper states them
     "input_x_gradient": "O(1)",
@@ -137,37 +136,60 @@ def _takes_samples(label: str) -> bool:
     return bool({"samples", "steps"} & set(method_entry(label, 1).options))
 
 
-def section(setting: Setting, *, samples: Sequence[int] = SAMPLES, depths: Sequence[int] = DEPTHS) -> Section:
-    """Cost of all methods on the first model of a setting."""
-    model = load(setting.models[0], setting.device)
-    one = pictures(model, setting)
-    found = costs(model, one.inputs[:1], one.target[:1], samples, depths)
-    times = growth(samples, [spent.seconds for spent in found.methods["dave"].values()])
-    memory = growth(samples, [_mib(spent) for spent in found.methods["dave"].values()])
-    layers = growth(depths, [_mib(spent) for spent in found.depths["dave"].values()])
+@dataclass(frozen=True)
+class Options(Setting):
+    """Options of the analysis.
+
+    Attributes:
+        samples: at which cost is measured.
+        depths: layers of the measured models.
+    """
+
+    n: int = 1
+    samples: tuple[int, ...] = flag((4, 8, 16), "At which cost is measured.", metavar="A,B,...")
+    depths: tuple[int, ...] = flag((3, 6, 12), "Layers of the measured models.", metavar="A,B,...")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("samples", "depths"):
+            given = getattr(self, name)
+            if len(set(given)) < 2 or min(given) < 1:
+                raise OptionError(f"{name} {list(given)}; expected two or more different numbers, 1 or above")
+            object.__setattr__(self, name, tuple(sorted(set(given))))
+
+
+@analysis("cost", first_model=True)
+def section(options: Options) -> Section:
+    """Time and memory of each method beside one forward pass, over samples and depth (table 3)."""
+    _, model = next(options.load())
+    one = pictures(model, options)
+    spent = costs(model, one.inputs[:1], one.target[:1], options.samples, options.depths)
+    times = growth(options.samples, [each.seconds for each in spent.methods["dave"].values()])
+    memory = growth(options.samples, [_mib(each) for each in spent.methods["dave"].values()])
+    layers = growth(options.depths, [_mib(each) for each in spent.depths["dave"].values()])
     text = (
         f"One picture, {_CHUNK} rows in a pass, the shortest of three times; memory is the peak of all tensors beyond "
-        f"model and input. One forward pass takes {found.forward.seconds * 1e3:.0f} ms and "
-        f"{_mib(found.forward):.0f} MiB. DAVE's time grows with samples to the power {times.power:.2f} "
-        f"({times.slope / found.forward.seconds:.1f} forward passes a sample, straight line R^2 {times.fit:.3f}); its "
+        f"model and input. One forward pass takes {spent.forward.seconds * 1e3:.0f} ms and "
+        f"{_mib(spent.forward):.0f} MiB. DAVE's time grows with samples to the power {times.power:.2f} "
+        f"({times.slope / spent.forward.seconds:.1f} forward passes a sample, straight line R^2 {times.fit:.3f}); its "
         f"memory by {memory.slope:.2f} MiB a sample beyond {memory.start:.0f} MiB, the noise kept for the next "
         f"picture. Every layer adds {layers.slope:.1f} MiB (R^2 {layers.fit:.3f}): memory is linear in depth, since "
         "nothing is recomputed; the square root of the number of layers that the paper states needs checkpointing."
     )
-    shown = [_method_table(found, samples), _depth_table(found)]
-    picture = Picture("cost", _figure(found), "DAVE and the methods that take samples, and growth with depth.")
-    facts = setting.facts(images=1, chunk=_CHUNK, threads=torch.get_num_threads(), device=setting.device)
-    return Section("cost", "Cost (table 3), measured", text, facts, shown, _rows(found), [picture])
+    shown = [_method_table(spent, options.samples), _depth_table(spent)]
+    picture = Picture("cost", _figure(spent), "DAVE and the methods that take samples, and growth with depth.")
+    facts = options.facts(images=1, chunk=_CHUNK, threads=torch.get_num_threads(), device=options.device)
+    return Section("cost", "Cost (table 3), measured", text, facts, shown, _rows(spent), [picture])
 
 
 def _mib(spent: Spent) -> float:
     return spent.peak_bytes / 2**20
 
 
-def _method_table(found: Costs, samples: Sequence[int]) -> Table:
-    forward = found.forward
+def _method_table(measured: Costs, samples: Sequence[int]) -> Table:
+    forward = measured.forward
     rows = []
-    for label, by_count in found.methods.items():
+    for label, by_count in measured.methods.items():
         last = by_count[max(by_count)]
         fitted = growth(samples, [spent.seconds for spent in by_count.values()]) if len(by_count) > 1 else None
         rows.append(
@@ -184,16 +206,16 @@ def _method_table(found: Costs, samples: Sequence[int]) -> Table:
     return Table(head, tuple(rows), "Relative to one forward pass without gradients.")
 
 
-def _depth_table(found: Costs) -> Table:
+def _depth_table(measured: Costs) -> Table:
     rows = []
-    for label, by_depth in found.depths.items():
+    for label, by_depth in measured.depths.items():
         time = growth(list(by_depth), [spent.seconds for spent in by_depth.values()])
         memory = growth(list(by_depth), [_mib(spent) for spent in by_depth.values()])
         cells = (f"{spent.seconds * 1e3:.0f} ms, {_mib(spent):.0f} MiB" for spent in by_depth.values())
         rows.append((_words(label), *cells, f"L^{time.power:.2f}", f"L^{memory.power:.2f}", f"{memory.slope:.1f}"))
     head = (
         "what",
-        *(f"{depth} layers" for depth in next(iter(found.depths.values()))),
+        *(f"{depth} layers" for depth in next(iter(measured.depths.values()))),
         "time",
         "memory",
         "MiB a layer",
@@ -205,14 +227,14 @@ def _words(label: str) -> str:
     return label if label == "forward pass" else style(label).words
 
 
-def _figure(found: Costs) -> Drawing:
+def _figure(measured: Costs) -> Drawing:
     figure, (left, middle, right) = canvas(3, width=4.4)
-    sampled = {label: by_count for label, by_count in found.methods.items() if len(by_count) > 1}
+    sampled = {label: by_count for label, by_count in measured.methods.items() if len(by_count) > 1}
     for label, by_count in sampled.items():
         how = style(label)
         line = {"color": how.colour, "linestyle": how.dash, "marker": how.marker, "markersize": 4, "label": how.words}
-        left.plot(list(by_count), [one.seconds / found.forward.seconds for one in by_count.values()], **line)
-        middle.plot(list(by_count), [one.peak_bytes / found.forward.peak_bytes for one in by_count.values()], **line)
+        left.plot(list(by_count), [one.seconds / measured.forward.seconds for one in by_count.values()], **line)
+        middle.plot(list(by_count), [one.peak_bytes / measured.forward.peak_bytes for one in by_count.values()], **line)
     left.set(xlabel="samples or steps T", ylabel="time over one forward pass")
     middle.set(xlabel="samples or steps T", ylabel="peak memory over one forward pass")
     for axes in (left, middle):
@@ -221,20 +243,20 @@ def _figure(found: Costs) -> Drawing:
         axes.set_ylim(bottom=0)
         legend(axes)
     colours = {"forward pass": SERIES[5], "input_x_gradient": style("input_x_gradient").colour, "dave": DAVE}
-    for label, by_depth in found.depths.items():
+    for label, by_depth in measured.depths.items():
         values = [_mib(one) for one in by_depth.values()]
         right.plot(list(by_depth), values, color=colours[label], marker="o", markersize=4, label=_words(label))
     right.set(xlabel="layers", ylabel="peak memory in MiB")
-    right.set_xticks(list(next(iter(found.depths.values()))))
+    right.set_xticks(list(next(iter(measured.depths.values()))))
     right.set_ylim(bottom=0)
     legend(right)
     return figure
 
 
-def _rows(found: Costs) -> list[dict[str, Number]]:
-    rows = [_row("forward pass", None, None, found.forward)]
-    rows += [_row(label, T, None, one) for label, by_count in found.methods.items() for T, one in by_count.items()]
-    rows += [_row(label, None, L, one) for label, by_depth in found.depths.items() for L, one in by_depth.items()]
+def _rows(measured: Costs) -> list[dict[str, Number]]:
+    rows = [_row("forward pass", None, None, measured.forward)]
+    rows += [_row(label, T, None, one) for label, by_count in measured.methods.items() for T, one in by_count.items()]
+    rows += [_row(label, None, L, one) for label, by_depth in measured.depths.items() for L, one in by_depth.items()]
     return rows
 
 

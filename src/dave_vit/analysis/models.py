@@ -2,49 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from dave_vit.analysis.catalog import method_entry
-from dave_vit.analysis.section import Picture, Section
-from dave_vit.analysis.subjects import Pictures, Setting, load, pictures
-from dave_vit.bench import Smoothing
-from dave_vit.bench.subject import MapMaker
+from dave_vit.analysis.base import analysis
+from dave_vit.analysis.subjects import Pictures, Sampled, count, files, method_flag, pictures
+from dave_vit.bench import ModelEntry
+from dave_vit.report import Picture, Section
 from dave_vit.viz import Drawing, draw, image_cell, map_cell
 
 
-def section(setting: Setting, method: str = "dave") -> Section:
-    """Maps of the class that each model sees in each picture.
+@dataclass(frozen=True)
+class Options(Sampled):
+    """Options of the analysis.
 
-    Args:
-        setting: its models are compared.
+    Attributes:
         method: label of `dave_vit.analysis.catalog`.
     """
-    maker = MapMaker(method_entry(method, setting.samples), Smoothing(), setting.seed)
-    found: dict[str, tuple[Pictures, Tensor]] = {}
-    for entry in setting.models:
-        model = load(entry, setting.device)
-        shown = pictures(model, setting, recognised=False)
-        found[entry.label] = (shown, maker.maps(model, shown.inputs, shown.target))
-    count = len(next(iter(found.values()))[0])
-    facts = setting.facts(images=count, samples=setting.samples, method=method)
+
+    images: tuple[str, ...] = files()
+    method: str = method_flag()
+    models: tuple[ModelEntry, ...] = tuple(ModelEntry(name, label=name) for name in ("builtin", "builtin-bcos"))
+    n: int = count(3)
+
+
+@analysis("models")
+def section(options: Options) -> Section:
+    """The same pictures through several models; builtin and builtin-bcos where none is named."""
+    maker = options.maker(options.method)
+    maps: dict[str, tuple[Pictures, Tensor]] = {}
+    for label, model in options.load():
+        shown = pictures(model, options, recognised=False)
+        maps[label] = (shown, maker.maps(model, shown.inputs, shown.target))
+    images = len(next(iter(maps.values()))[0])
+    facts = options.facts(images=images, samples=options.samples, method=options.method)
     text = (
         "Each row is a picture, each column a model; above a map, the class that the model sees and is explained for."
     )
     caption = "Positive part of each map over its own 99 % quantile."
-    picture = Picture("models", figure(found, show=setting.show), caption, is_plot=False)
+    picture = Picture("models", figure(maps, show=options.show), caption, is_plot=False)
     return Section("models", "One picture, several models", text, facts, pictures=[picture])
 
 
-def figure(found: dict[str, tuple[Pictures, Tensor]], *, show: bool = True) -> Drawing:
+def figure(maps: dict[str, tuple[Pictures, Tensor]], *, show: bool = True) -> Drawing:
     """A row for each picture, a column for each model."""
-    first = next(iter(found.values()))[0]
+    first = next(iter(maps.values()))[0]
     rows = []
     for number in range(len(first)):
         cells = [image_cell(first.colours[number], "picture" if number == 0 else "")] if show else []
-        cells += [map_cell(maps[number], _title(label, shown, number)) for label, (shown, maps) in found.items()]
+        cells += [map_cell(own[number], f"{label}: {shown.titles[number]}") for label, (shown, own) in maps.items()]
         rows.append(cells)
     return draw(rows, width=1.9)
-
-
-def _title(label: str, shown: Pictures, number: int) -> str:
-    return f"{label}: {shown.titles[number]}"

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dave_vit.bench import ModelEntry
-from dave_vit.bench.classes import class_map
+from dave_vit.analysis.base import flag
+from dave_vit.analysis.catalog import method_entry
+from dave_vit.bench import ModelEntry, Smoothing
+from dave_vit.bench.scoring import MapMaker
 from dave_vit.data import open_dataset
+from dave_vit.data.classes import class_map
 from dave_vit.data.images import read_picture
 from dave_vit.errors import DataError, ImageError, OptionError
 from dave_vit.models import Adapter
@@ -19,32 +22,44 @@ from dave_vit.run.gradient import logits_of
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What an analysis runs on.
+class Seeded:
+    """Options of every analysis.
+
+    Attributes:
+        seed: of everything that is drawn.
+        show: whether figures show the pictures themselves beside their maps.
+    """
+
+    seed: int = 0
+    show: bool = True
+
+
+@dataclass(frozen=True)
+class Setting(Seeded):
+    """Options of an analysis of models.
 
     Attributes:
         models: one or several.
         data: spec of a data set.
         images: files instead of the data set.
         n: pictures to take of the data set.
-        samples: views of each picture.
-        seed: of everything that is drawn.
         device: of the models.
-        show: whether figures show the pictures themselves beside their maps.
     """
 
     models: tuple[ModelEntry, ...] = (ModelEntry("builtin", label="builtin"),)
-    data: str = "builtin"
+    data: str = flag("builtin", "Pictures: builtin, imagenet:DIR, folder:DIR ...", metavar="SPEC")
     images: tuple[str, ...] = ()
     n: int = 16
-    samples: int = 50
-    seed: int = 0
     device: str = "cpu"
-    show: bool = True
 
     def __post_init__(self) -> None:
-        if self.n < 1 or self.samples < 1:
-            raise OptionError(f"{self.n} pictures and {self.samples} samples; expected 1 or more of each")
+        if self.n < 1:
+            raise OptionError(f"{self.n} pictures; expected 1 or more")
+
+    def load(self) -> Iterator[tuple[str, Adapter]]:
+        """The models, one after the other, under their labels."""
+        for entry in self.models:
+            yield entry.label, entry.load(self.device)
 
     def facts(self, **more: Any) -> dict[str, Any]:
         """What captions tell, without folders."""
@@ -52,6 +67,41 @@ class Setting:
         if self.images:
             shown["data"] = f"{len(self.images)} files"
         return {**shown, **more, "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class Sampled(Setting):
+    """Options of an analysis of maps.
+
+    Attributes:
+        samples: views of each picture.
+    """
+
+    samples: int = flag(50, "Views of each picture.", least=1, metavar="N")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples < 1:
+            raise OptionError(f"{self.samples} samples; expected 1 or more")
+
+    def maker(self, method: str) -> MapMaker:
+        """What makes maps; for a label of `dave_vit.analysis.catalog`."""
+        return MapMaker(method_entry(method, self.samples), Smoothing(), self.seed)
+
+
+def count(default: int) -> int:
+    """The field `n` of options, as a flag."""
+    return flag(default, "Pictures.", least=1, metavar="N")
+
+
+def files() -> tuple[str, ...]:
+    """The field `images` of options, as a flag."""
+    return flag((), "Files instead of --data.", metavar="IMAGE", positional=True)
+
+
+def method_flag() -> str:
+    """A field for a method, as a flag."""
+    return flag("dave", "One of `dave methods`, or dave-paper.", metavar="NAME")
 
 
 def shown_data(spec: str) -> str:
@@ -90,11 +140,6 @@ class _Kept:
     skipped: int = 0
 
 
-def load(entry: ModelEntry, device: str) -> Adapter:
-    """The model of an entry."""
-    return entry.load(device)
-
-
 def pictures(model: Adapter, setting: Setting, *, recognised: bool = True) -> Pictures:
     """The files of a setting, or the first n pictures of its data set.
 
@@ -104,9 +149,9 @@ def pictures(model: Adapter, setting: Setting, *, recognised: bool = True) -> Pi
         recognised: take only those that the model classifies correctly.
     """
     kept = _Kept()
-    found = _files(model, setting.images) if setting.images else _dataset(model, setting.data, kept)
-    count = len(setting.images) or setting.n
-    for inputs, label in found:
+    candidates = _files(model, setting.images) if setting.images else _dataset(model, setting.data, kept)
+    wanted = len(setting.images) or setting.n
+    for inputs, label in candidates:
         probability, predicted = logits_of(model, inputs)[0].softmax(0).max(0)
         if recognised and label is not None and label != int(predicted):
             kept.skipped += 1
@@ -114,7 +159,7 @@ def pictures(model: Adapter, setting: Setting, *, recognised: bool = True) -> Pi
         kept.inputs.append(inputs)
         kept.target.append(int(predicted))
         kept.titles.append(f"{_short(model.class_names[int(predicted)])} ({float(probability):.0%})")
-        if len(kept.inputs) == count:
+        if len(kept.inputs) == wanted:
             break
     if not kept.inputs:
         raise DataError(f"{setting.data}: the model recognises none of {kept.skipped} pictures; check data and model")

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dave_vit.analysis.section import Number, Picture, Section, Table
+from dave_vit.analysis.base import analysis, flag
+from dave_vit.analysis.subjects import Seeded
+from dave_vit.report import Number, Picture, Section, Table
 from dave_vit.run import effective_transformation
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import canvas
@@ -39,13 +41,13 @@ class ToyAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output."""
         tokens = x.unflatten(1, (-1, 2))[:, None]  # [B,1,t,2]
-        seen = self.gain * (tokens @ self.look)  # queries and keys: [B,1,t,1]
-        return F.scaled_dot_product_attention(seen, seen, tokens, scale=1.0).flatten(1)
+        looks = self.gain * (tokens @ self.look)  # queries and keys: [B,1,t,1]
+        return F.scaled_dot_product_attention(looks, looks, tokens, scale=1.0).flatten(1)
 
     def mixing(self, x: Tensor) -> Tensor:
         """The attention matrix of one input: [2t] -> [t,t]."""
-        seen = self.gain * (x.view(-1, 2) @ self.look)
-        return torch.softmax(seen @ seen.T, dim=1)
+        looks = self.gain * (x.view(-1, 2) @ self.look)
+        return torch.softmax(looks @ looks.T, dim=1)
 
 
 @dataclass(frozen=True)
@@ -92,24 +94,38 @@ _NAMES = {
 }
 
 
-def section(*, seed: int = 0, gain: float = GAIN, size: float = STEP) -> Section:
-    """The three operators before and after a small step of the input."""
-    layer, x = ToyAttention(gain).eval(), signal()
-    here, there = (operators(layer, at) for at in (x, x + perturbation(seed=seed, size=size)))
+@dataclass(frozen=True)
+class Options(Seeded):
+    """Options of the analysis.
+
+    Attributes:
+        gain: of queries and keys.
+        step: its length relative to that of the input.
+    """
+
+    gain: float = flag(GAIN, "Of queries and keys.")
+    step: float = flag(STEP, "Length of the step, relative to the input.")
+
+
+@analysis("toy")
+def section(options: Options) -> Section:
+    """A layer whose derivative is mostly the variation of its own operator (figure 3)."""
+    layer, x = ToyAttention(options.gain).eval(), signal()
+    here, there = (operators(layer, at) for at in (x, x + perturbation(seed=options.seed, size=options.step)))
     rows: list[dict[str, Number]] = []
     for name, words in _NAMES.items():
         before, after = getattr(here, name), getattr(there, name)
         norm, change = float(before.norm()), float((after - before).norm())
         rows.append({"operator": words, "norm": norm, "change": change, "relative change": change / norm})
     gap = float((here.derivative - here.effective - here.variation).abs().max())
-    facts = {"tokens": TOKENS, "gain": gain, "step": f"{size:.0%} of the input", "seed": seed}
+    facts = {"tokens": TOKENS, "gain": options.gain, "step": f"{options.step:.0%} of the input", "seed": options.seed}
     ratio = {name: float(rows[2][name] or 0) / float(rows[1][name] or 1) for name in ("norm", "change")}
     text = (
         f"A single head of self-attention over {TOKENS} tokens of two numbers. All three matrices are computed "
         f"independently of each other; derivative = effective + variation holds to {gap:.0e}. The norm of the "
-        f"variation is {ratio['norm']:.1f} times that of the effective transformation, and after a step of {size:.0%} "
-        f"of the input it has changed {ratio['change']:.1f} times as much: the derivative shows the operator's "
-        "variation and hides what the layer does."
+        f"variation is {ratio['norm']:.1f} times that of the effective transformation, and after a step of "
+        f"{options.step:.0%} of the input it has changed {ratio['change']:.1f} times as much: the derivative shows the "
+        "operator's variation and hides what the layer does."
     )
     cells = tuple(
         (str(row["operator"]), f"{row['norm']:.2f}", f"{row['change']:.2f}", f"{_relative(row):.1%}") for row in rows

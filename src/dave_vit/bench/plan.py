@@ -7,7 +7,7 @@ import inspect
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, get_args
 from dave_vit.errors import OptionError, missing_extra
 from dave_vit.maps import Smoothing as SmoothingKind
 from dave_vit.methods import METHODS
-from dave_vit.metrics import Metric, create_metric
+from dave_vit.metrics import GridMetric, Metric, create_metric
 from dave_vit.models import ModelSpec
 from dave_vit.registry import nearest
 
@@ -120,8 +120,9 @@ class Plan:
         object.__setattr__(self, "metrics", _labelled(self.metrics, [entry.metric for entry in self.metrics]))
         for method in self.methods:
             METHODS[method.method]  # an unknown name is said now, not after hours
-        if sum(entry.create().grids for entry in self.metrics) > 1:  # this also refuses impossible options
-            raise OptionError("the plan has two metrics of grids; give each a run of its own")
+        made = [entry.create() for entry in self.metrics]  # impossible options are refused here
+        if len({(one.options, one.fixed) for one in made if isinstance(one, GridMetric)}) > 1:
+            raise OptionError("the plan has metrics of different grids; give each a run of its own")
         if self.target not in get_args(Target):
             raise OptionError(f"target {self.target!r}; expected one of {', '.join(get_args(Target))}")
         if self.batch < 1 or self.shard < 1:
@@ -196,8 +197,6 @@ def _entries(kind: type[E], main: str, values: Any) -> tuple[E, ...]:
 
 def _labelled(entries: Sequence[E], names: Sequence[str]) -> tuple[E, ...]:
     """Entries under their labels, which are the names where nothing is said; no two alike."""
-    from dataclasses import replace
-
     done = tuple(replace(entry, label=entry.label or name) for entry, name in zip(entries, names, strict=True))
     labels = [entry.label for entry in done]
     for label in labels:

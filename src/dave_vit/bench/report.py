@@ -1,103 +1,210 @@
-"""The report of a run: what it shows, and the Markdown page of it."""
+"""What the report of a run shows: a view of each model, made of rows, summary and example maps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from dave_vit.bench.examples import Example
-from dave_vit.bench.numbers.collect import Collected
-from dave_vit.bench.plan import MetricEntry, ModelEntry, Plan
-from dave_vit.bench.store import RunFolder
-from dave_vit.bench.tasks import Task
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from dave_vit.bench.numbers.collect import Collected, places
+from dave_vit.bench.numbers.rows import Scanned
+from dave_vit.bench.plan import MetricEntry, Plan
+from dave_vit.metrics import GridMetric
+from dave_vit.report import render
+
+if TYPE_CHECKING:
+    from dave_vit.viz import Drawing
+
+_Bytes = npt.NDArray[np.uint8]
+_FEW = 8  # methods up to which the tables of differences are shown unfolded
+_PLACES = ("best", "median", "worst")
+_PREFERRED = ("energypg", "deletion", "insertion")  # to pick the examples by
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a report shows.
+class Example:
+    """An image that stands for a method's scores: its place among them, the image, its score, and where its map is."""
+
+    place: str
+    image: Scanned
+    value: float
+    maps: Path
+
+    def pictures(self) -> tuple[Image.Image, Image.Image]:
+        """The image, and the map over it; the object's region is outlined."""
+        from dave_vit.viz import overlay
+
+        with np.load(self.maps) as arrays:
+            image, heat, region = (arrays[f"{name}-{self.image.index}"] for name in ("image", "map", "region"))
+        over = (overlay(image, np.nan_to_num(heat)) * 255).round().astype(np.uint8)
+        return Image.fromarray(_outlined(image, region)), Image.fromarray(_outlined(over, region))
+
+
+def _outlined(image: _Bytes, region: npt.NDArray[np.bool_]) -> _Bytes:
+    """The image with the edge of the object's region in white."""
+    inner = region.copy()
+    for axis in (0, 1):
+        for step in (1, -1):
+            inner &= np.roll(region, step, axis)
+    out = image.copy()
+    out[region & ~inner] = 255
+    return out
+
+
+def example_metric(plan: Plan) -> MetricEntry | None:
+    """The metric that picks the examples."""
+    entries = [entry for entry in plan.metrics if not isinstance(entry.create(), GridMetric)]
+    preference = {name: place for place, name in enumerate(_PREFERRED)}
+    return min(entries, key=lambda entry: preference.get(entry.metric, len(preference)), default=None)
+
+
+def example_columns(collected: Collected, entry: MetricEntry) -> Iterator[dict[str, tuple[str, float]]]:
+    """For each method, by place: the name of the image where it scores best, in the middle and worst, and its score."""
+    table = collected.tables.get(entry.label)
+    if table is None:
+        return
+    for row in table.values:
+        order = places(row, higher_is_better=entry.create().higher_is_better)
+        picks = dict(zip((0, len(order) // 2, len(order) - 1), _PLACES, strict=False)) if len(order) else {}
+        yield {place: (table.images[order[k]], float(row[order[k]])) for k, place in picks.items()}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric in the tables of a model; ``shared_n`` is how many values all methods that have any have."""
+
+    label: str
+    summary: str
+    arrow: str
+    best: float | None
+    shared_n: int | None
+
+
+@dataclass(frozen=True)
+class View:
+    """What the report shows of one model.
 
     Attributes:
-        plan: of the run.
-        summary: the content of ``summary.json``.
-        collected: rows of each model.
-        examples: for each model and method, example images and the task that made their maps.
-        folder: where those maps are.
+        model: its label.
+        methods: labels, one row each.
+        metrics: one column each.
+        results: entries of the summary, by method and metric.
+        left_out: method and metric, and what was left out of it.
+        differences: by metric, the mean of a first method minus a second one with its interval.
+        curves: a plot for each metric that has any.
+        examples: by method.
     """
 
-    plan: Plan
-    summary: dict[str, Any]
-    collected: Sequence[Collected]
-    examples: Sequence[Sequence[tuple[Task, list[Example]]]]
-    folder: RunFolder
-
-    def result(self, model: str, method: str, metric: str) -> dict[str, Any]:
-        """One entry of the summary."""
-        wanted = (model, method, metric)
-        return next(one for one in self.summary["results"] if (one["model"], one["method"], one["metric"]) == wanted)
-
-    def best(self, model: str, metric: MetricEntry) -> float | None:
-        """The best mean of a metric."""
-        found = [
-            one["mean"]
-            for one in self.summary["results"]
-            if one["model"] == model and one["metric"] == metric.label and one["mean"] is not None
-        ]
-        return (max if metric.create().higher_is_better else min)(found, default=None)
-
-    def facts(self) -> list[tuple[str, str]]:
-        """What a reader must know of the run."""
-        plan, smoothing = self.plan, self.plan.smoothing
-        window = f" ({smoothing.size} pixels)" if smoothing.kind in ("mean", "gaussian") else ""
-        least = plan.min_confidence
-        filtered = "" if least is None else f", only if classified correctly with more than {least:g}"
-        return [
-            ("data", f"{plan.data}: {self.summary['images']} images"),
-            ("explained class", plan.target + filtered),
-            ("smoothing of maps", f"{smoothing.kind}{window}"),
-            ("seeds", ", ".join(map(str, plan.seeds))),
-            ("device", ", ".join(self.summary["devices"])),
-            ("versions", "; ".join(self.summary["versions"])),
-        ]
+    model: str
+    methods: Sequence[str]
+    metrics: Sequence[Column]
+    results: Mapping[tuple[str, str], Mapping[str, Any]]
+    left_out: Sequence[tuple[str, str]]
+    differences: Mapping[str, Mapping[tuple[str, str], Mapping[str, float]]]
+    curves: Sequence[Drawing]
+    examples: Mapping[str, Sequence[Example]]
 
 
-def markdown(report: Report) -> str:
-    """The report in Markdown: one table per model."""
-    lines = ["# Evaluation", "", *(f"- {name}: {value}" for name, value in report.facts()), ""]
-    for model in report.plan.models:
-        lines += [f"## {model.label}", "", "Mean, with its bootstrap 95 % interval in brackets.", ""]
-        heads = [f"{one.label} {arrow(one)}" for one in report.plan.metrics]
-        lines += [f"| method | {' | '.join(heads)} |", f"|---|{'---|' * len(heads)}"]
-        for method in report.plan.methods:
-            found = [report.result(model.label, method.label, one.label) for one in report.plan.metrics]
-            lines.append(f"| {method.label} | {' | '.join(map(_words, found))} |")
-        lines += ["", *_dropped_lines(report, model), ""]
-    lines += [f"- {note}" for note in report.summary["notes"]]
-    if report.summary["skipped"]:
-        lines += [f"{len(report.summary['skipped'])} images could not be read; summary.json lists them.", ""]
-    return "\n".join(lines)
+def pages(plan: Plan, summary: Mapping[str, Any], views: Sequence[View]) -> dict[str, bytes]:
+    """The report, in Markdown and as one HTML file with differences, curves and examples."""
+    picked_by = example_metric(plan)
+    content = {
+        "title": "dave evaluate",
+        "heading": "Evaluation",
+        "facts": _facts(plan, summary),
+        "notes": summary["notes"],
+        "skipped": summary["skipped"],
+        "views": views,
+        "few": _FEW,
+        "example_metric": picked_by.label if picked_by else "",
+    }
+    return {f"report.{kind}": render(f"run.{kind}", **content).encode() for kind in ("md", "html")}
 
 
-def arrow(entry: MetricEntry) -> str:
-    """Which direction is good."""
-    return "↑" if entry.create().higher_is_better else "↓"
+def _facts(plan: Plan, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What a reader must know of the run."""
+    smoothing, least = plan.smoothing, plan.min_confidence
+    window = f" ({smoothing.size} pixels)" if smoothing.kind in ("mean", "gaussian") else ""
+    filtered = "" if least is None else f", only if classified correctly with more than {least:g}"
+    return [
+        ("data", f"{plan.data}: {summary['images']} images"),
+        ("explained class", plan.target + filtered),
+        ("smoothing of maps", f"{smoothing.kind}{window}"),
+        ("seeds", ", ".join(map(str, plan.seeds))),
+        ("device", ", ".join(summary["devices"])),
+        ("versions", "; ".join(summary["versions"])),
+    ]
 
 
-def _words(result: dict[str, Any]) -> str:
-    if result["mean"] is None:
-        return "-"
-    return f"{result['mean']:.3f} [{result['low']:.3f}, {result['high']:.3f}]"
+def view(
+    plan: Plan,
+    summary: Mapping[str, Any],
+    model: str,
+    collected: Collected,
+    examples: Mapping[str, Sequence[Example]],
+) -> View:
+    """What the report shows of a model, out of the summary and the model's rows."""
+    results = {(one["method"], one["metric"]): one for one in summary["results"] if one["model"] == model}
+    columns = [
+        _column(entry, [one for (_, label), one in results.items() if label == entry.label]) for entry in plan.metrics
+    ]
+    differences = {
+        f"{column.label} {column.arrow}": table
+        for column in columns
+        if (table := _differences(summary, model, column.label))
+    }
+    return View(
+        model,
+        [method.label for method in plan.methods],
+        columns,
+        results,
+        list(_left_out(results)),
+        differences,
+        list(_curves(plan, collected)),
+        examples,
+    )
 
 
-def dropped(report: Report, model: ModelEntry) -> list[tuple[str, str]]:
-    """Method and metric, and what was left out of it."""
-    found = []
-    for one in report.summary["results"]:
-        if one["model"] == model.label and (one["dropped"] or not one["n"]):
+def _column(entry: MetricEntry, results: Sequence[Mapping[str, Any]]) -> Column:
+    metric = entry.create()
+    means = [one["mean"] for one in results if one["mean"] is not None]
+    counts = {one["n"] for one in results if one["n"]}
+    best = (max if metric.higher_is_better else min)(means, default=None)
+    arrow = "↑" if metric.higher_is_better else "↓"
+    return Column(entry.label, metric.summary, arrow, best, counts.pop() if len(counts) == 1 else None)
+
+
+def _left_out(results: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    for (method, metric), one in results.items():
+        if one["dropped"] or not one["n"]:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in one["reasons"].items())
-            found.append((f"{one['method']}, {one['metric']}", f"n = {one['n']}, {reasons or 'nothing to score'}"))
-    return found
+            yield f"{method}, {metric}", f"n = {one['n']}, {reasons or 'nothing to score'}"
 
 
-def _dropped_lines(report: Report, model: ModelEntry) -> list[str]:
-    return [f"- {where}: {what}" for where, what in dropped(report, model)]
+def _differences(summary: Mapping[str, Any], model: str, metric: str) -> dict[tuple[str, str], dict[str, float]]:
+    """By two methods, in both orders."""
+    table = {}
+    for one in summary["differences"]:
+        if (one["model"], one["metric"]) == (model, metric) and one["mean"] is not None:
+            first, second = one["first"], one["second"]
+            table[first, second] = {name: one[name] for name in ("mean", "low", "high")}
+            table[second, first] = {"mean": -one["mean"], "low": -one["high"], "high": -one["low"]}
+    return table
+
+
+def _curves(plan: Plan, collected: Collected) -> Iterator[Drawing]:
+    from dave_vit.viz.plots import canvas, draw_curves
+
+    for entry in plan.metrics:
+        table = collected.tables.get(entry.label)
+        curves = table.mean_curves() if table else {}
+        if curves:
+            figure, (axes,) = canvas(height=max(3.8, 0.26 * len(curves)), width=7.6)
+            draw_curves(axes, curves, words={name: name for name in curves})
+            axes.set(xlabel=entry.create().axis, ylabel="mean over images", title=entry.label)
+            yield figure

@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dave_vit.atomic import json_bytes
+from dave_vit.bench.engines import Engine
 from dave_vit.bench.engines.local import LocalEngine
-from dave_vit.bench.examples import Example, choose_examples, example_images, example_metric
-from dave_vit.bench.gridding import kept_grids
 from dave_vit.bench.numbers.collect import Collected, collect
-from dave_vit.bench.numbers.rows import Seen, read_seen
+from dave_vit.bench.numbers.rows import Scanned, read_scans
 from dave_vit.bench.numbers.summary import summarise
-from dave_vit.bench.page import html
 from dave_vit.bench.plan import ModelEntry, Plan
-from dave_vit.bench.report import Report, markdown
+from dave_vit.bench.report import Example, View, example_columns, example_metric, pages, view
 from dave_vit.bench.store import RunFolder
-from dave_vit.bench.tasks import Task, Tasks
+from dave_vit.bench.tasks import Task, Tasks, kept_grids
 from dave_vit.bench.worker import Job, Loader
 from dave_vit.data import open_dataset
 from dave_vit.errors import DataError
-from dave_vit.metrics.localization import GridPG
+from dave_vit.metrics import GridMetric
 
 Watch = Callable[[str, int, int, int], None]
 """Is told what is being done, how many maps are done, how many there are, and how many were done before."""
-
-
-class Engine(Protocol):
-    """Computes tasks somewhere and sees to it that their files are in the run's folder."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *failure: object) -> None: ...
-
-    def run(self, job: Job, folder: RunFolder, tasks: Sequence[Task], finished: Callable[[Task], None]) -> None:
-        """Returns when the files of all tasks are there."""
 
 
 def evaluate(
@@ -67,11 +54,19 @@ def evaluate(
 
 
 @dataclass
-class _Subjects:
-    """What the scan found for one model."""
+class _Scan:
+    """What the scan tells of one model.
 
-    seen: list[Seen]
-    chosen: list[Seen]
+    Attributes:
+        label: of the model.
+        images: all.
+        left_out: images that no method is tried on, with the reason.
+        tasks: what there is to compute.
+        notes: what a reader should know.
+    """
+
+    label: str
+    images: list[Scanned]
     left_out: dict[str, str]
     tasks: list[Task]
     notes: list[str]
@@ -90,25 +85,18 @@ class _Run:
 
     def complete(self) -> dict[str, Any]:
         """All phases; each finds what is done and does the rest."""
-        scans = self.tasks.scans(self.count)
-        self._compute("looking at images", scans)
-        models = [self._subjects(i, [t for t in scans if t.model == i]) for i in range(len(self.plan.models))]
-        self._compute("evaluating", [task for model in models for task in model.tasks])
-        collected = [self._collected(model) for model in models]
-        skipped = {one.name: one for model in models for one in model.seen if one.predicted is None}
-        summary = summarise(
-            self.plan, self.count, collected, [model.left_out for model in models], list(skipped.values())
-        )
-        summary["notes"] = [note for model in models for note in model.notes]
-        examples = self._examples(models, collected)
-        report = Report(self.plan, summary, collected, examples, self.folder)
-        self.folder.write(
-            {
-                "report.md": markdown(report).encode(),
-                "report.html": html(report).encode(),
-                "summary.json": json_bytes(summary),  # last: it says that the run is complete
-            }
-        )
+        tasks = self.tasks.scans(self.count)
+        self._compute("looking at images", tasks)
+        scans = [self._scan(i, [t for t in tasks if t.model == i]) for i in range(len(self.plan.models))]
+        self._compute("evaluating", [task for scan in scans for task in scan.tasks])
+        paths = [self.folder / task.file for scan in scans for task in scan.tasks]
+        rows = collect(paths, [entry.label for entry in self.plan.methods])
+        collected = [rows.get(scan.label, Collected()) for scan in scans]
+        skipped = {one.name: one for scan in scans for one in scan.images if one.predicted is None}
+        summary = summarise(self.plan, self.count, collected, [scan.left_out for scan in scans], list(skipped.values()))
+        summary["notes"] = [note for scan in scans for note in scan.notes]
+        report = pages(self.plan, summary, self._views(summary, scans, collected))
+        self.folder.write({**report, "summary.json": json_bytes(summary)})  # last: it says that the run is complete
         return summary
 
     def _compute(self, what: str, tasks: list[Task]) -> None:
@@ -125,50 +113,58 @@ class _Run:
             self.watch(what, before, total, before)
             self.engine.run(self.job, self.folder, tasks, finished)
 
-    def _subjects(self, model: int, scans: list[Task]) -> _Subjects:
-        seen = list(read_seen(self.folder / task.file for task in scans))
-        left_out = {one.name: reason for one in seen if (reason := self._reason(one))}
-        chosen = [one for one in seen if one.name not in left_out]
+    def _scan(self, model: int, tasks: list[Task]) -> _Scan:
+        label = self.plan.models[model].label
+        images = list(read_scans(self.folder / task.file for task in tasks))
+        left_out = {one.name: reason for one in images if (reason := self._reason(one))}
+        chosen = [one for one in images if one.name not in left_out]
         if not chosen:
-            label, reasons = self.plan.models[model].label, sorted(set(left_out.values()))
-            raise DataError(f"{self.plan.data}: no image can be scored with {label}: {reasons[0]}")
+            raise DataError(f"{self.plan.data}: no image can be scored with {label}: {min(left_out.values())}")
+        scan = _Scan(label, images, left_out, [], [])
         metrics = [entry.create() for entry in self.plan.metrics]
-        tasks = self.tasks.images(model, chosen) if any(not metric.grids for metric in metrics) else []
-        notes = []
-        for metric in metrics:
-            if isinstance(metric, GridPG):
-                label = self.plan.models[model].label
-                found = kept_grids(self.folder, label, seen, metric)
-                tasks += self.tasks.grids(model, found.grids)
-                notes += [f"{label}: {found.note}"] if found.note else []
-        return _Subjects(seen, chosen, left_out, tasks, notes)
+        grids = [metric for metric in metrics if isinstance(metric, GridMetric)]
+        if len(grids) < len(metrics):
+            scan.tasks += self.tasks.images(model, chosen)
+        if grids:  # all of them take the same ones
+            kept = kept_grids(self.folder, label, images, grids[0])
+            scan.tasks += self.tasks.grids(model, kept.grids)
+            scan.notes += [f"{label}: {kept.note}"] if kept.note else []
+        return scan
 
-    def _reason(self, seen: Seen) -> str | None:
+    def _reason(self, image: Scanned) -> str | None:
         """Why no method is tried on an image."""
-        if seen.dropped:
-            return "cannot be read" if seen.predicted is None else seen.dropped
+        if image.dropped:
+            return "cannot be read" if image.predicted is None else image.dropped
         least = self.plan.min_confidence
         if least is None:
             return None
-        sure = seen.predicted == seen.label and seen.confidence is not None and seen.confidence > least
+        sure = image.predicted == image.label and image.confidence is not None and image.confidence > least
         return None if sure else f"not classified correctly with more than {least:g}"
 
-    def _collected(self, model: _Subjects) -> Collected:
-        paths = [self.folder / task.file for task in model.tasks]
-        return collect(paths, [entry.label for entry in self.plan.methods])
+    def _views(self, summary: dict[str, Any], scans: list[_Scan], collected: list[Collected]) -> list[View]:
+        """What the report shows of each model; the maps of its examples are computed first."""
+        examples: list[dict[str, list[Example]]] = []
+        tasks: list[Task] = []
+        for number, (scan, rows) in enumerate(zip(scans, collected, strict=True)):
+            examples.append({})
+            for method, task, chosen in self._examples(number, scan, rows):
+                examples[-1][method] = chosen
+                tasks.append(task)
+        self._compute("drawing examples", tasks)
+        parts = zip(scans, collected, examples, strict=True)
+        return [view(self.plan, summary, scan.label, rows, own) for scan, rows, own in parts]
 
-    def _examples(self, models: list[_Subjects], collected: list[Collected]) -> list[list[tuple[Task, list[Example]]]]:
-        """For each model and method, the examples and the task that made their maps."""
+    def _examples(self, model: int, scan: _Scan, rows: Collected) -> Iterator[tuple[str, Task, list[Example]]]:
+        """For each method that has a score, its examples and the task that makes their maps."""
         metric = example_metric(self.plan)
-        if metric is None:
-            return [[] for _ in models]
-        made = []
-        for number, (model, found) in enumerate(zip(models, collected, strict=True)):
-            chosen = choose_examples(self.plan, found, {one.name: one for one in model.chosen}, metric)
-            kept = [(method, examples) for method, examples in enumerate(chosen) if examples]
-            made.append([(self.tasks.examples(number, i, example_images(some)), some) for i, some in kept])
-        self._compute("drawing examples", [task for model in made for task, _ in model])
-        return made
+        images = {one.name: one for one in scan.images}
+        for method, picks in enumerate(example_columns(rows, metric) if metric else ()):
+            if picks:
+                chosen = {images[name].index: images[name] for name, _ in picks.values()}
+                task = self.tasks.examples(model, method, list(chosen.values()))
+                path = self.folder / task.file
+                made = [Example(place, images[name], value, path) for place, (name, value) in picks.items()]
+                yield self.plan.methods[method].label, task, made
 
 
 def _silent(what: str, done: int, total: int, before: int) -> None:

@@ -1,108 +1,91 @@
-"""From maps to rows."""
+"""From a batch of images to rows: the maps of a method, and the scores of a metric."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dave_vit.bench.numbers.rows import Row
-from dave_vit.bench.plan import MetricEntry
+from dave_vit.bench.plan import MethodEntry, Smoothing
 from dave_vit.errors import DaveError
-from dave_vit.metrics import Case, Metric, Scores
+from dave_vit.maps import collapse, official_postprocess, smooth
+from dave_vit.methods import create_method
+from dave_vit.metrics import Case, Metric
 
 
-@dataclass(frozen=True)
-class Facts:
-    """The columns that all rows of a batch share."""
+class MapMaker:
+    """A method of the plan with its options and seed, and the smoothing of the run.
 
-    model: str
-    method: str
-    seed: int
-    versions: str
-    device: str
-    map_seconds: float = 0.0
+    Args:
+        entry: of the plan.
+        smoothing: of the plan.
+        seed: for methods that draw samples.
+    """
 
+    def __init__(self, entry: MethodEntry, smoothing: Smoothing, seed: int) -> None:
+        self.entry, self.smoothing = entry, smoothing
+        self.options = {**({"seed": seed} if entry.seeded else {}), **entry.options}
 
-@dataclass(frozen=True)
-class Named:
-    """The columns in which the rows of a batch differ: one entry per row."""
+    def maps(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
+        """Maps [B,H,W] of targets [B], or [B,K,H,W] of targets [B,K]."""
+        method = create_method(self.entry.method, model, **self.options)
+        attribution = method.attribute(inputs, target).detach()
+        maps = self._smooth(collapse(attribution.flatten(0, -4)))  # [B * K,H,W]
+        return maps.view(*target.shape, *maps.shape[1:])
 
-    images: Sequence[str]
-    units: Sequence[str]
-    targets: Sequence[int]
-
-    def first(self, count: int) -> Named:
-        """Those of the first rows."""
-        return Named(self.images[:count], self.units[:count], self.targets[:count])
+    def _smooth(self, maps: Tensor) -> Tensor:
+        if self.smoothing.kind == "official":
+            return official_postprocess(maps)
+        return smooth(maps, self.smoothing.kind, self.smoothing.size, self.smoothing.sigma)
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A metric of the plan, and the hash of all options that decide its values for one method."""
+    """A metric of the plan.
 
-    entry: MetricEntry
+    Attributes:
+        label: how results call it.
+        metric: itself.
+        options: hash of all options that decide its values for one method.
+    """
+
+    label: str
     metric: Metric
     options: str
 
-    def rows(self, case: Case, named: Named, facts: Facts) -> list[Row]:
-        """The rows of a batch; what the metric cannot do with this model is a reason, never the end of the run."""
+    def rows(self, case: Case, maps: Sequence[Row]) -> list[Row]:
+        """The rows of a batch; what the metric cannot do with this model is a reason, never the end of the run.
+
+        Args:
+            case: the maps, and what the metric looks at beside them.
+            maps: what is known of each map.
+        """
         started = clock(case.inputs)
         try:
             scores = self.metric.score(case)
         except DaveError as error:
-            return self.dropped(named, facts, [str(error)] * len(named.images))
-        seconds = (clock(case.inputs) - started) / len(named.images)
-        values: list[float] = scores.values.flatten().double().tolist()
-        reasons = [self.metric.reason(case, i) if math.isnan(value) else None for i, value in enumerate(values)]
-        curves = _curves(scores, len(values))
-        at = list(scores.at) or None
-        return [
-            self._row(named, i, facts, None if reasons[i] else value, reasons[i], seconds, curves[i], at)
-            for i, value in enumerate(values)
-        ]
+            return self.dropped(maps, str(error))
+        seconds = (clock(case.inputs) - started) / len(maps)
+        curves = None if scores.curves is None else scores.curves.float().tolist()
+        made = []
+        for i, (one, value) in enumerate(zip(maps, scores.values.flatten().double().tolist(), strict=True)):
+            if math.isnan(value):
+                (row,) = self.dropped([one], self.metric.reason(case, i))
+            else:
+                row = replace(one, value=value, metric=self.label, options=self.options)
+                row = replace(row, curve=curves[i], at=list(scores.at)) if curves else row
+            made.append(replace(row, seconds=seconds))
+        return made
 
-    def dropped(self, named: Named, facts: Facts, reasons: Sequence[str]) -> list[Row]:
+    def dropped(self, maps: Sequence[Row], reason: str) -> list[Row]:
         """Rows without a value."""
-        return [self._row(named, i, facts, None, reason, 0.0, None, None) for i, reason in enumerate(reasons)]
-
-    def _row(
-        self,
-        named: Named,
-        i: int,
-        facts: Facts,
-        value: float | None,
-        reason: str | None,
-        seconds: float,
-        curve: list[float] | None,
-        at: list[float] | None,
-    ) -> Row:
-        return Row(
-            model=facts.model,
-            method=facts.method,
-            metric=self.entry.label,
-            image=named.images[i],
-            unit=named.units[i],
-            target=named.targets[i],
-            value=value,
-            dropped=" ".join(reason.split()) if reason else None,
-            seed=facts.seed,
-            options=self.options,
-            versions=facts.versions,
-            device=facts.device,
-            map_seconds=facts.map_seconds,
-            seconds=seconds,
-            curve=curve if value is not None else None,
-            at=at if value is not None else None,
-        )
-
-
-def _curves(scores: Scores, count: int) -> list[list[float] | None]:
-    return [None] * count if scores.curves is None else scores.curves.float().tolist()
+        words = " ".join(reason.split())
+        return [replace(one, metric=self.label, options=self.options, dropped=words) for one in maps]
 
 
 def clock(where: Tensor) -> float:

@@ -1,17 +1,25 @@
-"""Tasks: pieces of a run that are computed whole, each known by a key of its content and kept as one file."""
+"""Tasks: pieces of a run that are computed whole, each known by a key of its content and kept as one file.
+
+Which grids there are is settled here as well: once per model, from what the scan tells, and kept with the run.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from dave_vit.bench.numbers.rows import Seen
+from dave_vit.atomic import json_bytes
+from dave_vit.bench.numbers.rows import Scanned
 from dave_vit.bench.plan import Plan, digest
-from dave_vit.data.grids import Grid
+from dave_vit.bench.store import RunFolder
+from dave_vit.data.grids import Candidate, Grid, GridOptions, choose_grids
+from dave_vit.metrics import GridMetric
 
 Kind = Literal["scan", "images", "grids", "examples"]
+_LADDER = (0.9, 0.8, 0.5, 0.0)  # tried in turn where the usual confidence leaves too few images
 _FILES = {"scan": "scan/{}.parquet", "images": "rows/{}.parquet", "grids": "rows/{}.parquet"}
 
 
@@ -77,7 +85,7 @@ class Tasks:
             for start in range(0, count, self.plan.shard)
         ]
 
-    def images(self, model: int, chosen: Sequence[Seen]) -> list[Task]:
+    def images(self, model: int, chosen: Sequence[Scanned]) -> list[Task]:
         """Rows of image metrics; methods in turn for each shard of images, so that it is read once."""
         made = []
         for start in range(0, len(chosen), self.plan.shard):
@@ -100,15 +108,15 @@ class Tasks:
             made += [self._task("grids", model, method, seed, start, numbers, targets) for method, seed in self._ways()]
         return made
 
-    def examples(self, model: int, method: int, chosen: Sequence[Seen]) -> Task:
+    def examples(self, model: int, method: int, chosen: Sequence[Scanned]) -> Task:
         """Maps of some images for the report."""
         numbers = tuple(one.index for one in chosen)
         targets = tuple(self.target(one) for one in chosen)
         return self._task("examples", model, method, self.plan.seeds[0], 0, numbers, targets)
 
-    def target(self, seen: Seen) -> int:
+    def target(self, image: Scanned) -> int:
         """The class that is explained."""
-        wanted = seen.label if self.plan.target == "label" and seen.label is not None else seen.predicted
+        wanted = image.label if self.plan.target == "label" and image.label is not None else image.predicted
         return -1 if wanted is None else wanted
 
     def _ways(self) -> Iterator[tuple[int, int]]:
@@ -130,5 +138,77 @@ class Tasks:
         how = self._methods[method] if method >= 0 else None
         content = [self._shared, self._models[model], how, self._metrics, kind, seed, start, images, targets]
         who = self.plan.methods[method].label if method >= 0 else self.plan.models[model].label
-        name = f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', who)}-{kind}-{start:06d}-{digest(content)[:16]}"
+        name = f"{_file_name(who)}-{kind}-{start:06d}-{digest(content)[:16]}"
         return Task(kind, name, model, method, seed, start, images, targets)
+
+
+def _file_name(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", label)
+
+
+@dataclass(frozen=True)
+class GridSet:
+    """The grids of a model, and what a reader should know of them ("" where there is nothing)."""
+
+    grids: list[Grid]
+    note: str
+
+
+def settle(images: Sequence[Scanned], options: GridOptions) -> GridOptions:
+    """The options with a confidence that leaves enough images, for models that are hardly ever sure.
+
+    Models trained with smoothed labels seldom exceed 0.95. Enough are four images per cell, of as many classes as
+    cells; the highest step of the ladder that has them is taken, or the last.
+    """
+    for confidence in (options.confidence, *(step for step in _LADDER if step < options.confidence)):
+        tried = replace(options, confidence=confidence)
+        pool = _pool(images, tried)
+        if len(pool) >= 4 * options.cells**2 and len({one.label for one in pool}) >= options.cells**2:
+            break
+    return tried
+
+
+def build_grids(images: Sequence[Scanned], options: GridOptions) -> list[Grid]:
+    """Grids of the images that the model recognises; no more of them than there are such images."""
+    pool = _pool(images, options)
+    return choose_grids(pool, replace(options, grids=max(1, min(options.grids, len(pool)))))
+
+
+def kept_grids(folder: RunFolder, model: str, images: Sequence[Scanned], metric: GridMetric) -> GridSet:
+    """The grids of a model as the run keeps them, built where it has none yet."""
+    name = f"grids/{_file_name(model)}.json"
+    path = folder / name
+    options = metric.options if metric.fixed else settle(images, metric.options)
+    with folder.claim("grids", wait=True):
+        if not path.exists():
+            names = {one.index: one.name for one in images}
+            made = [
+                {"images": list(grid.images), "labels": list(grid.labels), "names": [names[i] for i in grid.images]}
+                for grid in build_grids(images, options)
+            ]
+            folder.write({name: json_bytes({"options": asdict(options), "grids": made})})
+    content = json.loads(path.read_bytes())
+    grids = [Grid(tuple(grid["images"]), tuple(grid["labels"])) for grid in content["grids"]]
+    return GridSet(grids, _note(images, metric.options, options, len(grids)))
+
+
+def _note(images: Sequence[Scanned], wanted: GridOptions, used: GridOptions, grids: int) -> str:
+    if not grids:
+        classes = len({one.label for one in _pool(images, used)})
+        sure = f"images of {classes} classes are recognised with more than {used.confidence:g}"
+        return f"no grids: {sure}, and a grid needs {used.cells**2}; use more images or a lower gridpg.confidence"
+    if used.confidence < wanted.confidence:
+        few = f"only {len(_pool(images, wanted))} are recognised with more than {wanted.confidence:g}"
+        return f"grids of images that are recognised with more than {used.confidence:g}: {few}"
+    return ""
+
+
+def _pool(images: Sequence[Scanned], options: GridOptions) -> list[Candidate]:
+    return [
+        Candidate(one.index, one.label, one.confidence)
+        for one in images
+        if one.label is not None
+        and one.label == one.predicted
+        and one.confidence is not None
+        and one.confidence > options.confidence
+    ]

@@ -8,22 +8,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit.atomic import npz_bytes
-from dave_vit.bench.numbers.rows import Row, Seen, pack
+from dave_vit.bench.numbers.rows import Row, Scanned, pack
 from dave_vit.bench.plan import ModelEntry, Plan, digest
-from dave_vit.bench.scoring import Facts, Named, Scorer, clock
-from dave_vit.bench.subject import MapMaker, Subject
+from dave_vit.bench.scoring import MapMaker, Scorer, clock
 from dave_vit.bench.tasks import Task
-from dave_vit.data import Item, open_dataset
+from dave_vit.data import Dataset, Item, open_dataset
 from dave_vit.data.batches import Batch, load_batch
+from dave_vit.data.classes import class_map
 from dave_vit.data.grids import compose
+from dave_vit.data.placement import Placements
 from dave_vit.environment import device_name, listed, versions
 from dave_vit.errors import DaveError, ImageError
-from dave_vit.metrics import Case
-from dave_vit.metrics.localization import GridPG
+from dave_vit.metrics import Case, GridMetric
 
 Files = dict[str, bytes]
 Loader = Callable[[ModelEntry, str], nn.Module]
@@ -45,14 +47,46 @@ class Job:
     threads: int | None = None
 
 
+class Subject:
+    """A model, and what its preprocessing does to classes, places and colours.
+
+    Args:
+        model: has ``preprocess`` and ``class_names``, as ``load_model`` gives it.
+        data: what it is evaluated on.
+    """
+
+    def __init__(self, model: Any, data: Dataset) -> None:
+        self.model: nn.Module = model
+        self.placements = Placements(model.preprocess)
+        self.classes = class_map(data.class_names, model.class_names)
+        self.black, self.white = (self._colour(grey) for grey in (0, 255))
+
+    def label(self, label: int | None) -> int | None:
+        """A label of the data set as a class of the model."""
+        return None if label is None else self.classes.get(label)
+
+    def picture(self, inputs: Tensor) -> npt.NDArray[np.uint8]:
+        """Preprocessed images as the model sees them, [B,H,W,3]."""
+        black, white = (torch.tensor(colour[:3]).view(1, 3, 1, 1) for colour in (self.black, self.white))
+        shown = (inputs[:, :3].detach().float().cpu() - black) / (white - black)
+        return np.asarray((shown.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy())
+
+    def _colour(self, grey: int) -> list[float]:
+        """A black or white pixel after preprocessing, one number per channel."""
+        shown = self.placements.preprocess(Image.new("RGB", (64, 64), (grey, grey, grey)))
+        shown = shown.reshape(shown.shape[-3:]).float()  # [C,H,W]
+        centre: list[float] = shown[:, shown.shape[1] // 2, shown.shape[2] // 2].tolist()
+        return centre
+
+
 @dataclass(frozen=True)
 class _Part:
-    """A batch on its way to rows: inputs [B,C,H,W], target [B] or [B,K], regions [B,H,W], and names."""
+    """A batch on its way to rows: inputs [B,C,H,W], target [B] or [B,K], regions [B,H,W], and a row for each map."""
 
     inputs: Tensor
     target: Tensor
     regions: Tensor
-    named: Named
+    rows: list[Row]
 
 
 @dataclass
@@ -97,24 +131,24 @@ class Worker:
 
     def _scan(self, task: Task) -> Files:
         subject = self._model(task)
-        seen: list[Seen] = []
+        scanned: list[Scanned] = []
         for batch in self._batches(task):
-            seen += [self._unread(index, reason) for index, reason in batch.failures]
+            scanned += [self._unread(index, reason) for index, reason in batch.failures]
             if batch.indices:
                 with torch.no_grad():
                     top = subject.model(batch.inputs).float().softmax(1).max(1)
                 rows = zip(batch.indices, batch.items, top.indices.tolist(), top.values.tolist(), strict=True)
-                seen += [self._known(subject, *row) for row in rows]
-        return {task.file: pack(sorted(seen, key=lambda one: one.index), Seen)}
+                scanned += [self._known(subject, *row) for row in rows]
+        return {task.file: pack(sorted(scanned, key=lambda one: one.index), Scanned)}
 
-    def _unread(self, index: int, reason: str) -> Seen:
+    def _unread(self, index: int, reason: str) -> Scanned:
         item = self.data[index]
-        return Seen(index, item.name, _unit(item), None, None, None, reason)
+        return Scanned(index, item.name, _unit(item), None, None, None, reason)
 
-    def _known(self, subject: Subject, index: int, item: Item, predicted: int, confidence: float) -> Seen:
+    def _known(self, subject: Subject, index: int, item: Item, predicted: int, confidence: float) -> Scanned:
         label = subject.label(item.label)
         dropped = "class is not one of the model's" if item.label is not None and label is None else None
-        return Seen(index, item.name, _unit(item), label, predicted, confidence, dropped)
+        return Scanned(index, item.name, _unit(item), label, predicted, confidence, dropped)
 
     def _image_rows(self, task: Task) -> Files:
         shard = _Shard()
@@ -122,16 +156,17 @@ class Worker:
         for batch in self._batches(task):
             for index, reason in batch.failures:  # it could be read when the run began
                 item = self.data[index]
-                named = Named([item.name], [_unit(item)], [wanted[index]])
-                shard.rows += self._dropped(task, named, reason)
+                shard.rows += self._dropped(task, [self._row(task, item.name, _unit(item), wanted[index])], reason)
             if batch.indices:
-                target = torch.tensor([wanted[index] for index in batch.indices], device=self.device)
-                named = Named([i.name for i in batch.items], [_unit(i) for i in batch.items], target.tolist())
-                self._score(task, _Part(batch.inputs, target, batch.regions, named), shard)
+                targets = [wanted[index] for index in batch.indices]
+                pairs = zip(batch.items, targets, strict=True)
+                rows = [self._row(task, item.name, _unit(item), target) for item, target in pairs]
+                target = torch.tensor(targets, device=self.device)
+                self._score(task, _Part(batch.inputs, target, batch.regions, rows), shard)
         return shard.files(task)
 
     def _grid_rows(self, task: Task) -> Files:
-        options = next(metric.options for _, metric in self._metrics if isinstance(metric, GridPG))
+        options = next(metric.options for _, metric in self._metrics if isinstance(metric, GridMetric))
         shard, cells, tensors = _Shard(), options.cells**2, self._tensors(task)
         step = cells * max(1, self.plan.batch // cells)
         for at in range(0, len(task.images), step):
@@ -139,64 +174,72 @@ class Worker:
             stacked = torch.stack([tensors[index] for index in numbers]).unflatten(0, (-1, cells))
             inputs = compose(stacked, options.cell)  # [B,C,H,W]
             units = [f"grid-{task.start + (at + i) // cells:05d}" for i in range(len(numbers))]
-            named = Named([f"{unit}/{i % cells}" for i, unit in enumerate(units)], units, targets)
+            rows = [self._row(task, f"{unit}/{i % cells}", unit, targets[i]) for i, unit in enumerate(units)]
             target = torch.tensor(targets, device=self.device).view(-1, cells)
-            self._score(task, _Part(inputs, target, torch.zeros_like(inputs[:, 0], dtype=torch.bool), named), shard)
+            self._score(task, _Part(inputs, target, torch.zeros_like(inputs[:, 0], dtype=torch.bool), rows), shard)
         return shard.files(task)
+
+    def _row(self, task: Task, image: str, unit: str, target: int) -> Row:
+        """What is known of a map before it is made."""
+        return Row(
+            model=self.plan.models[task.model].label,
+            method=self.plan.methods[task.method].label,
+            image=image,
+            unit=unit,
+            target=target,
+            seed=task.seed,
+            versions=listed(versions()),
+            device=device_name(self.device),
+        )
 
     def _tensors(self, task: Task) -> dict[int, Tensor]:
         """The images of grids; all could be read when the grids were built."""
-        found: dict[int, Tensor] = {}
+        tensors: dict[int, Tensor] = {}
         for batch in self._batches(task):
             for _, reason in batch.failures:
                 raise ImageError(f"an image of the grids can no longer be read: {reason}")
-            found |= dict(zip(batch.indices, batch.inputs, strict=True))
-        return found
+            tensors |= dict(zip(batch.indices, batch.inputs, strict=True))
+        return tensors
 
     def _score(self, task: Task, part: _Part, shard: _Shard) -> None:
         """Adds the rows of a batch under all metrics of its kind; its maps are made once."""
-        subject = self._model(task)
-        maker = MapMaker(self.plan.methods[task.method], self.plan.smoothing, task.seed)
+        subject, maker = self._model(task), self._maker(task)
         started = clock(part.inputs)
         try:
             maps = maker.maps(subject.model, part.inputs, part.target)
         except DaveError as error:  # such as a method that finds nothing in this model
-            shard.rows += self._dropped(task, part.named, str(error))
+            shard.rows += self._dropped(task, part.rows, str(error))
             return
-        facts = self._facts(task, (clock(part.inputs) - started) / len(part.named.images))
+        seconds = (clock(part.inputs) - started) / len(part.rows)
+        rows = [replace(row, map_seconds=seconds) for row in part.rows]
         case = Case(subject.model, part.inputs, part.target, maps, part.regions, maker.maps, subject.black)
         if self.plan.save_maps:
-            shard.maps.append((part.named.images, maps.flatten(0, -3).cpu()))
+            shard.maps.append(([row.image for row in rows], maps.flatten(0, -3).cpu()))
         place = task.start + shard.done
         shard.done += len(part.inputs)
         for scorer in self._scorers(task):
             count = len(part.inputs) if scorer.metric.images is None else max(0, scorer.metric.images - place)
             if count:
-                rows_each = part.target[0].numel()
-                shard.rows += scorer.rows(_first(case, count), part.named.first(count * rows_each), facts)
+                shard.rows += scorer.rows(_first(case, count), rows[: count * part.target[0].numel()])
 
-    def _dropped(self, task: Task, named: Named, reason: str) -> list[Row]:
+    def _maker(self, task: Task) -> MapMaker:
+        return MapMaker(self.plan.methods[task.method], self.plan.smoothing, task.seed)
+
+    def _dropped(self, task: Task, rows: Sequence[Row], reason: str) -> list[Row]:
         """Rows without a value for all metrics of the task."""
-        facts = self._facts(task, 0.0)
-        reasons = [reason] * len(named.images)
-        return [row for scorer in self._scorers(task) for row in scorer.dropped(named, facts, reasons)]
-
-    def _facts(self, task: Task, map_seconds: float) -> Facts:
-        model, method = self.plan.models[task.model].label, self.plan.methods[task.method].label
-        return Facts(model, method, task.seed, listed(versions()), device_name(self.device), map_seconds)
+        return [row for scorer in self._scorers(task) for row in scorer.dropped(rows, reason)]
 
     def _scorers(self, task: Task) -> list[Scorer]:
         plan = self.plan
         how = [plan.methods[task.method].options, plan.smoothing, plan.target, plan.min_confidence]
         return [
-            Scorer(entry, metric, digest([*map(str, how), entry.metric, dict(entry.options)])[:12])
+            Scorer(entry.label, metric, digest([*map(str, how), entry.metric, dict(entry.options)])[:12])
             for entry, metric in self._metrics
-            if metric.grids == (task.kind == "grids")
+            if isinstance(metric, GridMetric) == (task.kind == "grids")
         ]
 
     def _examples(self, task: Task) -> Files:
-        subject = self._model(task)
-        maker = MapMaker(self.plan.methods[task.method], self.plan.smoothing, task.seed)
+        subject, maker = self._model(task), self._maker(task)
         wanted = dict(zip(task.images, task.targets, strict=True))
         arrays: dict[str, Any] = {}
         for batch in self._batches(task):

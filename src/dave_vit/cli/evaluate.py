@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dave_vit.bench import Plan
-    from dave_vit.bench.run import Engine
+    from dave_vit.bench.engines import Engine
 
 app = command()
 

@@ -11,8 +11,8 @@ from dave_vit.cli.common import Device, Json, Out, Output, Quiet, Seed, Weights,
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
-    from dave_vit.analysis.reproduce import Options
-    from dave_vit.analysis.suites import Suite
+    from dave_vit.analysis.paper.reproduce import Options
+    from dave_vit.analysis.paper.suites import Suite
 
 app = command()
 
@@ -76,7 +76,7 @@ def reproduce(
     The folder gets report.html (one file, needs no other), report.md, figures/ (PNG and SVG), tables/ (CSV) and runs/
     (what is needed to resume). The same command on the same folder goes on where it was stopped.
     """
-    from dave_vit.analysis.reproduce import Options
+    from dave_vit.analysis.paper.reproduce import Options
 
     output = Output(as_json=as_json, quiet=quiet)
     suite = _suite(
@@ -103,7 +103,7 @@ def _run(suite: Suite, options: Options, output: Output) -> list[dict[str, Any]]
     """The suite under a progress bar."""
     from dataclasses import replace
 
-    from dave_vit.analysis.reproduce import reproduce as run_suite
+    from dave_vit.analysis.paper.reproduce import reproduce as run_suite
 
     with output.progress(1, "loading the models") as bar:
 
@@ -129,7 +129,7 @@ def _suite(
     """The suite of the flags."""
     from dataclasses import replace
 
-    from dave_vit.analysis.suites import read_suite, with_counts, with_models, with_probe
+    from dave_vit.analysis.paper.suites import read_suite, with_counts, with_models, with_probe
     from dave_vit.bench import ModelEntry
 
     if weights is not None and len(specs) != 1:

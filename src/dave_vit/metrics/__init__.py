@@ -1,6 +1,6 @@
 """Scores of maps: pure functions on tensors under thin classes. A metric never makes a map by itself."""
 
-from dave_vit.metrics.base import METRICS, Case, Metric, Scores, create_metric
+from dave_vit.metrics.base import METRICS, Case, GridMetric, Metric, Scores, create_metric
 from dave_vit.metrics.localization import energypg, gridpg, pointing
 
 # isort: split  # imported in the order in which tables show them
@@ -9,10 +9,12 @@ from dave_vit.metrics.perturbation import Perturbation, area, deletion, insertio
 # isort: split
 from dave_vit.metrics.consistency import consistency, small_warp
 from dave_vit.metrics.sanity import cascade, similarity
+from dave_vit.registry import import_all
 
 __all__ = [
     "METRICS",
     "Case",
+    "GridMetric",
     "Metric",
     "Perturbation",
     "Scores",
@@ -29,3 +31,5 @@ __all__ = [
     "similarity",
     "small_warp",
 ]
+
+import_all(__name__)  # a metric in a file of its own is known without a line here

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from dave_vit.data.grids import Cell, GridOptions
 from dave_vit.errors import OptionError
 from dave_vit.registry import Registry
 
@@ -60,14 +61,12 @@ class Metric(ABC):
     Attributes:
         summary: one sentence.
         axis: what the horizontal axis of its curves is, where it has curves.
-        grids: whether it scores grids of images instead of images.
         higher_is_better: which direction is good.
         images: how many images of a data set it is scored on; all where nothing is said.
     """
 
     summary: ClassVar[str]
     axis: ClassVar[str] = ""
-    grids: ClassVar[bool] = False
     higher_is_better: bool = True
     images: int | None = None
 
@@ -79,6 +78,28 @@ class Metric(ABC):
         """Why map ``index`` of a case has no score; the maps of a grid follow one another."""
         finite = case.maps.flatten(0, -3)[index].isfinite().all()
         return "no positive mass" if finite else "map is not finite"
+
+
+class GridMetric(Metric):
+    """Base of metrics of grids: pictures of images of distinct classes, with a map for each class.
+
+    All metrics of grids of a run are scored on the same grids and the same maps. They get maps [B,K,H,W] of targets
+    [B,K], the cells in reading order, and give one number per cell.
+
+    Args:
+        grids: how many are built; no more than images that the model knows well enough.
+        cells: along a side, 2 or 3.
+        confidence: softmax probability of its label that an image must exceed to enter a grid; where nothing is said,
+            0.95, or less for a model that is hardly ever so sure.
+        cell: "resize" for grids as large as one image, "full" for models that take larger ones.
+        seed: of the draw of the classes.
+    """
+
+    def __init__(
+        self, grids: int = 500, cells: int = 2, confidence: float | None = None, cell: Cell = "resize", seed: int = 0
+    ) -> None:
+        self.fixed = confidence is not None
+        self.options = GridOptions(grids, cells, 0.95 if confidence is None else confidence, cell, seed)
 
 
 METRICS: Registry[type[Metric]] = Registry("metric")

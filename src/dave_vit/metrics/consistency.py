@@ -51,9 +51,9 @@ def consistency(maps: Tensor, others: Tensor, warp: Warp) -> Tensor:
     if maps.ndim != 3 or maps.shape != others.shape:
         raise InputError(f"maps shaped {list(maps.shape)} and {list(others.shape)}; expected the same [B,H,W]")
     back = warp.inverse(positive(others)[None])[0]
-    seen = warp.inverse(warp.apply(torch.ones_like(maps[:1])[None]))[0] > 1 - 1e-4  # neither way touched the outside
+    kept = warp.inverse(warp.apply(torch.ones_like(maps[:1])[None]))[0] > 1 - 1e-4  # neither way touched the outside
     wide = precise_dtype(maps.device)
-    return correlation(positive(maps).to(wide), back.to(wide), seen)
+    return correlation(positive(maps).to(wide), back.to(wide), kept)
 
 
 def correlation(first: Tensor, second: Tensor, where: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dave_vit.data.grids import Cell, GridOptions, cell_bounds
+from dave_vit.data.grids import cell_bounds
 from dave_vit.errors import InputError, OptionError
-from dave_vit.metrics.base import METRICS, Case, Metric, Scores
+from dave_vit.metrics.base import METRICS, Case, GridMetric, Metric, Scores
 from dave_vit.precision import precise_dtype
 
 
@@ -81,26 +81,10 @@ def _check_pair(maps: Tensor, regions: Tensor) -> None:
 
 
 @METRICS.register("gridpg")
-class GridPG(Metric):
-    """The grid pointing game: of a grid of images of distinct classes, how much of a class's map lies in its cell.
-
-    Args:
-        grids: how many are built; no more than images that the model knows well enough.
-        cells: along a side, 2 or 3.
-        confidence: softmax probability of its label that an image must exceed to enter a grid; where nothing is said,
-            0.95, or less for a model that is hardly ever so sure.
-        cell: "resize" for grids as large as one image, "full" for models that take larger ones.
-        seed: of the draw of the classes.
-    """
+class GridPG(GridMetric):
+    """The grid pointing game: of a grid of images of distinct classes, how much of a class's map lies in its cell."""
 
     summary = "Share of the positive mass in the cell of the explained class, in grids of images."
-    grids = True
-
-    def __init__(
-        self, grids: int = 500, cells: int = 2, confidence: float | None = None, cell: Cell = "resize", seed: int = 0
-    ) -> None:
-        self.fixed = confidence is not None
-        self.options = GridOptions(grids, cells, 0.95 if confidence is None else confidence, cell, seed)
 
     def score(self, case: Case) -> Scores:
         """[B,K], one number per cell."""

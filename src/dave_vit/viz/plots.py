@@ -5,7 +5,7 @@ Rivals have the colours of Okabe and Ito, which colour-blind readers tell apart;
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,6 +111,11 @@ class Band:
     median: Floats
     low: Floats
     high: Floats
+
+    def points(self) -> Iterator[tuple[float, dict[str, float]]]:
+        """Each point with its three numbers, by name."""
+        for at, *numbers in zip(self.at, self.median, self.low, self.high, strict=True):
+            yield float(at), dict(zip(("median", "low", "high"), map(float, numbers), strict=True))
 
 
 def quartiles(at: Sequence[float] | Floats, values: Floats) -> Band:

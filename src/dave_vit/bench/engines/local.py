@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
+from dave_vit.bench.engines.base import ENGINES, EngineOptions, Finished
 from dave_vit.bench.store import RunFolder
 from dave_vit.bench.tasks import Task
 from dave_vit.bench.worker import Job, Worker
 from dave_vit.errors import DaveError, OptionError
 
-Finished = Callable[[Task], None]
 _WAIT = 0.2  # seconds between looks at what others do
 _LIVES = 3  # how often a process that was killed is started again
 
@@ -52,6 +52,13 @@ class LocalEngine:
                 work(job, folder, tasks, devices[0], finished=finished)
         else:
             _Team(job, folder, tasks, devices).run(finished)
+
+
+@ENGINES.register("local")
+def _local(options: EngineOptions) -> LocalEngine:
+    if options.address is not None:
+        raise OptionError("--address is of a Ray cluster; add --engine ray")
+    return LocalEngine(pick_devices(options.device, options.workers))
 
 
 def pick_devices(device: str, workers: int | None = None) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from dave_vit.bench.engines.base import ENGINES, EngineOptions, Finished
 from dave_vit.bench.store import RunFolder
 from dave_vit.bench.tasks import Task
 from dave_vit.bench.worker import Job, Worker
@@ -46,7 +47,7 @@ class RayEngine:
     def __exit__(self, *failure: object) -> None:
         self._stack.close()
 
-    def run(self, job: Job, folder: RunFolder, tasks: Sequence[Task], finished: Callable[[Task], None]) -> None:
+    def run(self, job: Job, folder: RunFolder, tasks: Sequence[Task], finished: Finished) -> None:
         """Computes all tasks that are not done, and writes them; Ray tries again what a killed actor had begun."""
         import ray
 
@@ -73,6 +74,11 @@ class RayEngine:
                 raise pickle.loads(row["error"])
             folder.write(pickle.loads(row["files"]))
             finished(pickle.loads(row["task"]))
+
+
+@ENGINES.register("ray")
+def _ray(options: EngineOptions) -> RayEngine:
+    return RayEngine(options.address, options.device, options.workers)
 
 
 class _Actor:

@@ -1,4 +1,4 @@
-"""From the rows of one model to tables of numbers: a row per method, a column per image."""
+"""From rows to tables of numbers, one per model and metric: a row per method, a column per image."""
 
 from __future__ import annotations
 
@@ -14,21 +14,16 @@ import numpy.typing as npt
 from dave_vit.bench.numbers.rows import read
 from dave_vit.bench.numbers.statistics import Floats
 
-_COLUMNS = "method metric image unit value dropped versions device map_seconds seconds curve at".split()
+_COLUMNS = "model method metric image unit value dropped versions device map_seconds seconds curve at".split()
 
 
 @dataclass
-class Curve:
-    """The mean of curves, as they come in."""
+class _Curves:
+    """The sum of curves, as they come in."""
 
     at: list[float]
     total: Floats
     count: int = 0
-
-    @property
-    def mean(self) -> Floats:
-        """[steps]."""
-        return self.total / max(self.count, 1)
 
 
 class Table:
@@ -42,7 +37,7 @@ class Table:
         self.methods = list(methods)
         self.columns: dict[str, int] = {}
         self.units: list[int] = []
-        self.curves: dict[str, Curve] = {}
+        self._curves: dict[str, _Curves] = {}
         self.seconds = np.zeros((len(methods), 3))  # of maps, of the metric, and how many
         self._unit: dict[str, int] = {}
         self._sum, self._count = np.zeros((len(methods), 64)), np.zeros((len(methods), 64))
@@ -63,8 +58,12 @@ class Table:
     def reasons(self, method: int) -> Counter[str]:
         """Why images have no number, and how many of them."""
         scored = self._count[method]
-        found = self._reasons[method].items()
-        return Counter(reason for image, reason in found if not scored[self.columns[image]])
+        return Counter(reason for image, reason in self._reasons[method].items() if not scored[self.columns[image]])
+
+    def mean_curves(self) -> dict[str, tuple[Floats, Floats]]:
+        """By method, where on the axis the steps of its curves are, and the mean of the curves there."""
+        kept = ((name, self._curves[name]) for name in self.methods if name in self._curves)
+        return {name: (np.asarray(curve.at), curve.total / curve.count) for name, curve in kept}
 
     def add(self, row: dict[str, Any]) -> None:
         """Takes up one row of the run."""
@@ -91,7 +90,7 @@ class Table:
 
     def _add_curve(self, row: dict[str, Any]) -> None:
         steps = np.asarray(row["curve"], dtype=np.float64)
-        curve = self.curves.setdefault(row["method"], Curve(row["at"], np.zeros_like(steps)))
+        curve = self._curves.setdefault(row["method"], _Curves(row["at"], np.zeros_like(steps)))
         curve.total += steps
         curve.count += 1
 
@@ -105,21 +104,22 @@ class Collected:
     devices: set[str] = field(default_factory=set)
 
 
-def collect(paths: Iterable[Path], methods: Sequence[str]) -> Collected:
-    """Reads rows, file by file.
+def collect(paths: Iterable[Path], methods: Sequence[str]) -> dict[str, Collected]:
+    """Reads rows, file by file; by the label of their model.
 
     Args:
         paths: of the Parquet files.
         methods: labels of the plan.
     """
-    found = Collected()
+    models: dict[str, Collected] = {}
     for columns in read(paths, _COLUMNS):
-        found.versions.update(columns["versions"])
-        found.devices.update(columns["device"])
         for values in zip(*(columns[name] for name in _COLUMNS), strict=True):
             row = dict(zip(_COLUMNS, values, strict=True))
-            found.tables.setdefault(row["metric"], Table(methods)).add(row)
-    return found
+            own = models.setdefault(row["model"], Collected())
+            own.versions.add(row["versions"])
+            own.devices.add(row["device"])
+            own.tables.setdefault(row["metric"], Table(methods)).add(row)
+    return models
 
 
 def places(values: Floats, *, higher_is_better: bool) -> npt.NDArray[np.int64]:

@@ -11,9 +11,9 @@ from typing import Any
 from dave_vit.errors import missing_extra
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One result.
+    """One result; without metric and value, what the results of one map share.
 
     Attributes:
         model: label in the plan.
@@ -36,24 +36,24 @@ class Row:
 
     model: str
     method: str
-    metric: str
+    metric: str = ""
     image: str
     unit: str
     target: int
-    value: float | None
-    dropped: str | None
+    value: float | None = None
+    dropped: str | None = None
     seed: int
-    options: str
+    options: str = ""
     versions: str
     device: str
-    map_seconds: float
-    seconds: float
+    map_seconds: float = 0.0
+    seconds: float = 0.0
     curve: Sequence[float] | None = None
     at: Sequence[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Scanned:
     """What a model makes of an image.
 
     Attributes:
@@ -78,7 +78,7 @@ class Seen:
 _WORDS = ("model", "method", "metric", "dropped", "options", "versions", "device")  # few different ones in a column
 
 
-def pack(rows: Sequence[Row] | Sequence[Seen], kind: type[Row] | type[Seen] = Row) -> bytes:
+def pack(rows: Sequence[Row] | Sequence[Scanned], kind: type[Row] | type[Scanned] = Row) -> bytes:
     """A Parquet file."""
     arrow, parquet = _pyarrow()
     schema = _schema(arrow, kind)
@@ -96,13 +96,13 @@ def read(paths: Iterable[Path], columns: Sequence[str] | None = None) -> Iterabl
         yield parquet.ParquetFile(path).read(columns=list(columns) if columns else None).to_pydict()
 
 
-def read_seen(paths: Iterable[Path]) -> Iterable[Seen]:
+def read_scans(paths: Iterable[Path]) -> Iterable[Scanned]:
     """What models make of images, from Parquet files."""
     for columns in read(paths):
-        yield from (Seen(*values) for values in zip(*(columns[one.name] for one in fields(Seen)), strict=True))
+        yield from (Scanned(*values) for values in zip(*(columns[one.name] for one in fields(Scanned)), strict=True))
 
 
-def _schema(arrow: Any, kind: type[Row] | type[Seen]) -> Any:
+def _schema(arrow: Any, kind: type[Row] | type[Scanned]) -> Any:
     text, few = arrow.string(), arrow.dictionary(arrow.int32(), arrow.string())
     whole, real, curve = arrow.int32(), arrow.float64(), arrow.list_(arrow.float32())
     types = {"target": whole, "seed": whole, "value": real, "map_seconds": real, "seconds": real, "curve": curve}

@@ -47,8 +47,8 @@ def paired(values: Floats, units: Sequence[int], seed: int = 0) -> list[tuple[in
     if not pairs:
         return []
     differences = np.stack([values[i] - values[j] for i, j in pairs])
-    found = estimates(differences, units, seed)
-    return [(i, j, estimate) for (i, j), estimate in zip(pairs, found, strict=True)]
+    means = estimates(differences, units, seed)
+    return [(i, j, estimate) for (i, j), estimate in zip(pairs, means, strict=True)]
 
 
 def _by_unit(values: Floats, units: Sequence[int]) -> Floats:

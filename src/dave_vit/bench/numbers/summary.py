@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dave_vit.bench.numbers.collect import Collected, Table
-from dave_vit.bench.numbers.rows import Seen
+from dave_vit.bench.numbers.rows import Scanned
 from dave_vit.bench.numbers.statistics import Estimate, estimates, paired
 from dave_vit.bench.plan import MetricEntry, Plan
+from dave_vit.metrics import GridMetric
 
 
 def summarise(
@@ -17,7 +18,7 @@ def summarise(
     images: int,
     collected: Sequence[Collected],
     left_out: Sequence[Mapping[str, str]],
-    skipped: Sequence[Seen],
+    skipped: Sequence[Scanned],
 ) -> dict[str, Any]:
     """The content of ``summary.json``.
 
@@ -30,9 +31,9 @@ def summarise(
     """
     results: list[dict[str, Any]] = []
     differences: list[dict[str, Any]] = []
-    for entry, found, missing in zip(plan.models, collected, left_out, strict=True):
+    for entry, rows, missing in zip(plan.models, collected, left_out, strict=True):
         for metric in plan.metrics:
-            table = found.tables.get(metric.label) or Table([one.label for one in plan.methods])
+            table = rows.tables.get(metric.label) or Table([one.label for one in plan.methods])
             results += _results(entry.label, metric, table, missing)
             differences += _differences(entry.label, metric, table)
     return {
@@ -41,18 +42,19 @@ def summarise(
         "skipped": [{"image": one.name, "reason": one.dropped} for one in skipped],
         "data": plan.data,
         "images": images,
-        "versions": sorted({version for found in collected for version in found.versions}),
-        "devices": sorted({device for found in collected for device in found.devices}),
+        "versions": sorted({version for rows in collected for version in rows.versions}),
+        "devices": sorted({device for rows in collected for device in rows.devices}),
     }
 
 
 def _results(model: str, entry: MetricEntry, table: Table, missing: Mapping[str, str]) -> list[dict[str, Any]]:
     metric = entry.create()
-    before: Counter[str] = Counter() if metric.grids or metric.images is not None else Counter(missing.values())
+    some = isinstance(metric, GridMetric) or metric.images is not None  # and the others are not its business
+    before: Counter[str] = Counter() if some else Counter(missing.values())
     nothing = [Estimate(None, None, None, 0)] * len(table.methods)
-    found = estimates(table.values, table.units) if table.columns else nothing
+    means = estimates(table.values, table.units) if table.columns else nothing
     rows = []
-    for number, (method, estimate) in enumerate(zip(table.methods, found, strict=True)):
+    for number, (method, estimate) in enumerate(zip(table.methods, means, strict=True)):
         reasons = table.reasons(number) + before
         maps, scores, count = table.seconds[number]
         rows.append(

@@ -5,35 +5,25 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from dave_vit._version import __version__
-from dave_vit.analysis import (
-    classes,
-    consistency,
-    construction,
-    convergence,
-    cost,
-    localization,
-    models,
-    sensitivity,
-    toy,
-)
-from dave_vit.analysis.report import Page, Record, html, markdown
-from dave_vit.analysis.section import Section, csv_bytes
-from dave_vit.analysis.subjects import Setting, load
-from dave_vit.analysis.suites import Suite
+from dave_vit.analysis import ANALYSES, Analysis, Sampled
+from dave_vit.analysis.paper import localization
+from dave_vit.analysis.paper.page import Page, Record, html, markdown
+from dave_vit.analysis.paper.suites import Suite
 from dave_vit.atomic import json_bytes, write_files
 from dave_vit.bench.plan import digest
+from dave_vit.bench.run import Watch
 from dave_vit.data import open_dataset
 from dave_vit.environment import device_name, versions
 from dave_vit.errors import OptionError
+from dave_vit.report import Section, csv_bytes
 
 Make = Callable[[], Section]
 
@@ -58,7 +48,7 @@ class Options:
     show: bool = True
     seed: int = 0
     tell: Callable[[int, int, str], None] = lambda number, count, name: None
-    watch: localization.Watch | None = None
+    watch: Watch | None = None
 
 
 def reproduce(suite: Suite, options: Options) -> list[Record]:
@@ -67,10 +57,11 @@ def reproduce(suite: Suite, options: Options) -> list[Record]:
         raise OptionError(f"suite {suite.name!r} needs pictures; give them as --data imagenet:DIR")
     data = open_dataset(suite.data)
     for entry in suite.models:  # a model that cannot be loaded is said now, not after hours
-        load(entry, "cpu")
+        entry.load("cpu")
     tables = [(group.name, group.methods, group.baseline) for group in suite.groups]
     models_used = [entry.identity for entry in suite.models]
-    facts = [data.digest(), models_used, tables, asdict(suite.counts), options.show, options.seed, __version__]
+    counts = [asdict(suite.counts), suite.analyses]
+    facts = [data.digest(), models_used, tables, counts, options.show, options.seed, __version__]
     makers = dict(_makers(suite, options, len(data)))
     records = []
     for number, (name, make) in enumerate(makers.items()):
@@ -112,30 +103,22 @@ def _makers(suite: Suite, options: Options, images: int) -> Iterator[tuple[str, 
     place = localization.Place(suite.data, options.out / "runs", options.device, options.seed)
     for group in suite.groups:
         yield group.name, partial(localization.section, group, counts, place, options.watch)
-    common: dict[str, Any] = {
-        "models": suite.groups[0].models,
+    for name in dict.fromkeys([*suite.analyses, *ANALYSES]):
+        analysis = ANALYSES[name]
+        yield name, partial(analysis.run, _analysis_options(analysis, suite, options))
+
+
+def _analysis_options(analysis: Analysis, suite: Suite, options: Options) -> Any:
+    """The options of an analysis: what all share, and what the suite says of it."""
+    shared: dict[str, Any] = {
+        "models": suite.models[:1] if analysis.first_model else suite.models,
         "data": suite.data,
-        "samples": counts.samples,
         "seed": options.seed,
         "device": options.device,
         "show": options.show,
     }
-    first = {**common, "models": suite.groups[0].models[:1]}
-    every = {**common, "models": suite.models}
-    angles = np.arange(-180, 180 + counts.angle_step / 2, counts.angle_step).tolist()
-    sigmas = np.arange(0, 2 + counts.noise_step / 2, counts.noise_step).round(3).tolist()
-    long, reference = counts.long
-    sheets = partial(classes.section, method="dave-paper")
-    across = partial(models.section, method="dave-paper")
-    yield "consistency", partial(consistency.section, Setting(**first, n=counts.consistent))
-    yield "toy", partial(toy.section, seed=options.seed)
-    yield "construction", partial(construction.section, Setting(**first, n=counts.shown))
-    yield "models", partial(across, Setting(**every, n=counts.shown))
-    yield "classes", partial(sheets, Setting(**first, n=counts.class_pictures))
-    yield (
-        "convergence",
-        partial(convergence.section, Setting(**every, n=counts.converging), samples=long, reference=reference),
-    )
-    yield "rotation", partial(sensitivity.rotation_section, Setting(**every, n=counts.turning), angles=angles)
-    yield "noise", partial(sensitivity.noise_section, Setting(**every, n=counts.turning), sigmas=sigmas)
-    yield "cost", partial(cost.section, Setting(**first, n=1), samples=counts.cost_samples, depths=counts.depths)
+    if issubclass(analysis.options, Sampled):
+        shared["samples"] = suite.counts.samples
+    known = {one.name for one in fields(analysis.options)}
+    own = {name: value for name, value in shared.items() if name in known}
+    return analysis.options(**{**own, **suite.analyses.get(analysis.name, {})})

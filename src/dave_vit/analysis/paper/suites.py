@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -26,16 +26,6 @@ class Counts:
         pictures: of EnergyPG and deletion.
         samples: T of all methods that draw any, and steps of integrated gradients.
         deletion_steps: of deletion curves.
-        converging: pictures of the convergence analysis.
-        long: its samples, and those of the long run.
-        turning: pictures of the analyses of rotation and noise.
-        angle_step: degrees.
-        noise_step: of sigma.
-        shown: pictures in figures.
-        consistent: pictures of the consistency analysis.
-        class_pictures: of each class of a sheet.
-        cost_samples: at which cost is measured.
-        depths: likewise.
     """
 
     grids: int
@@ -43,16 +33,6 @@ class Counts:
     pictures: int
     samples: int
     deletion_steps: int
-    converging: int
-    long: tuple[int, int]
-    turning: int
-    angle_step: float
-    noise_step: float
-    shown: int
-    consistent: int
-    class_pictures: int
-    cost_samples: tuple[int, ...]
-    depths: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -82,7 +62,9 @@ class Suite:
         name: of the suite.
         data: spec of a data set; empty where the user has to give it.
         groups: tables.
-        counts: how much.
+        counts: how much of the tables.
+        analyses: options of analyses, by name, in the order of the report; those that are not named follow, with their
+            own defaults.
         quick: whether these are the counts of the five-minute version.
         notes: what was left out.
     """
@@ -91,6 +73,7 @@ class Suite:
     data: str
     groups: tuple[Group, ...]
     counts: Counts
+    analyses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     quick: bool = False
     notes: tuple[str, ...] = ()
 
@@ -106,7 +89,9 @@ def read_suite(name: str, *, quick: bool = False) -> Suite:
         raise UnknownName(f"unknown suite {name!r}; expected one of {', '.join(SUITES)}")
     content = _data("suites.toml")[name]
     groups = tuple(_group(table) for table in content["groups"])
-    return Suite(name, content["data"], groups, _counts(content["quick" if quick else "full"]), quick)
+    amounts = dict(content["quick" if quick else "full"])
+    analyses = {name: _frozen(options) for name, options in amounts.pop("analyses").items()}
+    return Suite(name, content["data"], groups, Counts(**amounts), analyses, quick)
 
 
 def with_models(suite: Suite, models: Sequence[ModelEntry]) -> Suite:
@@ -142,8 +127,8 @@ def with_counts(suite: Suite, changes: Mapping[str, Any]) -> Suite:
 
 def published(metric: str, model: str, method: str) -> float | None:
     """The paper's number in per cent, where it has one."""
-    found = _data("published.toml").get(metric, {}).get(model, {}).get(method)
-    return None if found is None else float(found)
+    number = _data("published.toml").get(metric, {}).get(model, {}).get(method)
+    return None if number is None else float(number)
 
 
 def _group(table: Mapping[str, Any]) -> Group:
@@ -151,11 +136,10 @@ def _group(table: Mapping[str, Any]) -> Group:
     return Group(**{**table, "models": models, "methods": tuple(table["methods"])})
 
 
-def _counts(table: Mapping[str, Any]) -> Counts:
-    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-    return Counts(**plain)
+def _frozen(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
 
 
 @cache
 def _data(name: str) -> dict[str, Any]:
-    return tomllib.loads((resources.files("dave_vit.analysis") / name).read_text(encoding="utf-8"))
+    return tomllib.loads((resources.files("dave_vit.analysis.paper") / name).read_text(encoding="utf-8"))

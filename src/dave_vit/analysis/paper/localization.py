@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dave_vit.analysis.catalog import method_entry
-from dave_vit.analysis.section import Number, Picture, Section, Table
+from dave_vit.analysis.paper.suites import Counts, Group, published
 from dave_vit.analysis.subjects import shown_data
-from dave_vit.analysis.suites import Counts, Group, published
-from dave_vit.bench import LocalEngine, MetricEntry, Plan, evaluate, pick_devices
-from dave_vit.bench.numbers.rows import read
+from dave_vit.bench import MetricEntry, Plan, create_engine, evaluate
+from dave_vit.bench.numbers.collect import collect
+from dave_vit.bench.run import Watch
+from dave_vit.report import Number, Picture, Section, Table, estimate_words
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import Floats, canvas, draw_curves, style
 
 METRICS = ("gridpg", "energypg", "deletion")
 _TITLES = {"gridpg": "GridPG", "energypg": "EnergyPG", "deletion": "deletion"}
 _BASELINES = {"zero": "zero, as in the paper", "mean": "the mean colour of the picture"}
-Watch = Callable[[str, int, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -48,14 +46,14 @@ def plans(group: Group, counts: Counts, place: Place) -> dict[str, Plan]:
 
 def section(group: Group, counts: Counts, place: Place, watch: Watch | None = None) -> Section:
     """Scores a group, or takes up where an earlier command stopped."""
-    engine = LocalEngine(pick_devices(place.device))
+    engine = create_engine("local", device=place.device)
     results: list[dict[str, Any]] = []
     notes: list[str] = []
     for name, plan in plans(group, counts, place).items():
         summary = evaluate(plan, place.runs / f"{group.name}-{name}", engine=engine, watch=watch)
         results += summary["results"]
         notes += summary["notes"]
-    curves = read_curves(place.runs / f"{group.name}-images")
+    curves = read_curves(place.runs / f"{group.name}-images", group.methods)
     text = (
         "Mean and bootstrap 95 % interval in per cent; higher is better in all three. GridPG: share of the positive "
         "part inside of the class's own cell of a 2x2 grid, chance is 25. EnergyPG: share inside of the object's "
@@ -110,29 +108,15 @@ def cell(one: Mapping[str, Any], best: float) -> str:
     """Mean, interval, and the paper's number with the difference."""
     if one["mean"] is None:
         return "-"
-    row = _row(one)
-    mean = f"{row['mean']:.1f}"
-    shown = f"**{mean}**" if one["mean"] == best else mean
-    words = f"{shown} [{row['low']:.1f}, {row['high']:.1f}]"
+    row: dict[str, Any] = _row(one)
+    words = estimate_words(row["mean"], row["low"], row["high"], digits=1, bold=one["mean"] == best)
     return words if row["paper"] is None else f"{words}; paper {row['paper']:.1f} ({row['difference']:+.1f})"
 
 
-def read_curves(run: Path) -> dict[str, dict[str, tuple[Floats, Floats]]]:
+def read_curves(run: Path, methods: Sequence[str]) -> dict[str, dict[str, tuple[Floats, Floats]]]:
     """Mean deletion curves of a run: by model and method, where on the axis and how high."""
-    sums: dict[str, dict[str, tuple[Floats, Floats, int]]] = {}
-    names = ["model", "method", "curve", "at"]
-    for columns in read(sorted((run / "rows").glob("*.parquet")), names):
-        for model, method, curve, at in zip(*(columns[name] for name in names), strict=True):
-            if curve is None:
-                continue
-            steps = np.asarray(curve, dtype=np.float64)
-            before = sums.setdefault(model, {}).get(method)
-            total, count = (steps, 1) if before is None else (before[1] + steps, before[2] + 1)
-            sums[model][method] = (np.asarray(at, dtype=np.float64), total, count)
-    return {
-        model: {method: (at, total / count) for method, (at, total, count) in own.items()}
-        for model, own in sums.items()
-    }
+    models = collect(sorted((run / "rows").glob("*.parquet")), methods)
+    return {model: rows.tables["deletion"].mean_curves() for model, rows in models.items()}
 
 
 def curves_figure(curves: Mapping[str, Mapping[str, tuple[Floats, Floats]]], results: list[dict[str, Any]]) -> Drawing:

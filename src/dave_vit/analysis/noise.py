@@ -1,0 +1,55 @@
+"""How much noise a picture takes before the model changes its mind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dave_vit.analysis.base import analysis, flag
+from dave_vit.analysis.sensitivity import Kind, SensitivityOptions, sensitivity_section
+from dave_vit.neighborhood.draws import sample_generator
+from dave_vit.report import Section
+
+
+@dataclass(frozen=True)
+class Options(SensitivityOptions):
+    """Options of the analysis.
+
+    Attributes:
+        step: between levels of noise, which go up to 2.
+    """
+
+    step: float = flag(0.1, "Between levels of noise.", least=0.01, most=2)
+
+
+@analysis("noise")
+def section(options: Options) -> Section:
+    """How the probability changes under additive noise, and the level up to which it hardly does."""
+    kind = Kind(
+        "noise",
+        "Noise sensitivity",
+        "standard deviation of additive noise (preprocessed input)",
+        "sigma",
+        "Absolute change of the target's softmax probability under additive Gaussian noise on the preprocessed input. "
+        "Shaded per model: the levels at which the median stays within {tolerance:g}; the table gives the t of "
+        "variance-preserving noise with the same ratio of noise to signal.",
+        lambda model: partial(noised, seed=options.seed),
+        shown=(0.2, 0.5, 1.0, 2.0),
+        also=("as t", time_of),
+    )
+    return sensitivity_section(options, kind, np.arange(0, 2 + options.step / 2, options.step).round(4).tolist())
+
+
+def noised(inputs: Tensor, sigma: float, seed: int = 0) -> Tensor:
+    """Images with additive Gaussian noise; the same draw for all images and all levels: [B,C,H,W] -> [B,C,H,W]."""
+    eps = torch.randn(inputs.shape[1:], generator=sample_generator(seed, 0, "noise"))
+    return inputs + sigma * eps.to(inputs)
+
+
+def time_of(sigma: float) -> float:
+    """The t of variance-preserving noise whose ratio of noise to signal is that of additive noise."""
+    return float(1 - 1 / np.sqrt(1 + sigma**2))
