@@ -32,26 +32,21 @@ from dave_vit.maps import collapse
 from dave_vit.methods import Method
 from dave_vit.metrics import energypg, gridpg
 from dave_vit.models.families.builtin import BUILTIN
+from dave_vit.report import estimate_words
 
 # Shown name -> name and options of the method; the first of a model is compared with the others.
-METHODS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
-    "builtin": {
-        "DAVE default": ("dave", {}),
-        "effective transformation": ("effective", {}),
-        "input x gradient": ("input_x_gradient", {}),
-        "SmoothGrad": ("smoothgrad", {}),
-        "DAVE paper": ("dave", {"preset": "paper"}),
-        "DAVE, no rotation, t 0.15": ("dave", {"rotation": 0.0, "noise_level": 0.15}),
-    },
-    "builtin-bcos": {
-        "DAVE default": ("dave", {}),
-        "B-cos inherent": ("bcos", {}),
-        "input x gradient": ("input_x_gradient", {}),
-        "SmoothGrad": ("smoothgrad", {}),
-        "DAVE paper": ("dave", {"preset": "paper"}),
-        "DAVE, no rotation": ("dave", {"rotation": 0.0}),
-        "DAVE, no rotation, shrinkage": ("dave", {"rotation": 0.0, "reducer": "shrinkage"}),
-    },
+Methods = dict[str, tuple[str, dict[str, Any]]]
+BEST: Methods = {"DAVE default": ("dave", {})}
+RIVALS: Methods = {"input x gradient": ("input_x_gradient", {}), "SmoothGrad": ("smoothgrad", {})}
+PAPER: Methods = {"DAVE paper": ("dave", {"preset": "paper"})}
+CALM: Methods = {"DAVE, no rotation, t 0.15": ("dave", {"rotation": 0.0, "noise_level": 0.15})}
+CALM_BCOS: Methods = {
+    "DAVE, no rotation": ("dave", {"rotation": 0.0}),
+    "DAVE, no rotation, shrinkage": ("dave", {"rotation": 0.0, "reducer": "shrinkage"}),
+}
+METHODS: dict[str, Methods] = {
+    "builtin": BEST | {"effective transformation": ("effective", {})} | RIVALS | PAPER | CALM,
+    "builtin-bcos": BEST | {"B-cos inherent": ("bcos", {})} | RIVALS | PAPER | CALM_BCOS,
 }
 SAMPLED = ("dave", "smoothgrad")
 
@@ -174,8 +169,8 @@ def estimate(values: np.ndarray) -> Estimate:
     return estimates(100 * values.reshape(1, -1), units)[0]
 
 
-def cell(found: Estimate) -> str:
-    return "-" if found.mean is None else f"{found.mean:.1f} [{found.low:.1f}, {found.high:.1f}]"
+def cell(one: Estimate) -> str:
+    return estimate_words(one.mean, one.low, one.high, digits=1)
 
 
 def table(results: dict[str, Result]) -> list[str]:

@@ -45,14 +45,14 @@ def test_yaml_and_toml_say_the_same(tmp_path):
     assert (one.smoothing.kind, one.smoothing.size) == ("mean", 9)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("method: dave", "unknown setting 'method'; did you mean methods"),
-        ("- dave", "expected settings such as"),
-        ("methods: [", "cannot be read as a plan"),
-    ],
-)
+MALFORMED = {
+    "method: dave": "unknown setting 'method'; did you mean methods",
+    "- dave": "expected settings such as",
+    "methods: [": "cannot be read as a plan",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), MALFORMED.items())
 def test_a_malformed_plan_file_is_one_line(tmp_path, text, words):
     (tmp_path / "plan.yaml").write_text(text)
     with pytest.raises(OptionError, match=words.replace("[", r"\[")) as caught:

@@ -23,7 +23,7 @@ from dave_vit.data.grids import GridOptions
 from dave_vit.errors import DataError, OptionError
 from dave_vit.maps import collapse
 from dave_vit.methods import create_method
-from dave_vit.metrics import Case, create_metric, energypg
+from dave_vit.metrics import METRICS, Case, create_metric, energypg
 
 ROW = "model method metric image unit target value dropped seed options versions device map_seconds seconds curve at"
 
@@ -212,6 +212,35 @@ def test_a_model_that_is_never_sure_gets_grids_of_what_it_is_surest_of():
     strict = create_metric("gridpg", confidence=0.95)
     assert strict.fixed
     assert not create_metric("gridpg").fixed
+
+
+def test_a_grid_metric_of_the_how_to_is_scored_on_the_grids_of_gridpg(squares, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "howto" / "own-metric.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, object] = {}
+    monkeypatch.setattr(METRICS, "_entries", dict(METRICS._entries))
+    for block in (blocks[0], *(block for block in blocks if "GridMetric" in block)):
+        exec(block, names)
+    metrics = [{"metric": name, "options": {"grids": 3}} for name in ("gridpg", "lead")]
+    plan = plan_of(squares, metrics=metrics, methods=["effective"], save_maps=True)
+    gridpg, lead = evaluate(plan, tmp_path / "run", loader=load)["results"]
+    assert gridpg["n"] == lead["n"] == 3 * 4
+    maps = {}
+    for path in (tmp_path / "run" / "maps").glob("*.npz"):
+        with np.load(path) as arrays:
+            maps |= dict(zip(arrays["names"], arrays["maps"].clip(0).astype(float), strict=True))
+    for row in rows_of(tmp_path / "run"):
+        heat, cell = maps[row["image"]], int(row["image"][-1])
+        quarters = [heat[i : i + 16, j : j + 16].sum() / heat.sum() for i in (0, 16) for j in (0, 16)]
+        others = [share for place, share in enumerate(quarters) if place != cell]
+        expected = quarters[cell] - (max(others) if row["metric"] == "lead" else 0)
+        assert row["value"] == pytest.approx(expected, abs=2e-3)
+
+
+def test_metrics_of_different_grids_need_runs_of_their_own(squares):
+    other = {"metric": "gridpg", "label": "surer", "options": {"confidence": 0.95}}
+    with pytest.raises(OptionError, match="different grids"):
+        plan_of(squares, metrics=["gridpg", other])
 
 
 def test_seeds_are_averaged_per_image_and_run_only_where_they_matter(squares, tmp_path):

@@ -129,12 +129,16 @@ def test_a_wrong_command_line_is_found(line: str):
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that examples speak of, and registries that forget what examples add."""
+    from dave_vit.analysis import ANALYSES
+    from dave_vit.bench import ENGINES
     from dave_vit.data import DATASETS
     from dave_vit.methods import METHODS
+    from dave_vit.methods.presets import PRESETS
     from dave_vit.metrics import METRICS
     from dave_vit.models.families import FAMILIES
+    from dave_vit.reduce import REDUCERS
 
-    for registry in (METHODS, METRICS, DATASETS, FAMILIES):
+    for registry in (METHODS, METRICS, DATASETS, FAMILIES, ANALYSES, ENGINES, PRESETS, REDUCERS):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     pixels = torch.randint(0, 256, (40, 50, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     picture = Image.fromarray(pixels.numpy())

@@ -269,15 +269,9 @@ def _method(value: Any, common: dict[str, Any], options: dict[str, dict[str, Any
 
 
 def _engine(name: str, address: str | None, device: str, workers: int | None) -> Engine:
-    if name == "local":
-        from dave_vit.bench import LocalEngine, pick_devices
+    from dave_vit.bench import create_engine
 
-        if address is not None:
-            raise OptionError("--address is of a Ray cluster; add --engine ray")
-        return LocalEngine(pick_devices(device, workers))
-    from dave_vit.bench.engines.ray import RayEngine
-
-    return RayEngine(address, device, workers)
+    return create_engine(name, device=device, workers=workers, address=address)
 
 
 def _threads(threads: int | None, workers: int | None) -> int:
@@ -345,6 +339,7 @@ def _table(plan: Plan, summary: dict[str, Any], model: str) -> Table:
 
 
 def _cell(one: dict[str, Any], *, brief: bool) -> str:
-    if one["mean"] is None:
-        return "-"
-    return f"{one['mean']:.3f}" if brief else f"{one['mean']:.3f} [{one['low']:.3f}, {one['high']:.3f}]"
+    from dave_vit.report import estimate_words
+
+    words = estimate_words(one["mean"], one["low"], one["high"])
+    return words.partition(" ")[0] if brief else words
