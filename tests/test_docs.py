@@ -184,7 +184,7 @@ def test_examples_run_on_a_tiny_model(page: Path, desk: Path, monkeypatch: pytes
 def run_examples(page: Path) -> None:
     names: dict[str, object] = {"__name__": "example"}
     for number, block in enumerate(fences(page, "python"), 1):
-        exec(compile(block, f"{name_of(page)}, example {number}", "exec"), names)
+        exec(compile(block, f"{name_of(page)}, example {number}", "exec", dont_inherit=True), names)
 
 
 @pytest.mark.slow
