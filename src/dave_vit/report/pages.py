@@ -34,7 +34,7 @@ def render(template: str, **content: Any) -> str:
         template: of the folder ``templates``; in those that end in ``.html`` all content is escaped.
         content: what the template shows.
     """
-    return _environment().get_template(template).render(**content)
+    return _environment().get_template(template).render(**content).rstrip() + "\n"
 
 
 @cache
