@@ -87,7 +87,7 @@ class Method(ABC):
     """
 
     info: ClassVar[MethodInfo]
-    rows: ClassVar[Mapping[str, int]] = {"cuda": 256, "cpu": 16}  # of a pass, unless told otherwise
+    _rows: ClassVar[Mapping[str, int]] = {"cuda": 256, "cpu": 16}  # of a pass, unless told otherwise
 
     def __init__(self, model: nn.Module, *, chunk: int | None = None, autocast: torch.dtype | None = None) -> None:
         self.model, self.autocast = model, autocast
@@ -139,7 +139,7 @@ class Method(ABC):
         if wanted.indices is not None:
             indices = wanted.indices.to(images.device)
             wanted = replace(wanted, indices=indices.expand(len(images)) if indices.ndim == 0 else indices)
-        return images, wanted, Passes(self.chunk or self.rows.get(images.device.type, self.rows["cpu"]))
+        return images, wanted, Passes(self.chunk or self._rows.get(images.device.type, self._rows["cpu"]))
 
     def _resolved(self, images: Tensor, target: Target, passes: Passes) -> Target:
         """With the predicted classes of the clean images where no other are asked for; else without a pass."""

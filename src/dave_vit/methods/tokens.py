@@ -108,7 +108,7 @@ class TokenMethod(Method):
         autocast: run the model under autocast.
     """
 
-    rows = {"cuda": 32, "cpu": 8}  # noqa: RUF012 - their attention matrices are held with the graph
+    _rows = {"cuda": 32, "cpu": 8}  # noqa: RUF012 - their attention matrices are held with the graph
 
     def __init__(
         self,

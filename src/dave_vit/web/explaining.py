@@ -106,8 +106,10 @@ class Desk:
             picture = read_picture(data, query.name, self.limits.pixels)
             check()
             classified = classify(model, picture)
-            seen = to_pillow(as_image(model.preprocessing.picture(classified.inputs)[0]))
-            yield Look(name=picture.name, top5=list(classified.top5), picture=png_text(seen), notes=list(picture.notes))
+            shown = to_pillow(as_image(model.preprocessing.picture(classified.inputs)[0]))
+            yield Look(
+                name=picture.name, top5=list(classified.top5), picture=png_text(shown), notes=list(picture.notes)
+            )
 
         return work
 
