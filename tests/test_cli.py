@@ -11,7 +11,8 @@ import typer
 
 import dave_vit
 from dave_vit import cli
-from dave_vit.cli.common import Output, method_options
+from dave_vit.cli.common import Output
+from dave_vit.cli.options import MethodOptions
 from dave_vit.errors import DaveError, OptionError
 
 PRESENT = cli._Commands(name="dave").list_commands(None)
@@ -93,16 +94,16 @@ def test_errors_inside_of_a_command_become_exit_codes(error, code, words, capsys
     def fail(*args: object) -> None:
         raise error
 
-    monkeypatch.setattr("dave_vit.cli.explain.method_options", lambda *args, **options: fail())
+    monkeypatch.setattr(MethodOptions, "options", fail)
     assert cli.run(["explain", "a.png"]) == code
     assert words in capsys.readouterr().err
 
 
 def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
-    def fail(*args: object, **options: object) -> None:
+    def fail(*args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("dave_vit.cli.explain.method_options", fail)
+    monkeypatch.setattr(MethodOptions, "options", fail)
     with pytest.raises(ZeroDivisionError):
         cli.run(["explain", "a.png"])
 
@@ -110,10 +111,10 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch):
 def test_switches_are_read_as_json_or_as_words():
     given = ["rotation=0", "noise=none", "scale=[0.9, 1.1]", "wrap=false"]
     expected = {"seed": 3, "rotation": 0, "noise": "none", "scale": [0.9, 1.1], "wrap": False}
-    assert method_options("dave", seed=3, switches=given) == expected
-    assert method_options("effective", seed=3) == {}
+    assert MethodOptions("dave", settings=given, seed=3).options() == expected
+    assert MethodOptions("effective", seed=3).options() == {}
     with pytest.raises(OptionError, match="--preset"):
-        method_options("effective", preset="paper")
+        MethodOptions("effective", preset="paper").options()
 
 
 @pytest.mark.parametrize(

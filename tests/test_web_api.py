@@ -25,6 +25,7 @@ from starlette.requests import Request
 
 import dave_vit.web
 from dave_vit import cli
+from dave_vit.cli.options import ModelOptions
 from dave_vit.data.images import Picture
 from dave_vit.results import Explainer, classify
 from dave_vit.web import Limits, Served, create_app, explaining
@@ -174,7 +175,7 @@ def test_the_command_line_makes_the_same_result(client, options, tmp_path, monke
     finished = explain(client, stream=False, name="-my 'cat'.png", **options).json()["finished"]
     program, *args = shlex.split(finished["command"])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dave_vit.cli.explain.load", lambda *args: adapter())
+    monkeypatch.setattr(ModelOptions, "load", lambda options: adapter())
     picture().save(tmp_path / args[1])
     assert (program, cli.run([*args, "--quiet"])) == ("dave", 0)
     with (
@@ -394,7 +395,7 @@ def serving(monkeypatch):
     """`dave serve` up to the point where it would wait for requests."""
     started = []
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: started.append((self.config, sockets[0])))
-    monkeypatch.setattr("dave_vit.cli.serve.load", lambda spec, weights, *rest: adapter(spec))
+    monkeypatch.setattr(ModelOptions, "load", lambda options: adapter(options.spec))
     return started
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from dave_vit.bench import MethodEntry
-from dave_vit.methods import METHODS
+from dave_vit.methods.options import fitting
 
 _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {"dave-paper": ("dave", {"preset": "paper"})}
-_COUNTS = ("samples", "steps")
 
 
 def method_entry(label: str, samples: int) -> MethodEntry:
@@ -20,6 +18,4 @@ def method_entry(label: str, samples: int) -> MethodEntry:
         samples: the paper's T.
     """
     name, options = _OPTIONS.get(label, (label, {}))
-    known = inspect.signature(METHODS[name]).parameters
-    counts = {count: samples for count in _COUNTS if count in known}
-    return MethodEntry(name, {**counts, **options}, label)
+    return MethodEntry(name, {**fitting(name, samples=samples, steps=samples), **options}, label)

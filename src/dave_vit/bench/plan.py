@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from dave_vit.errors import OptionError, missing_extra
 from dave_vit.maps import Smoothing as SmoothingKind
-from dave_vit.methods import METHODS
+from dave_vit.methods.options import checked, options_of
 from dave_vit.metrics import GridMetric, Metric, create_metric
 from dave_vit.models import ModelSpec
 from dave_vit.registry import nearest
@@ -47,7 +46,7 @@ class MethodEntry:
     @property
     def seeded(self) -> bool:
         """Whether another seed gives another map."""
-        return "seed" in inspect.signature(METHODS[self.method]).parameters
+        return "seed" in options_of(self.method)
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Plan:
         object.__setattr__(self, "methods", _labelled(self.methods, [entry.method for entry in self.methods]))
         object.__setattr__(self, "metrics", _labelled(self.metrics, [entry.metric for entry in self.metrics]))
         for method in self.methods:
-            METHODS[method.method]  # an unknown name is said now, not after hours
+            checked(method.method, method.options)  # what is unknown is said now, not after hours
         made = [entry.create() for entry in self.metrics]  # impossible options are refused here
         if len({(one.options, one.fixed) for one in made if isinstance(one, GridMetric)}) > 1:
             raise OptionError("the plan has metrics of different grids; give each a run of its own")

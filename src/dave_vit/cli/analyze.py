@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 from typer.core import TyperGroup
 
-from dave_vit.cli.common import Device, Json, Out, Output, Quiet, Seed, Weights, command, examples, pick_device
+from dave_vit.cli.common import Output, command, examples
+from dave_vit.cli.options import ModelsOptions, Out, Seed, grouped, pick_device
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
     from dave_vit.analysis import Analysis, Flag
-    from dave_vit.bench import ModelEntry
     from dave_vit.report import Section
 
 
@@ -48,12 +48,9 @@ app = command(
     ),
 )
 
-Models = Annotated[
-    list[str] | None,
-    typer.Option("--model", "-m", metavar="SPEC", help="As of `dave explain`; repeatable.", show_default="builtin"),
-]
-_OF_MODELS = {"model": (Models, None), "weights": (Weights, None), "device": (Device, "auto")}
-_OF_ALL = {"seed": (Seed, 0), "out": (Out, Path("dave-analysis")), "as_json": (Json, False), "quiet": (Quiet, False)}
+_GROUP = inspect.Parameter.empty  # has the defaults of its fields
+_OF_MODELS = {"models": (ModelsOptions, _GROUP)}
+_OF_ALL = {"seed": (Seed, 0), "out": (Out, Path("dave-analysis")), "output": (Output, _GROUP)}
 
 
 @app.callback()
@@ -68,12 +65,10 @@ def _function(analysis: Analysis) -> Callable[..., None]:
     parameters = {name: _parameter(name, flag, kinds[name], defaults[name]) for name, flag in analysis.flags.items()}
     parameters |= (_OF_MODELS if "models" in kinds else {}) | _OF_ALL
 
-    def run(**given: Any) -> None:
-        output = Output(as_json=given.pop("as_json"), quiet=given.pop("quiet"))
-        out = given.pop("out")
+    def run(*, out: Path, output: Output, **given: Any) -> None:
         if "models" in kinds:
-            given["models"] = _entries(given.pop("model"), given.pop("weights"), defaults["models"])
-            given["device"] = pick_device(given["device"])
+            given["device"] = pick_device(given["models"].device)
+            given["models"] = given["models"].entries(*(entry.spec for entry in defaults["models"]))
         own = {name: _parsed(name, value, kinds[name], defaults[name]) for name, value in given.items()}
         _finish(analysis.run(analysis.options(**own)), out, output)
 
@@ -84,7 +79,7 @@ def _function(analysis: Analysis) -> Callable[..., None]:
         ]
     )
     run.__annotations__ = {name: annotation for name, (annotation, _) in parameters.items()}
-    return run
+    return grouped(run)
 
 
 def _parameter(name: str, flag: Flag, kind: Any, default: Any) -> tuple[Any, Any]:
@@ -116,15 +111,6 @@ def _parsed(name: str, value: Any, kind: Any, default: Any) -> Any:
     except ValueError as error:
         such = ",".join(map(str, default))
         raise OptionError(f"--{name} {value}; expected whole numbers with commas between, such as {such}") from error
-
-
-def _entries(specs: list[str] | None, weights: str | None, default: tuple[ModelEntry, ...]) -> tuple[ModelEntry, ...]:
-    from dave_vit.bench import ModelEntry
-
-    named = specs or [entry.spec for entry in default]
-    if weights is not None and len(named) > 1:
-        raise OptionError("--weights belongs to one --model; give exactly one")
-    return tuple(ModelEntry(spec, weights, label=spec.rpartition(":")[2]) for spec in named)
 
 
 def _finish(section: Section, out: Path, output: Output) -> None:

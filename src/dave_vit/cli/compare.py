@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dave_vit.atomic import json_bytes, write_files
-from dave_vit.cli.common import (
-    Classes,
-    Device,
-    Json,
-    Model,
-    Out,
-    Output,
-    Quiet,
-    Samples,
-    Seed,
-    Weights,
-    command,
-    examples,
-    load,
-    method_options,
-)
+from dave_vit.cli.common import Output, command, examples
+from dave_vit.cli.options import MethodsOptions, ModelOptions, Out, grouped, names_of
 from dave_vit.errors import DaveError, ImageError, OptionError
 
 if TYPE_CHECKING:
@@ -41,29 +25,34 @@ if TYPE_CHECKING:
 
 app = command()
 
-DEFAULT = "dave,attn_lrp,chefer_lrp,legrad,smoothgrad,integrated_gradients,input_x_gradient"
+_DEFAULT = MethodsOptions("dave,attn_lrp,chefer_lrp,legrad,smoothgrad,integrated_gradients,input_x_gradient")
 _COLUMNS = 4
 
-Methods = Annotated[
-    str, typer.Option("--methods", metavar="A,B,...", help="Names of `dave methods`, with commas between, or all.")
-]
 Target = Annotated[
     str,
     typer.Option("--target", "-t", metavar="CLASS", help="Name, part of a name or index of a class, or top1 to top5."),
 ]
-Box = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--box",
-        metavar="L,T,R,B",
-        help="Where the object is, in pixels of the image: left, top, right, bottom; repeatable.",
-    ),
-]
-Mask = Annotated[
-    str | None,
-    typer.Option("--mask", metavar="FILE", help="Where the object is: an image of the same size, not black inside."),
-]
 Figure = Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the figure.")]
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where the object is."""
+
+    boxes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--box",
+            metavar="L,T,R,B",
+            help="Where the object is, in pixels of the image: left, top, right, bottom; repeatable.",
+        ),
+    ] = None
+    mask: Annotated[
+        str | None,
+        typer.Option(
+            "--mask", metavar="FILE", help="Where the object is: an image of the same size, not black inside."
+        ),
+    ] = None
 
 
 @app.command(
@@ -73,22 +62,17 @@ Figure = Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="
         "dave compare cat.jpg --methods all --mask cat_mask.png --out results",
     )
 )
+@grouped
 def compare(
+    *,
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="A file, or - for standard input.", show_default=False)],
-    methods: Methods = DEFAULT,
-    model: Model = "builtin",
-    weights: Weights = None,
-    classes: Classes = None,
+    methods: MethodsOptions = _DEFAULT,
+    model: ModelOptions,
     target: Target = "top1",
-    box: Box = None,
-    mask: Mask = None,
-    samples: Samples = None,
-    seed: Seed = 0,
-    device: Device = "auto",
+    where: Where,
     out: Out = Path("dave-out"),
     figure: Figure = "png",
-    as_json: Json = False,
-    quiet: Quiet = False,
+    output: Output,
 ) -> None:
     """Draw the maps of several methods for one image and one class into one figure.
 
@@ -99,14 +83,13 @@ def compare(
     """
     from dave_vit.data.images import read_picture
 
-    output = Output(as_json=as_json, quiet=quiet)
-    names = _names(methods)
+    names = _names(methods.names)
     picture = read_picture(image)
     for note in picture.notes:
         output.note(f"{image}: {note}")
-    loaded = load(model, weights, device, classes)
-    region = _region(loaded, picture, box or [], mask)
-    results = _results(loaded, picture, names, target, partial(_options, samples=samples, seed=seed), output)
+    loaded = model.load()
+    region = _region(loaded, picture, where)
+    results = _results(loaded, picture, names, target, methods, output)
     rows = [_row(name, result, region) for name, result in results.items()]
     explained = next(iter(results.values())).targets[0]
     files = [out / f"{picture.name}.compare.{ending}" for ending in ("json", figure)]
@@ -121,9 +104,7 @@ def _names(text: str) -> list[str]:
     """The methods asked for, each of them known."""
     from dave_vit.methods import METHODS
 
-    if text.strip() == "all":
-        return list(METHODS)
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    names = names_of(text, METHODS)
     if not names:
         raise OptionError("--methods names none; give names of `dave methods` with commas between, or all")
     for name in names:
@@ -131,7 +112,7 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _region(model: Adapter, picture: Picture, boxes: Sequence[str], mask: str | None) -> Tensor | None:
+def _region(model: Adapter, picture: Picture, where: Where) -> Tensor | None:
     """Where the object is in the model's input, [H, W]; None where it was not said."""
     import numpy as np
     import torch
@@ -139,18 +120,18 @@ def _region(model: Adapter, picture: Picture, boxes: Sequence[str], mask: str | 
     from dave_vit.data.images import read_picture
     from dave_vit.data.placement import Placements
 
-    if not boxes and mask is None:
+    if not where.boxes and where.mask is None:
         return None
-    if boxes and mask is not None:
+    if where.boxes and where.mask is not None:
         raise OptionError("--box and --mask are both given; give one of them")
     placement = Placements(model.preprocess).of_size(*picture.image.size)
-    if mask is None:
-        region = placement.boxes([_box(text) for text in boxes])
+    if where.mask is None:
+        region = placement.boxes([_box(text) for text in where.boxes or []])
     else:
-        drawn = read_picture(mask).image
+        drawn = read_picture(where.mask).image
         if drawn.size != picture.image.size:
             raise ImageError(
-                f"--mask {mask} has {drawn.size} pixels and the image {picture.image.size}; give one mask "
+                f"--mask {where.mask} has {drawn.size} pixels and the image {picture.image.size}; give one mask "
                 "of the image's size"
             )
         region = placement.mask(np.asarray(drawn.convert("L")) > 0)
@@ -171,23 +152,11 @@ def _box(text: str) -> tuple[float, float, float, float]:
     return left, top, right, bottom
 
 
-def _options(name: str, samples: int | None, seed: int) -> dict[str, Any]:
-    """Samples go to the methods that take any."""
-    from dave_vit.methods import METHODS
-
-    takes = "samples" in inspect.signature(METHODS[name]).parameters
-    return method_options(name, samples=samples if takes else None, seed=seed)
-
-
 def _results(
-    model: Adapter,
-    picture: Picture,
-    names: list[str],
-    target: str,
-    options: Callable[[str], dict[str, Any]],
-    output: Output,
+    model: Adapter, picture: Picture, names: list[str], target: str, methods: MethodsOptions, output: Output
 ) -> dict[str, Result]:
     """What each method found, by its name."""
+    from dave_vit.methods.options import fitting
     from dave_vit.results import Explainer, classify
 
     classified = classify(model, picture)
@@ -198,8 +167,9 @@ def _results(
     with output.progress(len(names)) as progress:
         for number, name in enumerate(names):
             progress.update(done=number, text=name)
+            options = fitting(name, samples=methods.samples, seed=methods.seed)
             try:
-                results[name] = Explainer(model, name, **options(name)).explain(classified, wanted)
+                results[name] = Explainer(model, name, **options).explain(classified, wanted)
             except DaveError as error:
                 if len(names) == 1:
                     raise

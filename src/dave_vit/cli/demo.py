@@ -8,19 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dave_vit.atomic import json_bytes, write_bytes, write_files
-from dave_vit.cli.common import (
-    Device,
-    Json,
-    Out,
-    Output,
-    Progress,
-    Quiet,
-    Seed,
-    command,
-    examples,
-    load,
-    method_options,
-)
+from dave_vit.cli.common import Output, Progress, command, examples
+from dave_vit.cli.options import Device, ModelOptions, Out, Seed, grouped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,9 +31,8 @@ app = command()
 
 
 @app.command(epilog=examples("dave demo", "dave demo --out pictures --seed 7"))
-def demo(
-    seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), as_json: Json = False, quiet: Quiet = False
-) -> None:
+@grouped
+def demo(*, seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), output: Output) -> None:
     """Explain three pictures with the embedded model and score three methods on a few more.
 
     The folder gets demo.png (image, DAVE, its standard error, effective transformation and input x gradient side by
@@ -53,10 +41,9 @@ def demo(
     from dave_vit.data import open_dataset
 
     start = time.perf_counter()
-    output = Output(as_json=as_json, quiet=quiet)
     data = open_dataset("builtin", limit=POOL)
     with output.progress(len(PICTURES) + 2 * len(METHODS), "loading the model") as progress:
-        model = load("builtin", None, device)
+        model = ModelOptions(device=device).load()
         results = [_explain(model, data, index, seed, out, output, progress) for index in PICTURES]
         _figure(results, seed).save(out / "demo.png")
         scores = _scores(model, data, seed, progress)
@@ -89,6 +76,7 @@ def _explain(
 
 def _figure(results: list[Result], seed: int) -> Drawing:
     """A row for each picture: image, DAVE, its standard error, and the other methods."""
+    from dave_vit.methods.options import fitting
     from dave_vit.results import Explainer
     from dave_vit.viz import comparison, map_cell, uncertainty_cell
 
@@ -99,7 +87,7 @@ def _figure(results: list[Result], seed: int) -> Drawing:
         "standard error of DAVE": [uncertainty_cell(error) for error in errors],
     }
     for name in METHODS[1:]:
-        explainer = Explainer(results[0].explainer.model, name, **method_options(name, seed=seed))
+        explainer = Explainer(results[0].explainer.model, name, **fitting(name, seed=seed))
         others = [explainer.explain(result.classified, result.targets) for result in results]
         columns[name.replace("_x_", " x ")] = [map_cell(other.panels[0].map) for other in others]
     labels = [f"{result.targets[0].name} ({result.targets[0].probability:.0%})" for result in results]
@@ -111,13 +99,13 @@ def _scores(model: Adapter, data: Dataset, seed: int, progress: Progress) -> dic
     from dave_vit.data.batches import load_batch
     from dave_vit.data.placement import Placements
     from dave_vit.methods import create_method
+    from dave_vit.methods.options import fitting
 
     batch = load_batch(data, range(SCORED), Placements(model.preprocess))
     grids, labels = _grids(model, data)
     scores: dict[str, dict[str, float | None]] = {}
     for name in METHODS:
-        samples = SAMPLES["scored"] if name == "dave" else None
-        method = create_method(name, model, **method_options(name, samples=samples, seed=seed))
+        method = create_method(name, model, **fitting(name, samples=SAMPLES["scored"], seed=seed))
         progress.update(advance=1, text=f"GridPG of {name}")
         cells = _gridpg(method, grids, labels) if labels else None
         progress.update(advance=1, text=f"EnergyPG of {name}")

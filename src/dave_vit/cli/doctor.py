@@ -6,10 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from dave_vit.cli.common import Classes, Device, Json, Model, Output, Seed, Weights, command, examples, load
+from dave_vit.cli.common import Output, command, examples
+from dave_vit.cli.options import Json, ModelOptions, Seed, grouped
 from dave_vit.errors import UnsupportedOperator
 
 app = command()
+
+_ON_CPU = ModelOptions(device="cpu")
 
 
 @app.command(
@@ -20,14 +23,12 @@ app = command()
         "dave doctor --model deit_tiny_patch16_224 --weights mine.safetensors --json",
     )
 )
+@grouped
 def doctor(
-    model: Model = "builtin",
-    weights: Weights = None,
-    classes: Classes = None,
+    model: ModelOptions = _ON_CPU,
     image: Annotated[
         str | None, typer.Option("--image", metavar="FILE", help="Check with this image.", show_default="noise")
     ] = None,
-    device: Device = "cpu",
     seed: Seed = 0,
     as_json: Json = False,
 ) -> None:
@@ -39,7 +40,7 @@ def doctor(
     from dave_vit.checks.doctor import examine
 
     output = Output(as_json=as_json)
-    loaded = load(model, weights, device, classes)
+    loaded = model.load()
     inputs = loaded.preprocess(image if image is not None else _noise(seed))
     facts: dict[str, Any] = {"model": loaded.spec, "input": list(inputs.shape), "classes": len(loaded.class_names)}
     try:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dave_vit.cli.common import (
-    Classes,
-    Device,
-    Json,
+from dave_vit.cli.common import Output, Progress, command, examples
+from dave_vit.cli.options import (
+    Data,
+    MethodsOptions,
+    ModelOptions,
     Out,
-    Output,
     Preset,
-    Progress,
-    Quiet,
-    Samples,
-    Weights,
-    command,
-    examples,
+    given,
+    grouped,
+    names_of,
+    setting,
 )
 from dave_vit.errors import DataError, OptionError
 
@@ -35,96 +33,94 @@ if TYPE_CHECKING:
 
 app = command()
 
-_FLAGS = {"data": "builtin", "metrics": "gridpg,energypg,deletion", "methods": "dave", "models": "builtin"}
 
-Metrics = Annotated[
-    str | None,
-    typer.Option(
-        "--metric",
-        "--metrics",
-        metavar="A,B,...",
-        help="gridpg, energypg, pointing, deletion, insertion, consistency, sanity, or all.",
-        show_default=_FLAGS["metrics"],
-    ),
-]
-Methods = Annotated[
-    str | None,
-    typer.Option(
-        "--methods",
-        metavar="A,B,...",
-        help="Names of `dave methods`, with commas between, or all.",
-        show_default=_FLAGS["methods"],
-    ),
-]
-Models = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="SPEC",
-        help="builtin, timm:NAME (or just NAME), hf:NAME_OR_FOLDER, torchvision:NAME, openclip:NAME or bcos:NAME.",
-        show_default=_FLAGS["models"],
-    ),
-]
-Data = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        metavar="SPEC",
-        help="builtin, builtin:pair, imagenet:DIR, folder:DIR, coco:DIR or voc:DIR.",
-        show_default=_FLAGS["data"],
-    ),
-]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Use the first N images.")]
-Seeds = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same result.", show_default="0")]
-Switches = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="WHO.NAME=VALUE",
-        help="An option of one method or metric, such as dave.rotation=0 or deletion.protocol=official; repeatable.",
-    ),
-]
-SmoothingKind = Annotated[
-    Literal["none", "mean", "gaussian", "official"] | None,
-    typer.Option("--smoothing", help="Of every map before it is scored.", show_default="none"),
-]
-SmoothingSize = Annotated[
-    int | None,
-    typer.Option("--smoothing-size", metavar="N", help="Side of the window in pixels; odd.", show_default="15"),
-]
-SmoothingSigma = Annotated[
-    float | None,
-    typer.Option("--smoothing-sigma", metavar="S", help="Of the Gaussian.", show_default="a sixth of the window"),
-]
-Explained = Annotated[
-    Literal["label", "predicted"] | None,
-    typer.Option("--target", help="Explain the image's label or the predicted class.", show_default="label"),
-]
-MinConfidence = Annotated[
-    float | None,
-    typer.Option(
-        "--min-confidence", metavar="P", help="Only images classified correctly with more than this probability."
-    ),
-]
-Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Images in one pass.", show_default="32")]
-Shard = Annotated[int | None, typer.Option("--shard", min=1, help="Images per file of results.", show_default="32")]
-SaveMaps = Annotated[bool, typer.Option("--save-maps", help="Keep the maps as well, in half precision.")]
-PlanFile = Annotated[
-    Path | None, typer.Option("--plan", metavar="FILE", help="Settings from a .yaml or .toml file; flags change them.")
-]
-EngineName = Annotated[Literal["local", "ray"], typer.Option("--engine", help="This machine, or a Ray cluster.")]
-Address = Annotated[
-    str | None,
-    typer.Option("--address", metavar="ADDRESS", help="Of a Ray cluster; one of this machine where it is left out."),
-]
-Workers = Annotated[
-    int | None, typer.Option("--workers", min=1, help="Processes.", show_default="one per GPU, or one on the CPU")
-]
-Threads = Annotated[
-    int | None,
-    typer.Option("--threads", min=1, help="Of each worker on the CPU.", show_default="all cores, shared by workers"),
-]
+@dataclass(frozen=True)
+class ScoredMethods(MethodsOptions):
+    """Methods, and options of single ones of them, or of metrics."""
+
+    preset: Preset = None
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="WHO.NAME=VALUE",
+            help="An option of one method or metric, such as dave.rotation=0 or deletion.protocol=official; "
+            "repeatable.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The settings of a plan that are one flag each, under the plan's names, and a file with all of them."""
+
+    metrics: Annotated[
+        str,
+        typer.Option(
+            "--metric",
+            "--metrics",
+            metavar="A,B,...",
+            help="gridpg, energypg, pointing, deletion, insertion, consistency, sanity, or all.",
+        ),
+    ] = "gridpg,energypg,deletion"
+    data: Data = "builtin"
+    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Use the first N images.")] = None
+    target: Annotated[
+        Literal["label", "predicted"],
+        typer.Option("--target", help="Explain the image's label or the predicted class."),
+    ] = "label"
+    min_confidence: Annotated[
+        float | None,
+        typer.Option(
+            "--min-confidence", metavar="P", help="Only images classified correctly with more than this probability."
+        ),
+    ] = None
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images in one pass.")] = 32
+    shard: Annotated[int, typer.Option("--shard", min=1, help="Images per file of results.")] = 32
+    save_maps: Annotated[bool, typer.Option("--save-maps", help="Keep the maps as well, in half precision.")] = False
+    file: Annotated[
+        Path | None,
+        typer.Option("--plan", metavar="FILE", help="Settings from a .yaml or .toml file; flags change them."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class SmoothingOptions:
+    """What is done to every map before it is scored."""
+
+    kind: Annotated[
+        Literal["none", "mean", "gaussian", "official"],
+        typer.Option("--smoothing", help="Of every map before it is scored."),
+    ] = "none"
+    size: Annotated[int, typer.Option("--smoothing-size", metavar="N", help="Side of the window in pixels; odd.")] = 15
+    sigma: Annotated[
+        float | None,
+        typer.Option("--smoothing-sigma", metavar="S", help="Of the Gaussian.", show_default="a sixth of the window"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where a run is executed, which is no part of its plan."""
+
+    engine: Annotated[Literal["local", "ray"], typer.Option("--engine", help="This machine, or a Ray cluster.")] = (
+        "local"
+    )
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address", metavar="ADDRESS", help="Of a Ray cluster; one of this machine where it is left out."
+        ),
+    ] = None
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Processes.", show_default="one per GPU, or one on the CPU")
+    ] = None
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads", min=1, help="Of each worker on the CPU.", show_default="all cores, shared by workers"
+        ),
+    ] = None
 
 
 @app.command(
@@ -135,35 +131,17 @@ Threads = Annotated[
         "dave evaluate --plan plan.yaml --engine ray --address auto --out run",
     )
 )
+@grouped
 def evaluate(
-    metrics: Metrics = None,
-    methods: Methods = None,
-    model: Models = None,
-    weights: Weights = None,
-    classes: Classes = None,
-    data: Data = None,
-    limit: Limit = None,
-    samples: Samples = None,
-    preset: Preset = None,
-    seed: Seeds = None,
-    switches: Switches = None,
-    smoothing: SmoothingKind = None,
-    smoothing_size: SmoothingSize = None,
-    smoothing_sigma: SmoothingSigma = None,
-    target: Explained = None,
-    min_confidence: MinConfidence = None,
-    batch: Batch = None,
-    shard: Shard = None,
-    save_maps: SaveMaps = False,
-    plan: PlanFile = None,
+    *,
+    context: typer.Context,
+    settings: PlanOptions,
+    methods: ScoredMethods,
+    model: ModelOptions,
+    smoothing: SmoothingOptions,
+    execution: Execution,
     out: Out = Path("dave-run"),
-    engine: EngineName = "local",
-    address: Address = None,
-    device: Device = "auto",
-    workers: Workers = None,
-    threads: Threads = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    output: Output,
 ) -> None:
     """Score methods on a data set: localisation, faithfulness, robustness.
 
@@ -171,120 +149,97 @@ def evaluate(
     same command on the same folder goes on where it was stopped; several at once share the work. Images that cannot
     be read are left out and listed.
     """
-    given = {
-        "data": data,
-        "limit": limit,
-        "seeds": seed,
-        "target": target,
-        "min_confidence": min_confidence,
-        "batch": batch,
-        "shard": shard,
-        "save_maps": save_maps or None,
-    }
-    smooth = {"kind": smoothing, "size": smoothing_size, "sigma": smoothing_sigma}
-    entries = {"models": _model(model, weights, classes), "methods": methods, "metrics": metrics}
-    made = _plan(plan, {**given, **entries}, _present(smooth), samples, preset, switches or [])
-    _run(made, out, _engine(engine, address, device, workers), _threads(threads, workers), as_json=as_json, quiet=quiet)
+    flags = _flags(context, settings, methods, model)
+    plan = _plan(settings.file, flags, given(context, smoothing), methods)
+    _run(plan, out, _engine(execution, model.device), _threads(execution), output=output)
 
 
-def _present(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+def _flags(
+    context: typer.Context, settings: PlanOptions, methods: ScoredMethods, model: ModelOptions
+) -> dict[str, Any]:
+    """What the command line says of a plan, by the names of the plan's settings."""
+    flags = {name: value for name, value in given(context, settings).items() if name != "file"}
+    named = {"names": "methods", "seed": "seeds"}
+    flags |= {named[name]: value for name, value in given(context, methods).items() if name in named}
+    entry = {name: str(value) for name, value in given(context, model).items() if name != "device"}
+    return {**flags, "models": {"spec": ModelOptions.spec, **entry}} if entry else flags
 
 
-def _model(spec: str | None, weights: str | None, classes: Path | None) -> dict[str, Any] | None:
-    given = _present({"spec": spec, "weights": weights, "classes": str(classes) if classes else None})
-    return given or None
-
-
-def _plan(
-    file: Path | None,
-    given: dict[str, Any],
-    smoothing: dict[str, Any],
-    samples: int | None,
-    preset: str | None,
-    switches: list[str],
-) -> Plan:
+def _plan(file: Path | None, flags: dict[str, Any], smoothing: dict[str, Any], methods: ScoredMethods) -> Plan:
     """The plan of the flags, over that of the file, over the defaults."""
     from dave_vit.bench import make_plan, read_plan
     from dave_vit.methods import METHODS
     from dave_vit.metrics import METRICS
 
-    settings: dict[str, Any] = {**_FLAGS, **(read_plan(file) if file else {}), **_present(given)}
-    if isinstance(settings["models"], dict):
-        settings["models"] = {"spec": _FLAGS["models"], **settings["models"]}
+    settings: dict[str, Any] = {"methods": MethodsOptions.names, "metrics": PlanOptions.metrics}
+    settings |= {**(read_plan(file) if file else {}), **flags}
     if smoothing:
         before = settings.get("smoothing", {})
         settings["smoothing"] = {**(before if isinstance(before, dict) else {"kind": before}), **smoothing}
-    options = _switches(switches)
-    common = _present({"samples": samples, "preset": preset})
-    settings["methods"] = [_method(entry, common, options) for entry in _names(settings["methods"], list(METHODS))]
-    settings["metrics"] = [_entry("metric", entry, options) for entry in _names(settings["metrics"], list(METRICS))]
-    for who in options:
-        raise OptionError(f"--set {who}.{next(iter(options[who]))}: {who!r} is no method and no metric of this run")
+    texts = _settings(methods.settings or [])
+    settings["methods"] = [_method(one, methods, texts) for one in _entries("method", settings["methods"], METHODS)]
+    settings["metrics"] = [_metric(one, texts) for one in _entries("metric", settings["metrics"], METRICS)]
+    for who in texts:
+        raise OptionError(f"--set {who}.{next(iter(texts[who]))}: {who!r} is no method and no metric of this run")
     return make_plan(settings)
 
 
-def _names(value: Any, every: list[str]) -> list[Any]:
-    """Entries of a plan, or names with commas between; "all" is every one."""
-    if not isinstance(value, str):
-        return list(value) if isinstance(value, list | tuple) else [value]
-    if value.strip() == "all":
-        return every
-    return list(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
+def _entries(main: str, value: Any, every: Iterable[str]) -> list[dict[str, Any]]:
+    """Tables of a plan, out of tables, of names, or of names with commas between; "all" is every one."""
+    values = names_of(value, every) if isinstance(value, str) else value
+    listed = values if isinstance(values, list | tuple) else [values]
+    return [{"options": {}, **(one if isinstance(one, dict) else {main: one})} for one in listed]
 
 
-def _switches(texts: list[str]) -> dict[str, dict[str, Any]]:
-    """Options by who takes them."""
-    found: dict[str, dict[str, Any]] = {}
+def _settings(texts: list[str]) -> dict[str, dict[str, str]]:
+    """Values of `--set` by who takes them, and by name."""
+    found: dict[str, dict[str, str]] = {}
+    expected = "WHO.NAME=VALUE, such as dave.rotation=0"
     for text in texts:
-        where, equals, value = text.partition("=")
+        where, value = setting(text, expected)
         who, dot, name = where.partition(".")
-        if not equals or not dot:
-            raise OptionError(f"--set {text}; expected WHO.NAME=VALUE, such as dave.rotation=0")
-        try:
-            parsed = json.loads(value)
-        except ValueError:  # a word
-            parsed = value.strip()
-        found.setdefault(who.strip(), {})[name.strip()] = parsed
+        if not dot:
+            raise OptionError(f"--set {text}; expected {expected}")
+        found.setdefault(who.strip(), {})[name.strip()] = value
     return found
 
 
-def _entry(main: str, value: Any, options: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A table of a plan with the options of the flags taken out of ``options`` and put in."""
-    table = dict(value) if isinstance(value, dict) else {main: value}
-    own = options.pop(str(table.get("label") or table.get(main)), {})
-    return {**table, "options": {**table.get("options", {}), **own}}
+def _method(table: dict[str, Any], common: ScoredMethods, texts: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """A method's table with what the flags say of it; samples and preset go to the methods that take them."""
+    from dave_vit.methods.options import fitting, parsed
+
+    name = str(table.get("method"))
+    own = parsed(name, texts.pop(str(table.get("label") or name), {}))
+    return {
+        **table,
+        "options": {**fitting(name, samples=common.samples, preset=common.preset), **table["options"], **own},
+    }
 
 
-def _method(value: Any, common: dict[str, Any], options: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A method's table; samples and preset go to the methods that take them."""
-    import inspect
+def _metric(table: dict[str, Any], texts: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """A metric's table with what the flags say of it."""
+    from dave_vit.methods.options import value_of
 
-    from dave_vit.methods import METHODS
-
-    table = _entry("method", value, options)
-    known = inspect.signature(METHODS[str(table.get("method"))]).parameters
-    fitting = {name: given for name, given in common.items() if name in known}
-    return {**table, "options": {**fitting, **table["options"]}}
+    own = texts.pop(str(table.get("label") or table.get("metric")), {})
+    return {**table, "options": {**table["options"], **{name: value_of(text) for name, text in own.items()}}}
 
 
-def _engine(name: str, address: str | None, device: str, workers: int | None) -> Engine:
+def _engine(execution: Execution, device: str) -> Engine:
     from dave_vit.bench import create_engine
 
-    return create_engine(name, device=device, workers=workers, address=address)
+    return create_engine(execution.engine, device=device, workers=execution.workers, address=execution.address)
 
 
-def _threads(threads: int | None, workers: int | None) -> int:
+def _threads(execution: Execution) -> int:
     import torch
 
-    return threads or max(1, torch.get_num_threads() // (workers or 1))
+    return execution.threads or max(1, torch.get_num_threads() // (execution.workers or 1))
 
 
-def _run(plan: Plan, out: Path, engine: Engine, threads: int, *, as_json: bool, quiet: bool) -> None:
+def _run(plan: Plan, out: Path, engine: Engine, threads: int, *, output: Output) -> None:
     from dave_vit.bench import evaluate as run_plan
 
-    output = Output(as_json=as_json, quiet=quiet)
-    with _watching(Output(quiet=quiet or as_json)) as watch:
+    with _watching(Output(quiet=output.quiet or output.as_json)) as watch:
         summary = run_plan(plan, out, engine=engine, threads=threads, watch=watch)
     for text in (*summary["notes"], *_failures(summary)):
         output.note(text)

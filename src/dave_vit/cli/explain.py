@@ -11,26 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dave_vit.atomic import write_files
-from dave_vit.cli.common import (
-    Classes,
-    Device,
-    Json,
-    Method,
-    Model,
-    Out,
-    Output,
-    Preset,
-    Progress,
-    Quiet,
-    Samples,
-    Seed,
-    Switches,
-    Weights,
-    command,
-    examples,
-    load,
-    method_options,
-)
+from dave_vit.cli.common import Output, Progress, command, examples
+from dave_vit.cli.options import MethodOptions, ModelOptions, Out, grouped
 from dave_vit.errors import ImageError, OptionError
 
 if TYPE_CHECKING:
@@ -60,23 +42,17 @@ Animate = Annotated[
         "dave explain cat.jpg --model timm:vit_base_patch16_224 --target tabby --method smoothgrad",
     )
 )
+@grouped
 def explain(
+    *,
     images: Images,
-    model: Model = "builtin",
-    weights: Weights = None,
-    classes: Classes = None,
+    model: ModelOptions,
     target: Target = "top1",
-    method: Method = "dave",
-    samples: Samples = None,
-    preset: Preset = None,
-    switches: Switches = None,
-    seed: Seed = 0,
-    device: Device = "auto",
+    method: MethodOptions,
     out: Out = Path("dave-out"),
     figure: Figure = "png",
     animate: Animate = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    output: Output,
 ) -> None:
     """Explain what the model saw in images.
 
@@ -87,13 +63,12 @@ def explain(
     from dave_vit.data.images import find_images
     from dave_vit.results import Explainer
 
-    output = Output(as_json=as_json, quiet=quiet)
-    options = method_options(method, samples=samples, preset=preset, seed=seed, switches=switches or ())
+    options = method.options()
     if animate:
-        options = {"chunk": _frame_samples(method, samples), **options}
+        options = {"chunk": _frame_samples(method), **options}
     sources = find_images(images)
     with output.progress(len(sources), "loading the model") as progress:
-        explainer = Explainer(load(model, weights, device, classes), method, weights=weights, **options)
+        explainer = Explainer(model.load(), method.name, weights=model.weights, **options)
         records = list(_explain_all(explainer, sources, target, out, (figure, animate), output, progress))
     output.json(records)
     if len(records) < len(sources):
@@ -126,15 +101,14 @@ def _move(progress: Progress, number: int, part: float) -> None:
     progress.update(done=number + part)
 
 
-def _frame_samples(method: str, samples: int | None) -> int:
+def _frame_samples(method: MethodOptions) -> int:
     """Samples between two frames of an animation, for about 24 of them."""
-    import inspect
-
     from dave_vit.methods import METHODS
+    from dave_vit.methods.options import options_of
 
-    if not hasattr(METHODS[method], "refine"):
-        raise OptionError(f"method {method!r} does not refine sample by sample; leave out --animate")
-    return max(1, (samples or inspect.signature(METHODS[method]).parameters["samples"].default) // 24)
+    if not hasattr(METHODS[method.name], "refine"):
+        raise OptionError(f"method {method.name!r} does not refine sample by sample; leave out --animate")
+    return max(1, (method.samples or options_of(method.name)["samples"].default) // 24)
 
 
 def distinct_names(sources: Sequence[str]) -> list[str]:

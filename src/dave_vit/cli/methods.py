@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from dave_vit.cli.common import Json, Output, command, examples
+from dave_vit.cli.common import Output, command, examples
+from dave_vit.cli.options import Json
 
 app = command()
 

@@ -7,22 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
-from dave_vit.cli.common import Json, Output, Quiet, command, examples
+from dave_vit.cli.common import Output, command, examples
+from dave_vit.cli.options import grouped
 from dave_vit.errors import OptionError, UnknownName
 
 app = command()
 
 
 @app.command(epilog=examples("dave models", "dave models swin", "dave models 'timm:vit_*'", "dave models --json"))
+@grouped
 def models(
+    *,
     pattern: Annotated[
         str | None, typer.Argument(metavar="PATTERN", help="Part of a library's, family's or architecture's name.")
     ] = None,
     write: Annotated[
         Path | None, typer.Option("--write", metavar="FILE", help="Also write the whole table as Markdown.")
     ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    output: Output,
 ) -> None:
     """Check architectures of all supported libraries, and show which are explained exactly.
 
@@ -31,7 +33,6 @@ def models(
     """
     from dave_vit.checks.coverage import architectures, check, markdown
 
-    output = Output(as_json=as_json, quiet=quiet)
     if write is not None and pattern is not None:
         raise OptionError("--write writes the whole table; leave PATTERN out")
     entries = architectures(pattern)

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dave_vit.cli.common import Device, Json, Output, Quiet, Seed, Weights, command, examples, pick_device
+from dave_vit.cli.common import Output, command, examples
+from dave_vit.cli.options import Device, Seed, Weights, grouped, model_flag, pick_device
 
 if TYPE_CHECKING:
     from dave_vit.probe import Probe
 
 app = command()
+
+
+@dataclass(frozen=True)
+class BackboneOptions:
+    """A model without a head of its own, and where it runs."""
+
+    spec: Annotated[str, model_flag("A timm: or hf: model.")]
+    weights: Weights = None
+    device: Device = "auto"
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """The fields of `Training` that have a flag."""
+
+    views: Annotated[
+        int, typer.Option("--views", min=1, metavar="N", help="Random crops whose features are kept of each image.")
+    ] = 10
+    epochs: Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Passes over the features.")] = 100
+    rate: Annotated[float, typer.Option("--rate", help="Learning rate at the start of the cosine schedule.")] = 0.001
+    batch: Annotated[int, typer.Option("--batch", min=1, metavar="N", help="Images in one step.")] = 128
+    seed: Seed = 0
 
 
 @app.command(
@@ -22,29 +46,22 @@ app = command()
         "dave explain cat.jpg --model timm:vit_base_patch16_224.dino --weights probe.safetensors",
     )
 )
+@grouped
 def probe(
+    *,
     images: Annotated[str, typer.Argument(metavar="DIR", help="Training images, one folder for each class.")],
-    model: Annotated[str, typer.Option("--model", "-m", metavar="SPEC", help="A timm: or hf: model.")],
-    weights: Weights = None,
+    model: BackboneOptions,
     validation: Annotated[
         str | None, typer.Option("--val", metavar="DIR", help="Validation images, in folders of the same names.")
     ] = None,
     split: Annotated[
         float, typer.Option("--split", metavar="PART", help="Part of each class to hold back where there is no --val.")
     ] = 0.2,
-    views: Annotated[
-        int, typer.Option("--views", min=1, metavar="N", help="Random crops whose features are kept of each image.")
-    ] = 10,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Passes over the features.")] = 100,
-    rate: Annotated[float, typer.Option("--rate", help="Learning rate at the start of the cosine schedule.")] = 0.001,
-    batch: Annotated[int, typer.Option("--batch", min=1, metavar="N", help="Images in one step.")] = 128,
+    training: TrainingOptions,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where backbone and head are saved.")] = Path(
         "probe.safetensors"
     ),
-    device: Device = "auto",
-    seed: Seed = 0,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    output: Output,
 ) -> None:
     """Train a linear layer on a frozen backbone, such as DINO, and save both as weights.
 
@@ -55,16 +72,14 @@ def probe(
     from dave_vit.data.sets.folder import Folder
     from dave_vit.probe import Training, train_probe
 
-    output = Output(as_json=as_json, quiet=quiet)
-    settings = Training(epochs=epochs, rate=rate, batch=batch, views=views, seed=seed)
     with output.progress(1.0, "features") as bar:
         trained = train_probe(
-            model,
+            model.spec,
             Folder(images),
             Folder(validation) if validation is not None else None,
-            weights=weights,
-            device=pick_device(device),
-            settings=settings,
+            weights=model.weights,
+            device=pick_device(model.device),
+            settings=Training(**asdict(training)),
             split=split,
             report=lambda part: bar.update(done=part),
         )

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dave_vit.cli.common import Device, Json, Out, Output, Quiet, Seed, Weights, command, examples, pick_device
+from dave_vit.cli.common import Output, command, examples
+from dave_vit.cli.options import Device, Json, Out, Quiet, Seed, Weights, pick_device
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dave_vit.cli.common import Classes, Device, Output, Quiet, Seed, command, examples, load
+from dave_vit.cli.common import Output, command, examples
+from dave_vit.cli.options import Classes, Device, ModelOptions, Models, Quiet, Seed, grouped
 from dave_vit.errors import OptionError, missing_extra
 
 if TYPE_CHECKING:
@@ -19,20 +20,18 @@ app = command()
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CONNECTIONS = 64
 
-Models = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="SPEC",
-        help="As for `dave explain`; repeatable, to choose among.",
-        show_default="builtin",
-    ),
-]
-Weights = Annotated[
-    list[str] | None,
-    typer.Option("--weights", metavar="FILE", help="Local weights of the first --model, of the second, and so on."),
-]
+
+@dataclass(frozen=True)
+class ServedOptions:
+    """The models to choose among."""
+
+    specs: Models = None
+    weights: Annotated[
+        list[str] | None,
+        typer.Option("--weights", metavar="FILE", help="Local weights of the first --model, of the second, and so on."),
+    ] = None
+    classes: Classes = None
+    device: Device = "auto"
 
 
 @app.command(
@@ -42,10 +41,10 @@ Weights = Annotated[
         "dave serve --model deit_tiny_patch16_224 --weights mine.safetensors --classes names.txt",
     )
 )
+@grouped
 def serve(
-    model: Models = None,
-    weights: Weights = None,
-    classes: Classes = None,
+    *,
+    models: ServedOptions,
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0 takes any that is free.")] = 8000,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 lets others in.")] = "127.0.0.1",
     name: Annotated[
@@ -53,7 +52,6 @@ def serve(
         typer.Option("--name", metavar="HOST", help="A further name under which browsers reach it; repeatable."),
     ] = None,
     seed: Seed = 0,
-    device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Explain images in the browser.
@@ -70,7 +68,7 @@ def serve(
         raise missing_extra("fastapi", "web") from error
     output = Output(quiet=quiet)
     listening = _listen(host, port)
-    served = _models(model or ["builtin"], weights or [], classes, device)
+    served = _models(models)
     names = allowed_names(host, name or [])
     application = create_app(served, hosts=names, seed=seed)
     if host not in LOOPBACK:
@@ -108,16 +106,17 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _models(specs: list[str], weights: list[str], classes: Path | None, device: str) -> list[Served]:
+def _models(options: ServedOptions) -> list[Served]:
     from dave_vit.web import Served
 
+    specs, weights = options.specs or ["builtin"], options.weights or []
     if len(weights) > len(specs):
         raise OptionError(f"{len(weights)} --weights for {len(specs)} --model; give one --model for each")
     files = [*weights, *[None] * (len(specs) - len(weights))]
-    return [
-        Served(load(spec, file, device, classes), weights=file is not None, classes=classes is not None)
-        for spec, file in zip(specs, files, strict=True)
+    chosen = [
+        ModelOptions(spec, file, options.classes, options.device) for spec, file in zip(specs, files, strict=True)
     ]
+    return [Served(one.load(), weights=one.weights is not None, classes=one.classes is not None) for one in chosen]
 
 
 def _shown(host: str) -> str:

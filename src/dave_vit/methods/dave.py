@@ -159,6 +159,7 @@ class Equivariant(DAVE):
         "Wróbel et al., ICML 2026, eq. (6)",
         "1 + T forward, T backward",
     )
+    settled = tuple(NOISE_SWITCHES)
 
     def __init__(
         self, model: nn.Module, samples: int = 50, seed: int = 0, preset: str = "paper", **options: Any

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import inspect
 import secrets
 import shlex
 from collections import OrderedDict
@@ -18,6 +17,7 @@ import numpy as np
 
 from dave_vit.errors import DaveError, OptionError, UnknownName
 from dave_vit.methods import METHODS
+from dave_vit.methods.options import fitting, options_of
 from dave_vit.models import Adapter
 from dave_vit.registry import nearest
 from dave_vit.results import Explainer, Result, classify
@@ -161,9 +161,10 @@ class Desk:
 
 def takes(method: str) -> list[str]:
     """The options of requests that a method takes."""
-    known = inspect.signature(METHODS[method]).parameters
-    noisy = ["noise", "noise_level"] if "reducer" in known else []
-    return [name for name in ("samples", "seed", "preset", "reducer") if name in known] + noisy
+    known = options_of(method)
+    whole = ("samples", "seed", "preset")
+    single = ("reducer", "noise", "noise_level") if "noise" in known else ()  # points that a preset has settled
+    return [name for name in (*whole, *single) if name in known]
 
 
 def method_options(query: ExplainQuery, most: int) -> dict[str, Any]:
@@ -175,17 +176,14 @@ def method_options(query: ExplainQuery, most: int) -> dict[str, Any]:
             raise OptionError(f"method {query.method!r} takes no {name}; leave it out")
     if given.get("samples", 0) > most:
         raise OptionError(f"{given['samples']} samples; this server takes at most {most}")
-    if "seed" in taken:
-        given["seed"] = query.seed
-    return given | _chunk(query.method, given.get("samples"))
+    return given | fitting(query.method, seed=query.seed) | _chunk(query.method, given.get("samples"))
 
 
 def _chunk(method: str, samples: int | None) -> dict[str, int]:
     """Few views in a pass, for many steps; the numbers stay the same."""
-    known = inspect.signature(METHODS[method]).parameters
     if hasattr(METHODS[method], "refine"):
-        return {"chunk": max(1, (samples or known["samples"].default) // _STEPS)}
-    return {"chunk": _CHUNK} if "chunk" in known else {}
+        return {"chunk": max(1, (samples or options_of(method)["samples"].default) // _STEPS)}
+    return fitting(method, chunk=_CHUNK)
 
 
 def command(served: Served, query: ExplainQuery, result: Result) -> str:

@@ -1,0 +1,203 @@
+"""Options that several commands share, each declared once, and what makes groups of them.
+
+A group is a dataclass whose fields are options as typer declares them. A command names groups in its signature and is
+put under `grouped`; typer then sees the fields in place of the group:
+
+    @app.command()
+    @grouped
+    def explain(images: Images, model: ModelOptions, method: MethodOptions) -> None: ...
+
+A parameter's default is a group with other defaults: `model: ModelOptions = ModelOptions(device="cpu")`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from dave_vit.errors import OptionError
+
+if TYPE_CHECKING:
+    from dave_vit.bench import ModelEntry
+    from dave_vit.models import Adapter
+
+R = TypeVar("R")
+
+
+def grouped(command: Callable[..., R]) -> Callable[..., R]:
+    """A command with groups in its signature, as typer reads it: with an option for each field of each group."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        alone = [parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)]
+        parameters += _unfolded(groups[name], parameter.default) if name in groups else alone
+
+    @functools.wraps(command)
+    def unfolded(**given: Any) -> R:
+        for name, group in groups.items():
+            given[name] = group(**{one.name: given.pop(one.name) for one in fields(group) if one.init})
+        return command(**given)
+
+    unfolded.__annotations__ = {one.name: one.annotation for one in parameters}
+    unfolded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return unfolded
+
+
+def _unfolded(group: Any, defaults: Any) -> Iterator[inspect.Parameter]:
+    """The fields of a group as parameters; `defaults` is a group of this kind, or nothing."""
+    hints = get_type_hints(group, include_extras=True)
+    for one in fields(group):
+        own = inspect.Parameter.empty if one.default is MISSING else one.default
+        default = own if defaults is inspect.Parameter.empty else getattr(defaults, one.name)
+        if one.init:
+            yield inspect.Parameter(
+                one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[one.name]
+            )
+
+
+def given(context: typer.Context, group: Any) -> dict[str, Any]:
+    """The fields of a group that the command line gave, without those that are defaults."""
+    sources = {one.name: context.get_parameter_source(one.name) for one in fields(group)}
+    return {name: getattr(group, name) for name, source in sources.items() if getattr(source, "name", "") != "DEFAULT"}
+
+
+def model_flag(text: str, **more: Any) -> Any:
+    """The flag --model under a help text of its own."""
+    return typer.Option("--model", "-m", metavar="SPEC", help=text, **more)
+
+
+def data_flag(text: str) -> Any:
+    """The flag --data under a help text of its own."""
+    return typer.Option("--data", metavar="SPEC", help=text)
+
+
+Model = Annotated[
+    str,
+    model_flag(
+        "builtin, timm:NAME (or just NAME), hf:NAME_OR_FOLDER, torchvision:NAME, openclip:NAME or bcos:NAME.",
+    ),
+]
+Models = Annotated[list[str] | None, model_flag("As of `dave explain`; repeatable.", show_default="builtin")]
+Weights = Annotated[
+    str | None,
+    typer.Option("--weights", metavar="FILE", help="Local .safetensors or .pth file instead of a download."),
+]
+Classes = Annotated[Path | None, typer.Option("--classes", metavar="FILE", help="Class names: one a line, or JSON.")]
+Device = Annotated[
+    str, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 ...; auto takes the GPU where there is one.")
+]
+Data = Annotated[str, data_flag("builtin, builtin:pair, imagenet:DIR, folder:DIR, coco:DIR or voc:DIR.")]
+Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same result.")]
+Samples = Annotated[
+    int | None,
+    typer.Option("--samples", "-n", min=1, metavar="N", help="Perturbed copies of each image.", show_default="50"),
+]
+Method = Annotated[str, typer.Option("--method", metavar="NAME", help="One of `dave methods`.")]
+Methods = Annotated[
+    str, typer.Option("--methods", metavar="A,B,...", help="Names of `dave methods`, with commas between, or all.")
+]
+Preset = Annotated[
+    str | None,
+    typer.Option("--preset", metavar="NAME", help="Of DAVE: default, paper or official.", show_default="default"),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any other option of the method, such as rotation=0; repeatable."),
+]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results; made if absent.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """One model, and where it runs."""
+
+    spec: Model = "builtin"
+    weights: Weights = None
+    classes: Classes = None
+    device: Device = "auto"
+
+    def load(self) -> Adapter:
+        """The model, in evaluation mode."""
+        from dave_vit.models import load_model
+
+        return load_model(self.spec, self.weights, pick_device(self.device), classes=self.classes)
+
+
+@dataclass(frozen=True)
+class ModelsOptions:
+    """Several models, and where they run."""
+
+    specs: Models = None
+    weights: Weights = None
+    device: Device = "auto"
+
+    def entries(self, *otherwise: str) -> tuple[ModelEntry, ...]:
+        """The models as plans name them; `otherwise` where none was given."""
+        from dave_vit.bench import ModelEntry
+
+        specs = self.specs or otherwise
+        if self.weights is not None and len(specs) != 1:
+            raise OptionError("--weights belongs to one --model; give exactly one")
+        return tuple(ModelEntry(spec, self.weights, label=spec.rpartition(":")[2]) for spec in specs)
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """One method with its options."""
+
+    name: Method = "dave"
+    samples: Samples = None
+    preset: Preset = None
+    settings: Settings = None
+    seed: Seed = 0
+
+    def options(self) -> dict[str, Any]:
+        """Options of the method; samples or a preset that it does not take are an error, a seed is not."""
+        from dave_vit.methods.options import fitting, options_of, parsed
+
+        said = {"samples": self.samples, "preset": self.preset}
+        for name, value in said.items():
+            if value is not None and name not in options_of(self.name):
+                raise OptionError(f"method {self.name!r} takes no --{name}; leave it out")
+        texts = dict(setting(text, "NAME=VALUE, such as --set rotation=0") for text in self.settings or [])
+        return fitting(self.name, **said, seed=self.seed) | parsed(self.name, texts)
+
+
+@dataclass(frozen=True)
+class MethodsOptions:
+    """Several methods, with what those of them take that take it."""
+
+    names: Methods = "dave"
+    samples: Samples = None
+    seed: Seed = 0
+
+
+def setting(text: str, expected: str) -> tuple[str, str]:
+    """Name and value of one `--set`."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise OptionError(f"--set {text}; expected {expected}")
+    return name.strip(), value
+
+
+def names_of(text: str, every: Iterable[str]) -> list[str]:
+    """Names with commas between, each once; "all" is every one."""
+    if text.strip() == "all":
+        return list(every)
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def pick_device(name: str) -> str:
+    """The device of `--device`; whether it can be used is seen by who puts something there."""
+    import torch
+
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

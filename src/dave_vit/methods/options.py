@@ -1,0 +1,117 @@
+"""The options of a method, read off its signature: what the command line, the page and plans know of them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from dave_vit.errors import OptionError
+from dave_vit.methods.base import METHODS
+from dave_vit.methods.dave import DAVE
+from dave_vit.methods.presets import AROUND_SWITCHES, NOISE_SWITCHES, SPATIAL_SWITCHES
+from dave_vit.neighborhood import Neighborhood, Noise, Spatial
+from dave_vit.registry import nearest
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a method.
+
+    Attributes:
+        name: as `create_method` takes it.
+        type: its annotation.
+        default: what it is where nothing is said; None where that depends on others, such as the preset.
+    """
+
+    name: str
+    type: Any = Any
+    default: Any = None
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """All that may be said, where that is a list."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    @property
+    def expected(self) -> str:
+        """What may be said, in words."""
+        return f"one of {', '.join(self.choices)}" if self.choices else getattr(self.type, "__name__", str(self.type))
+
+
+def options_of(method: str) -> dict[str, Option]:
+    """The options of a method by their names.
+
+    Those that it hands on to its base are included; those that it settles for its base, named by a tuple `settled` of
+    its class, are not.
+    """
+    kind = METHODS[method]
+    found: dict[str, Option] = {}
+    for base in kind.__mro__:
+        constructor = vars(base).get("__init__")
+        if constructor is not None:
+            found = {**{one.name: one for one in _options(constructor)}, **found}
+            if not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(constructor).parameters.values()):
+                break
+    switches = {one.name: one for one in _switches()} if issubclass(kind, DAVE) else {}
+    return {name: one for name, one in (found | switches).items() if name not in getattr(kind, "settled", ())}
+
+
+def _options(constructor: Any) -> Iterator[Option]:
+    hints = get_type_hints(constructor)
+    for name, one in list(inspect.signature(constructor).parameters.items())[2:]:  # after self and the model
+        if one.kind is not one.VAR_KEYWORD:
+            yield Option(name, hints.get(name, Any), one.default)
+
+
+def _switches() -> Iterator[Option]:
+    """Single points of DAVE's neighbourhood; what they are otherwise is the preset's."""
+    places = [(Spatial, {name: name for name in SPATIAL_SWITCHES}), (Noise, NOISE_SWITCHES)]
+    for holder, names in [*places, (Neighborhood, {name: name for name in AROUND_SWITCHES})]:
+        hints = get_type_hints(holder)
+        yield from (Option(name, hints[field]) for name, field in names.items())
+
+
+def fitting(method: str, **values: Any) -> dict[str, Any]:
+    """Those of the values that the method takes; None stands for nothing said."""
+    known = options_of(method)
+    return {name: value for name, value in values.items() if value is not None and name in known}
+
+
+def checked(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a method, if it has all of them and their values are of the right kind."""
+    known = options_of(method)
+    for name, value in options.items():
+        if name not in known:
+            hint = nearest(name, list(known)) or f"; it takes: {', '.join(known)}"
+            raise OptionError(f"method {method!r} has no option {name!r}{hint}")
+        if not _fits(value, known[name].type):
+            raise OptionError(f"{name} of method {method!r} is {value!r}; expected {known[name].expected}")
+    return dict(options)
+
+
+def parsed(method: str, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Options of a method out of texts, checked."""
+    return checked(method, {name: value_of(text) for name, text in texts.items()})
+
+
+def value_of(text: str) -> Any:
+    """A value that was written as JSON, such as 0.5, true or [0.9, 1.1]; anything else is a word."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.strip()
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    """Whether a value is of a simple type; types that nobody can write are not looked into."""
+    if get_origin(wanted) in (Union, types.UnionType):
+        return any(_fits(value, one) for one in get_args(wanted))
+    if get_origin(wanted) is Literal:
+        return value in get_args(wanted)
+    if wanted in (int, float):
+        return isinstance(value, int | wanted) and not isinstance(value, bool)
+    return isinstance(value, wanted) if wanted in (bool, str, type(None)) else True
