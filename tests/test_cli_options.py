@@ -76,6 +76,16 @@ def test_a_default_is_a_group_with_other_defaults():
     assert seen == [Size(1), Size(1, "mm")]
 
 
+def test_a_group_may_be_called_as_a_field_is():
+    seen = []
+
+    def draw(*, width: Named, size: Size) -> None:
+        seen.append((width, size))
+
+    assert call(draw, "--name", "x", "-w", "7")[0] == 0
+    assert seen == [(Named("x"), Size(7))]
+
+
 def test_two_groups_cannot_hold_the_same_name():
     def draw(*, size: Size, other: Size) -> None: ...
 

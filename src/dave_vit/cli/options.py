@@ -41,9 +41,11 @@ def grouped(command: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(command)
     def unfolded(**given: Any) -> R:
-        for name, group in groups.items():
-            given[name] = group(**{one.name: given.pop(one.name) for one in fields(group) if one.init})
-        return command(**given)
+        made = {
+            name: group(**{one.name: given.pop(one.name) for one in fields(group) if one.init})
+            for name, group in groups.items()
+        }
+        return command(**given, **made)
 
     unfolded.__annotations__ = {one.name: one.annotation for one in parameters}
     unfolded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -64,8 +66,8 @@ def _unfolded(group: Any, defaults: Any) -> Iterator[inspect.Parameter]:
 
 def given(context: typer.Context, group: Any) -> dict[str, Any]:
     """The fields of a group that the command line gave, without those that are defaults."""
-    sources = {one.name: context.get_parameter_source(one.name) for one in fields(group)}
-    return {name: getattr(group, name) for name, source in sources.items() if getattr(source, "name", "") != "DEFAULT"}
+    sources = {one.name: context.get_parameter_source(one.name) for one in fields(group) if one.init}
+    return {name: getattr(group, name) for name, source in sources.items() if source and source.name != "DEFAULT"}
 
 
 def model_flag(text: str, **more: Any) -> Any:
