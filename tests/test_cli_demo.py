@@ -12,6 +12,7 @@ from PIL import Image
 
 from dave_vit import cli
 from dave_vit.cli import demo
+from dave_vit.cli.options import ModelOptions
 from dave_vit.data.builtin import CLASS_NAMES
 from dave_vit.data.grids import Candidate
 from dave_vit.models import Adapter, Preprocessing
@@ -39,7 +40,7 @@ def small(monkeypatch, tmp_path):
         "SAMPLES": {"drawn": 3, "scored": 2},
     }.items():
         monkeypatch.setattr(demo, name, value)
-    monkeypatch.setattr(demo, "load", adapter)
+    monkeypatch.setattr(ModelOptions, "load", adapter)
     monkeypatch.setattr("dave_vit.data.grids.candidates", all_of_them)
     monkeypatch.chdir(tmp_path)
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from dave_vit import cli
+from dave_vit.cli.options import ModelOptions
 from dave_vit.models import Adapter, Preprocessing
 from tiny_models import CLASSES, SIZE, vit
 
@@ -31,7 +32,7 @@ def adapter() -> Adapter:
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch, tmp_path) -> Path:
     """A folder to work in, where `--model` always gives a tiny one."""
-    monkeypatch.setattr("dave_vit.cli.explain.load", lambda *args: adapter())
+    monkeypatch.setattr(ModelOptions, "load", lambda options: adapter())
     monkeypatch.chdir(tmp_path)
     colours = np.random.default_rng(0).integers(0, 255, (24, 40, 3), dtype=np.uint8)
     Image.fromarray(colours).save(tmp_path / "a.png")
