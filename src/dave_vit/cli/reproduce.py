@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Device, Json, Out, Quiet, Seed, Weights, pick_device
-from dave_vit.errors import OptionError
+from dave_vit.cli.options import ModelsOptions, Out, Seed, data_flag, grouped, model_flag, pick_device
 
 if TYPE_CHECKING:
     from dave_vit.analysis.paper.reproduce import Options
@@ -21,31 +21,42 @@ Name = Annotated[
     Literal["builtin", "paper"],
     typer.Argument(help="builtin: embedded models and pictures, offline; paper: the published checkpoints."),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="A five-minute version with few pictures and samples.")]
-Data = Annotated[
-    str | None,
-    typer.Option("--data", metavar="SPEC", help="imagenet:DIR, folder:DIR, ...; the suite paper needs one."),
-]
-Models = Annotated[
-    list[str] | None,
-    typer.Option("--model", "-m", metavar="SPEC", help="Instead of the suite's models; repeatable."),
-]
-Probe = Annotated[
-    str | None,
-    typer.Option("--probe", metavar="FILE", help="Of the suite paper: DINO with the head that `dave probe` trained."),
-]
-Samples = Annotated[
-    int | None, typer.Option("--samples", "-n", min=1, metavar="N", help="Samples of each map, instead of the suite's.")
-]
-Grids = Annotated[int | None, typer.Option("--grids", min=1, metavar="N", help="Grids, instead of the suite's.")]
-Images = Annotated[
-    int | None, typer.Option("--images", min=1, metavar="N", help="Pictures that are scored, instead of the suite's.")
-]
-
+Data = Annotated[str | None, data_flag("imagenet:DIR, folder:DIR, ...; the suite paper needs one.")]
 Show = Annotated[
     bool,
     typer.Option("--pictures/--no-pictures", help="Show the data's pictures beside their maps in figures."),
 ]
+
+
+@dataclass(frozen=True)
+class SuiteModels(ModelsOptions):
+    """Models in the place of a suite's own."""
+
+    specs: Annotated[list[str] | None, model_flag("Instead of the suite's models; repeatable.")] = None
+    probe: Annotated[
+        str | None,
+        typer.Option(
+            "--probe", metavar="FILE", help="Of the suite paper: DINO with the head that `dave probe` trained."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is computed, instead of what the suite says."""
+
+    quick: Annotated[bool, typer.Option("--quick", help="A five-minute version with few pictures and samples.")] = False
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", "-n", min=1, metavar="N", help="Samples of each map, instead of the suite's."),
+    ] = None
+    grids: Annotated[int | None, typer.Option("--grids", min=1, metavar="N", help="Grids, instead of the suite's.")] = (
+        None
+    )
+    images: Annotated[
+        int | None,
+        typer.Option("--images", min=1, metavar="N", help="Pictures that are scored, instead of the suite's."),
+    ] = None
 
 
 @app.command(
@@ -55,22 +66,17 @@ Show = Annotated[
         "dave reproduce paper --quick --model timm:deit_tiny_patch16_224 --weights FILE --data imagenet:DIR",
     )
 )
+@grouped
 def reproduce(
+    *,
     name: Name,
-    quick: Quick = False,
+    amount: Amount,
     data: Data = None,
-    model: Models = None,
-    weights: Weights = None,
-    probe: Probe = None,
-    samples: Samples = None,
-    grids: Grids = None,
-    images: Images = None,
+    models: SuiteModels,
     seed: Seed = 0,
-    device: Device = "auto",
     show: Show = True,
     out: Out = Path("dave-reproduction"),
-    as_json: Json = False,
-    quiet: Quiet = False,
+    output: Output,
 ) -> None:
     """Make every table and figure of the paper, or the same from the embedded models.
 
@@ -79,22 +85,14 @@ def reproduce(
     """
     from dave_vit.analysis.paper.reproduce import Options
 
-    output = Output(as_json=as_json, quiet=quiet)
-    suite = _suite(
-        name, model or [], weights, probe, data, {"samples": samples, "grids": grids, "pictures": images}, quick=quick
-    )
+    suite = _suite(name, amount, data, models)
     for note in suite.notes:
         output.note(note)
-    given: dict[str, Any] = {
-        "--data": data,
-        "--weights": weights,
-        "--probe": probe,
-        "--samples": samples,
-        "--grids": grids,
-    }
-    given |= {"--images": images, "--seed": seed or None, "--out": out}
-    text = _command(name, model or [], given, quick=quick, show=show)
-    records = _run(suite, Options(out, text, pick_device(device), show, seed), output)
+    given: dict[str, Any] = {"--data": data, "--weights": models.weights, "--probe": models.probe}
+    given |= {"--samples": amount.samples, "--grids": amount.grids, "--images": amount.images}
+    given |= {"--seed": seed or None, "--out": out}
+    text = _command(name, models.specs or [], given, quick=amount.quick, show=show)
+    records = _run(suite, Options(out, text, pick_device(models.device), show, seed), output)
     output.print(*(f"  {record['seconds']:7.1f} s  {record['title']}" for record in records))
     output.print(f"  {out / 'report.html'}", f"  {out / 'report.md'}")
     output.json({"suite": name, "command": text, "sections": records})
@@ -102,8 +100,6 @@ def reproduce(
 
 def _run(suite: Suite, options: Options, output: Output) -> list[dict[str, Any]]:
     """The suite under a progress bar."""
-    from dataclasses import replace
-
     from dave_vit.analysis.paper.reproduce import reproduce as run_suite
 
     with output.progress(1, "loading the models") as bar:
@@ -117,28 +113,14 @@ def _run(suite: Suite, options: Options, output: Output) -> list[dict[str, Any]]
         return run_suite(suite, replace(options, tell=tell, watch=watch))
 
 
-def _suite(
-    name: str,
-    specs: list[str],
-    weights: str | None,
-    probe: str | None,
-    data: str | None,
-    counts: dict[str, Any],
-    *,
-    quick: bool,
-) -> Suite:
+def _suite(name: str, amount: Amount, data: str | None, models: SuiteModels) -> Suite:
     """The suite of the flags."""
-    from dataclasses import replace
-
     from dave_vit.analysis.paper.suites import read_suite, with_counts, with_models, with_probe
-    from dave_vit.bench import ModelEntry
 
-    if weights is not None and len(specs) != 1:
-        raise OptionError("--weights belongs to one --model; give exactly one")
-    suite = read_suite(name, quick=quick)
-    if specs:
-        suite = with_models(suite, [ModelEntry(spec, weights, label=spec.rpartition(":")[2]) for spec in specs])
-    suite = with_counts(with_probe(suite, probe), counts)
+    entries = models.entries()
+    suite = read_suite(name, quick=amount.quick)
+    suite = with_probe(with_models(suite, entries) if entries else suite, models.probe)
+    suite = with_counts(suite, {"samples": amount.samples, "grids": amount.grids, "pictures": amount.images})
     return replace(suite, data=data) if data else suite
 
 
