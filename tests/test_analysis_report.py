@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,17 @@ from PIL import Image
 from bench_world import load as load_squares
 from bench_world import paint
 from dave_vit import cli
-from dave_vit.analysis import Setting, classes, consistency, construction, models, subjects
+from dave_vit.analysis import (
+    ANALYSES,
+    Setting,
+    analysis,
+    classes,
+    consistency,
+    construction,
+    flag,
+    models,
+    subjects,
+)
 from dave_vit.analysis.paper import localization, reproduce, suites
 from dave_vit.analysis.paper.page import Page, html, markdown
 from dave_vit.bench import ModelEntry, evaluate
@@ -147,15 +157,15 @@ def test_a_finished_section_is_not_computed_again(tmp_path):
     assert (tmp_path / "tables" / "x.csv").read_text() == "a\n1\n"
 
 
-@pytest.mark.parametrize("analysis", [construction, consistency, models, classes])
-def test_pictures_that_must_not_be_shown_are_not(tiny, squares, analysis, monkeypatch):
+@pytest.mark.parametrize("room", [construction, consistency, models, classes])
+def test_pictures_that_must_not_be_shown_are_not(tiny, squares, room, monkeypatch):
     shown = []
-    monkeypatch.setattr(analysis, "image_cell", lambda *words: shown.append(words) or image_cell(*words))
-    options = analysis.Options(data=f"folder:{squares}", n=2, samples=2)
-    with_pictures = analysis.section(options).pictures[0].drawing
+    monkeypatch.setattr(room, "image_cell", lambda *words: shown.append(words) or image_cell(*words))
+    options = room.Options(data=f"folder:{squares}", n=2, samples=2)
+    with_pictures = room.section(options).pictures[0].drawing
     assert shown
     shown.clear()
-    without = analysis.section(replace(options, show=False)).pictures[0].drawing
+    without = room.section(replace(options, show=False)).pictures[0].drawing
     assert not shown
     assert len(without.axes) < len(with_pictures.axes)
 
@@ -190,6 +200,58 @@ def test_every_analysis_is_a_command(tiny, squares, tmp_path, capsys, args, file
     if f"{args[0]}.csv" in files:
         with open(tmp_path / f"{args[0]}.csv") as file:
             assert len(list(csv.DictReader(file))) == len(said["rows"]) > 0
+
+
+@dataclass(frozen=True)
+class Counting(Setting):
+    """Options of an analysis of one's own."""
+
+    words: tuple[str, ...] = flag(("a", "b"), "Any.")
+    pairs: tuple[int, ...] = flag((1, 2), "Numbers.")
+    most: float = flag(2.0, "A bound.", least=1)
+
+
+@pytest.fixture
+def counting(monkeypatch) -> None:
+    """An analysis that nothing else knows of."""
+    monkeypatch.setattr(ANALYSES, "_entries", dict(ANALYSES._entries))
+
+    @analysis("counting", first_model=True)
+    def section(options: Counting) -> Section:
+        """Counts."""
+        return Section("counting", "Counting", f"{options.words} {options.pairs} {options.most}", options.facts())
+
+
+def test_a_registered_analysis_is_a_command(tiny, counting, tmp_path, capsys):
+    line = "analyze counting --words x,y --pairs 3,4 --most 5 --model m --json --out".split()
+    assert cli.run([*line, str(tmp_path)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["text"] == "('x', 'y') (3, 4) 5.0"
+    assert said["facts"]["models"] == "m"
+    assert cli.run(["analyze", "counting", "--pairs", "3,x"]) == 2
+    assert "--pairs 3,x; expected whole numbers" in capsys.readouterr().err
+    assert cli.run(["analyze", "countin"]) == 2
+    assert "did you mean counting" in capsys.readouterr().err
+
+
+def test_a_registered_analysis_is_a_section_of_every_suite(tiny, counting, tmp_path):
+    suite = suites.read_suite("builtin", quick=True)
+    makers = dict(reproduce._makers(suite, reproduce.Options(tmp_path, "dave", seed=3), 10))
+    named = ["conventional", "bcos", *suite.analyses]
+    assert list(makers) == [*named, "counting"]
+    made = makers["counting"]()
+    assert made.text == "('a', 'b') (1, 2) 2.0"
+    assert made.facts == {"models": "builtin", "data": "builtin", "seed": 3}
+
+
+@pytest.mark.parametrize("name", list(ANALYSES))
+def test_suites_give_analyses_options_that_they_have(name, tmp_path):
+    suite = suites.read_suite("paper")
+    how = reproduce._analysis_options(ANALYSES[name], suite, reproduce.Options(tmp_path, "dave"))
+    assert isinstance(how, ANALYSES[name].options)
+    assert ANALYSES[name].summary.endswith((".", ")."))
+    if isinstance(how, Setting):
+        assert len(how.models) == (1 if ANALYSES[name].first_model else 6)
 
 
 @pytest.mark.parametrize(

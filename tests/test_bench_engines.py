@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from bench_world import load, load_fatal, paint, plan_of, rows_of
-from dave_vit.bench import LocalEngine, evaluate, pick_devices
+from dave_vit.bench import LocalEngine, create_engine, evaluate, pick_devices
 from dave_vit.bench.engines.ray import RayEngine, group, plan_pool
 from dave_vit.bench.tasks import Task
-from dave_vit.errors import OptionError
+from dave_vit.errors import OptionError, UnknownName
 
 # A run in a process of its own, which notes each task that it computes.
 RUN = """
@@ -182,6 +182,16 @@ def test_an_error_of_a_member_reaches_the_caller(squares, tmp_path):
     plan = plan_of(squares, models="square:absent", limit=12)  # three scans
     with pytest.raises(RuntimeError, match="a worker failed"):
         evaluate(plan, tmp_path / "run", engine=LocalEngine(["cpu", "cpu"]), loader=load, threads=1)
+
+
+def test_engines_go_by_name():
+    assert create_engine("local", device="cpu", workers=2) == LocalEngine(["cpu", "cpu"])
+    ray = create_engine("ray", address="auto", workers=3)
+    assert (ray.address, ray.device, ray.workers) == ("auto", "auto", 3)
+    with pytest.raises(UnknownName, match="unknown engine 'loca'; did you mean local"):
+        create_engine("loca")
+    with pytest.raises(OptionError, match="add --engine ray"):
+        create_engine("local", address="auto")
 
 
 def test_devices():

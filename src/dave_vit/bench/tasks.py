@@ -196,7 +196,9 @@ def _note(images: Sequence[Scanned], wanted: GridOptions, used: GridOptions, gri
     if not grids:
         classes = len({one.label for one in _pool(images, used)})
         sure = f"images of {classes} classes are recognised with more than {used.confidence:g}"
-        return f"no grids: {sure}, and a grid needs {used.cells**2}; use more images or a lower gridpg.confidence"
+        return (
+            f"no grids: {sure}, and a grid needs {used.cells**2}; use more images or a lower confidence of the metric"
+        )
     if used.confidence < wanted.confidence:
         few = f"only {len(_pool(images, wanted))} are recognised with more than {wanted.confidence:g}"
         return f"grids of images that are recognised with more than {used.confidence:g}: {few}"
