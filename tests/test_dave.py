@@ -10,12 +10,13 @@ from torch import nn
 from dave_vit import DAVE, create_method, effective_transformation
 from dave_vit.errors import OptionError, TargetError, UnknownName
 from dave_vit.maps import collapse
-from dave_vit.methods import dave as dave_module
 from dave_vit.methods.presets import PRESETS
 from dave_vit.models import Traits
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial, Views, Warp
 from dave_vit.reduce import Mean, Shrinkage, SoftThreshold, TrimmedMean
 from dave_vit.rules import EFFECTIVE, OFFICIAL_GATE
+from dave_vit.run.gradient import gradient
+from dave_vit.run.lean import LeanModel
 from tiny_models import vit
 
 
@@ -132,25 +133,25 @@ class TestInterface:
         expected = DAVE(model, samples=6, chunk=18).attribute(images, 0)
         sizes = []
 
-        def limited(model, inputs, target, **options):
+        def limited(lean, inputs, target, rules):
             sizes.append(len(inputs))
             if len(inputs) > 4:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-            return effective_transformation(model, inputs, target, **options)
+            return gradient(lean.model, inputs, target, rules=rules)
 
-        monkeypatch.setattr(dave_module, "effective_transformation", limited)
+        monkeypatch.setattr(LeanModel, "gradient", limited)
         assert_same(DAVE(model, samples=6, chunk=18).attribute(images, 0), expected)
         assert sizes[:3] == [18, 9, 4]
 
     def test_refined_steps_survive_the_halving(self, model, images, monkeypatch):
         expected = DAVE(model, samples=6, chunk=6).attribute(images, 0)
 
-        def limited(model, inputs, target, **options):
+        def limited(lean, inputs, target, rules):
             if len(inputs) > 1:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-            return effective_transformation(model, inputs, target, **options)
+            return gradient(lean.model, inputs, target, rules=rules)
 
-        monkeypatch.setattr(dave_module, "effective_transformation", limited)
+        monkeypatch.setattr(LeanModel, "gradient", limited)
         steps = list(DAVE(model, samples=6, chunk=6).refine(images, 0))
         assert [step.samples for step in steps] == [2, 4, 6]
         assert_same(steps[-1].attribution, expected)
@@ -169,7 +170,7 @@ class TestInterface:
         def broken(*args, **options):
             raise RuntimeError("broken kernel")
 
-        monkeypatch.setattr(dave_module, "effective_transformation", broken)
+        monkeypatch.setattr(LeanModel, "gradient", broken)
         with pytest.raises(RuntimeError, match="broken kernel"):
             DAVE(model, samples=2).attribute(images, 0)
 

@@ -37,13 +37,22 @@ class Interception(TorchFunctionMode):
         rules: the rule set.
         model: used to name the module in which an unsupported function was met.
         record_constants: collect every additive constant that meets a carrier (see ``with_constant``).
+        traced: the calls are written down for a compiler, which would rather compute a thing again than keep it.
     """
 
-    def __init__(self, rules: RuleSet, model: nn.Module | None = None, *, record_constants: bool = False) -> None:
+    def __init__(
+        self,
+        rules: RuleSet,
+        model: nn.Module | None = None,
+        *,
+        record_constants: bool = False,
+        traced: bool = False,
+    ) -> None:
         super().__init__()
         self.rules = rules
         self.model = model
         self.constants: list[tuple[str, str, Tensor]] | None = [] if record_constants else None
+        self.traced = traced
         self.losses: list[str] = []
         self.functions: dict[str, int] = {}  # how often each met a carrier
         self._hooks = _saved_tensor_hooks()

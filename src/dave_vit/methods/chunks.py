@@ -48,6 +48,16 @@ class Passes:
         return max(1, self.rows // len(images))
 
 
+def even(count: int, most: int) -> int:
+    """How many of ``count`` to take at once, at most ``most`` and not much less, so that little is missing at the end.
+
+    A graph that was compiled for a batch of one size is filled up where a batch is smaller.
+    """
+    most = min(most, count)
+    sizes = range(most // 2 + 1, most + 1)
+    return min(reversed(sizes), key=lambda size: -(-count // size) * size)
+
+
 def _out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     known = ("out of memory", "can't allocate memory", "not enough memory")

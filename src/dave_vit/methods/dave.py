@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from dave_vit.errors import OptionError, TargetError
 from dave_vit.intercept import RuleSet
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, joined, times, times_input
-from dave_vit.methods.chunks import Passes, clean_logits
+from dave_vit.methods.chunks import Passes, clean_logits, even
 from dave_vit.methods.presets import NOISE_SWITCHES, PRESETS
 from dave_vit.methods.sampling import Estimate
 from dave_vit.neighborhood import Neighborhood, Views
 from dave_vit.reduce import REDUCERS, Mean, Reducer
 from dave_vit.rules import EFFECTIVE
 from dave_vit.run.compiled import CompiledGradient
-from dave_vit.run.gradient import effective_transformation
+from dave_vit.run.lean import LeanModel
 from dave_vit.targets import Target, TargetLike
 
 _KEPT_BYTES = 128 * 2**20  # draws are kept between batches up to this size
@@ -81,6 +81,7 @@ class DAVE(Method):
         self.samples, self.seed = at_least_one("samples", samples), seed
         self._kept: dict[tuple[Any, ...], Views] = {}
         self._compiled = CompiledGradient(model, self.rules, autocast) if compiled else None
+        self._lean = LeanModel(model, autocast) if self._compiled is None else self._compiled.lean
 
     @torch.inference_mode(mode=False)
     def refine(self, inputs: Tensor, target: TargetLike = None) -> Iterator[Explanation]:
@@ -101,6 +102,7 @@ class DAVE(Method):
     def _estimates(self, images: Tensor, target: Target, passes: Passes, at_once: int) -> Iterator[Estimate]:
         """The estimate of some images, again after each chunk of samples."""
         estimate = Estimate(self.reducer.accumulator(), self._resolved(images, target, passes), self.postprocess)
+        at_once = even(self.samples, at_once)
         for start in range(0, self.samples, at_once):
             views = self._views(images, start, min(start + at_once, self.samples))
             estimate.add(self._attributions(views, images, estimate.target, passes))
@@ -121,7 +123,7 @@ class DAVE(Method):
     def _effective(self, rows: Tensor, target: Target) -> Tensor:
         """W of each view."""
         if self._compiled is None:
-            return effective_transformation(self.model, rows, target, rules=self.rules, autocast=self.autocast)
+            return self._lean.gradient(rows, target, self.rules).weight
         weight = self._compiled(rows, target.columns)  # [n, K, C, H, W]
         return weight if target.several else weight[:, 0]
 
@@ -130,7 +132,10 @@ class DAVE(Method):
             return super()._resolved(images, target, passes)
         if target.score is not None:
             raise TargetError("a compiled graph explains classes; leave compiled out to explain a score function")
-        return target.resolve(clean_logits(self.model, images, passes))  # the graph checks no ranges
+        classes = self._lean.classes(images) if target.known else None
+        if classes is None:
+            return target.resolve(clean_logits(self.model, images, passes))
+        return target.resolve(images.new_empty(len(images), classes))  # the graph checks no ranges
 
     def _views(self, images: Tensor, start: int, stop: int) -> Views:
         """The draws ``start`` to ``stop``; all are kept for the next batch, if they are not too large."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,20 +14,39 @@ from dave_vit.intercept.states import State, mark
 from dave_vit.intercept.surrogate import carry
 
 
-def gated(at_zero: float) -> Rule:
+def gated(at_zero: float, gate: Callable[..., Tensor] | None = None) -> Rule:
     """The rule of an activation with f(0) = 0.
 
     Args:
         at_zero: the limit of f(x)/x at x = 0.
+        gate: phi in closed form, which a compiler computes again on the way back rather than keep it.
     """
 
     def rule(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         x = input.detach()
         value = call.func(x, *args, **kwargs)
-        gate = (value / x).nan_to_num_(nan=at_zero)  # phi(x); 0 / 0 is the one NaN
-        return mark(carry(lambda: value, torch.mul, input, saved=(gate,)), State.GATE)
+        if gate is not None and call.mode.traced:
+
+            def pullback(grad: Tensor, x: Tensor) -> Tensor:
+                return grad * torch.where(x == 0, at_zero, gate(x, *args, **kwargs))
+
+            return mark(carry(lambda: value, pullback, input, saved=(x,)), State.GATE)
+        phi = (value / x).nan_to_num_(nan=at_zero)  # 0 / 0 is the one NaN
+        return mark(carry(lambda: value, torch.mul, input, saved=(phi,)), State.GATE)
 
     return rule
+
+
+def gelu_gate(x: Tensor, approximate: str = "none") -> Tensor:
+    """Of GELU and of its approximation."""
+    if approximate == "tanh":
+        return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+    return 0.5 * (1 + torch.erf(x * math.sqrt(0.5)))
+
+
+def silu_gate(x: Tensor, **options: Any) -> Tensor:
+    """Of SiLU; whether it was to write in place does not matter."""
+    return torch.sigmoid(x)
 
 
 _LIMITS = {
@@ -36,5 +56,8 @@ _LIMITS = {
     math.tanh(math.log(2.0)): "mish",
     1.0507009873554805: "selu",
 }
-ACTIVATIONS: dict[str, Rule] = {name: gated(limit) for limit, names in _LIMITS.items() for name in names.split()}
+_GATES: dict[str, Callable[..., Tensor]] = {"gelu": gelu_gate, "silu": silu_gate}
+ACTIVATIONS: dict[str, Rule] = {
+    name: gated(limit, _GATES.get(name)) for limit, names in _LIMITS.items() for name in names.split()
+}
 """Activations with f(0) = 0, by their limit of f(x)/x at x = 0."""

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,8 @@ from dave_vit.errors import training_error
 from dave_vit.intercept.calls import Call
 from dave_vit.intercept.states import is_carrier, map_tensors
 from dave_vit.intercept.surrogate import carry
+from dave_vit.precision import working_dtype
+from dave_vit.rules.fused import attention as fused
 
 _PACKED = inspect.signature(F.multi_head_attention_forward)
 _SLICE_BYTES = 512 * 2**20  # attention matrices are rebuilt in slices of at most this size
@@ -30,17 +33,22 @@ def attention_matrix(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(Q K^T * scale + mask), as ``scaled_dot_product_attention`` computes it inside: [..., Hq, L, S]."""
+    """softmax(Q K^T * scale + mask), as ``scaled_dot_product_attention`` computes it inside: [..., Hq, L, S].
+
+    In at least float32 until the end: half types would round scores before they are exponentiated. A query that may
+    look at no key gets a row of zeros.
+    """
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = (query * scale) @ shared_heads(key, query).transpose(-2, -1)
+    wide = working_dtype(query.dtype)
+    scores = (query.to(wide) * scale) @ shared_heads(key, query).to(wide).transpose(-2, -1)
     if is_causal:
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~causal, -math.inf)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -math.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return scores.softmax(-1)
+    if attn_mask is None:
+        return scores.softmax(-1).to(query.dtype)
+    scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    blind = scores.isneginf().all(-1, keepdim=True)
+    return scores.softmax(-1).masked_fill(blind, 0.0).to(query.dtype)
 
 
 def shared_heads(tensor: Tensor, query: Tensor) -> Tensor:
@@ -104,14 +112,22 @@ def scaled_dot_product_attention(call: Call, *args: Any, **kwargs: Any) -> Tenso
     given = FusedAttention.of(call, *args, **kwargs)
     if not is_carrier(given.value):
         return call.mode.operator(call, *args, **kwargs)  # type: ignore[no-any-return]
-    q, k, mask = map_tensors(Tensor.detach, [given.query, given.key, given.mask])
-    shape, scoring = given.value.shape, given.scoring
-    return carry(
-        lambda: replace(given, query=q, key=k, mask=mask).mixed(call),
-        lambda grad, q, k, mask: _values_gradient(grad, q, k, mask, shape, scoring),
-        given.value,
-        saved=(q, k, mask),
-    )
+    q, k, v, mask = map_tensors(_as_computed, [given.query, given.key, given.value, given.mask])
+    frozen, scoring = replace(given, query=q, key=k, value=v, mask=mask), given.scoring
+    if fused.applicable(q, k, v, mask):
+        mixed, lse = fused.attention(q, k, v, mask, plain=lambda: frozen.mixed(call), **scoring)
+        pullback = partial(fused.values_gradient, **scoring)
+        return carry(lambda: mixed, pullback, given.value, saved=(q, k, lse, mask))
+    pullback = partial(_values_gradient, shape=given.value.shape, scoring=scoring)
+    return carry(lambda: frozen.mixed(call), pullback, given.value, saved=(q, k, mask))
+
+
+def _as_computed(tensor: Tensor) -> Tensor:
+    """Without gradient, in the type in which autocast runs attention."""
+    kind = tensor.device.type
+    if torch.is_autocast_enabled(kind) and tensor.is_floating_point() and tensor.dtype != torch.float64:
+        return tensor.detach().to(torch.get_autocast_dtype(kind))
+    return tensor.detach()
 
 
 def spelled_out(call: Call, *args: Any, **kwargs: Any) -> Tensor:
@@ -122,10 +138,10 @@ def spelled_out(call: Call, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _values_gradient(
-    grad: Tensor, query: Tensor, key: Tensor, mask: Tensor | None, shape: torch.Size, scoring: dict[str, Any]
+    grad: Tensor, query: Tensor, key: Tensor, mask: Tensor | None, *, shape: torch.Size, scoring: dict[str, Any]
 ) -> Tensor:
     """A^T grad, in slices of the batch so that the matrices of one layer never exceed a fixed size."""
-    row_bytes = math.prod(query.shape[1:-1]) * key.shape[-2] * query.element_size()
+    row_bytes = math.prod(query.shape[1:-1]) * key.shape[-2] * working_dtype(query.dtype).itemsize
     rows = max(1, _SLICE_BYTES // max(1, row_bytes))
     parts = []
     for start in range(0, query.shape[0], rows):

@@ -32,13 +32,30 @@ def layer_norm(
     # The kernel behind F.layer_norm, which gives 1 / sigma away as well.
     value, _, inverse = torch.native_layer_norm(parts[0], tuple(normalized_shape), parts[1], parts[2], eps)
 
+    in_one_kernel = input.is_cuda and not call.mode.traced  # a compiler makes its own
+
     def pullback(grad: Tensor, inverse: Tensor, weight: Tensor | None) -> Tensor:
-        scaled = grad.to(inverse.dtype, copy=weight is None)
-        scaled = scaled if weight is None else scaled * weight
-        return scaled.sub_(scaled.mean(dims, keepdim=True)).mul_(inverse)
+        return (centred_in_one_kernel if in_one_kernel else centred)(grad, inverse, weight, dims)
 
     carried = carry(lambda: value, pullback, input, saved=(inverse, weight))
     return carried if bias is None else call.mode.with_constant(carried, lambda: bias, call.name)
+
+
+def centred(grad: Tensor, inverse: Tensor, weight: Tensor | None, dims: tuple[int, ...]) -> Tensor:
+    """What goes back through a layer norm with sigma frozen: (g - mean g) / sigma, with g = grad * gamma."""
+    scaled = grad.to(inverse.dtype, copy=weight is None)
+    scaled = scaled if weight is None else scaled * weight
+    return scaled.sub_(scaled.mean(dims, keepdim=True)).mul_(inverse)
+
+
+def centred_in_one_kernel(grad: Tensor, inverse: Tensor, weight: Tensor | None, dims: tuple[int, ...]) -> Tensor:
+    """The same by the ordinary derivative's kernel: at a normalised input of zero sigma's own share in it vanishes."""
+    scaled, zero = grad.to(inverse.dtype), torch.zeros_like(inverse)
+    weight = None if weight is None else weight.to(inverse.dtype)
+    shape, only = grad.shape[min(dims) :], [True, False, False]
+    at = torch.zeros_like(scaled, memory_format=torch.contiguous_format)
+    pulled: Tensor = torch.ops.aten.native_layer_norm_backward(scaled, at, shape, zero, inverse, weight, None, only)[0]
+    return pulled
 
 
 def rms_norm(

@@ -45,6 +45,36 @@ def weighted(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = No
     return mark(affine(call, *without_gates((input, weight)), bias, *args, **kwargs), mixed(state))
 
 
+def convolution(
+    call: Call,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """A convolution whose windows lie side by side is a plain product, which a GPU computes several times faster."""
+    apart = tuple(weight.shape[2:]) == _pair(stride) and _pair(padding) == (0, 0) and groups == 1
+    if apart and _pair(dilation) == (1, 1) and input.is_cuda and input.ndim == 4:
+        return weighted(Call(call.mode, _patch_product, call.name), input, weight, bias)
+    return weighted(call, input, weight, bias, stride, padding, dilation, groups)
+
+
+def _pair(size: Any) -> Any:
+    return (size, size) if isinstance(size, int) else tuple(size)  # a padding may be a word, which is no pair
+
+
+def _patch_product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    (height, width), (batch, channels) = weight.shape[2:], input.shape[:2]
+    rows, columns = input.shape[2] // height, input.shape[3] // width
+    whole = input[:, :, : rows * height, : columns * width]
+    patches = whole.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
+    made: Tensor = torch.nn.functional.linear(patches.reshape(batch, rows * columns, -1), weight.flatten(1), bias)
+    return made.transpose(1, 2).unflatten(2, (rows, columns))  # type: ignore[no-any-return]
+
+
 def fused_product(call: Call, addend: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Any:
     """An addend plus a product: attention scores with a mask, scale and shift."""
     state = added([state_of(addend), multiplied([state_of(left), state_of(right)])])

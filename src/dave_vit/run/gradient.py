@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,14 +89,25 @@ def gradient(
     rules: RuleSet,
     autocast: torch.dtype | None = None,
     record_constants: bool = False,
+    run: Callable[[Tensor], Any] | None = None,
 ) -> Gradient:
-    """Score and derivative under a rule set; parameters never get gradients and nothing stays on the model."""
+    """Score and derivative under a rule set; parameters never get gradients and nothing stays on the model.
+
+    Args:
+        model: any module that maps ``inputs`` to logits.
+        inputs: preprocessed images.
+        target: what is explained.
+        rules: the derivatives in force.
+        autocast: run the model under autocast with this type.
+        record_constants: also find what was added on the way.
+        run: what to call in the model's place, such as a lean form of it.
+    """
     check_inputs(inputs)
     wanted = Target.of(target, len(inputs))
     model = ready(model)
     mode = Interception(rules, model, record_constants=record_constants)
     with undisturbed(inputs):
-        leaf, logits = forward(model, inputs, mode, autocast)
+        leaf, logits = forward(run or model, inputs, mode, autocast)
         rows = wanted.rows(logits)  # [K, B]
         pulled = derivatives(rows, [leaf, *(constant for _, _, constant in mode.constants or ())])
     weight = torch.stack([grads[0] for grads in pulled], 1)  # [B, K, C, H, W]
@@ -127,7 +138,7 @@ def ready(model: nn.Module) -> nn.Module:
 
 
 def forward(
-    model: nn.Module, inputs: Tensor, mode: Interception, autocast: torch.dtype | None
+    model: Callable[[Tensor], Any], inputs: Tensor, mode: Interception, autocast: torch.dtype | None
 ) -> tuple[Tensor, Tensor]:
     """The inputs as a leaf of the graph, and the logits under the interception.
 

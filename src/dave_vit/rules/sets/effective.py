@@ -5,7 +5,7 @@ from __future__ import annotations
 from dave_vit.intercept import names
 from dave_vit.intercept.calls import RuleSet
 from dave_vit.rules import attention, linear, norms, products
-from dave_vit.rules.activations import ACTIVATIONS, gated
+from dave_vit.rules.activations import ACTIVATIONS, gated, gelu_gate
 
 EFFECTIVE = RuleSet(
     "effective",
@@ -15,6 +15,7 @@ EFFECTIVE = RuleSet(
         **dict.fromkeys(names.SUMS, linear.total),
         **dict.fromkeys(names.PRODUCTS, products.product),
         **dict.fromkeys(names.WEIGHTED, products.weighted),
+        "conv2d": products.convolution,
         **dict.fromkeys(names.FUSED_PRODUCTS, products.fused_product),
         **dict.fromkeys(names.SELECTIONS, linear.selection),
         **dict.fromkeys(names.OPERATORS, linear.frozen),
@@ -41,5 +42,5 @@ EFFECTIVE = RuleSet(
 )
 """Every operator frozen: DAVE's effective transformation."""
 
-OFFICIAL_GATE = EFFECTIVE.extend("effective, GELU gate 1 at zero", {"gelu": gated(1.0)})
+OFFICIAL_GATE = EFFECTIVE.extend("effective, GELU gate 1 at zero", {"gelu": gated(1.0, gelu_gate)})
 """As the authors' public code has it: the GELU gate at x = 0 is 1 instead of its limit 0.5."""

@@ -1,0 +1,180 @@
+"""Triton kernels: the gradient of attention's values alone, and the log-sum-exp of attention's scores.
+
+The attention matrix A = exp(scale Q K^T + mask - lse) is rebuilt tile by tile and never written to memory. Strides are
+compile-time constants: inside a compiled graph run-time strides would lose what Triton knows of their alignment.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _scores(
+    q,
+    k,
+    rows,
+    columns,
+    mask,
+    L: tl.constexpr,
+    S: tl.constexpr,
+    stride_l: tl.constexpr,
+    stride_s: tl.constexpr,
+    scale: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Transposed scores of one tile in units of log 2: [keys, queries]; -inf where a query must not look."""
+    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * _LOG2E)
+    if MASK != "none":
+        inside = (columns[:, None] < S) & (rows[None, :] < L)
+        seen = tl.load(mask + rows[None, :] * stride_l + columns[:, None] * stride_s, mask=inside, other=0)
+        if MASK == "boolean":
+            scores = tl.where(seen != 0, scores, float("-inf"))
+        else:
+            scores += seen.to(tl.float32) * _LOG2E
+    if CAUSAL:
+        scores = tl.where(columns[:, None] <= rows[None, :], scores, float("-inf"))
+    return scores
+
+
+@triton.jit
+def values_gradient_kernel(
+    grad,  # [K, B, Hq, L, Ev]
+    query,  # [B, Hq, L, E]
+    key,  # [B, Hk, S, E]
+    lse,  # [B, Hq, L]
+    mask,  # [B, Hq, L, S]
+    out,  # [K, B, Hk, S, Ev]
+    g_k: tl.constexpr,
+    g_b: tl.constexpr,
+    g_h: tl.constexpr,
+    g_l: tl.constexpr,
+    g_e: tl.constexpr,
+    q_b: tl.constexpr,
+    q_h: tl.constexpr,
+    q_l: tl.constexpr,
+    q_e: tl.constexpr,
+    k_b: tl.constexpr,
+    k_h: tl.constexpr,
+    k_s: tl.constexpr,
+    k_e: tl.constexpr,
+    l_b: tl.constexpr,
+    l_h: tl.constexpr,
+    l_l: tl.constexpr,
+    m_b: tl.constexpr,
+    m_h: tl.constexpr,
+    m_l: tl.constexpr,
+    m_s: tl.constexpr,
+    o_k: tl.constexpr,
+    o_b: tl.constexpr,
+    o_h: tl.constexpr,
+    o_s: tl.constexpr,
+    scale: tl.constexpr,
+    TARGETS: tl.constexpr,
+    HEADS: tl.constexpr,  # of keys and values
+    GROUP: tl.constexpr,  # query heads to one of them
+    L: tl.constexpr,
+    S: tl.constexpr,
+    E: tl.constexpr,
+    EV: tl.constexpr,
+    E_TILE: tl.constexpr,
+    EV_TILE: tl.constexpr,
+    TARGET_TILE: tl.constexpr,  # targets that share one rebuild of the matrix
+    KEYS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A^T grad for one tile of keys and some targets, summed over the query heads that share a value head."""
+    batch = (tl.program_id(1) // HEADS).to(tl.int64)
+    head = tl.program_id(1) % HEADS
+    columns = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    e = tl.arange(0, E_TILE)
+    wide = tl.arange(0, TARGET_TILE * EV_TILE)  # targets side by side
+    target = tl.program_id(2) * TARGET_TILE + wide // EV_TILE
+    ev = wide % EV_TILE
+    wanted = (target < TARGETS) & (ev < EV)
+    target = target.to(tl.int64)
+
+    keys = key + batch * k_b + head * k_h + columns[:, None] * k_s + e[None, :] * k_e
+    k = tl.load(keys, mask=(columns[:, None] < S) & (e[None, :] < E), other=0.0)
+    total = tl.zeros((KEYS, TARGET_TILE * EV_TILE), tl.float32)
+    first = (tl.program_id(0) * KEYS // QUERIES) * QUERIES if CAUSAL else 0
+    for member in range(GROUP):
+        h = head * GROUP + member
+        for start in range(first, L, QUERIES):
+            rows = start + tl.arange(0, QUERIES)
+            queries = query + batch * q_b + h * q_h + rows[:, None] * q_l + e[None, :] * q_e
+            q = tl.load(queries, mask=(rows[:, None] < L) & (e[None, :] < E), other=0.0)
+            norm = tl.load(lse + batch * l_b + h * l_h + rows * l_l, mask=rows < L, other=float("inf"))
+            norm = tl.where(norm == float("-inf"), float("inf"), norm)  # a query that sees nothing gives nothing
+            here = mask + batch * m_b + h * m_h if MASK != "none" else mask
+            scores = _scores(q, k, rows, columns, here, L, S, m_l, m_s, scale, CAUSAL, MASK, PRECISION)
+            weight = tl.exp2(scores - norm[None, :] * _LOG2E)  # [KEYS, QUERIES]
+            grads = grad + target[None, :] * g_k + batch * g_b + h * g_h + rows[:, None] * g_l + ev[None, :] * g_e
+            g = tl.load(grads, mask=(rows[:, None] < L) & wanted[None, :], other=0.0)
+            total += tl.dot(weight.to(g.dtype), g, input_precision=PRECISION)
+    values = out + target[None, :] * o_k + batch * o_b + head * o_h + columns[:, None] * o_s + ev[None, :]
+    tl.store(values, total.to(out.dtype.element_ty), mask=(columns[:, None] < S) & wanted[None, :])
+
+
+@triton.jit
+def log_sum_exp_kernel(
+    query,  # [B, Hq, L, E]
+    key,  # [B, Hk, S, E]
+    mask,  # [B, Hq, L, S]
+    out,  # [B, Hq, L]
+    q_b: tl.constexpr,
+    q_h: tl.constexpr,
+    q_l: tl.constexpr,
+    q_e: tl.constexpr,
+    k_b: tl.constexpr,
+    k_h: tl.constexpr,
+    k_s: tl.constexpr,
+    k_e: tl.constexpr,
+    m_b: tl.constexpr,
+    m_h: tl.constexpr,
+    m_l: tl.constexpr,
+    m_s: tl.constexpr,
+    scale: tl.constexpr,
+    HEADS: tl.constexpr,  # of queries
+    GROUP: tl.constexpr,
+    L: tl.constexpr,
+    S: tl.constexpr,
+    E: tl.constexpr,
+    E_TILE: tl.constexpr,
+    KEYS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """log sum exp of the scores of one tile of queries."""
+    batch = (tl.program_id(1) // HEADS).to(tl.int64)
+    head = tl.program_id(1) % HEADS
+    rows = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
+    e = tl.arange(0, E_TILE)
+    queries = query + batch * q_b + head * q_h + rows[:, None] * q_l + e[None, :] * q_e
+    q = tl.load(queries, mask=(rows[:, None] < L) & (e[None, :] < E), other=0.0)
+    here = mask + batch * m_b + head * m_h if MASK != "none" else mask
+    highest = tl.full((QUERIES,), float("-inf"), tl.float32)
+    total = tl.zeros((QUERIES,), tl.float32)
+    for start in range(0, S, KEYS):
+        columns = start + tl.arange(0, KEYS)
+        keys = key + batch * k_b + (head // GROUP) * k_h + columns[:, None] * k_s + e[None, :] * k_e
+        k = tl.load(keys, mask=(columns[:, None] < S) & (e[None, :] < E), other=0.0)
+        scores = _scores(q, k, rows, columns, here, L, S, m_l, m_s, scale, CAUSAL, MASK, PRECISION)
+        scores = tl.where(columns[:, None] < S, scores, float("-inf"))  # [KEYS, QUERIES]
+        top = tl.maximum(highest, tl.max(scores, 0))
+        still = tl.where(top == float("-inf"), 0.0, top)  # nothing seen so far: -inf - -inf would be NaN
+        total = total * tl.exp2(highest - still) + tl.sum(tl.exp2(scores - still[None, :]), 0)
+        highest = top
+    seen = tl.where(total == 0.0, 1.0, total)
+    result = tl.where(total == 0.0, float("-inf"), (highest + tl.log2(seen)) / _LOG2E)
+    tl.store(out + tl.program_id(1).to(tl.int64) * L + rows, result, mask=rows < L)

@@ -1,0 +1,67 @@
+"""A model without what its logits do not need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.errors import UnsupportedOperator
+from dave_vit.intercept.calls import RuleSet
+from dave_vit.run.gradient import Gradient, gradient
+from dave_vit.run.selections import narrowed
+from dave_vit.run.tape import Tape, Unrecordable, record
+from dave_vit.targets import TargetLike
+
+
+class LeanModel:
+    """Forward passes that leave out what nobody looks at, recorded once for each form of inputs.
+
+    Where a model cannot be recorded, it stays as it is. A recording holds the model's parameters, not copies of them;
+    one that was made before a parameter was replaced is made again.
+
+    Args:
+        model: any module that maps inputs to logits.
+        autocast: the type under which the passes will run.
+    """
+
+    def __init__(self, model: nn.Module, autocast: torch.dtype | None = None) -> None:
+        self.model: nn.Module = getattr(model, "_orig_mod", model)
+        self.autocast = autocast
+        self._tapes: dict[tuple[Any, ...], Tape | None] = {}
+        self._weights: tuple[int, ...] = ()
+
+    def of(self, inputs: Tensor) -> Callable[[Tensor], Any]:
+        """What to call in the model's place for inputs of this form."""
+        tape = self._tape(inputs)
+        return self.model if tape is None else tape.play
+
+    def gradient(self, inputs: Tensor, target: TargetLike, rules: RuleSet) -> Gradient:
+        """Score and derivative under a rule set, as ``run.gradient`` gives them for the model."""
+        try:
+            return gradient(self.model, inputs, target, rules=rules, autocast=self.autocast, run=self.of(inputs))
+        except UnsupportedOperator:  # only the model itself can tell in which of its modules
+            return gradient(self.model, inputs, target, rules=rules, autocast=self.autocast)
+
+    def classes(self, inputs: Tensor) -> int | None:
+        """How many logits the model has, if that can be known without running it."""
+        tape = self._tape(inputs[:1])
+        return None if tape is None else tape.classes
+
+    def _tape(self, inputs: Tensor) -> Tape | None:
+        weights = tuple(parameter.data_ptr() for parameter in self.model.parameters())
+        if weights != self._weights:
+            self._tapes, self._weights = {}, weights
+        key = (inputs.shape, inputs.dtype, inputs.device)
+        if key not in self._tapes:
+            self._tapes[key] = self._recorded(inputs)
+        return self._tapes[key]
+
+    def _recorded(self, inputs: Tensor) -> Tape | None:
+        with torch.autocast(inputs.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+            try:
+                return narrowed(record(self.model, inputs))
+            except Unrecordable:
+                return None

@@ -1,0 +1,172 @@
+"""The Triton kernels of attention against the matrix in float64: in Triton's interpreter, and on a GPU if there is one.
+
+The interpreter must be chosen before Triton is imported, so that these tests run in a process of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+inside = pytest.mark.skipif(not INTERPRETED and DEVICE == "cpu", reason="runs in Triton's interpreter or on a GPU")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+def test_kernels_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-rA", "-x", "-n", "0", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert "test_masks" in done.stdout  # that is, they were not all left out
+
+
+def draw(batch=2, heads=2, shared=1, length=37, keys=None, dim=16, wide=None, dtype=torch.float32, targets=None):
+    """Query, key, value and the gradient of what attention returns; ``shared`` query heads to one key head."""
+    generator = torch.Generator().manual_seed(length + dim)
+    keys, wide = keys or length, wide or dim
+    leading = () if targets is None else (targets,)
+    shapes = (
+        (batch, heads * shared, length, dim),
+        (batch, heads, keys, dim),
+        (batch, heads, keys, wide),
+        (*leading, batch, heads * shared, length, wide),
+    )
+    return [torch.randn(shape, generator=generator).to(DEVICE, dtype) for shape in shapes]
+
+
+def oracle(query, key, grad, mask=None, *, is_causal=False, scale=None):
+    """Log-sum-exp and A^T grad in float64, with zeros for queries that see nothing."""
+    query, key, grad = (tensor.double().cpu() for tensor in (query, key, grad))
+    shared = query.shape[1] // key.shape[1]
+    scores = query @ key.repeat_interleave(shared, 1).transpose(-2, -1) * (scale or query.shape[-1] ** -0.5)
+    if is_causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+    if mask is not None:
+        mask = mask.cpu()
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.double()
+    pulled = scores.softmax(-1).nan_to_num(0.0).transpose(-2, -1) @ grad
+    return scores.logsumexp(-1), pulled.unflatten(-3, (key.shape[1], shared)).sum(-3)
+
+
+def check(query, key, grad, mask=None, *, tolerance=1e-5, **options):
+    """Both kernels against the oracle."""
+    from dave_vit.rules.fused.attention import log_sum_exp, values_gradient
+
+    options = {"is_causal": False, "scale": None, **options}
+    lse = log_sum_exp(query, key, mask, **options)
+    pulled = values_gradient(grad, query, key, lse, mask, **options)
+    expected_lse, expected = oracle(query, key, grad, mask, **options)
+    assert lse.dtype == torch.float32
+    torch.testing.assert_close(lse.double().cpu(), expected_lse, rtol=1e-5, atol=1e-5)
+    assert pulled.dtype == query.dtype
+    assert pulled.shape == expected.shape
+    assert pulled.isfinite().all()
+    assert (pulled.double().cpu() - expected).norm() <= tolerance * expected.norm()
+
+
+@inside
+@pytest.mark.parametrize(("length", "keys"), [(1, 1), (16, 16), (37, 37), (130, 130), (5, 150), (70, 3)])
+def test_lengths(length, keys):
+    query, key, _, grad = draw(length=length, keys=keys)
+    check(query, key, grad)
+
+
+@inside
+@pytest.mark.parametrize(("dim", "wide"), [(8, 8), (24, 24), (64, 64), (80, 80), (32, 48), (48, 16)])
+def test_head_dimensions(dim, wide):
+    query, key, _, grad = draw(dim=dim, wide=wide)
+    check(query, key, grad)
+
+
+@inside
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 1e-2), (torch.float32, 1e-5)])
+def test_types(dtype, tolerance):
+    if INTERPRETED and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter multiplies no bfloat16 matrices")
+    query, key, _, grad = draw(length=50, dim=32, dtype=dtype)
+    check(query, key, grad, tolerance=tolerance)
+
+
+@inside
+@pytest.mark.parametrize("shape", [(2, 4, 37, 41), (2, 1, 1, 41), (1, 4, 37, 41), (37, 41), (41,)])
+@pytest.mark.parametrize("boolean", [True, False])
+def test_masks(shape, boolean):
+    query, key, _, grad = draw(shared=2, length=37, keys=41)
+    mask = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    check(query, key, grad, mask > -0.5 if boolean else mask)
+
+
+@inside
+@pytest.mark.parametrize("boolean", [True, False])
+def test_a_query_that_sees_nothing_gives_nothing(boolean):
+    query, key, _, grad = draw(length=20)
+    mask = torch.ones(20, 20, dtype=torch.bool, device=DEVICE)
+    mask[3] = False
+    check(
+        query, key, grad, mask if boolean else torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
+    )
+
+
+@inside
+@pytest.mark.parametrize(("length", "keys"), [(150, 150), (40, 20), (20, 40)])
+def test_causal(length, keys):
+    query, key, _, grad = draw(length=length, keys=keys)
+    check(query, key, grad, is_causal=True)
+
+
+@inside
+@pytest.mark.parametrize("shared", [2, 3])
+def test_query_heads_that_share_a_value_head(shared):
+    query, key, _, grad = draw(shared=shared)
+    check(query, key, grad, is_causal=True)
+
+
+@inside
+@pytest.mark.parametrize("targets", [1, 2, 5])
+def test_several_targets(targets):
+    query, key, _, grad = draw(targets=targets)
+    check(query, key, grad, scale=0.3)
+
+
+@inside
+def test_tensors_as_models_lay_them_out():
+    packed = torch.randn(2, 37, 3, 4, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    query, key, _ = packed.permute(2, 0, 3, 1, 4).unbind(0)
+    grad = torch.randn(2, 37, 4, 16, generator=torch.Generator().manual_seed(1)).to(DEVICE).transpose(1, 2)
+    check(query, key, grad)
+    expanded = torch.ones((), device=DEVICE).expand(2, 4, 37, 16)  # what a sum's backward pass hands over
+    check(query, key, expanded)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+def test_kernels_compile_for_a_gpu_that_is_not_here():
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from dave_vit.rules.fused.attention import _tile
+    from dave_vit.rules.fused.kernels import values_gradient_kernel as kernel
+
+    tile = _tile(torch.empty(1, 1, 1, 64, dtype=torch.bfloat16), 64, targets=1)
+    options = {name: tile.pop(name) for name in ("num_warps", "num_stages")}
+    tensors = ("grad", "query", "key", "lse", "mask", "out")
+    fixed = {"scale": 0.125, "CAUSAL": False, "MASK": "none", "PRECISION": "tf32", **tile}
+    fixed |= {"L": 197, "S": 197, "E": 64, "EV": 64, "HEADS": 12, "GROUP": 1, "TARGETS": 1}
+    fixed |= {name: 1 if name.endswith("_e") else 64 for name in kernel.arg_names if name not in {*fixed, *tensors}}
+    types = {name: "*fp32" if name == "lse" else "*bf16" for name in tensors}
+    source = ASTSource(
+        kernel,
+        {name: types.get(name, "constexpr") for name in kernel.arg_names},
+        {(kernel.arg_names.index(name),): value for name, value in fixed.items()},
+    )
+    made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert "wgmma" in made.asm["ptx"]  # on the matrix units

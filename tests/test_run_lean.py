@@ -1,0 +1,261 @@
+"""Lean forms of models: the same logits and derivatives for less work, and the model itself where that fails."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from dave_vit import DAVE, effective_transformation
+from dave_vit.methods.chunks import even
+from dave_vit.rules import EFFECTIVE
+from dave_vit.rules.norms import centred, centred_in_one_kernel
+from dave_vit.run.compiled import CompiledGradient
+from dave_vit.run.lean import LeanModel
+from dave_vit.run.selections import narrowed
+from dave_vit.run.tape import Unrecordable, record
+from tiny_models import CLASSES, FAMILIES, SIZE, huggingface_vit, vit
+
+MODELS = {
+    **FAMILIES,
+    "huggingface": huggingface_vit,
+    "registers": lambda: vit(reg_tokens=2, init_values=0.5),
+    "pooled": lambda: vit(class_token=False, global_pool="avg"),
+    "distinct norms": lambda: vit(qk_norm=True),
+}
+
+
+@pytest.fixture
+def images():
+    return torch.randn(3, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+
+
+def shapes(tape, name):
+    """Shapes of what a function gave, call by call, when the tape is played."""
+    seen = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if getattr(func, "__name__", "") == name:
+                seen.append(tuple(result.shape))
+            return result
+
+    with Watch(), torch.no_grad():
+        tape.play(torch.zeros(tape.input_shape))
+    return seen
+
+
+class TestTape:
+    @pytest.mark.parametrize("name", MODELS)
+    def test_plays_what_the_model_computes(self, name, images):
+        model = MODELS[name]()
+        try:
+            tape = record(model, images)
+        except Unrecordable:
+            assert name == "cnn"  # its ReLUs write in place in other versions
+            return
+        other = images.flip(0)
+        with torch.no_grad():
+            expected = getattr(model(other), "logits", None)
+            expected = model(other) if expected is None else expected
+            assert torch.equal(tape.play(other), expected)
+            torch.testing.assert_close(narrowed(tape).play(other), expected)
+        assert tape.classes == CLASSES
+
+    def test_records_without_computing(self, images):
+        model = vit()
+        model.blocks[0].mlp.fc1.weight.data.fill_(torch.nan)
+        assert record(model, images).classes == CLASSES
+
+    @pytest.mark.parametrize(
+        "forward",
+        [
+            lambda x: x.clone().mul_(2).flatten(1)[:, :4],
+            lambda x: x.flatten(1)[:, : 4 if x.sum() > 0 else 3],
+            lambda x: torch.from_numpy(x.detach().numpy()).flatten(1)[:, :4],
+            lambda x: Doubled.apply(x).flatten(1)[:, :4],
+            lambda x: x,
+        ],
+        ids=["in place", "looks at values", "leaves torch", "its own derivative", "no logits"],
+    )
+    def test_refuses_what_it_cannot_hold(self, forward, images):
+        with pytest.raises(Unrecordable):
+            record(forward, images)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+class TestSelections:
+    def test_only_the_class_token_passes_the_last_mlp(self, images):
+        tape = record(vit(), images)
+        tokens = (SIZE // 8) ** 2 + 1
+        assert shapes(tape, "gelu") == [(3, tokens, 96)] * 2
+        assert shapes(narrowed(tape), "gelu") == [(3, tokens, 96), (3, 1, 96)]
+
+    def test_only_its_query_is_made(self, images):
+        mixed = shapes(narrowed(record(vit(), images)), "scaled_dot_product_attention")
+        assert [shape[2] for shape in mixed] == [(SIZE // 8) ** 2 + 1, 1]
+
+    def test_queries_keys_and_values_are_products_of_their_own(self, images):
+        tape = record(vit(), images)
+        assert 72 in {shape[-1] for shape in shapes(tape, "linear")}
+        assert 72 not in {shape[-1] for shape in shapes(narrowed(tape), "linear")}
+
+    def test_nothing_changes_where_all_tokens_count(self, images):
+        tape = record(vit(class_token=False, global_pool="avg"), images)
+        assert shapes(narrowed(tape), "gelu") == shapes(tape, "gelu")
+
+    def test_what_is_selected_twice_is_computed_once(self, images):
+        def forward(x):
+            hidden = nn.functional.gelu(x.flatten(1))
+            return hidden[:, :4] + hidden[:, 2:6]
+
+        assert len(shapes(narrowed(record(forward, images)), "gelu")) == 1
+
+    def test_indices_of_the_input_are_no_selection(self, images):
+        def forward(x):
+            hidden = nn.functional.gelu(x.flatten(1))
+            return hidden[:, :8][torch.arange(3) * (x.sum((1, 2, 3)) > -1e9).long()]
+
+        tape = record(forward, images)
+        torch.testing.assert_close(narrowed(tape).play(images), forward(images))
+
+    def test_parts_that_do_not_meet_are_computed_apart(self, images):
+        def forward(x):
+            hidden = nn.functional.gelu(x.flatten(1))
+            return hidden[:, :4] + hidden[:, 4:8]
+
+        assert shapes(narrowed(record(forward, images)), "gelu") == [(3, 4), (3, 4)]
+
+
+class TestLeanModel:
+    @pytest.mark.parametrize("name", MODELS)
+    def test_gives_the_models_own_derivative(self, name, images):
+        model = MODELS[name]().double()
+        images = images.double()
+        target = torch.tensor([[0, 1], [2, 3], [4, 0]])
+        lean = LeanModel(model).gradient(images, target, EFFECTIVE)
+        torch.testing.assert_close(lean.weight, effective_transformation(model, images, target))
+
+    def test_a_model_that_cannot_be_recorded_runs_as_it_is(self, images):
+        class InPlace(nn.Module):
+            def forward(self, x):
+                return x.clone().mul_(2).flatten(1)[:, :4]
+
+        model = InPlace()
+        assert LeanModel(model).of(images) is model
+
+    def test_follows_its_weights(self, images):
+        model = vit()
+        lean = LeanModel(model)
+        for change in (lambda: None, lambda: model.head.weight.data.mul_(2), lambda: setattr(model, "head", head())):
+            change()
+            with torch.no_grad():
+                torch.testing.assert_close(lean.of(images)(images), model(images))
+
+    def test_an_unsupported_function_is_named_with_its_module(self, images):
+        model = vit()
+        model.norm = Strange()
+        with pytest.raises(Exception, match="norm"):
+            LeanModel(model).gradient(images, 0, EFFECTIVE)
+
+    def test_knows_the_number_of_classes(self, images):
+        assert LeanModel(vit()).classes(images) == CLASSES
+
+
+def head():
+    return nn.Linear(24, CLASSES)
+
+
+class Strange(nn.Module):
+    def forward(self, x):
+        return torch.special.bessel_j0(x)
+
+
+@pytest.mark.filterwarnings("error")
+class TestCompiled:
+    """The traced graph, run by its interpreter in place of the compiler."""
+
+    @pytest.fixture(autouse=True)
+    def uncompiled(self, monkeypatch):
+        monkeypatch.setattr(torch, "compile", lambda graph: graph)
+
+    def test_equals_eager(self, images):
+        model = vit()
+        target = torch.tensor([[0, 1], [2, 3], [4, 0]])
+        compiled = CompiledGradient(model, EFFECTIVE)
+        for part in (slice(0, 3), slice(1, 3)):  # a smaller batch is filled up
+            expected = effective_transformation(model, images[part], target[part])
+            torch.testing.assert_close(compiled(images[part], target[part]), expected, rtol=1e-4, atol=1e-6)
+        assert len(compiled._steps) == 1
+
+    @pytest.mark.parametrize("options", [{}, {"act_layer": nn.SiLU}, {"act_layer": lambda: nn.GELU("tanh")}])
+    def test_gates_in_closed_form(self, options, images):
+        model = vit(**options).double()
+        expected = effective_transformation(model, images.double(), [[0], [1], [2]])
+        compiled = CompiledGradient(model, EFFECTIVE)
+        torch.testing.assert_close(compiled(images.double(), torch.tensor([[0], [1], [2]])), expected)
+
+    def test_maps_are_those_of_eager_passes(self, images):
+        model = vit()
+        expected = DAVE(model, samples=5, chunk=6).attribute(images, [0, 1, 2])
+        found = DAVE(model, samples=5, chunk=6, compiled=True).attribute(images, [0, 1, 2])
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+    def test_a_known_class_costs_no_pass_of_the_model(self, images, monkeypatch):
+        model = vit()
+        dave = DAVE(model, samples=2, compiled=True)
+        dave.attribute(images, 0)
+        monkeypatch.setattr(model, "forward", None)
+        dave.attribute(images, 1)
+
+    def test_a_class_out_of_range_is_refused(self, images):
+        with pytest.raises(Exception, match="out of range"):
+            DAVE(vit(), samples=2, compiled=True).attribute(images, CLASSES)
+
+    def test_where_compiling_fails_the_passes_run_without(self, images, monkeypatch):
+        def broken(graph):
+            raise RuntimeError("no compiler here\nand more")
+
+        monkeypatch.setattr(torch, "compile", broken)
+        model = vit()
+        dave = DAVE(model, samples=4, compiled=True)
+        with pytest.warns(UserWarning, match="no compiler here"):
+            found = dave.attribute(images, 0)
+        torch.testing.assert_close(found, DAVE(model, samples=4).attribute(images, 0))
+        dave.attribute(images, 0)  # and it is not said again: other warnings are errors here
+
+
+@pytest.mark.parametrize(("count", "most", "size"), [(50, 8, 5), (50, 16, 10), (50, 100, 50), (53, 8, 6), (1, 8, 1)])
+def test_even_chunks(count, most, size):
+    assert even(count, most) == size
+
+
+def test_the_model_is_left_as_it_was(images):
+    model = vit()
+    before = copy.deepcopy(model.state_dict())
+    DAVE(model, samples=2).attribute(images, 0)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(parameter.requires_grad is False for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(6,), (4, 6)])
+def test_a_layer_norms_way_back_is_the_same_in_one_kernel(affine, shape):
+    generator = torch.Generator().manual_seed(0)
+    grad = torch.randn(3, 5, 4, 6, generator=generator, dtype=torch.float64)
+    inverse = torch.rand(*grad.shape[: -len(shape)], *[1] * len(shape), generator=generator, dtype=torch.float64)
+    weight = torch.randn(shape, generator=generator, dtype=torch.float64) if affine else None
+    given = (grad, inverse, weight, tuple(range(-len(shape), 0)))
+    torch.testing.assert_close(centred_in_one_kernel(*given), centred(*given))
