@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unicodedata import category
+
 
 class DaveError(Exception):
     """Base of all errors that a user can cause and repair; the command line prints it and exits with 2."""
@@ -53,6 +55,20 @@ class ImageError(DaveError):
 
 class DataError(DaveError):
     """A data set is missing, incomplete or malformed."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception of another library says, in one line; its type where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def readable(text: str) -> str:
+    """Text that can be printed and encoded: control characters, and bytes of file names that are no UTF-8, escaped."""
+    return "".join(ascii(letter)[1:-1] if _hidden(letter) else letter for letter in text)
+
+
+def _hidden(letter: str) -> bool:
+    return category(letter) in ("Cc", "Cs") and letter not in "\n\t"
 
 
 def missing_extra(package: str, extra: str) -> MissingExtra:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,8 +14,28 @@ from dave_vit.errors import DataError
 
 
 def box(left: str | float, top: str | float, right: str | float, bottom: str | float) -> Box:
-    """A box from text or numbers; ValueError where one is no number."""
-    return float(left), float(top), float(right), float(bottom)
+    """A box from text or numbers; ValueError where one is no finite number."""
+    corners = float(left), float(top), float(right), float(bottom)
+    if not all(map(math.isfinite, corners)):
+        raise ValueError(f"corners {corners} are not finite")
+    return corners
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that came with a data set."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: no UTF-8 text (byte {error.start}); save it as UTF-8") from error
+
+
+def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a table that are not empty, with their numbers."""
+    rows = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    try:
+        yield from ((rows.line_num, row) for row in rows if row)
+    except csv.Error as error:
+        raise DataError(f"{path}, line {rows.line_num}: not a table with commas ({error})") from error
 
 
 def read_objects(path: Path) -> list[tuple[str, Box]]:

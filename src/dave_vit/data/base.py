@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from dave_vit.data.images import SUFFIXES, to_rgb
-from dave_vit.errors import DataError, ImageError, OptionError
+from dave_vit.data.images import SUFFIXES, check_size, to_rgb
+from dave_vit.errors import DataError, ImageError, OptionError, first_line, readable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,6 +41,10 @@ class Item:
     file: str = ""
     mask: str = ""
     picture: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", readable(self.name))  # it goes into tables; the file keeps its own name
+        object.__setattr__(self, "picture", readable(self.picture))
 
 
 class Dataset(ABC):
@@ -130,7 +134,10 @@ def _read(path: Path) -> Image:
 
     try:
         with images.open(path) as picture:
+            check_size(picture.size, path.name)
             picture.load()
             return picture
+    except ImageError:
+        raise
     except Exception as error:  # decoders meet damaged bytes with any exception
-        raise ImageError(f"{path.name}: not an image that can be read ({str(error).splitlines()[0]})") from error
+        raise ImageError(f"{path.name}: not an image that can be read ({first_line(error)})") from error

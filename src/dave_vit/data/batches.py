@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dave_vit.data.base import Dataset, Item, Mask
 from dave_vit.data.placement import Placements
-from dave_vit.errors import DataError, ImageError
+from dave_vit.errors import DataError, DaveError, ImageError, first_line
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,16 @@ def _read(data: Dataset, index: int, placements: Placements) -> _Read:
     item, picture, mask = data[index], data.image(index), data.mask(index)
     try:
         tensor = placements.preprocess(picture)
-    except (ValueError, ZeroDivisionError) as error:  # a side of one pixel, which a resize turns into none
-        raise ImageError(f"{item.name}: {picture.width} x {picture.height} pixels cannot be preprocessed") from error
+    except DaveError:
+        raise
+    except Exception as error:  # such as a side of one pixel, which a resize turns into none
+        what = f"{item.name}: {picture.width} x {picture.height} pixels cannot be preprocessed"
+        raise ImageError(f"{what} ({first_line(error)})") from error
     tensor = tensor.reshape(tensor.shape[-3:])
     if mask is None and not item.boxes:
         return _Read(item, tensor, np.zeros(tensor.shape[1:], dtype=np.bool_))
+    if mask is not None and mask.shape != (picture.height, picture.width):
+        found = f"{mask.shape[1]} x {mask.shape[0]}"
+        raise DataError(f"{item.name}: mask of {found} pixels for a picture of {picture.width} x {picture.height}")
     placement = placements.of_size(*picture.size)
     return _Read(item, tensor, placement.mask(mask) if mask is not None else placement.boxes(item.boxes))

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from dave_vit.errors import ImageError
+from dave_vit.errors import ImageError, readable
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")  # by content, whatever the name says
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 MAX_PIXELS = 100_000_000  # a small file can unpack to any size; this one needs 300 MB
+MAX_RATIO = 100  # models bring the short side to their size before they crop: 1 x 20,000 pixels would become 3 GB
 STDIN = "-"
 
 
@@ -71,7 +72,7 @@ def read_picture(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> Picture
     except OSError as error:
         raise ImageError(f"{source}: cannot be read ({error.strerror})") from error
     picture = decode(data, str(source), max_pixels=max_pixels)
-    return Picture(path.stem, picture.image, picture.notes)
+    return Picture(readable(path.stem), picture.image, picture.notes)
 
 
 def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Picture:
@@ -86,7 +87,7 @@ def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Picture:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the size is checked below, damage raises
             image = Image.open(io.BytesIO(data), formats=FORMATS)
-            _check_size(image.size, name, max_pixels)
+            check_size(image.size, name, max_pixels)
             image.load()
             upright = ImageOps.exif_transpose(image)
             notes = _frames(image)
@@ -114,10 +115,18 @@ def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
     return image.convert("RGB"), ()
 
 
-def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
+def check_size(size: tuple[int, int], name: str, max_pixels: int = MAX_PIXELS) -> None:
+    """Refuses a picture, of this width and height, that is too large or too long for any model.
+
+    Raises:
+        ImageError: it has more pixels than allowed, or one side is more than ``MAX_RATIO`` times the other.
+    """
     width, height = size
     if width * height > max_pixels:
         limit = f"at most {max_pixels / 1e6:.3g} million are read; make it smaller first"
+        raise ImageError(f"{name}: {width} x {height} pixels; {limit}")
+    if max(size) > MAX_RATIO * min(size):
+        limit = f"no side may be more than {MAX_RATIO} times the other; cut a part out of it first"
         raise ImageError(f"{name}: {width} x {height} pixels; {limit}")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from dave_vit.errors import OptionError, UnsupportedOperator
+from dave_vit.errors import OptionError, UnsupportedOperator, first_line
 from dave_vit.intercept import carry
 from dave_vit.methods.base import METHODS, MethodInfo, one_of
 from dave_vit.methods.chunks import Passes
@@ -116,7 +116,7 @@ class Layered(nn.Module):
         except RuntimeError as error:
             if not self.blocks or isinstance(error, torch.OutOfMemoryError):
                 raise
-            why = str(error).splitlines()[0]
+            why = first_line(error)
             raise _refused(f"what follows the blocks does not take the tokens of several layers ({why})") from error
 
     @contextmanager

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dave_vit.data.images import read_picture, to_rgb
+from dave_vit.data.images import check_size, read_picture, to_rgb
 from dave_vit.models.traits import Traits
 
 ImageLike = Image.Image | str | Path
@@ -33,7 +33,11 @@ class Preprocessing:
 
     def __call__(self, image: ImageLike) -> Tensor:
         """A picture or the path of one, as a batch of one: ``[1, C, H, W]``."""
-        picture = to_rgb(image)[0] if isinstance(image, Image.Image) else read_picture(image).image
+        if isinstance(image, Image.Image):
+            check_size(image.size, "image")
+            picture = to_rgb(image)[0]
+        else:
+            picture = read_picture(image).image
         tensor = self.transform(picture)
         return tensor.reshape(1, *tensor.shape[-3:])
 

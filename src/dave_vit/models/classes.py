@@ -42,7 +42,7 @@ def read_classes(classes: Classes) -> list[str]:
         return [line.strip() for line in text.splitlines() if line.strip()]
     try:
         return _from_json(json.loads(text))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ModelError(f'{path}: expected a JSON list of names, or an object such as {{"0": "cat"}}') from error
 
 

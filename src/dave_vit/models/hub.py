@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import lru_cache
 from urllib.parse import urlparse
 
-from dave_vit.errors import ModelError
+from dave_vit.errors import ModelError, first_line
 
 _SECONDS = 3.0  # longest wait for the hub's first answer
 
@@ -84,7 +84,7 @@ def _translated(what: str, error: OSError, fix: str, *, reachable: bool) -> Mode
         return _no_network(what, fix)
     if "not a valid model identifier" in text or "404" in text:
         return ModelError(f"{what} does not exist on the hub, or is private; check its name, or {fix}")
-    return ModelError(f"{what} cannot be loaded ({str(error).splitlines()[0][:200]}); {fix}")
+    return ModelError(f"{what} cannot be loaded ({first_line(error)[:200]}); {fix}")
 
 
 def _gated(what: str, fix: str) -> ModelError:

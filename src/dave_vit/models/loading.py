@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from dave_vit.errors import OptionError
+from dave_vit.errors import ModelError, OptionError
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.classes import Classes
 from dave_vit.models.families import FAMILIES
@@ -62,8 +62,17 @@ def load_model(
         raise OptionError(f"prompts make a zero-shot classifier of {able} models; {spec!r} is none of them")
     source = str(weights) if weights is not None else None
     options = {} if prompts is None else {"prompts": prompts}
+    where = checked_device(device) if device is not None else None  # before a download
     adapter = family.load(name, source, classes, **options)
-    return adapter.to(checked_device(device)) if device is not None else adapter
+    _check_finite(adapter, source or spec)
+    return adapter.to(where) if where is not None else adapter
+
+
+def _check_finite(model: Adapter, source: str) -> None:
+    """Refuses weights that would make every map NaN."""
+    for name, parameter in model.model.named_parameters():
+        if not parameter.isfinite().all():
+            raise ModelError(f"{source}: weight {name!r} holds NaN or infinity; download or save the file again")
 
 
 def parse_spec(spec: str) -> tuple[str, str]:
@@ -94,10 +103,10 @@ def _names(families: Iterable[str]) -> str:
 
 
 def checked_device(device: str | torch.device) -> torch.device:
-    """A device that exists on this machine."""
+    """A device that exists on this machine, and computes."""
     try:
         chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
+        torch.ones(1, device=chosen).item()
+    except Exception as error:  # each backend refuses in its own way
         raise OptionError(f"device {str(device)!r} is not available on this machine; use cpu") from error
     return chosen

@@ -18,6 +18,7 @@ RANDOM = "random"
 """In place of a file: leave the weights as they were initialised."""
 
 _CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "teacher", "module", "net")
+_DEPTH = 8  # of such containers; pickles can contain themselves
 PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 
 
@@ -67,11 +68,10 @@ def _read_safetensors(path: Path) -> Weights:
 
 def _state_of(content: Any, path: Path) -> State:
     """The parameters inside a checkpoint, without the wrappings of the program that trained it."""
-    while isinstance(content, dict) and not _is_state(content):
-        inner = next((content[key] for key in _CONTAINERS if isinstance(content.get(key), dict)), None)
-        if inner is None:
+    for _ in range(_DEPTH):
+        if not isinstance(content, dict) or _is_state(content):
             break
-        content = inner
+        content = next((content[key] for key in _CONTAINERS if isinstance(content.get(key), dict)), None)
     if not isinstance(content, dict) or not _is_state(content):
         raise ModelError(f"{path}: holds no state dict; save one with torch.save(model.state_dict(), FILE)")
     return dict(content)
@@ -119,7 +119,10 @@ def filled(build: Callable[..., nn.Module], weights: str, count: int) -> tuple[n
 def names_of(weights: Weights) -> list[str] | None:
     """Class names that were saved beside the weights."""
     text = weights.metadata.get("class_names")
-    return [str(name) for name in json.loads(text)] if text else None
+    try:
+        return [str(name) for name in json.loads(text)] if text else None
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"{weights.path}: its class_names are no JSON list; save the file again") from error
 
 
 def load_state(model: nn.Module, weights: Weights) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from dave_vit.atomic import write_bytes
 from dave_vit.errors import OptionError
@@ -66,6 +67,8 @@ class Drawing(Figure):
         """The figure as a file: "png", "svg" or "pdf"."""
         if kind not in FORMATS:
             raise OptionError(f"figure format {kind!r}; expected one of {', '.join(FORMATS)}")
+        for text in self._words():
+            text.set_parse_math(False)  # names of files, classes and methods may hold dollar signs
         buffer = io.BytesIO()
         undated: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
         with rc_context(_FONT):
@@ -76,6 +79,14 @@ class Drawing(Figure):
         """Writes a file of the kind that its ending names: .png, .svg or .pdf."""
         target = Path(path)
         write_bytes(target, self.data(target.suffix.lower().removeprefix("."), dpi=dpi))
+
+    def _words(self) -> Iterator[Text]:
+        """All texts but the numbers on axes, of which some are formulas."""
+        yield from self.texts
+        for axes in self.axes:
+            yield from (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts)
+            legend = axes.get_legend()
+            yield from legend.get_texts() if legend else ()
 
     def _repr_png_(self) -> bytes:
         return self.data("png", dpi=110)

@@ -22,7 +22,7 @@ from dave_vit.bench.engines.base import ENGINES, EngineOptions, Finished
 from dave_vit.bench.store import RunFolder
 from dave_vit.bench.tasks import Task
 from dave_vit.bench.worker import Job, Worker
-from dave_vit.errors import DaveError, OptionError, missing_extra
+from dave_vit.errors import DaveError, OptionError, first_line, missing_extra
 
 
 @dataclass
@@ -176,8 +176,9 @@ def _connect(ray: Any, address: str, quiet: dict[str, Any]) -> None:
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise OptionError(f"no Ray cluster at {address!r} ({first}); start one with: ray start --head") from error
+        raise OptionError(
+            f"no Ray cluster at {address!r} ({first_line(error)}); start one with: ray start --head"
+        ) from error
 
 
 @contextmanager

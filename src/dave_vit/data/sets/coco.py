@@ -33,7 +33,7 @@ class Coco(FileDataset):
             names = {int(one["id"]): str(one["name"]) for one in content["categories"]}
             files = {one["id"]: str(one["file_name"]) for one in content["images"]}
             boxes = _boxes(content["annotations"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             what = "images, categories and annotations of the COCO form"
             raise DataError(f"{path}: expected a JSON file with {what} ({type(error).__name__}: {error})") from None
         order = sorted(names)

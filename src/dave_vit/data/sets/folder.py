@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
-from dave_vit.data.annotations import box
+from dave_vit.data.annotations import box, read_csv
 from dave_vit.data.base import Box, FileDataset, Item, image_files
 from dave_vit.data.sets import DATASETS
-from dave_vit.errors import DataError
+from dave_vit.errors import DataError, readable
 
 TABLE, MASKS = "boxes.csv", "masks"
 _COLUMNS = ("image", "left", "top", "right", "bottom")
@@ -29,9 +28,10 @@ class Folder(FileDataset):
     def __init__(self, root: str | Path, limit: int | None = None) -> None:
         super().__init__(root)
         folders = sorted(path for path in self.root.iterdir() if path.is_dir() and _is_class(path.name))
-        self.class_names = [path.name for path in folders if image_files(path)]
-        label = {name: index for index, name in enumerate(self.class_names)}
-        paths = [path for name in self.class_names for path in image_files(self.root / name)]
+        names = [path.name for path in folders if image_files(path)]
+        self.class_names = [readable(name) for name in names]
+        label = {name: index for index, name in enumerate(names)}
+        paths = [path for name in names for path in image_files(self.root / name)]
         paths = paths or image_files(self.root)
         if not paths:
             raise DataError(f"{self.root}: no images; looked in the folder and in one folder per class")
@@ -53,16 +53,17 @@ def read_boxes(path: Path) -> dict[str, tuple[Box, ...]]:
     boxes: dict[str, tuple[Box, ...]] = {}
     if not path.is_file():
         return boxes
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file)
-        if not set(_COLUMNS) <= set(rows.fieldnames or ()):
-            raise DataError(f"{path.name}: columns {rows.fieldnames}; expected {', '.join(_COLUMNS)}")
-        for row in rows:
-            try:
-                corners = box(*(row[name] for name in _COLUMNS[1:]))
-            except (TypeError, ValueError):
-                raise DataError(f"{path.name}, line {rows.line_num}: expected four numbers, got {row}") from None
-            boxes[row["image"]] = (*boxes.get(row["image"], ()), corners)
+    lines = read_csv(path)
+    columns = next(lines, (0, []))[1]
+    if not set(_COLUMNS) <= set(columns):
+        raise DataError(f"{path.name}: columns {columns}; expected {', '.join(_COLUMNS)}")
+    for number, line in lines:
+        row = dict(zip(columns, line, strict=False))
+        try:
+            corners = box(*(row[name] for name in _COLUMNS[1:]))
+        except (KeyError, ValueError):
+            raise DataError(f"{path.name}, line {number}: expected four numbers, got {line}") from None
+        boxes[row["image"]] = (*boxes.get(row["image"], ()), corners)
     return boxes
 
 

@@ -6,13 +6,12 @@ the XML files of `ILSVRC2012_bbox_val_v3`; classes are numbered as in `LOC_synse
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dave_vit.data.annotations import box, read_objects
+from dave_vit.data.annotations import box, read_csv, read_objects, read_text
 from dave_vit.data.base import Box, FileDataset, Item, image_files
 from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError
@@ -93,20 +92,17 @@ class _Truths:
 
 def read_table(path: Path) -> Iterator[tuple[str, _Truth]]:
     """Names and truths of Kaggle's table: ``ImageId,PredictionString`` with ``wnid x0 y0 x1 y1``, repeated."""
-    with path.open(newline="") as file:
-        for number, row in enumerate(csv.reader(file), 1):
-            if not row or row[0] == "ImageId":
-                continue
-            words = row[1].split() if len(row) == 2 else []
-            try:
-                if not words or len(words) % 5:
-                    raise ValueError
-                boxes = [(words[i], box(*words[i + 1 : i + 5])) for i in range(0, len(words), 5)]
-            except ValueError:
-                raise DataError(
-                    f"{path.name}, line {number}: expected 'name,wnid x0 y0 x1 y1 ...', got {row}"
-                ) from None
-            yield row[0], _Truth(words[0], tuple(at for wnid, at in boxes if wnid == words[0]))
+    for number, row in read_csv(path):
+        if row[0] == "ImageId":
+            continue
+        words = row[1].split() if len(row) == 2 else []
+        try:
+            if not words or len(words) % 5:
+                raise ValueError
+            boxes = [(words[i], box(*words[i + 1 : i + 5])) for i in range(0, len(words), 5)]
+        except ValueError:
+            raise DataError(f"{path.name}, line {number}: expected 'name,wnid x0 y0 x1 y1 ...', got {row}") from None
+        yield row[0], _Truth(words[0], tuple(at for wnid, at in boxes if wnid == words[0]))
 
 
 def read_xml(path: Path, wnid: str = "") -> _Truth:
@@ -130,7 +126,7 @@ def _synsets(root: Path) -> dict[str, str]:
 
         info = ImageNetInfo()
         return {wnid: info.label_name_to_description(wnid) for wnid in info.label_names()}
-    rows = (line.split(" ", 1) for line in path.read_text().splitlines() if line.strip())
+    rows = (line.split(" ", 1) for line in read_text(path).splitlines() if line.strip())
     return {row[0]: row[-1] for row in rows}
 
 

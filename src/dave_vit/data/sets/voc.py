@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dave_vit.data.annotations import read_objects
+from dave_vit.data.annotations import read_objects, read_text
 from dave_vit.data.base import Box, FileDataset, Item, image_files
 from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError
@@ -60,5 +60,5 @@ def _by_class(path: Path) -> dict[str, tuple[Box, ...]]:
 def _listed(root: Path) -> set[str] | None:
     for name in _LISTS:
         if (root / name).is_file():
-            return {line.split()[0] for line in (root / name).read_text().splitlines() if line.strip()}
+            return {line.split()[0] for line in read_text(root / name).splitlines() if line.strip()}
     return None

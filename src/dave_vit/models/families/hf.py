@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dave_vit.errors import ModelError, missing_extra
+from dave_vit.errors import ModelError, first_line, missing_extra
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
@@ -205,8 +205,7 @@ def _readable(name: str, spec: str) -> Iterator[None]:
         with nullcontext() if local else hub_access(spec), _quiet():
             yield
     except (ValueError, KeyError, RuntimeError, ImportError, OSError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"{spec} cannot be used as an image classifier: {first[:200]}") from error
+        raise ModelError(f"{spec} cannot be used as an image classifier: {first_line(error)[:200]}") from error
 
 
 @contextmanager
