@@ -156,6 +156,14 @@ class TestLeanModel:
         model = InPlace()
         assert LeanModel(model).of(images) is model
 
+    def test_hooks_are_called(self, images):
+        model, seen = vit(), []
+        lean = LeanModel(model)
+        lean.gradient(images, 0, EFFECTIVE)
+        model.blocks[0].register_forward_hook(lambda module, given, made: seen.append(len(made)))
+        lean.gradient(images, 0, EFFECTIVE)
+        assert seen == [3]
+
     def test_follows_its_weights(self, images):
         model = vit()
         lean = LeanModel(model)

@@ -51,6 +51,8 @@ class LeanModel:
         return None if tape is None else tape.classes
 
     def _tape(self, inputs: Tensor) -> Tape | None:
+        if any(module._forward_hooks or module._forward_pre_hooks for module in self.model.modules()):
+            return None  # a recording would not call them
         weights = tuple(parameter.data_ptr() for parameter in self.model.parameters())
         if weights != self._weights:
             self._tapes, self._weights = {}, weights

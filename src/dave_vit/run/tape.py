@@ -121,7 +121,7 @@ def record(forward: Callable[[Tensor], Any], inputs: Tensor) -> Tape:
                 output = getattr(output, "logits", output)
             if isinstance(output, Tensor):
                 check_graph(output)
-        except Unrecordable:
+        except (Unrecordable, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # whatever a model does not do on fake tensors: it is then run as it is
             raise Unrecordable(str(error)) from error
@@ -156,6 +156,8 @@ class _Recorder(TorchFunctionMode):
         kwargs, spelling = kwargs or {}, function_name(func)
         if spelling.inplace or spelling.name == "__setitem__" or kwargs.get("inplace"):
             raise Unrecordable(f"{spelling.name} in place")
+        if spelling.name in ("register_hook", "retain_grad"):
+            raise Unrecordable("somebody watches its gradients")
         if spelling.name == "__iter__":
             return iter(self.__torch_function__(Tensor.unbind, types, args))
         result = func(*args, **kwargs)
