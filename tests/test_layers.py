@@ -22,6 +22,7 @@ ORDER = [
     "intercept",
     "rules",
     "targets",
+    "scores",
     "run",
     "conserve",
     "effective",

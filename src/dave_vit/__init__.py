@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dave_vit._version import __version__
 
 if TYPE_CHECKING:
+    from dave_vit import scores
     from dave_vit.conserve import conservation_gap
     from dave_vit.methods import DAVE, METHODS, create_method
     from dave_vit.models import load_model
@@ -28,6 +29,7 @@ __all__ = [
     "create_method",
     "effective_transformation",
     "load_model",
+    "scores",
 ]
 
 # Imported when first asked for, so that the command line answers --help without waiting for torch.
@@ -38,13 +40,15 @@ _HOMES = {
     "load_model": "models",
     "conservation_gap": "conserve",
     "effective_transformation": "run",
+    "scores": "scores",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = import_module(f"{__name__}.{_HOMES[name]}")
+    value = home if name == _HOMES[name] else getattr(home, name)
     globals()[name] = value
     return value
 

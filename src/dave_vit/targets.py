@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from dave_vit.errors import TargetError
+from dave_vit.errors import OutputError, TargetError
 
 if TYPE_CHECKING:
     import numpy as np
 
-Score = Callable[[Tensor], Tensor]
+Score = Callable[..., Tensor]
+"""From a model's output, as the model returns it, to one number an image ``[B]``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,11 +24,13 @@ class Target:
 
     Attributes:
         indices: classes ``[]`` (one for all images), ``[B]`` or ``[B, K]``; None where they are not known yet.
-        score: a function from logits to one number an image, in the place of classes.
+        score: a function of the model's output to one number an image, in the place of classes.
+        places: ``[B, H, W]``, where in each image a score of a place looks, once views moved it.
     """
 
     indices: Tensor | None = None
     score: Score | None = None
+    places: Tensor | None = None
 
     @classmethod
     def of(cls, wanted: TargetLike, batch: int) -> Target:
@@ -35,7 +38,8 @@ class Target:
 
         Args:
             wanted: an index for all images, one index an image, a row of indices an image (lists, ranges, numpy arrays
-                or tensors), a function from logits to one score an image, or None for the predicted class.
+                or tensors), a function of the model's output to one score an image, or None for the predicted
+                class.
             batch: how many images there are.
         """
         if wanted is None:
@@ -72,16 +76,21 @@ class Target:
             )
         return replace(self, indices=indices)
 
+    def read(self, output: Any, batch: int) -> Tensor:
+        """What is looked at in a model's output: logits ``[B, classes]``, or ``[B, 1]``, the values of the score."""
+        if self.score is None:
+            return class_logits(output, batch)
+        score = self.score(output) if self.places is None else self.score(output, self.places)
+        given = tuple(score.shape) if isinstance(score, Tensor) else None
+        if given != (batch,):
+            what = type(score).__name__ if given is None else f"shape {given}"
+            raise TargetError(f"the score function returned {what}; it must return one number an image, [{batch}]")
+        return score.unsqueeze(1)
+
     def rows(self, logits: Tensor) -> Tensor:
         """The explained numbers: ``[K, B]``, one row for each backward pass."""
         if self.score is not None:
-            score = self.score(logits)
-            if score.shape != logits.shape[:1]:
-                raise TargetError(
-                    f"the score function returned shape {tuple(score.shape)}; it must return one number an image, "
-                    f"[{logits.shape[0]}]"
-                )
-            return score.unsqueeze(0)
+            return logits.T  # the scores, as they were read
         indices = self.resolve(logits).columns
         indices = indices.clone() if indices.is_inference() else indices  # autograd keeps no tensors of inference mode
         return logits.gather(1, indices).T  # [K, B]
@@ -95,6 +104,8 @@ class Target:
 
     def part(self, start: int, stop: int) -> Target:
         """What is explained of some images of the batch."""
+        if self.places is not None:
+            return replace(self, places=self.places[start:stop])
         if self.indices is None or self.indices.ndim == 0:
             return self
         return replace(self, indices=self.indices[start:stop])
@@ -127,6 +138,23 @@ TargetLike: TypeAlias = (
 """All that may be given as a target; see ``Target.of``."""
 
 
+def class_logits(output: Any, batch: int) -> Tensor:
+    """The logits ``[B, classes]`` of a classifier's output: a tensor, or an object that holds them under ``logits``."""
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise OutputError(
+            f"the model returned {type(output).__name__}; it must return logits [batch, classes]: wrap it in a module "
+            "that picks them out, or give a function of its output as the target"
+        )
+    if logits.ndim != 2 or logits.shape[0] != batch:
+        raise OutputError(
+            f"the model returned shape {tuple(logits.shape)} for a batch of {batch}; it must return logits "
+            "[batch, classes]: wrap it in a module that picks or pools them, or give a function of its output as the "
+            "target"
+        )
+    return logits
+
+
 def resolve_target(logits: Tensor, target: TargetLike) -> Tensor:
     """Class indices for a batch: ``[B]``, or ``[B, K]`` where several classes of each image are asked for."""
     resolved = Target.of(target, len(logits)).resolve(logits)
@@ -139,7 +167,7 @@ def _indices(wanted: Any) -> Tensor:
         indices = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TargetError(
-            f"target is of type {type(wanted).__name__}; give class indices as integers, or a function of the logits"
+            f"target is of type {type(wanted).__name__}; give class indices as integers, or a function of the output"
         ) from error
     if indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype == torch.bool:
         raise TargetError(f"target has type {indices.dtype}; give class indices as integers")

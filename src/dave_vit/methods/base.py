@@ -78,7 +78,8 @@ class Method(ABC):
     """Base of all methods: options that never change, and one step that explains a chunk of images.
 
     Args:
-        model: any module that maps inputs ``[B, C, H, W]`` to logits ``[B, classes]``. It is never changed.
+        model: any module that maps inputs ``[B, C, H, W]`` to logits ``[B, classes]``, or to anything else that a score
+            function can read. It is never changed.
         chunk: rows (images, or images times samples) in one forward pass; it changes speed and memory, not the maps.
         autocast: run the model under autocast, for example ``torch.bfloat16``.
 
@@ -103,8 +104,8 @@ class Method(ABC):
 
         Args:
             inputs: preprocessed images ``[B, C, H, W]``.
-            target: a class index, one index an image, ``[B, K]`` indices, a function from logits to one score an image,
-                or None for the predicted class.
+            target: a class index, one index an image, ``[B, K]`` indices, a function of the model's output, as the
+                model returns it, to one score an image, or None for the predicted class.
 
         Returns:
             ``[B, C, H, W]``; ``[B, K, C, H, W]`` for ``[B, K]`` targets.

@@ -40,7 +40,7 @@ class Random(Method):
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
         generator = sample_generator(self.seed, 0, "noise")
         drawn = torch.randn(images.shape[1:], generator=generator, device="cpu")
-        return _alike(drawn, images, target, clean_logits(self.model, images, passes))
+        return _alike(drawn, images, target, clean_logits(self.model, images, passes, target.read))
 
 
 @METHODS.register("center")
@@ -72,7 +72,7 @@ class Center(Method):
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
         row, column = (self._profile(extent).to(images.dtype) for extent in images.shape[-2:])
         drawn = per_channel(row[:, None] * column, images.shape[1])  # [C, H, W]
-        return _alike(drawn, images, target, clean_logits(self.model, images, passes))
+        return _alike(drawn, images, target, clean_logits(self.model, images, passes, target.read))
 
     def _profile(self, extent: int) -> Tensor:
         at = (torch.arange(extent, dtype=torch.float64) + 0.5) / extent - 0.5

@@ -104,5 +104,5 @@ class CheferLRP(TokenMethod):
     def _relevances(self, image: Tensor, target: Target) -> list[list[Tensor]]:
         """A list for each of the K classes: the relevance of each attention matrix of one image."""
         exact = image.to(precise_dtype(image.device))
-        with observation(self.model, exact, rules=alpha_beta(self.alpha)) as observed:
+        with observation(self.model, exact, rules=alpha_beta(self.alpha), read=target.read) as observed:
             return gradients(observed.logits, target, [attention.matrix for attention in observed.attention])

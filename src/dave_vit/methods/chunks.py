@@ -8,7 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from dave_vit.run.gradient import logits_of
+from dave_vit.run.gradient import Read, logits_of
+from dave_vit.targets import class_logits
 
 T = TypeVar("T")
 
@@ -64,6 +65,6 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(part in text for part in known)
 
 
-def clean_logits(model: nn.Module, images: Tensor, passes: Passes) -> Tensor:
-    """The logits of the images themselves, ``[B, classes]``."""
-    return torch.cat(passes.run(lambda start, stop: logits_of(model, images[start:stop]), len(images)))
+def clean_logits(model: nn.Module, images: Tensor, passes: Passes, read: Read = class_logits) -> Tensor:
+    """The logits of the images themselves, ``[B, classes]``, or what else is read out of the model's output."""
+    return torch.cat(passes.run(lambda start, stop: logits_of(model, images[start:stop], read), len(images)))

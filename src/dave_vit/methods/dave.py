@@ -111,7 +111,7 @@ class DAVE(Method):
     def _attributions(self, views: Views, images: Tensor, target: Target, passes: Passes) -> Tensor:
         """One sample a view: ``[n, b, C, H, W]``, or ``[n, b, K, C, H, W]``."""
         rows = views.apply(images).flatten(0, 1)  # x_t = tau(x + eps): [n * b, C, H, W]
-        wanted = target.repeated(len(views))
+        wanted = self._seen(target, views, images)
 
         def effective(start: int, stop: int) -> Tensor:
             return self._effective(rows[start:stop], wanted.part(start, stop))
@@ -119,6 +119,15 @@ class DAVE(Method):
         weight = torch.cat(passes.run(effective, len(rows))).unflatten(0, (len(views), len(images)))
         pulled = views.pull_back(weight.flatten(1, -4)).reshape(weight.shape)  # eq. (8) inside
         return times(pulled, images, target)  # eq. (9)
+
+    def _seen(self, target: Target, views: Views, images: Tensor) -> Target:
+        """The target of each view; the place that a score looks at moves with the image."""
+        wanted, place = target.repeated(len(views)), getattr(target.score, "place", None)
+        if place is None:
+            return wanted
+        size = (images.shape[-2], images.shape[-1])
+        moved = views.moved(place(size).to(images.device, images.dtype))  # [n, H, W]
+        return replace(wanted, places=moved.repeat_interleave(len(images), 0))
 
     def _effective(self, rows: Tensor, target: Target) -> Tensor:
         """W of each view."""

@@ -111,9 +111,9 @@ class IntegratedGradients(Method):
         Zero for an exact integral; if it is large against the logit, take more steps. Two forward passes.
         """
         images, wanted, passes = self._opened(inputs, target)
-        logits = clean_logits(self.model, images, passes)
+        logits = clean_logits(self.model, images, passes, wanted.read)
         wanted = wanted.resolve(logits)
-        start = clean_logits(self.model, self._start(images), passes)
+        start = clean_logits(self.model, self._start(images), passes, wanted.read)
         rise = (wanted.rows(logits) - wanted.rows(start)).T  # [B, K]
         total = attribution.reshape(*rise.shape, -1).sum(-1, dtype=precise_dtype(images.device))
         return total - rise if wanted.several else (total - rise)[:, 0]

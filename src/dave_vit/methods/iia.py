@@ -82,7 +82,7 @@ class IIA(TokenMethod):
 
     def _contributions(self, rows: Tensor, target: Target, rules: RuleSet) -> Tensor:
         """max(0, A * dA), averaged over heads: ``[blocks, rows, K, N, N]``."""
-        with observation(self.model, rows, rules=rules, autocast=self.autocast) as observed:
+        with observation(self.model, rows, rules=rules, autocast=self.autocast, read=target.read) as observed:
             layers = token_graph(observed, rows).layers
             slopes = gradients(observed.logits, target, [layer.matrix for layer in layers])  # K lists
         matrices = torch.stack([wide(layer) for layer in layers])  # [blocks, rows, heads, N, N]

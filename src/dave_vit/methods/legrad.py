@@ -16,8 +16,9 @@ from dave_vit.methods.base import METHODS, MethodInfo, one_of
 from dave_vit.methods.chunks import Passes
 from dave_vit.methods.tokens import TokenMethod, gradients, token_graph
 from dave_vit.precision import working_dtype
+from dave_vit.run.gradient import Read
 from dave_vit.run.observe import Attention, Observation
-from dave_vit.targets import Target
+from dave_vit.targets import Target, class_logits
 
 Readout = Literal["model", "cls", "mean"]
 
@@ -57,8 +58,11 @@ class LeGrad(TokenMethod):
         super().__init__(model, **options)
         self.layers, self.readout = None if layers is None else tuple(layers), one_of("readout", readout, _READOUTS)
 
-    def _subject(self) -> nn.Module:
-        return Layered(getattr(self.model, "_orig_mod", self.model), _READOUTS[self.readout])
+    def _subject(self, target: Target) -> nn.Module:
+        return Layered(getattr(self.model, "_orig_mod", self.model), _READOUTS[self.readout], target.read)
+
+    def _read(self, target: Target) -> Read:
+        return class_logits  # read already, of all layers together
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
         layered = cast(Layered, observed.model)
@@ -92,9 +96,9 @@ class Layered(nn.Module):
         logits: ``[layers, b, classes]``, what the head made of each layer's tokens.
     """
 
-    def __init__(self, model: nn.Module, readout: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, model: nn.Module, readout: Callable[[Tensor], Tensor], read: Read = class_logits) -> None:
         super().__init__()
-        self.model, self._readout = model, readout
+        self.model, self._readout, self._read = model, readout, read
         self.blocks: list[str] = []
         self.logits = torch.empty(0)
 
@@ -104,8 +108,8 @@ class Layered(nn.Module):
             for paths, blocks in _block_lists(self):
                 stack.enter_context(self._tapped(paths, blocks, len(inputs)))
             output = self._run(inputs)
-        logits = output if isinstance(output, Tensor) else getattr(output, "logits", output)
-        if not self.blocks or not isinstance(logits, Tensor):
+            logits = self._read(output, len(inputs) * (1 + len(self.blocks)))
+        if not self.blocks:
             return logits
         self.logits = logits[len(inputs) :].unflatten(0, (len(self.blocks), -1))
         return logits[: len(inputs)]

@@ -16,6 +16,7 @@ from dave_vit.methods.base import Explanation, Method, one_of
 from dave_vit.methods.chunks import Passes
 from dave_vit.methods.located import per_channel
 from dave_vit.precision import working_dtype
+from dave_vit.run.gradient import Read
 from dave_vit.run.layout import TokenLayout, find_layout
 from dave_vit.run.observe import Attention, Observation, observation
 from dave_vit.targets import Target
@@ -54,7 +55,7 @@ class TokenGraph:
         if self.pooling is not None:
             return wide(self.pooling).mean((1, 2)).unsqueeze(1)
         last = self.layers[-1].matrix
-        (grad,) = torch.autograd.grad(self.logits.square().sum(), last, retain_graph=True)
+        (grad,) = _slopes(self.logits.square().sum(), [last])
         read = (grad != 0).any(-1).any(1)  # [b, N]
         weight = (read | ~read.any(1, keepdim=True)).to(working_dtype(last.dtype))
         return (weight / weight.sum(1, keepdim=True)).unsqueeze(1)
@@ -122,15 +123,19 @@ class TokenMethod(Method):
         self.resolution = one_of("resolution", resolution, get_args(Resolution))
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
-        with observation(self._subject(), images, autocast=self.autocast) as observed:
+        with observation(self._subject(target), images, autocast=self.autocast, read=self._read(target)) as observed:
             target = target.resolve(observed.logits)
             grids = self._grids(observed, images, target, passes).detach().to(images.dtype)  # [b, K, h, w]
         maps = grids.unsqueeze(2) if self.resolution == "patch" else upsampled(grids, images)
         return Explanation(maps if target.several else maps[:, 0], target.indices)
 
-    def _subject(self) -> nn.Module:
+    def _subject(self, target: Target) -> nn.Module:
         """What is run."""
         return self.model
+
+    def _read(self, target: Target) -> Read:
+        """What is read out of the output of that."""
+        return target.read
 
     @abstractmethod
     def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
@@ -147,4 +152,9 @@ def upsampled(grids: Tensor, images: Tensor) -> Tensor:
 def gradients(logits: Tensor, target: Target, sources: Sequence[Tensor]) -> list[list[Tensor]]:
     """Derivatives of what is explained with respect to ``sources``: one list for each of the K classes of an image."""
     rows = target.rows(logits).sum(1)  # [K]
-    return [list(torch.autograd.grad(row, sources, retain_graph=True)) for row in rows.unbind()]
+    return [list(_slopes(row, sources)) for row in rows.unbind()]
+
+
+def _slopes(score: Tensor, sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Zeros with respect to what a score does not depend on, such as the attention of another branch."""
+    return torch.autograd.grad(score, sources, retain_graph=True, allow_unused=True, materialize_grads=True)

@@ -138,6 +138,10 @@ class Views:
             out = self._noised(self._warped(copies))
         return out.to(x.dtype)
 
+    def moved(self, place: Tensor) -> Tensor:
+        """Where a part of the image went in each view, as floats from 0 to 1: [H,W] -> [n,H,W]."""
+        return self.warp.apply(place.expand(len(self), 1, *place.shape))[:, 0]
+
     def pull_back(self, w: Tensor) -> Tensor:
         """What was found on the views, in the frame of the image: [n,B,C,H,W] -> [n,B,C,H,W].
 

@@ -217,4 +217,6 @@ def is_attention(scores: Tensor, dim: int | None = None, *args: Any, **kwargs: A
 
 def softmax(call: Call, *args: Any, **kwargs: Any) -> Any:
     """An attention matrix written out: frozen. No loss of the value path, so it is not recorded as one."""
+    if args and not is_attention(*args, **kwargs):
+        return call.mode.operator(call, *args, **kwargs)
     return call.func(*map_tensors(Tensor.detach, args), **map_tensors(Tensor.detach, kwargs))

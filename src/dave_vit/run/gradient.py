@@ -14,7 +14,10 @@ from dave_vit.errors import InputError, OutputError, UnsupportedOperator, traini
 from dave_vit.intercept.calls import RuleSet
 from dave_vit.intercept.mode import Interception, autograd_enabled, check_graph, checkpointing_error
 from dave_vit.rules.sets.effective import EFFECTIVE
-from dave_vit.targets import Target, TargetLike
+from dave_vit.targets import Target, TargetLike, class_logits
+
+Read = Callable[[Any, int], Tensor]
+"""``read(output, batch)``: what is looked at in a model's output, ``[B, classes]``; see ``Target.read``."""
 
 
 def effective_transformation(
@@ -28,10 +31,10 @@ def effective_transformation(
     """The image-shaped weight W of the explained logit, with all operators frozen (eq. (4)).
 
     Args:
-        model: any module that maps ``inputs`` to logits ``[B, classes]``; it is left exactly as it was.
+        model: any module; it is left exactly as it was. Classes need logits ``[B, classes]``, other targets do not.
         inputs: preprocessed images ``[B, C, H, W]``.
         target: class index, one index an image, ``[B, K]`` indices (one forward pass, K backward passes), a function
-            from logits to one score an image, or None for the predicted class.
+            of the model's output, as the model returns it, to one score an image, or None for the predicted class.
         rules: the derivatives in force; the default is the effective transformation.
         autocast: run the model under autocast with this type.
 
@@ -69,7 +72,7 @@ class Gradient:
     Attributes:
         weight: derivative of the score with respect to the inputs.
         score: the explained score, ``[B]`` or ``[B, K]``.
-        logits: the model's output, ``[B, classes]``.
+        logits: what was looked at: ``[B, classes]``, or of a score function its values ``[B, 1]``.
         constants: what was added on the way; empty unless asked for.
         functions: how often each function met a tensor that carries the input.
     """
@@ -107,7 +110,7 @@ def gradient(
     model = ready(model)
     mode = Interception(rules, model, record_constants=record_constants)
     with undisturbed(inputs):
-        leaf, logits = forward(run or model, inputs, mode, autocast)
+        leaf, logits = forward(run or model, inputs, mode, autocast, wanted.read)
         rows = wanted.rows(logits)  # [K, B]
         pulled = derivatives(rows, [leaf, *(constant for _, _, constant in mode.constants or ())])
     weight = torch.stack([grads[0] for grads in pulled], 1)  # [B, K, C, H, W]
@@ -138,16 +141,21 @@ def ready(model: nn.Module) -> nn.Module:
 
 
 def forward(
-    model: Callable[[Tensor], Any], inputs: Tensor, mode: Interception, autocast: torch.dtype | None
+    model: Callable[[Tensor], Any],
+    inputs: Tensor,
+    mode: Interception,
+    autocast: torch.dtype | None,
+    read: Read = class_logits,
 ) -> tuple[Tensor, Tensor]:
     """The inputs as a leaf of the graph, and the logits under the interception.
 
-    The logits are checked to depend on the inputs and to hold no foreign derivative.
+    The logits are checked to depend on the inputs and to hold no foreign derivative. What reads them out of the model's
+    output is intercepted as well: a score that divides by a norm holds it, as a layer of the model would.
     """
     leaf = (inputs.clone() if inputs.is_inference() else inputs.detach()).requires_grad_()
     entered = leaf.clone()  # no leaf, so that it is not taken for a parameter; the model may write into it
     with torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None), mode:
-        logits = _picked(model(entered), len(inputs))
+        logits = read(model(entered), len(inputs))
     if not logits.requires_grad:
         raise _lost(mode)
     if mode.rules.strict:
@@ -155,26 +163,11 @@ def forward(
     return leaf, logits
 
 
-def logits_of(model: nn.Module, inputs: Tensor) -> Tensor:
-    """The model's logits, without gradients and without touching anything else."""
+def logits_of(model: nn.Module, inputs: Tensor, read: Read = class_logits) -> Tensor:
+    """The model's logits, or what else is read of its output, without gradients and without touching anything else."""
     check_model(model)
     with undisturbed(inputs), torch.no_grad():
-        return _picked(model(inputs), len(inputs))
-
-
-def _picked(output: Any, batch: int) -> Tensor:
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
-        raise OutputError(
-            f"the model returned {type(output).__name__}; it must return logits [batch, classes]: wrap it in a module "
-            "that picks them out"
-        )
-    if logits.ndim != 2 or logits.shape[0] != batch:
-        raise OutputError(
-            f"the model returned shape {tuple(logits.shape)} for a batch of {batch}; it must return logits "
-            "[batch, classes]: wrap it in a module that picks or pools them"
-        )
-    return logits
+        return read(model(inputs), len(inputs))
 
 
 def _lost(mode: Interception) -> Exception:

@@ -13,7 +13,7 @@ from dave_vit.intercept.calls import RuleSet
 from dave_vit.run.gradient import Gradient, gradient
 from dave_vit.run.selections import narrowed
 from dave_vit.run.tape import Tape, Unrecordable, record
-from dave_vit.targets import TargetLike
+from dave_vit.targets import Target, TargetLike
 
 
 class LeanModel:
@@ -40,10 +40,13 @@ class LeanModel:
 
     def gradient(self, inputs: Tensor, target: TargetLike, rules: RuleSet) -> Gradient:
         """Score and derivative under a rule set, as ``run.gradient`` gives them for the model."""
+        wanted = Target.of(target, len(inputs))
+        if wanted.score is not None:  # it looks at the output as the model returns it, and a recording holds logits
+            return gradient(self.model, inputs, wanted, rules=rules, autocast=self.autocast)
         try:
-            return gradient(self.model, inputs, target, rules=rules, autocast=self.autocast, run=self.of(inputs))
+            return gradient(self.model, inputs, wanted, rules=rules, autocast=self.autocast, run=self.of(inputs))
         except UnsupportedOperator:  # only the model itself can tell in which of its modules
-            return gradient(self.model, inputs, target, rules=rules, autocast=self.autocast)
+            return gradient(self.model, inputs, wanted, rules=rules, autocast=self.autocast)
 
     def classes(self, inputs: Tensor) -> int | None:
         """How many logits the model has, if that can be known without running it."""

@@ -14,7 +14,8 @@ from dave_vit.intercept.calls import Call, Rule, RuleSet
 from dave_vit.intercept.mode import Interception
 from dave_vit.rules.attention import is_attention, multi_head_attention, spelled_out
 from dave_vit.rules.sets.plain import PLAIN
-from dave_vit.run.gradient import check_inputs, forward, ready, undisturbed
+from dave_vit.run.gradient import Read, check_inputs, forward, ready, undisturbed
+from dave_vit.targets import class_logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ class Observation:
         attention: the matrices, in the order in which they arose.
         maps: rows and columns of every feature map that a convolution made before the first of them.
         pooled: the last feature map ``[B, C, h, w]``, or tokens ``[B, C, N]``, that were averaged over all positions.
-        logits: ``[B, classes]``, part of the graph.
+        logits: ``[B, classes]``, or what else was read, part of the graph.
     """
 
     model: nn.Module
@@ -53,7 +54,12 @@ class Observation:
 
 @contextmanager
 def observation(
-    model: nn.Module, inputs: Tensor, *, rules: RuleSet = PLAIN, autocast: torch.dtype | None = None
+    model: nn.Module,
+    inputs: Tensor,
+    *,
+    rules: RuleSet = PLAIN,
+    autocast: torch.dtype | None = None,
+    read: Read = class_logits,
 ) -> Iterator[Observation]:
     """Runs a model and shows its attention; derivatives can be taken as long as the context is open.
 
@@ -62,6 +68,7 @@ def observation(
         inputs: preprocessed images ``[B, C, H, W]``.
         rules: the derivatives in force; ordinary ones by default.
         autocast: run the model under autocast with this type.
+        read: what is read out of the model's output.
 
     Example:
         >>> with observation(model, images) as observed:
@@ -72,7 +79,7 @@ def observation(
     observed = Observation(ready(model))
     mode = Interception(_Observer(rules, observed, len(inputs)).rules(), observed.model)
     with undisturbed(inputs):
-        _, observed.logits = forward(observed.model, inputs, mode, autocast)
+        _, observed.logits = forward(observed.model, inputs, mode, autocast, read)
         yield observed
 
 
