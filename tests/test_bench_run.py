@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import re
@@ -11,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from bench_world import COLOURS, load, paint, plan_of, rows_of
+from bench_world import COLOURS, load, paint, plan_of, preprocess, rows_of
 from dave_vit.bench import evaluate
 from dave_vit.bench.numbers.rows import Row, Scanned
 from dave_vit.bench.tasks import Tasks, settle
@@ -187,10 +189,24 @@ def test_a_method_that_cannot_explain_the_model_is_a_reason_and_not_the_end(squa
 
 
 def test_only_recognised_images_where_that_is_wanted(squares, tmp_path):
-    plan = plan_of(squares, metrics=["energypg"], methods=["effective"], min_confidence=0.999999)
-    (one,) = evaluate(plan, tmp_path / "run", loader=load)["results"]
-    assert one["n"] + one["dropped"] == 20
-    assert set(one["reasons"]) <= {"not classified correctly with more than 0.999999"}
+    def unsure(entry, device):
+        model = copy.deepcopy(load(entry, device))
+        weight = model.head.weight.data  # fitted such that all images are as sure as each other
+        weight.mul_(0.05).add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+        return model
+
+    model = unsure(plan_of(squares).models[0], "cpu")
+    images = [preprocess(Image.open(path).convert("RGB")) for path in sorted(squares.glob("*/*.png"))]
+    with torch.no_grad():
+        probability, predicted = model(torch.cat(images)).softmax(1).max(1)
+    right = probability[predicted == torch.arange(20) // 4].sort().values
+    least = float(right[len(right) // 2 - 1] + right[len(right) // 2]) / 2
+    sure = int((right > least).sum())
+    assert 0 < sure < 20
+    plan = plan_of(squares, metrics=["energypg"], methods=["effective"], min_confidence=least)
+    (one,) = evaluate(plan, tmp_path / "run", loader=unsure)["results"]
+    assert (one["n"], one["dropped"]) == (sure, 20 - sure)
+    assert set(one["reasons"]) == {f"not classified correctly with more than {least:g}"}
 
 
 def test_no_grids_is_said(squares, tmp_path):

@@ -55,8 +55,9 @@ def test_every_method_has_a_style_of_its_own():
     assert set(METHODS) <= set(STYLES)
     assert style("dave").colour == style("dave-paper").colour == style("dave-16").colour == viz.DAVE
     assert style("dave-16").words == "dave-16"
-    assert style("mine") == style("mine")
     assert style("mine").words == "mine"
+    mine = style("mine")
+    assert (mine.colour, mine.dash, mine.marker) not in looks
 
 
 def test_one_bright_pixel_does_not_darken_the_rest():

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from dave_vit.intercept import RuleSet
 from dave_vit.rules import EFFECTIVE
-from dave_vit.run.gradient import Gradient, gradient, logits_of
+from dave_vit.run.gradient import Gradient, gradient
+from dave_vit.run.passes import logits_of
 from dave_vit.targets import Target, TargetLike
 
 

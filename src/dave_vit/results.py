@@ -20,7 +20,7 @@ from dave_vit.data.labels import pick_targets
 from dave_vit.environment import device_name, versions
 from dave_vit.methods import Explanation, Method, create_method
 from dave_vit.models import Adapter
-from dave_vit.run.gradient import logits_of
+from dave_vit.run.passes import logits_of
 
 if TYPE_CHECKING:
     from dave_vit.viz import Drawing, Panel

@@ -16,7 +16,7 @@ from dave_vit.data.labels import find_class
 from dave_vit.errors import DataError, ImageError
 from dave_vit.models import Adapter
 from dave_vit.report import Picture, Section
-from dave_vit.run.gradient import logits_of
+from dave_vit.run.passes import logits_of
 from dave_vit.viz import Cell, Drawing, draw, image_cell, map_cell
 
 _CLASSES = 3  # where none are named

@@ -18,7 +18,7 @@ from dave_vit.analysis.subjects import Setting, pictures
 from dave_vit.errors import OptionError
 from dave_vit.methods import create_method
 from dave_vit.report import Number, Picture, Section, Table
-from dave_vit.run.gradient import logits_of
+from dave_vit.run.passes import logits_of
 from dave_vit.viz import DAVE, Drawing
 from dave_vit.viz.plots import SERIES, canvas, legend, style
 

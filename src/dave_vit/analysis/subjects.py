@@ -18,7 +18,7 @@ from dave_vit.data.classes import class_map
 from dave_vit.data.images import read_picture
 from dave_vit.errors import DataError, ImageError, OptionError
 from dave_vit.models import Adapter
-from dave_vit.run.gradient import logits_of
+from dave_vit.run.passes import logits_of
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dave_vit.errors import OutputError
 from dave_vit.models.adapter import Adapter
 from dave_vit.rules import EFFECTIVE
 from dave_vit.run import gradient
-from dave_vit.run.gradient import logits_of
 from dave_vit.run.layout import TokenLayout, token_layout
+from dave_vit.run.passes import logits_of
 
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-3}
 """The largest gap that rounding can explain; single precision loses much where large parts cancel."""

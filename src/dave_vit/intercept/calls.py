@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -61,7 +62,7 @@ def _canonical(func: Any) -> FunctionName:
     if raw in ("__get__", "__set__", "__delete__"):  # a property: torch.Tensor.shape.__get__
         return FunctionName(f"{raw}{func.__self__.__name__}")
     module = getattr(func, "__module__", None)
-    if module is not None and not module.startswith("torch"):
+    if module is not None and not _is_torchs(module):
         return FunctionName(f"{module}.{raw}")  # somebody else's function of that name is not torch's
     if raw in _INPLACE_DUNDERS:
         return FunctionName(_INPLACE_DUNDERS[raw], inplace=True)
@@ -69,6 +70,11 @@ def _canonical(func: Any) -> FunctionName:
         base = raw[:-1]
         return FunctionName(_ALIASES.get(base, base), inplace=True)
     return FunctionName(_ALIASES.get(raw, raw))
+
+
+def _is_torchs(module: str) -> bool:
+    operators = re.match(r"torch\._?ops\.(\w+)", module)  # torch.ops holds the operators of every library
+    return operators[1] == "aten" if operators else module.partition(".")[0] == "torch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,25 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dave_vit.errors import CheckpointingError, UnsupportedOperator
+from dave_vit.errors import UnsupportedOperator
 from dave_vit.intercept.calls import Call, FunctionName, RuleSet, function_name
-from dave_vit.intercept.names import CONSTANT_RESULT, ESCAPES, FIRST_ARGUMENT_ONLY, SELECTIONS
-from dave_vit.intercept.states import State, is_operator, map_tensors, mark, state_of, tensors
-from dave_vit.intercept.surrogate import Surrogate
+from dave_vit.intercept.graph import check_saved_tensor_hooks, hidden_error, looking_only, saved_tensor_hooks
+from dave_vit.intercept.names import (
+    CONSTANT_RESULT,
+    ESCAPES,
+    FACTORIES,
+    FIRST_ARGUMENT_ONLY,
+    GRADIENTS,
+    HOOKS,
+    SELECTIONS,
+)
+from dave_vit.intercept.states import State, depends, is_known, is_operator, map_tensors, mark, state_of, tensors
+from dave_vit.intercept.watch import Watch
 
 
 def _without_parameters(tensor: Tensor) -> Tensor:
     # The input enters as a non-leaf, so a leaf that wants gradient is a parameter: here it is a constant.
-    return tensor.detach() if tensor.requires_grad and tensor.is_leaf else tensor
+    return mark(tensor.detach(), state_of(tensor)) if tensor.requires_grad and tensor.is_leaf else tensor
 
 
 class Interception(TorchFunctionMode):
@@ -55,58 +64,105 @@ class Interception(TorchFunctionMode):
         self.traced = traced
         self.losses: list[str] = []
         self.functions: dict[str, int] = {}  # how often each met a carrier
-        self._hooks = _saved_tensor_hooks()
+        self.watch: Watch | None = None  # follows the input below the interception, in a model's first pass
+        self._closed = False  # whether the input is known, so that no other tensor may want gradient
+        self._hooks = saved_tensor_hooks()
         self._paths: dict[int, str] | None = None
+
+    def enter(self, inputs: Tensor) -> Tensor:
+        """Declare the input: from here on no other tensor that wants gradient may come in."""
+        self._closed = True
+        return mark(inputs, State.CARRIER)
+
+    @contextmanager
+    def watched(self, inputs: Tensor) -> Iterator[Watch]:
+        """Follow the input below the interception as well; to be entered inside of it."""
+        self.watch = Watch(inputs, self.where)
+        with self.watch:
+            yield self.watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Route one call: constants and operators run as they are, carriers meet a rule."""
         spelling, kwargs = function_name(func), kwargs or {}
+        if self.watch is not None:
+            self.watch.call(spelling.name, (args, kwargs))
         if spelling.name in CONSTANT_RESULT:
-            return func(*args, **kwargs)
+            return self._constant(func, spelling.name, args, kwargs)
+        if spelling.name in HOOKS:
+            return self._hook(func, spelling.name, args, kwargs)
         args, kwargs = map_tensors(_without_parameters, args), map_tensors(_without_parameters, kwargs)
-        inputs = args[:1] if spelling.name in FIRST_ARGUMENT_ONLY else (args, kwargs)
-        carrying = any(t.requires_grad for t in tensors(inputs))
-        if not carrying and not any(is_operator(t) for t in tensors(inputs)):
+        inputs = list(tensors(args[:1] if spelling.name in FIRST_ARGUMENT_ONLY else (args, kwargs)))
+        carriers = [tensor for tensor in inputs if tensor.requires_grad]
+        if not carriers and not any(map(is_operator, inputs)):
             return func(*args, **kwargs)
-        if spelling.name in ESCAPES:
-            self._escape(spelling.name, args)
-        if not carrying:
+        if self.rules.strict:
+            self._check(spelling.name, carriers, args, kwargs)
+        if not carriers:
             return self._unruled(func, spelling, args, kwargs)
         return self._ruled(func, spelling, args, kwargs)
 
+    def _check(self, name: str, carriers: list[Tensor], args: Any, kwargs: Any) -> None:
+        """Refuse what would take the input out of sight."""
+        for carrier in carriers if self._closed else ():
+            if not is_known(carrier):
+                raise hidden_error(f"a tensor that wants gradient ({_origin(carrier)})", self.where())
+        if name in ESCAPES and any(tensor.dtype is not torch.bool for tensor in tensors(args)):
+            raise self.unsupported(name, "it turns a value that depends on the input into a Python number or array")
+        if name in GRADIENTS:
+            raise self.unsupported(name, "it asks for gradients inside of the model")
+        if kwargs.get("out") is not None:
+            raise self.unsupported(f"{name}(out=...)", "it writes into a tensor that is given, use what it returns")
+
+    def _constant(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Nothing of the first argument's values is in the result; other arguments may be what it is filled with."""
+        if self.rules.strict and name in GRADIENTS and is_operator(args[0]):
+            raise self.unsupported(name, "it asks for gradients inside of the model")
+        result = func(*args, **kwargs)
+        if name in FACTORIES and any(map(depends, tensors((args[1:], kwargs)))):
+            self._settle(result)
+        return result
+
+    def _hook(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if not self.rules.strict or args[0].is_leaf:
+            return func(*args, **kwargs)
+        if name != "register_hook":
+            raise self.unsupported(name, "a hook on gradients may change the map")
+        return func(args[0], looking_only(args[1]))
+
     def _unruled(self, func: Any, spelling: FunctionName, args: Any, kwargs: Any) -> Any:
         writes = spelling.inplace or spelling.name == "__setitem__"
-        if writes and self.rules.strict and args[0]._is_view() and not is_operator(args[0]):
+        if writes and self.rules.strict and not is_operator(args[0]) and _is_view(args[0]):
             raise self.unsupported(spelling.name, "it writes a frozen operator into a view of a constant")
+        if spelling.name == "__iter__":
+            return iter(self._settle(args[0].unbind()))
         result = func(*args, **kwargs)
-        return self._settle(args[0] if writes else result, result)
+        self._settle(args[0] if writes else result)
+        return result
 
     def _ruled(self, func: Any, spelling: FunctionName, args: Any, kwargs: Any) -> Any:
-        if _saved_tensor_hooks() is not self._hooks:
-            raise checkpointing_error()
+        if (hooks := saved_tensor_hooks()) is not self._hooks:
+            check_saved_tensor_hooks(hooks)
         self.functions[spelling.name] = self.functions.get(spelling.name, 0) + 1
         rule = self.rules.lookup(func, spelling.name)
         if rule is None:
             if self.rules.strict:
                 raise self.unsupported(spelling.name)
             return func(*args, **kwargs)
-        call = Call(self, func, spelling.name)
-        if spelling.inplace or kwargs.get("inplace"):
-            if spelling.inplace:
-                call = Call(self, _out_of_place(func), spelling.name)
-            kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
-            # A derivative that looks at this argument again is given one that the write leaves alone.
-            state, first = state_of(args[0]), args[0]
-            if state is State.GATE or spelling.name in SELECTIONS - {"relu"}:
-                first = mark(first.clone(), state)
-            return self.store(args[0], rule(call, first, *args[1:], **kwargs))
-        result = rule(call, *args, **kwargs)
-        return self._settle(result, result)
+        if not (spelling.inplace or kwargs.get("inplace")):
+            return self._settle(rule(Call(self, func, spelling.name), *args, **kwargs))
+        call = Call(self, _out_of_place(func) if spelling.inplace else func, spelling.name)
+        kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
+        # A derivative that looks at this argument again is given one that the write leaves alone.
+        state, first = state_of(args[0]), args[0]
+        if state is State.GATE or spelling.name in SELECTIONS - {"relu"}:
+            first = mark(first.clone(), state)
+        return self.store(args[0], rule(call, first, *args[1:], **kwargs))
 
-    def _settle(self, changed: Any, result: Any) -> Any:
-        # What depends on the input and carries no gradient is an operator from here on.
+    def _settle(self, result: Any) -> Any:
+        # What depends on the input and carries no gradient is an operator from here on; what carries is known.
         if self.rules.strict:
-            mark([tensor for tensor in tensors(changed) if not tensor.requires_grad], State.OPERATOR)
+            for tensor in tensors(result):
+                mark(tensor, state_of(tensor) if tensor.requires_grad else State.OPERATOR)
         return result
 
     def store(self, target: Tensor, value: Tensor) -> Tensor:
@@ -114,9 +170,21 @@ class Interception(TorchFunctionMode):
         if not value.requires_grad and target._is_view():
             raise self.unsupported("an in-place write of a frozen operator into a view")
         if not value.requires_grad:
-            target.detach_()
+            self.freeze(target)
         target.copy_(value)
-        return self._settle(mark(target, state_of(value)), target)  # type: ignore[no-any-return]
+        return self.wrote(target, state_of(value))
+
+    def freeze(self, target: Tensor) -> None:
+        """Make an operator of a carrier that is about to be written to."""
+        target.detach_()
+        if self.watch is not None:
+            self.watch.freeze(target)
+
+    def wrote(self, target: Tensor, state: State) -> Tensor:
+        """Remember what a tensor is after something was written into it, and that what it is a view of now carries."""
+        if target._base is not None and target.requires_grad:
+            mark(target._base, State.CARRIER)
+        return self._settle(mark(target, state))  # type: ignore[no-any-return]
 
     def operator(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         """Run a function without gradient: its result can only be an operator from here on."""
@@ -140,10 +208,6 @@ class Interception(TorchFunctionMode):
             return value
         self.constants.append((self.module(), function, leaf))
         return value + (leaf - leaf.detach())  # adds zero, but with a derivative
-
-    def _escape(self, name: str, args: Any) -> None:
-        if any(t.is_floating_point() for t in tensors(args)):
-            raise self.unsupported(name, "it turns a value that depends on the input into a Python number or array")
 
     def where(self) -> str:
         """The innermost module of the model on the call stack, as a phrase."""
@@ -171,46 +235,15 @@ class Interception(TorchFunctionMode):
         )
 
 
-def _saved_tensor_hooks() -> Any:
-    # Gradient checkpointing installs hooks on saved tensors; new ones inside the model give it away.
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+def _is_view(target: Any) -> bool:
+    return any(tensor._is_view() for tensor in tensors(target))
 
 
-def checkpointing_error() -> CheckpointingError:
-    """The error for models that recompute their forward pass during the backward pass."""
-    return CheckpointingError(
-        "the model uses gradient checkpointing, which runs the forward pass again outside of the interception; "
-        "switch it off, for example model.set_grad_checkpointing(False) or model.gradient_checkpointing_disable()"
-    )
+def _origin(carrier: Tensor) -> str:
+    return carrier.grad_fn.name() if carrier.grad_fn is not None else "a leaf"
 
 
 def _out_of_place(func: Any) -> Any:
     name = function_name(func).name
-    return getattr(Tensor, name, None) or getattr(torch.nn.functional, name, None) or getattr(torch, name)
-
-
-def check_graph(output: Tensor) -> None:
-    """Refuse a graph that holds somebody else's autograd function: its derivative was never intercepted."""
-    todo, visited = [output.grad_fn], set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        todo.extend(parent for parent, _ in node.next_functions)
-        forward = getattr(node, "_forward_cls", None)
-        if forward is None or forward is Surrogate:
-            continue
-        if "Checkpoint" in forward.__name__:
-            raise checkpointing_error()
-        raise UnsupportedOperator(
-            f"the custom autograd function {forward.__module__}.{forward.__qualname__} is not supported: its "
-            "derivative cannot be intercepted; use plain torch functions in its place"
-        )
-
-
-@contextmanager
-def autograd_enabled() -> Iterator[None]:
-    """Gradients on, whatever the caller's grad mode or inference mode is."""
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        yield
+    homes = (Tensor, torch.nn.functional, torch)
+    return next((getattr(home, name) for home in homes if hasattr(home, name)), None)

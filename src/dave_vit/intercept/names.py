@@ -11,15 +11,15 @@ CONSTANT_RESULT = (
     frozenset(
         """size dim ndimension numel nelement stride storage_offset data_ptr element_size is_contiguous get_device
         is_floating_point is_complex is_signed is_same_size is_tensor is_inference is_shared is_pinned is_conj is_neg
-        has_names storage untyped_storage __len__ __repr__ __format__ __hash__ __str__ register_hook retain_grad
+        has_names storage untyped_storage __len__ __repr__ __format__ __hash__ __str__ retain_grad
         zeros_like ones_like full_like empty_like rand_like randn_like randint_like new_zeros new_ones new_full
         new_empty new_tensor new_empty_strided result_type can_cast __dir__
-        requires_grad_ _is_view""".split()
+        requires_grad _is_view""".split()
     )
     | _properties(
         """shape dtype device layout ndim is_cuda is_cpu is_mps is_xpu is_meta is_sparse is_sparse_csr is_quantized
-        is_nested is_mkldnn is_vulkan is_leaf is_mtia is_ipu is_xla is_ort is_maia requires_grad grad grad_fn names
-        itemsize nbytes name output_nr retains_grad _version _base grad_dtype __dict__ _backward_hooks"""
+        is_nested is_mkldnn is_vulkan is_leaf is_mtia is_ipu is_xla is_ort is_maia requires_grad grad names
+        itemsize nbytes name output_nr retains_grad _version _base grad_dtype __dict__"""
     )
     | frozenset(f"__set__{name}" for name in "requires_grad grad names".split())
 )
@@ -28,8 +28,24 @@ CONSTANT_RESULT = (
 FIRST_ARGUMENT_ONLY = frozenset("to type_as expand_as view_as reshape_as".split())
 """Functions that take only shape, type or device from their other arguments."""
 
-ESCAPES = frozenset("item tolist numpy __float__ __array__ __complex__ __dlpack__".split())
+ESCAPES = frozenset("item tolist numpy __float__ __int__ __index__ __array__ __complex__ __dlpack__".split())
 """Functions that turn a tensor into something that can no longer be followed."""
+
+HOOKS = frozenset("register_hook __get__grad_fn __get___backward_hooks __set___backward_hooks".split())
+"""Ways for others to change a gradient."""
+
+GRADIENTS = frozenset("requires_grad __set__requires_grad backward".split())
+"""Ways to take gradients inside of a model."""
+
+FACTORIES = frozenset("full_like new_full new_tensor".split())
+"""Functions of a tensor's shape and type whose other arguments are what the result is filled with."""
+
+PLACES = {
+    "where": 0,
+    **dict.fromkeys(["masked_fill", "masked_scatter", "index_put"], 1),
+    **dict.fromkeys(["scatter", "scatter_add", "index_add", "index_copy", "index_fill"], 2),
+}
+"""Which argument of a sum only says where its terms go."""
 
 MOVES = frozenset(
     """view reshape permute transpose t swapaxes swapdims movedim moveaxis flatten unflatten ravel squeeze
@@ -37,14 +53,14 @@ MOVES = frozenset(
         clone to type float double half bfloat16 cpu cuda chunk split split_with_sizes tensor_split unsafe_chunk
         unsafe_split hsplit vsplit unbind select narrow __getitem__ index_select gather take_along_dim take
         masked_select roll flip fliplr flipud rot90 diagonal diag diag_embed tril triu as_strided alias unfold
-        pixel_shuffle pixel_unshuffle channel_shuffle neg positive im2col constant_pad_nd
+        pixel_shuffle pixel_unshuffle channel_shuffle neg positive im2col
         view_as_real view_as_complex real imag conj resolve_conj resolve_neg
         atleast_1d atleast_2d atleast_3d adjoint fft_fftshift fft_ifftshift""".split()
 ) | _properties("T mT H mH real imag")
 """Numbers of the first argument are moved; the others (indices, sizes) only say how."""
 
 REDUCTIONS = frozenset(
-    """sum mean nanmean cumsum diff trace avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+    """sum mean nanmean cumsum trace avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
     adaptive_avg_pool3d upsample interpolate grid_sample fold col2im""".split()
 )
 """Sums of the first argument's numbers, with weights."""
@@ -57,7 +73,8 @@ TRANSFORMS = frozenset(
 
 SUMS = frozenset(
     """add sub rsub cat stack hstack vstack dstack column_stack row_stack where masked_fill masked_scatter pad
-    scatter scatter_add index_add index_copy index_fill index_put select_scatter slice_scatter block_diag""".split()
+    constant_pad_nd scatter scatter_add index_add index_copy index_fill index_put select_scatter slice_scatter
+    block_diag""".split()
 )
 """Affine in all of their tensor arguments together."""
 

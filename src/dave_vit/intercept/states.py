@@ -52,6 +52,16 @@ def is_operator(value: Any) -> bool:
     return state_of(value) is State.OPERATOR
 
 
+def depends(value: Any) -> bool:
+    """Whether a value is a tensor that depends on the input, carried or frozen."""
+    return state_of(value) is not State.CONSTANT
+
+
+def is_known(carrier: Tensor) -> bool:
+    """Whether a carrier was made under the interception, or is part of one that was."""
+    return hasattr(carrier, _STATE) or (carrier._base is not None and hasattr(carrier._base, _STATE))
+
+
 def mark(value: _T, state: State) -> _T:
     """Give all tensors of a result their state."""
     for tensor in tensors(value):

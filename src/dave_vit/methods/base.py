@@ -17,7 +17,7 @@ from dave_vit.maps import collapse
 from dave_vit.methods.chunks import Passes, clean_logits
 from dave_vit.registry import Registry
 from dave_vit.run import Gradient, gradient
-from dave_vit.run.gradient import check_inputs
+from dave_vit.run.passes import check_inputs
 from dave_vit.targets import Target, TargetLike
 
 Name = TypeVar("Name", bound=str)

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from dave_vit.run.gradient import Read, logits_of
+from dave_vit.run.passes import Read, logits_of
 from dave_vit.targets import class_logits
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from dave_vit.methods.base import METHODS, MethodInfo, one_of
 from dave_vit.methods.chunks import Passes
 from dave_vit.methods.tokens import TokenMethod, gradients, token_graph
 from dave_vit.precision import working_dtype
-from dave_vit.run.gradient import Read
 from dave_vit.run.observe import Attention, Observation
+from dave_vit.run.passes import Read
 from dave_vit.targets import Target, class_logits
 
 Readout = Literal["model", "cls", "mean"]

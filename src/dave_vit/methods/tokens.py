@@ -16,9 +16,9 @@ from dave_vit.methods.base import Explanation, Method, one_of
 from dave_vit.methods.chunks import Passes
 from dave_vit.methods.located import per_channel
 from dave_vit.precision import working_dtype
-from dave_vit.run.gradient import Read
 from dave_vit.run.layout import TokenLayout, find_layout
 from dave_vit.run.observe import Attention, Observation, observation
+from dave_vit.run.passes import Read
 from dave_vit.targets import Target
 
 Resolution = Literal["input", "patch"]

@@ -53,7 +53,7 @@ def attention_matrix(
 
 def shared_heads(tensor: Tensor, query: Tensor) -> Tensor:
     """Keys or values with as many heads as the query: in grouped-query attention each serves several query heads."""
-    if tensor.ndim < 3 or tensor.shape[-3] == query.shape[-3]:
+    if tensor.ndim < 3 or query.ndim < 3 or tensor.shape[-3] >= query.shape[-3]:
         return tensor
     return tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)
 
@@ -141,19 +141,23 @@ def _values_gradient(
     grad: Tensor, query: Tensor, key: Tensor, mask: Tensor | None, *, shape: torch.Size, scoring: dict[str, Any]
 ) -> Tensor:
     """A^T grad, in slices of the batch so that the matrices of one layer never exceed a fixed size."""
+    if grad.ndim == 2:
+        return _values_gradient(grad.unsqueeze(0), query, key, mask, shape=shape, scoring=scoring)
+    batch = grad.shape[:-2]  # of the result, to which queries, keys and masks may broadcast
+    query = query.expand(*batch, -1, -1)
+    heads = key.shape[-3] if key.ndim > 2 and key.shape[-3] > 1 else batch[-1]  # fewer heads than queries: shared
+    key = key.expand(*batch[:-1], heads, -1, -1)
+    mask = mask.expand(*batch, -1, key.shape[-2]) if mask is not None else None
     row_bytes = math.prod(query.shape[1:-1]) * key.shape[-2] * working_dtype(query.dtype).itemsize
     rows = max(1, _SLICE_BYTES // max(1, row_bytes))
     parts = []
-    for start in range(0, query.shape[0], rows):
-        part = slice(start, start + rows)
-        batched = mask is not None and mask.ndim == query.ndim and mask.shape[0] == query.shape[0]
-        masked = mask[part] if batched and mask is not None else mask
-        matrix = attention_matrix(query[part], key[part], masked, **scoring)
+    for part in (slice(start, start + rows) for start in range(0, len(query), rows)):
+        matrix = attention_matrix(query[part], key[part], mask[part] if mask is not None else None, **scoring)
         parts.append(matrix.transpose(-2, -1) @ grad[part].to(matrix.dtype))  # [..., Hq, S, Ev]
     pulled = torch.cat(parts) if len(parts) > 1 else parts[0]
-    if pulled.shape != shape:  # heads that share one value head add up
-        pulled = pulled.reshape(*shape[:-2], -1, *pulled.shape[-2:]).sum(-3)
-    return pulled
+    if len(shape) > 2 and 1 < shape[-3] < batch[-1]:  # heads that share one value head add up
+        pulled = pulled.unflatten(-3, (shape[-3], -1)).sum(-3)
+    return pulled.sum_to_size(shape)
 
 
 def multi_head_attention(call: Call, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:

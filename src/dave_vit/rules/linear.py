@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from dave_vit.errors import training_error
 from dave_vit.intercept.calls import Call
-from dave_vit.intercept.states import State, added, is_carrier, is_operator, map_tensors, mark, state_of, tensors
+from dave_vit.intercept.names import PLACES
+from dave_vit.intercept.states import State, added, depends, is_carrier, map_tensors, mark, state_of, tensors
 
 
 def affine(call: Call, *args: Any, **kwargs: Any) -> Any:
@@ -38,8 +40,11 @@ def reduction(call: Call, *args: Any, **kwargs: Any) -> Any:
 
 
 def total(call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Sums and concatenations of several tensors; indices and masks among them are no terms."""
-    state = added(state_of(t) for t in tensors((args, kwargs)) if t.is_floating_point() or is_carrier(t))
+    """Sums and concatenations of several tensors; what says where they go is no term."""
+    place = 1 if call.func is Tensor.where else PLACES.get(call.name, -1)  # x.where(mask, y), torch.where(mask, x, y)
+    terms = [term for position, term in enumerate(args) if position != place]
+    named = {name: term for name, term in kwargs.items() if name not in ("condition", "mask", "index", "indices")}
+    state = added(state_of(term) for term in tensors((terms, named)))
     if state is State.OPERATOR:
         return call.mode.operator(call, *args, **kwargs)
     return mark(affine(call, *args, **kwargs), state)
@@ -64,15 +69,34 @@ def frozen(call: Call, *args: Any, **kwargs: Any) -> Any:
 
 
 def set_item(call: Call, target: Tensor, index: Any, value: Any) -> None:
-    """Assignment to a slice, in place by nature."""
-    if (is_operator(value) and value.is_floating_point()) or is_operator(target):
-        raise call.mode.unsupported("assigning an input-dependent operator to a slice")
+    """Assignment to a slice, in place by nature: a sum of what stays and what comes."""
+    state = added([state_of(target), state_of(value)])
+    if state is State.OPERATOR:
+        _set_operator(call, target, index, value)
+        return
+    constant = _zeroed(target).clone()
+    constant[index] = _zeroed(value)
     call.func(target, index, value)
+    recorded = call.mode.with_constant(target, lambda: constant, call.name)
+    if recorded is not target:
+        target.copy_(recorded)
+    call.mode.wrote(target, state)
+
+
+def _set_operator(call: Call, target: Tensor, index: Any, value: Any) -> None:
+    if target._is_view():
+        raise call.mode.unsupported("assigning an input-dependent operator to a slice of a view")
+    call.mode.freeze(target)
+    call.func(target, *map_tensors(Tensor.detach, (index, value)))
+    call.mode.wrote(target, State.OPERATOR)
 
 
 def copy_into(call: Call, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:  # noqa: FBT001
     """``target.copy_(source)`` as a value: the source in the target's shape and type."""
-    return source.to(target.dtype).expand_as(target)
+    if depends(source):
+        return mark(source.to(target.dtype).expand_as(target), state_of(source))
+    everywhere = Call(call.mode, partial(torch.where, torch.ones_like(target, dtype=torch.bool)), "where")
+    return affine(everywhere, source.to(target.dtype), target)  # type: ignore[no-any-return]
 
 
 def iterate(call: Call, tensor: Tensor) -> Any:
@@ -95,6 +119,18 @@ def dropout(call: Call, input: Tensor, p: float = 0.5, training: bool = True, **
 
 def linear_combination(call: Call, start: Tensor, end: Tensor, weight: Any) -> Any:
     """``lerp``: linear in both ends for a constant weight."""
-    if is_carrier(weight) or is_operator(start) or is_operator(end) or is_operator(weight):
+    state = added([state_of(start), state_of(end)])
+    if depends(weight) or state is State.OPERATOR:
         return call.mode.operator(call, start, end, weight)
-    return affine(call, start, end, weight)
+    return mark(affine(call, start, end, weight), state)
+
+
+def difference(
+    call: Call, input: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
+) -> Any:
+    """``diff``: linear in the whole, of which its ends are parts."""
+    parts = [part for part in (prepend, input, append) if part is not None]
+    if len(parts) == 1:
+        return reduction(call, input, n, dim)
+    with call.mode:
+        return torch.diff(torch.cat(parts, dim), n, dim)

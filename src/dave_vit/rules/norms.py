@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit.errors import training_error
 from dave_vit.intercept.calls import Call
-from dave_vit.intercept.states import is_carrier
+from dave_vit.intercept.states import depends, is_carrier, mark, state_of
 from dave_vit.intercept.surrogate import carry
 from dave_vit.precision import working_dtype
 
@@ -25,10 +27,13 @@ def layer_norm(
     *args: Any,
 ) -> Tensor:
     """(x - mean) / sigma * gamma + beta, sigma frozen."""
+    if depends(weight) or depends(bias):
+        norm = partial(F.layer_norm, input, normalized_shape, eps=eps)
+        return _in_parts(call, norm, weight, bias, tuple(normalized_shape))
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     parts = (input.detach(), weight, bias)
     if torch.is_autocast_enabled(input.device.type):  # which runs this function in float32
-        parts = tuple(part.float() if part is not None else None for part in parts)  # type: ignore[assignment]
+        parts = tuple(part if part is None else part.to(working_dtype(part.dtype)) for part in parts)  # type: ignore[assignment]
     # The kernel behind F.layer_norm, which gives 1 / sigma away as well.
     value, _, inverse = torch.native_layer_norm(parts[0], tuple(normalized_shape), parts[1], parts[2], eps)
 
@@ -62,16 +67,20 @@ def rms_norm(
     call: Call, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     """x / rms * gamma, rms frozen."""
+    if depends(weight):
+        norm = partial(F.rms_norm, input, normalized_shape, eps=eps)
+        return _in_parts(call, norm, weight, None, tuple(normalized_shape))
     x = input.detach().to(working_dtype(input.dtype))
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     floor = torch.finfo(input.dtype).eps if eps is None else eps
     inverse = (x.square().mean(dims, keepdim=True) + floor).rsqrt()
-    return carry(
+    carried = carry(
         lambda: call.func(input, normalized_shape, weight, eps),
         lambda grad, inverse, weight: (grad if weight is None else grad * weight) * inverse,
         input,
         saved=(inverse, weight),
     )
+    return mark(carried, state_of(input))
 
 
 def group_norm(
@@ -84,10 +93,12 @@ def group_norm(
     *args: Any,
 ) -> Tensor:
     """Layer norm over groups of channels."""
+    per_channel = (1, -1, *[1] * (input.ndim - 2))
+    if depends(weight) or depends(bias):
+        return _in_parts(call, partial(F.group_norm, input, num_groups, eps=eps), weight, bias, per_channel)
     x = input.detach().to(working_dtype(input.dtype))
     groups = (x.shape[0], num_groups, -1)
     inverse = (x.reshape(groups).var(-1, unbiased=False, keepdim=True) + eps).rsqrt()
-    per_channel = (1, -1, *[1] * (input.ndim - 2))
 
     def pullback(grad: Tensor, inverse: Tensor, weight: Tensor | None) -> Tensor:
         scaled = (grad if weight is None else grad * weight.view(per_channel)).reshape(groups)
@@ -122,7 +133,7 @@ def normalize(call: Call, input: Tensor, p: float = 2.0, dim: int = 1, eps: floa
     if not is_carrier(input):
         raise call.mode.unsupported(call.name)
     scale = input.detach().norm(p, dim, keepdim=True).clamp_min(eps)
-    return carry(lambda: call.func(input, p, dim, eps), torch.div, input, saved=(scale,))
+    return mark(carry(lambda: call.func(input, p, dim, eps), torch.div, input, saved=(scale,)), state_of(input))
 
 
 def batch_norm(
@@ -142,10 +153,24 @@ def batch_norm(
     """
     if training or running_mean is None or running_var is None:
         raise training_error("batch normalisation" + call.mode.where())
-    scale = (running_var + eps).rsqrt() if weight is None else weight * (running_var + eps).rsqrt()
-    scale = scale.view(1, -1, *[1] * (input.ndim - 2))
+    mean, variance, shape = running_mean, running_var, (1, -1, *[1] * (input.ndim - 2))
+    if any(map(depends, (mean, variance, weight, bias))):
+        norm = lambda: (input - mean.view(shape)) * (variance.view(shape) + eps).rsqrt()  # noqa: E731
+        return _in_parts(call, norm, weight, bias, shape)
+    scale = (variance + eps).rsqrt() if weight is None else weight * (variance + eps).rsqrt()
+    scale = scale.view(shape)
     compute = partial(call.func, input, running_mean, running_var, weight, bias, training, momentum, eps)
     value = carry(compute, torch.mul, input, saved=(scale,))
     zeros = torch.zeros_like(input[:1])
     constant = partial(call.func, zeros, running_mean, running_var, weight, bias, training, momentum, eps)
     return call.mode.with_constant(value, constant, call.name)
+
+
+def _in_parts(
+    call: Call, norm: Callable[[], Tensor], weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...] = (-1,)
+) -> Tensor:
+    """A norm whose own parameters depend on the input: norm, scale and shift each meet their rule."""
+    with call.mode:
+        value = norm()
+        value = value if weight is None else value * weight.view(shape)
+        return value if bias is None else value + bias.view(shape)

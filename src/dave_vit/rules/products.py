@@ -12,6 +12,7 @@ from dave_vit.intercept.names import SCALINGS
 from dave_vit.intercept.states import (
     State,
     added,
+    depends,
     is_carrier,
     mark,
     mixed,
@@ -78,10 +79,16 @@ def _patch_product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 def fused_product(call: Call, addend: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Any:
     """An addend plus a product: attention scores with a mask, scale and shift."""
     state = added([state_of(addend), multiplied([state_of(left), state_of(right)])])
-    if state is State.OPERATOR:
+    if state is State.OPERATOR or any(map(depends, kwargs.values())):  # alpha, beta, value
         return call.mode.operator(call, addend, left, right, **kwargs)
     value = affine(call, addend, *without_gates((left, right)), **kwargs)
     return mark(value, state if _scales(call) else mixed(state))
+
+
+def fused_quotient(call: Call, addend: Tensor, numerator: Tensor, denominator: Tensor, *, value: Any = 1) -> Any:
+    """``addcdiv``: an addend plus a quotient, each by its own rule."""
+    with call.mode:
+        return addend + value * (numerator / denominator)
 
 
 def _scales(call: Call, *args: Any) -> bool:

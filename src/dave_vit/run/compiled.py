@@ -12,8 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dave_vit.errors import DaveError
 from dave_vit.intercept.calls import RuleSet
 from dave_vit.intercept.mode import Interception
-from dave_vit.run.gradient import derivatives, forward, ready, undisturbed
+from dave_vit.run.gradient import derivatives
 from dave_vit.run.lean import LeanModel
+from dave_vit.run.passes import forward, ready, undisturbed
+from dave_vit.run.sound import check_sound, fingerprint
 
 _Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -22,7 +24,8 @@ class CompiledGradient:
     """``effective_transformation`` for batches of one size, traced once and compiled.
 
     The interception runs while tracing only: the graph holds plain tensor operations, in which the rules' derivatives
-    are written out. Smaller batches are filled up, so that one graph serves all. Where compiling fails the passes run
+    are written out. Smaller batches are filled up, so that one graph serves all; it is
+    traced anew when the model has changed. Where compiling fails the passes run
     as they are, and a warning says so once.
 
     Args:
@@ -36,9 +39,12 @@ class CompiledGradient:
         self.rules = rules
         self._steps: dict[tuple[object, ...], tuple[int, _Step]] = {}
         self._failed = False
+        self._state = 0  # of the model when the graphs were traced
 
     def __call__(self, inputs: Tensor, target: Tensor) -> Tensor:
         """W for inputs ``[B, C, H, W]`` and class indices ``[B, K]``: ``[B, K, C, H, W]``."""
+        if (state := fingerprint(self.lean.model)) != self._state:  # a graph holds the model as it was
+            self._steps, self._state = {}, state
         key = (*inputs.shape[1:], inputs.dtype, inputs.device, target.shape[1])
         batch, step = self._steps.get(key, (0, None))
         if not self._failed and (step is None or len(inputs) > batch):
@@ -71,6 +77,7 @@ class CompiledGradient:
 
     def _trace(self, inputs: Tensor, target: Tensor) -> _Step:
         model, autocast = ready(self.lean.model), self.lean.autocast
+        check_sound(model, inputs, self.rules, autocast)
         run = self.lean.of(inputs)
 
         def step(images: Tensor, wanted: Tensor) -> Tensor:

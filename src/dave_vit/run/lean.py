@@ -12,6 +12,7 @@ from dave_vit.errors import UnsupportedOperator
 from dave_vit.intercept.calls import RuleSet
 from dave_vit.run.gradient import Gradient, gradient
 from dave_vit.run.selections import narrowed
+from dave_vit.run.sound import structure
 from dave_vit.run.tape import Tape, Unrecordable, record
 from dave_vit.targets import Target, TargetLike
 
@@ -20,7 +21,7 @@ class LeanModel:
     """Forward passes that leave out what nobody looks at, recorded once for each form of inputs.
 
     Where a model cannot be recorded, it stays as it is. A recording holds the model's parameters, not copies of them;
-    one that was made before a parameter was replaced is made again.
+    one that was made before a parameter, a module or a setting was replaced is made again.
 
     Args:
         model: any module that maps inputs to logits.
@@ -56,7 +57,7 @@ class LeanModel:
     def _tape(self, inputs: Tensor) -> Tape | None:
         if any(module._forward_hooks or module._forward_pre_hooks for module in self.model.modules()):
             return None  # a recording would not call them
-        weights = tuple(parameter.data_ptr() for parameter in self.model.parameters())
+        weights = (structure(self.model), *(parameter.data_ptr() for parameter in self.model.parameters()))
         if weights != self._weights:
             self._tapes, self._weights = {}, weights
         key = (inputs.shape, inputs.dtype, inputs.device)

@@ -14,7 +14,7 @@ from dave_vit.intercept.calls import Call, Rule, RuleSet
 from dave_vit.intercept.mode import Interception
 from dave_vit.rules.attention import is_attention, multi_head_attention, spelled_out
 from dave_vit.rules.sets.plain import PLAIN
-from dave_vit.run.gradient import Read, check_inputs, forward, ready, undisturbed
+from dave_vit.run.passes import Read, check_inputs, forward, ready, undisturbed
 from dave_vit.targets import class_logits
 
 

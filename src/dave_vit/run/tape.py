@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from dave_vit.intercept.calls import function_name
-from dave_vit.intercept.mode import autograd_enabled, check_graph
+from dave_vit.intercept.graph import autograd_enabled, check_graph
 from dave_vit.intercept.states import map_tensors, tensors
 
 

@@ -18,7 +18,7 @@ from dave_vit.conserve import balances
 from dave_vit.errors import MissingExtra, UnsupportedOperator
 from dave_vit.rules import EFFECTIVE
 from dave_vit.run import gradient
-from dave_vit.run.gradient import logits_of
+from dave_vit.run.passes import logits_of
 
 LIMIT = 1e-9
 """The largest gap that counts as exact, in float64."""

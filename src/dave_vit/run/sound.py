@@ -1,0 +1,134 @@
+"""Whether a model can be explained exactly, looked into before its first map and remembered.
+
+Once for each model, size of input and rule set, one or two images are run under the interception with a ``Watch``
+beneath, and once more as they are. What depends on the image out of the interception's sight, logits that the
+interception changes, and images that are mixed with the others of their batch are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.errors import OutputError, UnsupportedOperator
+from dave_vit.intercept.calls import RuleSet
+from dave_vit.intercept.mode import Interception
+from dave_vit.intercept.states import tensors
+from dave_vit.run.passes import precision, undisturbed
+
+_SOUND: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
+_ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative to the largest logit
+_COARSE = 0.1  # in half precision
+
+
+def check_sound(model: nn.Module, inputs: Tensor, rules: RuleSet, autocast: torch.dtype | None = None) -> None:
+    """Refuse a model that a strict rule set would explain wrongly; costs next to nothing the second time.
+
+    Args:
+        model: as it will be run.
+        inputs: the batch that is about to be explained; at most two images of it are used.
+        rules: looked into only where they are strict.
+        autocast: run the model under autocast with this type.
+    """
+    if not rules.strict:
+        return
+    key = (rules.name, inputs.shape[1:], len(inputs) > 1, inputs.dtype, inputs.device, autocast)
+    known, state = _SOUND.setdefault(model, {}), structure(model)
+    if known.get(key) != state:
+        _look_into(model, inputs[:2].detach(), rules, autocast)
+        known[key] = state
+
+
+def structure(model: nn.Module) -> int:
+    """Changes when a module, a parameter, a buffer or a setting of the model is replaced."""
+    return hash(tuple(part for module in model.modules() for part in _structure(module)))
+
+
+def _structure(module: nn.Module) -> Iterator[Any]:
+    yield id(module)
+    for value in vars(module).values():
+        if type(value) in (bool, float, str):  # no whole numbers: models count with them
+            yield value
+    yield from map(id, module._parameters.values())
+    yield from map(id, module._buffers.values())
+
+
+def fingerprint(model: nn.Module) -> int:
+    """Changes with the structure, and when the numbers of a parameter or a buffer change."""
+    tensors = (
+        tensor for module in model.modules() for tensor in (*module._parameters.values(), *module._buffers.values())
+    )
+    numbers = ((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors if t is not None)
+    return hash((structure(model), *numbers))
+
+
+def _look_into(model: nn.Module, images: Tensor, rules: RuleSet, autocast: torch.dtype | None) -> None:
+    watched, random = _watched(model, images, rules, autocast)
+    if any(bool(torch.isnan(output).any()) for output in watched):
+        raise OutputError("the model's output holds NaN; check the weights, the masks and the range of the input")
+    limit = _COARSE if autocast is not None else _ROUNDING.get(images.dtype, _COARSE)
+    if len(images) == 1 or random:
+        _compare(watched, _plain(model, images, autocast), limit)
+        return
+    # The second image comes first, beside another one: what is said of it must stay what it was.
+    moved = _plain(model, torch.stack([images[1], 0.5 * images[0]]), autocast)
+    if _differ([output[:1] for output in moved], [output[1:] for output in watched], limit):
+        _compare(watched, _plain(model, images, autocast), limit)
+        raise UnsupportedOperator(
+            "the logits of an image change with the other images of its batch, so that a map would mix them; explain "
+            "images one by one, or normalise within each image"
+        )
+
+
+def _watched(
+    model: nn.Module, images: Tensor, rules: RuleSet, autocast: torch.dtype | None
+) -> tuple[list[Tensor], bool]:
+    """The output under the interception, if nothing escapes it; and whether the model draws at random."""
+    mode = Interception(rules, model)
+    with undisturbed(images), precision(images, autocast):
+        before = _random_state(images)
+        entered = images.detach().requires_grad_().clone()
+        with mode, mode.watched(entered) as watch:
+            output = model(mode.enter(entered))
+        watch.check()
+        return _outputs(output, len(images)), not torch.equal(before, _random_state(images))
+
+
+def _outputs(output: Any, batch: int) -> list[Tensor]:
+    """All that a model says of its images."""
+    found = list(tensors(output)) or list(tensors(dict(vars(output)) if hasattr(output, "__dict__") else ()))
+    return [tensor.detach() for tensor in found if tensor.is_floating_point() and tensor.shape[:1] == (batch,)]
+
+
+def _random_state(images: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    return torch.cat([state, torch.cuda.get_rng_state(images.device)]) if images.is_cuda else state
+
+
+def _plain(model: nn.Module, images: Tensor, autocast: torch.dtype | None) -> list[Tensor]:
+    with undisturbed(images), torch.no_grad(), precision(images, autocast):
+        return _outputs(model(images.clone()), len(images))
+
+
+def _compare(watched: list[Tensor], plain: list[Tensor], limit: float) -> None:
+    if _differ(watched, plain, limit):
+        raise UnsupportedOperator(
+            "the logits change under the interception, so that the map would be another model's; remove what asks for "
+            "modes, or for gradients inside of the model (torch.func, torch.autograd.grad)"
+        )
+
+
+def _differ(left: list[Tensor], right: list[Tensor], limit: float) -> bool:
+    return len(left) != len(right) or not all(map(partial(_close, limit=limit), left, right))
+
+
+def _close(left: Tensor, right: Tensor, limit: float) -> bool:
+    left, right = left.cpu().double(), right.cpu().double()
+    finite = right[right.isfinite()]  # a class may be ruled out by -inf
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    return left.shape == right.shape and torch.allclose(left, right, rtol=0.0, atol=limit * scale)
