@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -38,26 +38,19 @@ class _Tap:
     watch: Callable[[Tensor], None]
 
     def accumulator(self) -> Accumulator:
-        return _Tapped(self.watch)
+        return cast(Accumulator, _Tapped(self.watch))
 
 
 class _Tapped:
     def __init__(self, watch: Callable[[Tensor], None]) -> None:
         self._inner, self._watch = Mean().accumulator(), watch
 
-    @property
-    def count(self) -> int:
-        return self._inner.count
-
-    def update(self, samples: Tensor) -> None:
-        self._inner.update(samples)
+    def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
+        self._inner.update(samples, weights)
         self._watch(samples)
 
-    def attribution(self) -> Tensor:
-        return self._inner.attribution()
-
-    def standard_error(self) -> Tensor:
-        return self._inner.standard_error()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 @dataclass(frozen=True)

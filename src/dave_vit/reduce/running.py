@@ -1,51 +1,19 @@
-"""From attribution samples to one attribution: averages and estimators that use the spread of the samples.
-
-A reducer is a frozen set of options; its accumulator takes samples [n,B,C,H,W] in chunks of any size and gives, at any
-time, the attribution [B,C,H,W] and the standard error [B,H,W] of the channel-summed samples' mean. All but the trimmed
-mean need memory that does not depend on the number of samples.
-"""
+"""Averages, and estimators that look at one pixel at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from dave_vit.errors import InputError, OptionError
 from dave_vit.precision import precise_dtype, working_dtype
-from dave_vit.registry import Registry
+from dave_vit.reduce.base import REDUCERS, Accumulator, check_count, checked, energy_share
+from dave_vit.reduce.weighted import Moments
 
 Factor = Callable[[Tensor, Tensor], Tensor]  # (mean map [B,H,W], standard error [B,H,W]) -> factor [B,H,W]
-
-
-class Accumulator(Protocol):
-    """Takes samples chunk by chunk; the results may be asked for after every chunk."""
-
-    @property
-    def count(self) -> int:
-        """How many samples were taken."""
-
-    def update(self, samples: Tensor) -> None:
-        """Takes samples [n,B,C,H,W]."""
-
-    def attribution(self) -> Tensor:
-        """The estimate so far: [B,C,H,W]."""
-
-    def standard_error(self) -> Tensor:
-        """How far the channel-summed mean may be off: [B,H,W]; zeros below two samples, where nothing is known."""
-
-
-class Reducer(Protocol):
-    """Options of an estimator."""
-
-    def accumulator(self) -> Accumulator:
-        """A fresh accumulator."""
-
-
-REDUCERS: Registry[Callable[..., Reducer]] = Registry("reducer")
 
 
 @REDUCERS.register("mean")
@@ -130,10 +98,22 @@ class _Running:
         self._factor = factor
         self._mean = torch.empty(0)  # [B,C,H,W]
         self._squares = torch.empty(0)  # [B,H,W]
+        self._moments: Moments | None = None  # in their place where samples have weights
         self._dtype = torch.float32
 
-    def update(self, samples: Tensor) -> None:
-        samples = _checked(samples, tuple(self._mean.shape) if self.count else None)
+    def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
+        samples = checked(samples, weights, tuple(self._mean.shape) if self.count else None)
+        if self.count and (weights is None) != (self._moments is None):
+            raise InputError("some samples have weights and some have none; give weights to all of them or to none")
+        if weights is not None:
+            self._moments = self._moments or Moments()
+            self._moments.add(samples, weights)
+            self._mean, self.count = self._moments.mean, self.count + len(samples)
+        else:
+            self._merge(samples)
+        self._dtype = working_dtype(samples.dtype)
+
+    def _merge(self, samples: Tensor) -> None:
         wide = precise_dtype(samples.device)
         n, total = len(samples), self.count + len(samples)
         mean = samples.mean(0, dtype=wide)  # [B,C,H,W]
@@ -144,20 +124,29 @@ class _Running:
             squares += self._squares + step.sum(1).square() * (self.count * n / total)
             mean = self._mean + step * (n / total)
         self._mean, self._squares, self.count = mean, squares, total
-        self._dtype = working_dtype(samples.dtype)
 
     def attribution(self) -> Tensor:
-        _check_count(self.count)
+        check_count(self.count)
         if self._factor is None or self.count < 2:
             return self._mean.to(self._dtype)
         factor = self._factor(self._mean.sum(1), self._error())  # [B,H,W]
         return (self._mean * factor[:, None]).to(self._dtype)
 
     def standard_error(self) -> Tensor:
-        _check_count(self.count)
+        check_count(self.count)
         return self._error().to(self._dtype)
 
+    def error_share(self) -> Tensor:
+        check_count(self.count)
+        return energy_share(self._mean.sum(1), self._error())
+
+    def significant(self) -> Tensor:
+        check_count(self.count)
+        return torch.ones(len(self._mean), dtype=torch.bool, device=self._mean.device)
+
     def _error(self) -> Tensor:
+        if self._moments is not None:
+            return self._moments.error
         # With one sample the squares are zero, and so is the error.
         return (self._squares / (max(self.count - 1, 1) * self.count)).sqrt()
 
@@ -174,18 +163,26 @@ class _Trimmed:
     def count(self) -> int:
         return self._all.count
 
-    def update(self, samples: Tensor) -> None:
+    def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
+        if weights is not None:
+            raise InputError("the trimmed mean takes no weights; use another reducer, or views that count alike")
         self._all.update(samples)
         self._chunks.append(samples.detach().to(working_dtype(samples.dtype)))
 
     def attribution(self) -> Tensor:
-        _check_count(self.count)
+        check_count(self.count)
         self._chunks = [torch.cat(self._chunks)]
         # One image at a time: the medians' working memory is several times that of what they look at.
         return torch.stack([_trimmed_mean(samples, self._options) for samples in self._chunks[0].unbind(1)])
 
     def standard_error(self) -> Tensor:
         return self._all.standard_error()
+
+    def error_share(self) -> Tensor:
+        return self._all.error_share()
+
+    def significant(self) -> Tensor:
+        return self._all.significant()
 
 
 def _trimmed_mean(samples: Tensor, options: TrimmedMean) -> Tensor:
@@ -207,17 +204,3 @@ def _nonzero(a: Tensor) -> Tensor:
 def _check_k(k: float) -> None:
     if not 0 <= k < float("inf"):
         raise OptionError(f"k is {k}; expected a finite number, 0 or above")
-
-
-def _check_count(count: int) -> None:
-    if not count:
-        raise InputError("no samples to reduce; update the accumulator with at least one")
-
-
-def _checked(samples: Tensor, image: tuple[int, ...] | None) -> Tensor:
-    """The samples without their graph, if they fit those seen before."""
-    expected = "[n,B,C,H,W]" if image is None else f"[n,{','.join(map(str, image))}]"
-    fits = samples.ndim == 5 and len(samples) > 0 and (image is None or tuple(samples.shape[1:]) == image)
-    if not fits or not samples.is_floating_point():
-        raise InputError(f"samples are {samples.dtype} shaped {list(samples.shape)}; expected floats shaped {expected}")
-    return samples.detach()

@@ -1,0 +1,74 @@
+"""What every reducer is: options, and an accumulator that takes samples chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from dave_vit.errors import InputError
+from dave_vit.registry import Registry
+
+
+class Accumulator(Protocol):
+    """Takes samples chunk by chunk; the results may be asked for after every chunk."""
+
+    @property
+    def count(self) -> int:
+        """How many samples were taken."""
+
+    def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
+        """Takes samples [n,B,C,H,W] and, of all chunks or of none, how much each one counts, [n,B]."""
+
+    def attribution(self) -> Tensor:
+        """The estimate so far: [B,C,H,W]."""
+
+    def standard_error(self) -> Tensor:
+        """How far the channel-summed mean may be off: [B,H,W]; zeros below two samples, where nothing is known."""
+
+    def error_share(self) -> Tensor:
+        """The share of the mean map's energy that is sampling error, [B]: it falls as one over the samples."""
+
+    def significant(self) -> Tensor:
+        """Whether the map of each image rests on more than chance, [B]; True for reducers that do not ask."""
+
+
+class Reducer(Protocol):
+    """Options of an estimator."""
+
+    def accumulator(self) -> Accumulator:
+        """A fresh accumulator."""
+
+
+REDUCERS: Registry[Callable[..., Reducer]] = Registry("reducer")
+
+
+def check_count(count: int) -> None:
+    """Refuse to reduce nothing."""
+    if not count:
+        raise InputError("no samples to reduce; update the accumulator with at least one")
+
+
+def checked(samples: Tensor, weights: Tensor | None, image: tuple[int, ...] | None) -> Tensor:
+    """The samples without their graph, if they fit those before and their weights.
+
+    Args:
+        samples: [n,B,C,H,W].
+        weights: [n,B], or None.
+        image: [B,C,H,W] of the samples before.
+    """
+    expected = "[n,B,C,H,W]" if image is None else f"[n,{','.join(map(str, image))}]"
+    fits = samples.ndim == 5 and len(samples) > 0 and (image is None or tuple(samples.shape[1:]) == image)
+    if not fits or not samples.is_floating_point():
+        raise InputError(f"samples are {samples.dtype} shaped {list(samples.shape)}; expected floats shaped {expected}")
+    if weights is not None and weights.shape != samples.shape[:2]:
+        raise InputError(f"weights shaped {list(weights.shape)}; expected one a sample: {list(samples.shape[:2])}")
+    return samples.detach()
+
+
+def energy_share(mean: Tensor, error: Tensor) -> Tensor:
+    """Sum of squared errors over the sum of squares of a map, [B,H,W] -> [B]; 1 for a map of zeros."""
+    energy = mean.square().sum((1, 2))
+    share = error.square().sum((1, 2)) / energy.where(energy > 0, 1.0)
+    return share.where(energy > 0, 1.0)

@@ -1,0 +1,125 @@
+"""What is significant at every scale: fine structure where the evidence around it stands out as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dave_vit.errors import OptionError
+from dave_vit.maps import smooth
+from dave_vit.precision import working_dtype
+from dave_vit.reduce.base import REDUCERS, Accumulator, check_count, checked, energy_share
+from dave_vit.reduce.weighted import Moments
+
+_MIDDLE, _COARSE = 3 / 16, 1 / 2  # standard deviations of the Gaussians, in patches
+
+
+@REDUCERS.register("significant")
+@dataclass(frozen=True)
+class Significant:
+    """Net evidence that exceeds k standard errors at its own scale and at the coarser ones.
+
+    Three maps of each sample are followed: its channel sums, and these averaged by Gaussians of 3/16 and 1/2 of a
+    patch. With a the mean of a scale over the samples, e its standard error and P = max(0, a - k e), the map is
+
+        unit(P0 gate1 gate2) + unit(P1 gate2) / 2 + unit(a2 - e2) / 2,    gate = P / |a|,
+
+    where unit divides by the sum of what is positive: fine structure, the evidence around it, and a lower bound of the
+    coarse evidence, which orders what is not significant by itself. A negative pixel therefore means that nothing
+    speaks for the class there, and not how much speaks against it. Scaled so that its positive part sums up to the
+    positive part of the coarse evidence. Where nothing is significant it is the mean.
+
+    Args:
+        k: how many standard errors.
+        patch: side of the model's patches in pixels.
+    """
+
+    k: float = 2.0
+    patch: float = 16.0
+
+    def __post_init__(self) -> None:
+        for name in ("k", "patch"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise OptionError(f"{name} is {value}; expected a finite number, 0 or above")
+
+    def accumulator(self) -> Accumulator:
+        """A fresh accumulator."""
+        return _Scales(self)
+
+
+class _Scales:
+    """Weighted moments of the samples and of their averages at two coarser scales."""
+
+    def __init__(self, options: Significant) -> None:
+        self.count = 0
+        self._k = options.k
+        self._sigmas = (_MIDDLE * options.patch, _COARSE * options.patch)
+        self._fine, self._coarser = Moments(), (Moments(), Moments())
+        self._shape: tuple[int, ...] | None = None
+        self._dtype = torch.float32
+
+    def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
+        samples = checked(samples, weights, self._shape)
+        weights = samples.new_ones(samples.shape[:2]) if weights is None else weights
+        self._dtype, self._shape = working_dtype(samples.dtype), tuple(samples.shape[1:])
+        self._fine.add(samples, weights)
+        sums = samples.sum(2, dtype=self._dtype)  # [n,B,H,W]
+        for sigma, moments in zip(self._sigmas, self._coarser, strict=True):
+            moments.add(blurred(sums, sigma).unsqueeze(2), weights)
+        self.count += len(samples)
+
+    def attribution(self) -> Tensor:
+        check_count(self.count)
+        mean = self._fine.mean  # [B,C,H,W]
+        fine, rest, scale = self._parts()
+        a = mean.sum(1)
+        shared = mean * (fine / torch.where(a == 0, 1, a)).unsqueeze(1)  # channels as in the mean
+        spread = (rest / mean.shape[1]).unsqueeze(1)
+        found = self.significant().view(-1, 1, 1, 1)
+        return torch.where(found, (shared + spread) * scale.view(-1, 1, 1, 1), mean).to(self._dtype)
+
+    def standard_error(self) -> Tensor:
+        check_count(self.count)
+        return self._fine.error.to(self._dtype)
+
+    def error_share(self) -> Tensor:
+        check_count(self.count)
+        return energy_share(self._fine.mean.sum(1), self._fine.error)
+
+    def significant(self) -> Tensor:
+        check_count(self.count)
+        fine, middle, _ = self._evidence()
+        return (fine > 0).flatten(1).any(1) | (middle > 0).flatten(1).any(1)
+
+    def _evidence(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Fine, middle and coarse evidence, [B,H,W] each."""
+        scales = (self._fine, *self._coarser)
+        means, errors = [one.mean.sum(1) for one in scales], [one.error for one in scales]
+        over = [(a - self._k * e).clamp(min=0) for a, e in zip(means, errors, strict=True)]
+        gates = [p / torch.where(a == 0, 1, a.abs()) for p, a in zip(over, means, strict=True)]
+        return over[0] * gates[1] * gates[2], over[1] * gates[2], means[2] - errors[2]
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The fine term, the sum of the other two, and what both are multiplied by, [B]."""
+        fine, middle, coarse = self._evidence()
+        fine, rest = _unit(fine), (_unit(middle) + _unit(coarse)) / 2
+        amount = self._coarser[1].mean.sum(1).clamp(min=0).sum((1, 2))
+        total = (fine + rest).clamp(min=0).sum((1, 2))
+        return fine, rest, amount / torch.where(total > 0, total, 1)
+
+
+def blurred(maps: Tensor, sigma: float) -> Tensor:
+    """Maps [...,H,W] averaged by a Gaussian that is cut off at three standard deviations."""
+    reach = int(3 * sigma)
+    if reach == 0:
+        return maps
+    return smooth(maps.flatten(0, -3), "gaussian", 2 * reach + 1, sigma).reshape(maps.shape)
+
+
+def _unit(maps: Tensor) -> Tensor:
+    """Each map over the sum of its positive part; zeros where there is none."""
+    total = maps.clamp(min=0).sum((1, 2), keepdim=True)
+    return torch.where(total > 0, maps / torch.where(total > 0, total, 1), 0)

@@ -1,0 +1,56 @@
+"""Running mean and standard error of samples that do not all count alike."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dave_vit.precision import precise_dtype
+
+_LEAST = 1e-30  # weights that are all zero are then all alike
+
+
+class Moments:
+    """Weighted sums of samples [n,B,C,...], and what follows from them for their channel sums [n,B,...].
+
+    With weights w that add up to 1, the mean is a = sum w s and the square of its standard error is
+    sum w^2 (s - a)^2 / (1 - sum w^2), which for equal weights is the usual one.
+    """
+
+    def __init__(self) -> None:
+        self._weight = torch.zeros(())  # sum of w, [B]
+        self._square = torch.zeros(())  # sum of w^2, [B]
+        self._total = torch.zeros(())  # sum of w x, [B,C,...]
+        self._first = torch.zeros(())  # sum of w^2 s, [B,...]
+        self._second = torch.zeros(())  # sum of w^2 s^2, [B,...]
+
+    def add(self, samples: Tensor, weights: Tensor) -> None:
+        """Takes samples [n,B,C,...] with weights [n,B]."""
+        wide = precise_dtype(samples.device)
+        x, w = samples.to(wide), weights.detach().to(samples.device, wide).clamp(min=_LEAST)
+        sums, squares = x.sum(2), w.square()  # [n,B,...], [n,B]
+        self._weight = self._weight + w.sum(0)
+        self._square = self._square + squares.sum(0)
+        self._total = self._total + torch.einsum("nb,nb...->b...", w, x)
+        self._first = self._first + torch.einsum("nb,nb...->b...", squares, sums)
+        self._second = self._second + torch.einsum("nb,nb...->b...", squares, sums.square())
+
+    @property
+    def mean(self) -> Tensor:
+        """[B,C,...]."""
+        return self._total / _along(self._weight, self._total)
+
+    @property
+    def error(self) -> Tensor:
+        """Of the channel-summed mean: [B,...]; zeros where one sample has all the weight."""
+        a = self.mean.sum(1)
+        squares = self._second - 2 * a * self._first + a.square() * _along(self._square, a)
+        left = (self._weight.square() - self._square).clamp(min=0)  # A^2 - B
+        known = left > self._weight.square() * 1e-12
+        variance = squares.clamp(min=0) / _along(left.where(known, 1.0), a)
+        return variance.sqrt() * _along(known.to(a.dtype), a)
+
+
+def _along(per_image: Tensor, like: Tensor) -> Tensor:
+    """[B] as [B,1,...], to meet a tensor [B,...]."""
+    return per_image.to(like.device).reshape(-1, *[1] * (like.ndim - 1))
