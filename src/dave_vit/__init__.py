@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dave_vit import scores
     from dave_vit.conserve import conservation_gap
     from dave_vit.methods import DAVE, METHODS, create_method
-    from dave_vit.models import load_model
+    from dave_vit.models import load_model, with_inputs
     from dave_vit.run import effective_transformation
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "effective_transformation",
     "load_model",
     "scores",
+    "with_inputs",
 ]
 
 # Imported when first asked for, so that the command line answers --help without waiting for torch.
@@ -38,6 +39,7 @@ _HOMES = {
     "METHODS": "methods",
     "create_method": "methods",
     "load_model": "models",
+    "with_inputs": "models",
     "conservation_gap": "conserve",
     "effective_transformation": "run",
     "scores": "scores",

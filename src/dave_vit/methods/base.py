@@ -47,7 +47,7 @@ class Explanation:
     """The outcome for a batch.
 
     Attributes:
-        attribution: signed, in the shape of the inputs ``[B, C, H, W]``.
+        attribution: signed, in the shape of the inputs ``[B, C, H, W]``; of clips ``[B, T, C, H, W]``.
         target: the explained class of each image ``[B]``, or ``[B, K]``; None for a score function.
         standard_error: of the map over the samples ``[B, H, W]``, for methods that draw samples.
         samples: how many samples it rests on.
@@ -62,8 +62,11 @@ class Explanation:
 
     @property
     def map(self) -> Tensor:
-        """One channel for looking at, ``[B, H, W]``: the channel sum, or the method's own post-processing of it."""
-        several = self.attribution.shape[:-3]  # [B], or [B, K]
+        """One channel for looking at, ``[B, H, W]``: the channel sum, or the method's own post-processing of it.
+
+        Of clips ``[B, T, H, W]``, a map for each frame.
+        """
+        several = self.attribution.shape[:-3]  # [B], or [B, K]; of clips with T at the end
         summed = collapse(self.attribution.flatten(0, -4))
         shown = summed if self.postprocess is None else self.postprocess(summed)
         return shown.reshape(*several, *shown.shape[1:])
@@ -103,7 +106,7 @@ class Method(ABC):
         """Signed attributions in the shape of the inputs.
 
         Args:
-            inputs: preprocessed images ``[B, C, H, W]``.
+            inputs: preprocessed images ``[B, C, H, W]``, or clips ``[B, T, C, H, W]``.
             target: a class index, one index an image, ``[B, K]`` indices, a function of the model's output, as the
                 model returns it, to one score an image, or None for the predicted class.
 
@@ -172,10 +175,21 @@ def times(values: Tensor, images: Tensor, target: Target) -> Tensor:
 
 
 def check_images(inputs: Tensor) -> None:
-    """Refuse what is no batch of images."""
+    """Refuse what is no batch of images or clips."""
     check_inputs(inputs)
-    if inputs.ndim != 4:
-        raise InputError(f"inputs have shape {tuple(inputs.shape)}; give a batch of images [B, C, H, W]")
+    if inputs.ndim not in (4, 5):
+        raise InputError(
+            f"inputs have shape {tuple(inputs.shape)}; give a batch of images [B, C, H, W], or of clips [B, T, C, H, W]"
+        )
+
+
+def check_no_clips(images: Tensor, name: str, why: str) -> None:
+    """Refuse clips ``[B, T, C, H, W]`` for a method that looks for places in one image."""
+    if images.ndim != 4:
+        raise InputError(
+            f"{name} {why}, so it takes images [B, C, H, W] and no clips of shape {tuple(images.shape)}; use dave or "
+            "input_x_gradient, which explain clips as well"
+        )
 
 
 def at_least_one(name: str, value: int) -> int:

@@ -71,7 +71,7 @@ class Center(Method):
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
         row, column = (self._profile(extent).to(images.dtype) for extent in images.shape[-2:])
-        drawn = per_channel(row[:, None] * column, images.shape[1])  # [C, H, W]
+        drawn = per_channel(row[:, None] * column, images.shape[-3]).expand(images.shape[1:])  # [C, H, W]
         return _alike(drawn, images, target, clean_logits(self.model, images, passes, target.read))
 
     def _profile(self, extent: int) -> Tensor:

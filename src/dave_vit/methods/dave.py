@@ -101,7 +101,8 @@ class DAVE(Method):
 
     def _estimates(self, images: Tensor, target: Target, passes: Passes, at_once: int) -> Iterator[Estimate]:
         """The estimate of some images, again after each chunk of samples."""
-        estimate = Estimate(self.reducer.accumulator(), self._resolved(images, target, passes), self.postprocess)
+        known = self._resolved(images, target, passes)
+        estimate = Estimate(self.reducer.accumulator(), known, self.postprocess, tuple(images.shape[1:-3]))
         at_once = even(self.samples, at_once)
         for start in range(0, self.samples, at_once):
             views = self._views(images, start, min(start + at_once, self.samples))
@@ -148,7 +149,7 @@ class DAVE(Method):
 
     def _views(self, images: Tensor, start: int, stop: int) -> Views:
         """The draws ``start`` to ``stop``; all are kept for the next batch, if they are not too large."""
-        shape = (images.shape[1], images.shape[2], images.shape[3])
+        shape = tuple(images.shape[1:])
         key = (shape, images.device, images.dtype)
         views = self._kept.get(key)
         if views is None:

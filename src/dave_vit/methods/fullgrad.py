@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit.intercept import RuleSet
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, one_of
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips, one_of
 from dave_vit.methods.chunks import Passes
 from dave_vit.methods.located import contributions, one_by_one, summed
 from dave_vit.rules.sets.full_gradient import FULL_GRADIENT, FULL_GRADIENT_OF_CONVOLUTIONS
@@ -57,6 +57,7 @@ class FullGrad(Method):
         self.biases, self.rescale = one_of("biases", biases, _RULES), rescale
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        check_no_clips(images, "fullgrad", "puts every constant at its place in the image")
         return one_by_one(images, target, self._single)
 
     def _single(self, image: Tensor, target: Target) -> Explanation:

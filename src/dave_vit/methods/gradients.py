@@ -137,7 +137,7 @@ class IntegratedGradients(Method):
         total = images.new_zeros(())
         at_once = passes.samples(images)
         for alpha, part in zip(at.split(at_once), share.split(at_once), strict=True):
-            points = start + alpha.view(-1, 1, 1, 1, 1) * span  # [s, b, C, H, W]
+            points = start + alpha.view(-1, *[1] * images.ndim) * span  # [s, b, C, H, W]
             slopes = slopes_of(self, points, target, passes)
             total = total + torch.einsum("s,s...->...", part, slopes)
         return Explanation(times(total, span, target), target.indices)
@@ -196,15 +196,16 @@ class SmoothGrad(Method):
         self.seed, self.times_input = seed, times_input
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
-        estimate = Estimate(Mean().accumulator(), self._resolved(images, target, passes))
+        known = self._resolved(images, target, passes)
+        estimate = Estimate(Mean().accumulator(), known, frames=tuple(images.shape[1:-3]))
         flat = images.flatten(1)
-        spread = self.level * (flat.amax(1) - flat.amin(1))  # [b]
+        spread = self.level * (flat.amax(1) - flat.amin(1)).view(-1, *[1] * (images.ndim - 1))  # [b, 1, 1, 1]
         factor = images if self.times_input else torch.ones_like(images)
         at_once = passes.samples(images)
         for first in range(0, self.samples, at_once):
             noise = self.noise(tuple(images.shape[1:]), first, min(first + at_once, self.samples))
             noise = noise.to(images.device, images.dtype).unsqueeze(1)  # [n, 1, C, H, W]
-            slopes = slopes_of(self, images + spread.view(-1, 1, 1, 1) * noise, estimate.target, passes)
+            slopes = slopes_of(self, images + spread * noise, estimate.target, passes)
             estimate.add(times(slopes, factor, estimate.target))
         return estimate.explanation()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips
 from dave_vit.methods.chunks import Passes
 from dave_vit.methods.located import contributions, one_by_one, summed
 from dave_vit.rules import EFFECTIVE
@@ -37,6 +37,7 @@ class OMENN(Method):
     )
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        check_no_clips(images, "omenn", "puts every constant at its place in the image")
         return one_by_one(images, target, self._single)
 
     def _single(self, image: Tensor, target: Target) -> Explanation:

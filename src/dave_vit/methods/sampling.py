@@ -20,19 +20,21 @@ class Estimate:
         accumulator: over samples ``[n, b * K, C, H, W]``.
         target: with its classes known.
         postprocess: of the map, where the method prescribes one.
+        frames: ``(T,)`` where clips are explained: each frame has a map of its own.
     """
 
     accumulator: Accumulator
     target: Target
     postprocess: Callable[[Tensor], Tensor] | None = None
+    frames: tuple[int, ...] = ()
 
     def add(self, samples: Tensor) -> None:
-        """Takes attributions ``[n, b, C, H, W]``, or ``[n, b, K, C, H, W]``."""
+        """Takes attributions ``[n, b, C, H, W]``, or ``[n, b, K, C, H, W]``; clips have T before C."""
         self.accumulator.update(samples.flatten(1, -4))
 
     def explanation(self) -> Explanation:
         """The attribution of the samples taken so far, with its standard error."""
         parts = [self.accumulator.attribution(), self.accumulator.standard_error()]
-        if self.target.several:
-            parts = [part.unflatten(0, self.target.columns.shape) for part in parts]  # [b * K, ...] -> [b, K, ...]
+        several = self.target.columns.shape[1:] if self.target.several else ()
+        parts = [part.unflatten(0, (-1, *several, *self.frames)) for part in parts]  # [b * K * T] -> [b, K, T]
         return Explanation(parts[0], self.target.indices, parts[1], self.accumulator.count, self.postprocess)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit.errors import UnsupportedOperator
-from dave_vit.methods.base import Explanation, Method, one_of
+from dave_vit.methods.base import Explanation, Method, check_no_clips, one_of
 from dave_vit.methods.chunks import Passes
 from dave_vit.methods.located import per_channel
 from dave_vit.precision import working_dtype
@@ -123,6 +123,7 @@ class TokenMethod(Method):
         self.resolution = one_of("resolution", resolution, get_args(Resolution))
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        check_no_clips(images, type(self).__name__, "scores the patches of one image")
         with observation(self._subject(target), images, autocast=self.autocast, read=self._read(target)) as observed:
             target = target.resolve(observed.logits)
             grids = self._grids(observed, images, target, passes).detach().to(images.dtype)  # [b, K, h, w]

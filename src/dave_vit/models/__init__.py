@@ -1,8 +1,20 @@
 """Models: loaded by a spec, with preprocessing and class names."""
 
 from dave_vit.models.adapter import Adapter, Preprocessing
+from dave_vit.models.inputs import WithInputs, with_inputs
 from dave_vit.models.loading import ModelSpec, load_model
 from dave_vit.models.traits import Traits, traits_of
 from dave_vit.run.layout import TokenLayout, token_layout
 
-__all__ = ["Adapter", "ModelSpec", "Preprocessing", "TokenLayout", "Traits", "load_model", "token_layout", "traits_of"]
+__all__ = [
+    "Adapter",
+    "ModelSpec",
+    "Preprocessing",
+    "TokenLayout",
+    "Traits",
+    "WithInputs",
+    "load_model",
+    "token_layout",
+    "traits_of",
+    "with_inputs",
+]

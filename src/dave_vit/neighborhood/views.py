@@ -45,7 +45,7 @@ class Neighborhood:
 
     def views(
         self,
-        shape: tuple[int, int, int],
+        shape: tuple[int, ...],
         *,
         samples: int,
         seed: int = 0,
@@ -59,7 +59,8 @@ class Neighborhood:
         The views hold draws, not images: they may be kept and applied to other images of the same shape.
 
         Args:
-            shape: (C, H, W) of the images.
+            shape: (C, H, W) of the images, or (T, C, H, W) of clips: all frames of a clip share its warp, and each has
+                noise of its own.
             samples: length T of the whole sequence; evenly spaced noise spans it.
             seed: any integer.
             start: first draw.
@@ -74,12 +75,12 @@ class Neighborhood:
         t, eps = self._draw_noise(shape, seed, range(start, stop), samples)
         return Views(warp, t, None if eps is None else eps.to(device, dtype, non_blocking=True), self)
 
-    def _draw_warp(self, shape: tuple[int, int, int], seed: int, indices: range) -> Warp:
+    def _draw_warp(self, shape: tuple[int, ...], seed: int, indices: range) -> Warp:
         uniform = torch.stack([_uniform(sample_generator(seed, i, "spatial"), Spatial.draws) for i in indices])
-        return self.spatial.warp(uniform, shape[1:])
+        return self.spatial.warp(uniform, (shape[-2], shape[-1]))
 
     def _draw_noise(
-        self, shape: tuple[int, int, int], seed: int, indices: range, samples: int
+        self, shape: tuple[int, ...], seed: int, indices: range, samples: int
     ) -> tuple[Tensor, Tensor | None]:
         share = 2 if self.antithetic else 1  # samples to one draw
         t = torch.zeros(len(indices), dtype=torch.float64, device="cpu")
@@ -102,7 +103,7 @@ class Views:
     Args:
         warp: n warps.
         t: [n], how far each view is noised: t of variance-preserving noise, the level of additive noise.
-        eps: [n,C,H,W] standard normal noise, or None for none.
+        eps: [n,C,H,W], or [n,T,C,H,W] of clips, standard normal noise, or None for none.
         neighborhood: says how the draws are put together and pulled back.
     """
 
@@ -113,7 +114,7 @@ class Views:
 
     def __post_init__(self) -> None:
         n = len(self.warp)
-        if self.t.shape != (n,) or (self.eps is not None and (self.eps.ndim != 4 or len(self.eps) != n)):
+        if self.t.shape != (n,) or (self.eps is not None and (self.eps.ndim not in (4, 5) or len(self.eps) != n)):
             given = f"t {list(self.t.shape)} and eps {None if self.eps is None else list(self.eps.shape)}"
             raise OptionError(f"views of {n} warps with {given}; expected t [{n}] and eps [{n},C,H,W] or None")
 
@@ -126,8 +127,8 @@ class Views:
         return replace(self, warp=warp, t=self.t[start:stop], eps=None if self.eps is None else self.eps[start:stop])
 
     def apply(self, x: Tensor) -> Tensor:
-        """The views of every image: [B,C,H,W] -> [n,B,C,H,W], in x's type."""
-        fits = x.ndim == 4 and (self.eps is None or x.shape[1:] == self.eps.shape[1:])
+        """The views of every image: [B,C,H,W] -> [n,B,C,H,W], or of every clip with T before C, in x's type."""
+        fits = x.ndim in (4, 5) and (self.eps is None or x.shape[1:] == self.eps.shape[1:])
         if not fits or not x.is_floating_point():
             expected = "[B,C,H,W]" if self.eps is None else f"[B,{','.join(map(str, self.eps.shape[1:]))}]"
             raise InputError(f"views of {x.dtype} shaped {list(x.shape)}; expected floats {expected}, as was drawn for")
@@ -161,8 +162,8 @@ class Views:
         return back * _per_sample(signal, back)
 
     def _warped(self, copies: Tensor) -> Tensor:
-        # All images of a view share its warp: they travel as channels of one sample.
-        return self.warp.apply(copies.flatten(1, 2), fill=self.neighborhood.fill).view(copies.shape)
+        # All images and frames of a view share its warp: they travel as channels of one sample.
+        return self.warp.apply(copies.flatten(1, -3), fill=self.neighborhood.fill).view(copies.shape)
 
     def _noised(self, copies: Tensor) -> Tensor:
         if self.eps is None:
@@ -177,5 +178,5 @@ def _uniform(generator: torch.Generator, count: int) -> Tensor:
 
 
 def _per_sample(values: Tensor, like: Tensor) -> Tensor:
-    """[n] -> [n,1,1,1,1] in the type and on the device of ``like``."""
-    return values.to(like.device, like.dtype, non_blocking=True)[:, None, None, None, None]
+    """[n] -> [n,1,1,...] in the type and on the device of ``like``, with as many dimensions."""
+    return values.to(like.device, like.dtype, non_blocking=True).view(-1, *[1] * (like.ndim - 1))
