@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -99,6 +101,45 @@ def load_fatal(entry, device):
     """As ``load``; the first process that uses it for a while is killed."""
     folder = Path(entry.spec.partition(":")[2])
     return _Fatal(_vit(str(folder)), folder.parent / "killed")
+
+
+def load_at_home(entry, device):
+    """As ``load``, in the process of the run itself only."""
+    if multiprocessing.parent_process() is not None:
+        raise ValueError("not at home")
+    return load(entry, device)
+
+
+def load_full(entry, device):
+    """As ``load``; the disk of other processes is full."""
+
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    if multiprocessing.parent_process() is not None:
+        os.fsync = full
+    return load(entry, device)
+
+
+class _Slow(nn.Module):
+    """A model that takes its time."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.preprocess, self.class_names = model, model.preprocess, model.class_names
+
+    def forward(self, x):
+        time.sleep(0.5)
+        return self.model(x)
+
+
+def load_slow(entry, device):
+    """As ``load``, and slow; each process leaves its number in a folder beside the data."""
+    folder = Path(entry.spec.partition(":")[2])
+    if multiprocessing.parent_process() is not None:
+        (folder.parent / "workers").mkdir(exist_ok=True)
+        (folder.parent / "workers" / str(os.getpid())).touch()
+    return _Slow(_vit(str(folder)))
 
 
 def plan_of(folder: Path, **settings) -> Plan:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench_world import load, load_fatal, paint, plan_of, rows_of
+from bench_world import load, load_at_home, load_fatal, paint, plan_of, rows_of
 from dave_vit.bench import LocalEngine, create_engine, evaluate, pick_devices
 from dave_vit.bench.engines.ray import RayEngine, group, plan_pool
 from dave_vit.bench.tasks import Task
@@ -179,9 +179,9 @@ def test_ray_gives_the_same_rows_and_survives_a_killed_worker(squares, expected,
 
 @pytest.mark.slow
 def test_an_error_of_a_member_reaches_the_caller(squares, tmp_path):
-    plan = plan_of(squares, models="square:absent", limit=12)  # three scans
+    plan = plan_of(squares, limit=12)  # three scans
     with pytest.raises(RuntimeError, match="a worker failed"):
-        evaluate(plan, tmp_path / "run", engine=LocalEngine(["cpu", "cpu"]), loader=load, threads=1)
+        evaluate(plan, tmp_path / "run", engine=LocalEngine(["cpu", "cpu"]), loader=load_at_home, threads=1)
 
 
 def test_engines_go_by_name():

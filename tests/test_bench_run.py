@@ -142,7 +142,7 @@ def test_what_is_missing_is_computed_and_nothing_else(done, squares, computed, t
         ({"methods": ["input_x_gradient"]}, 'methods was ["input_x_gradient", "dave"], now ["input_x_gradient"]'),
         ({"seeds": [1]}, "seeds 1 was 0, now 1"),
         ({"smoothing": "mean"}, "smoothing.kind"),
-        ({"limit": 3}, "data was"),
+        ({"limit": 3}, "(limit was not set, now 3)"),
         (
             {"metrics": [{"metric": "gridpg", "options": {"cells": 3}}, "energypg", "deletion"]},
             "metrics 1.options.cells",

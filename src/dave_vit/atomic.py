@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary name beside `path`, which takes its place where the block ends well and vanishes otherwise.
 
+    An error of the disk, which knows no file where it comes from writing or syncing, gets the name of this one.
+
     Example:
         >>> with replacing(folder / "rows.parquet") as temporary:
         ...     write_table(rows, temporary)
@@ -31,6 +33,9 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

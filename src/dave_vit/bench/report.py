@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ from PIL import Image
 from dave_vit.bench.numbers.collect import Collected, places
 from dave_vit.bench.numbers.rows import Scanned
 from dave_vit.bench.plan import MetricEntry, Plan
+from dave_vit.bench.store import DamagedFile
+from dave_vit.errors import first_line
 from dave_vit.metrics import GridMetric
 from dave_vit.report import render
 
@@ -35,14 +37,27 @@ class Example:
     value: float
     maps: Path
 
+    def arrays(self) -> list[Any]:
+        """Image, map and region."""
+        with np.load(self.maps) as arrays:
+            return [arrays[f"{name}-{self.image.index}"] for name in ("image", "map", "region")]
+
     def pictures(self) -> tuple[Image.Image, Image.Image]:
         """The image, and the map over it; the object's region is outlined."""
         from dave_vit.viz import overlay
 
-        with np.load(self.maps) as arrays:
-            image, heat, region = (arrays[f"{name}-{self.image.index}"] for name in ("image", "map", "region"))
+        image, heat, region = self.arrays()
         over = (overlay(image, np.nan_to_num(heat)) * 255).round().astype(np.uint8)
         return Image.fromarray(_outlined(image, region)), Image.fromarray(_outlined(over, region))
+
+
+def check_examples(examples: Iterable[Example]) -> None:
+    """Raises `DamagedFile` where a map cannot be read."""
+    for example in examples:
+        try:
+            example.arrays()
+        except Exception as error:  # whatever the bytes are
+            raise DamagedFile(example.maps, first_line(error)) from error
 
 
 def _outlined(image: _Bytes, region: npt.NDArray[np.bool_]) -> _Bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dave_vit.atomic import json_bytes
 from dave_vit.bench.engines import Engine
@@ -14,14 +14,15 @@ from dave_vit.bench.numbers.collect import Collected, collect
 from dave_vit.bench.numbers.rows import Scanned, read_scans
 from dave_vit.bench.numbers.summary import summarise
 from dave_vit.bench.plan import ModelEntry, Plan
-from dave_vit.bench.report import Example, View, example_columns, example_metric, pages, view
-from dave_vit.bench.store import RunFolder
+from dave_vit.bench.report import Example, View, check_examples, example_columns, example_metric, pages, view
+from dave_vit.bench.store import DamagedFile, RunFolder
 from dave_vit.bench.tasks import Task, Tasks, kept_grids
-from dave_vit.bench.worker import Job, Loader
+from dave_vit.bench.worker import Job, Loader, check
 from dave_vit.data import open_dataset
 from dave_vit.errors import DataError
 from dave_vit.metrics import GridMetric
 
+T = TypeVar("T")
 Watch = Callable[[str, int, int, int], None]
 """Is told what is being done, how many maps are done, how many there are, and how many were done before."""
 
@@ -79,25 +80,46 @@ class _Run:
         self.plan, self.folder, self.job, self.engine, self.watch = plan, folder, job, engine, watch
         data = open_dataset(plan.data, plan.limit)
         document = plan.document(data.digest())
+        if not folder.holds_plan:
+            check(job, data)
         folder.prepare(document)
         self.count = len(data)
         self.tasks = Tasks(plan, document)
+        self.damage: list[str] = []
 
     def complete(self) -> dict[str, Any]:
         """All phases; each finds what is done and does the rest."""
         tasks = self.tasks.scans(self.count)
-        self._compute("looking at images", tasks)
-        scans = [self._scan(i, [t for t in tasks if t.model == i]) for i in range(len(self.plan.models))]
-        self._compute("evaluating", [task for scan in scans for task in scan.tasks])
-        paths = [self.folder / task.file for scan in scans for task in scan.tasks]
-        rows = collect(paths, [entry.label for entry in self.plan.methods])
+        models = range(len(self.plan.models))
+        scans = self._computed(
+            "looking at images", tasks, lambda: [self._scan(i, [t for t in tasks if t.model == i]) for i in models]
+        )
+        parts = [task for scan in scans for task in scan.tasks]
+        methods = [entry.label for entry in self.plan.methods]
+        rows = self._computed("evaluating", parts, lambda: collect((self.folder / one.file for one in parts), methods))
         collected = [rows.get(scan.label, Collected()) for scan in scans]
         skipped = {one.name: one for scan in scans for one in scan.images if one.predicted is None}
         summary = summarise(self.plan, self.count, collected, [scan.left_out for scan in scans], list(skipped.values()))
         summary["notes"] = [note for scan in scans for note in scan.notes]
-        report = pages(self.plan, summary, self._views(summary, scans, collected))
+        views = self._views(summary, scans, collected)
+        summary["notes"] += self.damage  # which may show until here
+        report = pages(self.plan, summary, views)
         self.folder.write({**report, "summary.json": json_bytes(summary)})  # last: it says that the run is complete
         return summary
+
+    def _computed(self, what: str, tasks: list[Task], read: Callable[[], T]) -> T:
+        """What is read out of the files of tasks; one that turns out to be damaged is set aside and computed again."""
+        tried: set[Path] = set()
+        while True:
+            self._compute(what, tasks)
+            try:
+                return read()
+            except DamagedFile as error:
+                if error.path in tried:
+                    raise
+                tried.add(error.path)
+                aside = self.folder.set_aside(error.path)
+                self.damage.append(f"{error}; it is now {aside.name} and was made again")
 
     def _compute(self, what: str, tasks: list[Task]) -> None:
         total = sum(len(task.images) for task in tasks)
@@ -150,7 +172,8 @@ class _Run:
             for method, task, chosen in self._examples(number, scan, rows):
                 examples[-1][method] = chosen
                 tasks.append(task)
-        self._compute("drawing examples", tasks)
+        made = [example for own in examples for chosen in own.values() for example in chosen]
+        self._computed("drawing examples", tasks, lambda: check_examples(made))
         parts = zip(scans, collected, examples, strict=True)
         return [view(self.plan, summary, scan.label, rows, own) for scan, rows, own in parts]
 

@@ -11,18 +11,35 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from dave_vit.atomic import json_bytes, replacing
-from dave_vit.errors import OptionError
+from dave_vit.errors import DataError, OptionError
 
 try:
     import fcntl
 except ImportError:  # Windows: two processes may then compute a shard twice, and still write it whole
     fcntl = None  # type: ignore[assignment]
+
+_DATA = "data was"  # by content, which another limit changes as well: said where nothing else is to be said
+
+
+class DamagedFile(DataError):
+    """A file of a run cannot be read.
+
+    Args:
+        path: of the file.
+        reason: what reading it said.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: damaged ({reason})")
+        self.path = path
 
 
 class RunFolder:
@@ -38,6 +55,11 @@ class RunFolder:
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
+    @property
+    def holds_plan(self) -> bool:
+        """Whether a run was begun here."""
+        return (self / "plan.json").exists()
+
     def prepare(self, document: Mapping[str, Any]) -> None:
         """Writes the plan, or refuses where the folder holds another one."""
         self.path.mkdir(parents=True, exist_ok=True)
@@ -52,9 +74,11 @@ class RunFolder:
                 held = json.loads(path.read_bytes())
             except ValueError as error:
                 raise OptionError(f"{path}: damaged; use another --out, or delete the folder") from error
-        change = difference(held, document)
-        if change:
-            raise OptionError(f"{self.path} holds a run of another plan ({change}); use another --out, or delete it")
+        changes = list(differences(held, document))
+        if changes:
+            said = [change for change in changes if not change.startswith(_DATA)] or changes
+            what = "; ".join(said[:3]) + ("; ..." if len(said) > 3 else "")
+            raise OptionError(f"{self.path} holds a run of another plan ({what}); use another --out, or delete it")
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Writes files in the order given, each whole or not at all, also if the machine stops."""
@@ -82,6 +106,13 @@ class RunFolder:
             if mine and not wait:  # the work is done and can be seen; whoever opened this file meanwhile looks again
                 (locks / key).unlink(missing_ok=True)
 
+    def set_aside(self, path: Path) -> Path:
+        """Renames a file that is no use to what nobody looks for, so that it is made again and nothing is lost."""
+        aside = path.with_name(f"{path.name}.damaged-{secrets.token_hex(4)}")
+        with suppress(FileNotFoundError):  # another process was quicker
+            path.rename(aside)
+        return aside
+
     def clear_remains(self, name: str) -> None:
         """Removes what a killed process left of a file; its key must be claimed."""
         path = self / name
@@ -89,23 +120,25 @@ class RunFolder:
             part.unlink(missing_ok=True)
 
 
-def difference(held: Any, wanted: Any, where: str = "") -> str:
-    """The first point in which two plans differ, in words; empty where they are the same."""
+def differences(held: Any, wanted: Any, where: str = "") -> Iterator[str]:
+    """The points in which two plans differ, in words."""
     if isinstance(held, dict) and isinstance(wanted, dict):
         for name in sorted(held.keys() | wanted.keys()):
-            change = difference(held.get(name), wanted.get(name), f"{where}.{name}" if where else name)
-            if change:
-                return change
-        return ""
-    if isinstance(held, list) and isinstance(wanted, list) and len(held) == len(wanted):
-        pairs = enumerate(zip(held, wanted, strict=True), 1)
-        return next((change for i, (a, b) in pairs if (change := difference(a, b, f"{where} {i}"))), "")
-    return "" if held == wanted else f"{where} was {_short(held)}, now {_short(wanted)}"
+            yield from differences(held.get(name), wanted.get(name), f"{where}.{name}" if where else name)
+    elif isinstance(held, list) and isinstance(wanted, list) and len(held) == len(wanted):
+        for number, (before, now) in enumerate(zip(held, wanted, strict=True), 1):
+            yield from differences(before, now, f"{where} {number}")
+    elif held != wanted:
+        yield f"{where} was {_short(held)}, now {_short(wanted)}"
 
 
 def _short(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(one, dict) and "label" in one for one in value):
         value = [one["label"] for one in value]
+    if value is None:
+        return "not set"
+    if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value):
+        return f"content {value[:8]}"
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

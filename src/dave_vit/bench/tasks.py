@@ -14,8 +14,9 @@ from typing import Any, Literal
 from dave_vit.atomic import json_bytes
 from dave_vit.bench.numbers.rows import Scanned
 from dave_vit.bench.plan import Plan, digest
-from dave_vit.bench.store import RunFolder
+from dave_vit.bench.store import DamagedFile, RunFolder
 from dave_vit.data.grids import Candidate, Grid, GridOptions, choose_grids
+from dave_vit.errors import first_line
 from dave_vit.metrics import GridMetric
 
 Kind = Literal["scan", "images", "grids", "examples"]
@@ -187,8 +188,11 @@ def kept_grids(folder: RunFolder, model: str, images: Sequence[Scanned], metric:
                 for grid in build_grids(images, options)
             ]
             folder.write({name: json_bytes({"options": asdict(options), "grids": made})})
-    content = json.loads(path.read_bytes())
-    grids = [Grid(tuple(grid["images"]), tuple(grid["labels"])) for grid in content["grids"]]
+    try:
+        content = json.loads(path.read_bytes())
+        grids = [Grid(tuple(grid["images"]), tuple(grid["labels"])) for grid in content["grids"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedFile(path, first_line(error)) from error
     return GridSet(grids, _note(images, metric.options, options, len(grids)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +25,8 @@ from dave_vit.data.classes import class_map
 from dave_vit.data.grids import compose
 from dave_vit.data.placement import Placements
 from dave_vit.environment import device_name, listed, versions
-from dave_vit.errors import DaveError, ImageError
+from dave_vit.errors import DaveError, ImageError, UnsupportedOperator
+from dave_vit.methods import create_method
 from dave_vit.metrics import Case, GridMetric
 
 Files = dict[str, bytes]
@@ -77,6 +79,15 @@ class Subject:
         shown = shown.reshape(shown.shape[-3:]).float()  # [C,H,W]
         centre: list[float] = shown[:, shown.shape[1] // 2, shown.shape[2] // 2].tolist()
         return centre
+
+
+def check(job: Job, data: Dataset) -> None:
+    """Loads each model of a plan and makes each method for it once, so that what cannot work is said at once."""
+    for entry in job.plan.models:
+        subject = Subject(job.loader(entry, "cpu"), data)
+        for method in job.plan.methods:
+            with suppress(UnsupportedOperator):  # its images are dropped, with the reason
+                create_method(method.method, subject.model, **method.options)
 
 
 @dataclass(frozen=True)

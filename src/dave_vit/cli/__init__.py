@@ -8,7 +8,11 @@ answers at once. Errors that a user can repair are raised as `DaveError`; `run` 
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +37,15 @@ COMMANDS = (
     "demo",
 )
 INTERRUPTED = 130  # what shells report for a program that ended by Ctrl-C
+_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # which Windows has not
+
+
+class Stopped(BaseException):
+    """A signal asks the program to end; what it has begun is left in order, as after Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        self.code = 128 + number  # what shells report for it
+        super().__init__(signal.Signals(number).name)
 
 
 class _Commands(TyperGroup):
@@ -76,15 +89,20 @@ def run(args: list[str] | None = None) -> int:
         args: what follows `dave`; the process's own arguments by default.
 
     Returns:
-        0 where all went well, 2 after an error of the user's, which is one line on stderr, 130 after Ctrl-C.
+        0 where all went well, 2 after an error of the user's, which is one line on stderr, 128 and its number after a
+        signal that ended it (130 after Ctrl-C).
     """
     given = sys.argv[1:] if args is None else args
     try:
-        code = app(given or ["--help"], prog_name="dave", standalone_mode=False)
+        with _ending_in_order():
+            code = app(given or ["--help"], prog_name="dave", standalone_mode=False)
     except DaveError as error:
         return _fail(str(error))
     except OSError as error:
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except Stopped as stop:
+        typer.echo(f"\nstopped by {stop}; what was finished is kept", err=True)
+        return stop.code
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as error:
@@ -94,6 +112,23 @@ def run(args: list[str] | None = None) -> int:
     if code == INTERRUPTED:
         typer.echo("\nstopped; what was finished is kept", err=True)
     return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Turns signals that end the program into an exception, so that temporary files and processes end with it."""
+    alone = threading.current_thread() is threading.main_thread()  # nobody else may listen to signals
+    heard = [one for one in _SIGNALS if alone and signal.getsignal(one) is not signal.SIG_IGN]  # as under nohup
+    before = {one: signal.signal(one, _stop) for one in heard}
+    try:
+        yield
+    finally:
+        for one, listener in before.items():
+            signal.signal(one, listener)
+
+
+def _stop(number: int, frame: object) -> None:
+    raise Stopped(number)
 
 
 def _fail(message: str, where: str = "") -> int:

@@ -7,12 +7,15 @@ same folder helps the first one, and what a killed process had claimed is free a
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from threading import Thread
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ from dave_vit.bench.store import RunFolder
 from dave_vit.bench.tasks import Task
 from dave_vit.bench.worker import Job, Worker
 from dave_vit.errors import DaveError, OptionError
+from dave_vit.models.loading import checked_device
 
 _WAIT = 0.2  # seconds between looks at what others do
 _LIVES = 3  # how often a process that was killed is started again
@@ -58,7 +62,11 @@ class LocalEngine:
 def _local(options: EngineOptions) -> LocalEngine:
     if options.address is not None:
         raise OptionError("--address is of a Ray cluster; add --engine ray")
-    return LocalEngine(pick_devices(options.device, options.workers))
+    devices = pick_devices(options.device, options.workers)
+    if options.device != "auto":
+        for device in dict.fromkeys(devices):
+            checked_device(device)
+    return LocalEngine(devices)
 
 
 def pick_devices(device: str, workers: int | None = None) -> list[str]:
@@ -169,15 +177,25 @@ class _Team:
 
 def _serve(job: Job, folder: str, tasks: Sequence[Task], device: str, start: int, line: Connection) -> None:
     """The life of a process of a team; an error goes to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends the team
+    Thread(target=_end_with_parent, daemon=True).start()
     try:
         torch.set_num_threads(job.threads or 1)
         work(job, RunFolder(folder), tasks, device, start=start)
-    except DaveError as error:
+    except (DaveError, OSError) as error:  # of the user, of the disk
         line.send(error)
         raise SystemExit(1) from error
     except Exception as error:
         line.send(RuntimeError(f"a worker failed:\n{traceback.format_exc()}"))
         raise SystemExit(1) from error
+
+
+def _end_with_parent() -> None:
+    """Waits for the end of the parent, however it comes about: nobody would use what is computed afterwards."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _raise_from(line: Connection) -> None:

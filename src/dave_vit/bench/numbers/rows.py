@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dave_vit.errors import missing_extra
+from dave_vit.bench.store import DamagedFile
+from dave_vit.errors import first_line, missing_extra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,22 +85,34 @@ def pack(rows: Sequence[Row] | Sequence[Scanned], kind: type[Row] | type[Scanned
     schema = _schema(arrow, kind)
     table = arrow.Table.from_pylist([asdict(row) for row in rows], schema=schema)
     buffer = io.BytesIO()
-    parquet.write_table(table, buffer, compression="zstd")
+    parquet.write_table(table, buffer, compression="zstd", write_page_checksum=True)
     return buffer.getvalue()
 
 
 def read(paths: Iterable[Path], columns: Sequence[str] | None = None) -> Iterable[dict[str, list[Any]]]:
-    """The columns of Parquet files, one file after the other."""
+    """The columns of Parquet files, one file after the other.
+
+    Raises:
+        DamagedFile: one cannot be read, or its sums are wrong.
+    """
     parquet = _pyarrow()[1]
     for path in paths:
-        # ParquetFile and not read_table: that one takes a folder's name for a partition
-        yield parquet.ParquetFile(path).read(columns=list(columns) if columns else None).to_pydict()
+        try:
+            # ParquetFile and not read_table: that one takes a folder's name for a partition
+            file = parquet.ParquetFile(path, page_checksum_verification=True)
+            content = file.read(columns=list(columns) if columns else None).to_pydict()
+        except Exception as error:  # whatever the bytes are
+            raise DamagedFile(path, first_line(error)) from error
+        if columns and set(columns) - set(content):
+            raise DamagedFile(path, "columns are missing")
+        yield content
 
 
 def read_scans(paths: Iterable[Path]) -> Iterable[Scanned]:
     """What models make of images, from Parquet files."""
-    for columns in read(paths):
-        yield from (Scanned(*values) for values in zip(*(columns[one.name] for one in fields(Scanned)), strict=True))
+    names = [one.name for one in fields(Scanned)]
+    for columns in read(paths, names):
+        yield from (Scanned(*values) for values in zip(*(columns[name] for name in names), strict=True))
 
 
 def _schema(arrow: Any, kind: type[Row] | type[Scanned]) -> Any:

@@ -1,0 +1,162 @@
+"""What a run survives: kills of its parent, damaged files, a full disk, a first command with a typo."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from bench_world import load, load_full, paint, plan_of, rows_of
+from dave_vit import cli
+from dave_vit.bench import LocalEngine, evaluate
+
+# The parent of two slow workers, as the command line runs one.
+TEAM = """
+import sys
+from unittest.mock import patch
+from bench_world import load_slow, plan_of
+from dave_vit import bench, cli
+
+def explain(*args, **options):
+    bench.evaluate(plan_of(sys.argv[1]), sys.argv[2], engine=bench.LocalEngine(["cpu", "cpu"]), loader=load_slow)
+
+if __name__ == "__main__":
+    with patch.object(cli, "app", explain):
+        sys.exit(cli.run(["evaluate"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory) -> Path:
+    return paint(tmp_path_factory.mktemp("squares") / "data")
+
+
+@pytest.fixture(scope="module")
+def done(squares, tmp_path_factory) -> Path:
+    """A run that nothing disturbed."""
+    run = tmp_path_factory.mktemp("quiet") / "run"
+    evaluate(plan_of(squares), run, loader=load, threads=1)
+    return run
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def eventually(condition, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda number: number.name)
+def test_workers_end_with_their_parent(number, tmp_path):
+    folder = paint(tmp_path / "data")
+    (tmp_path / "team.py").write_text(TEAM)
+    home = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    parent = subprocess.Popen(
+        [sys.executable, tmp_path / "team.py", folder, tmp_path / "run"], env=home, stderr=subprocess.PIPE, text=True
+    )
+    workers = tmp_path / "workers"
+    assert eventually(lambda: workers.is_dir() and len(list(workers.iterdir())) == 2, 120)
+    pids = [int(path.name) for path in workers.iterdir()]
+    assert all(map(alive, pids))
+    parent.send_signal(number)
+    error = parent.communicate(timeout=30)[1]
+    assert eventually(lambda: not any(map(alive, pids)), 20)
+    assert not list((tmp_path / "run").rglob("*.part")) or number == signal.SIGKILL
+    if number != signal.SIGKILL:
+        assert parent.returncode == 128 + number
+        assert error.strip() == f"stopped by {number.name}; what was finished is kept"
+
+
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def flipped(data: bytes) -> bytes:
+    middle = len(data) // 3
+    return data[:middle] + bytes(byte ^ 0xFF for byte in data[middle : middle + 8]) + data[middle + 8 :]
+
+
+@pytest.mark.parametrize(
+    "spoil", [cut, flipped, lambda data: b"", lambda data: b"{}"], ids="cut flipped empty json".split()
+)
+@pytest.mark.parametrize("kind", ["rows/*.parquet", "scan/*.parquet", "examples/*.npz", "grids/*.json"])
+def test_a_damaged_file_is_named_set_aside_and_made_again(kind, spoil, done, squares, tmp_path):
+    run = shutil.copytree(done, tmp_path / "run")
+    path = sorted(run.glob(kind))[0]
+    whole = path.read_bytes()
+    path.write_bytes(spoil(whole))
+    (run / "summary.json").unlink()
+    summary = evaluate(plan_of(squares), run, loader=load, threads=1)
+    assert [note for note in summary["notes"] if path.name in note and "damaged" in note]
+    (aside,) = path.parent.glob("*.damaged-*")
+    assert aside.read_bytes() == spoil(whole)
+    assert rows_of(run) == rows_of(done)
+    assert summary["results"] == json.loads((run / "summary.json").read_bytes())["results"]
+    assert len(list(path.parent.glob(kind.partition("/")[2]))) == len(list((done / path.parent.name).iterdir()))
+
+
+def test_a_full_disk_names_the_file(squares, tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as failure:
+        evaluate(plan_of(squares), tmp_path / "run", loader=load, threads=1)
+    assert failure.value.filename == str(tmp_path / "run" / "plan.json")
+
+
+@pytest.mark.slow
+def test_a_full_disk_with_two_workers_is_one_line(squares, tmp_path, monkeypatch, capfd):
+    def command(*args, **options):
+        evaluate(plan_of(squares), tmp_path / "run", engine=LocalEngine(["cpu", "cpu"]), loader=load_full, threads=1)
+
+    monkeypatch.setattr(cli, "app", command)
+    assert cli.run(["evaluate"]) == 2
+    (line,) = capfd.readouterr().err.strip().splitlines()
+    assert line.startswith(f"error: {tmp_path / 'run' / 'scan'}")
+    assert line.endswith("No space left on device")
+
+
+@pytest.mark.parametrize(
+    "typo",
+    [
+        "--model bultin",
+        "--model timm:vit_tinny",
+        "--weights none.safetensors",
+        "--weights spoilt.safetensors",
+        "--methods davee",
+        "--set dave.rotation=fast",
+        "--samples 0",
+        "--metric energy",
+        "--set gridpg.cells=1",
+        "--data folder:none",
+        "--limit 0",
+        "--device bogus",
+        "--classes none.txt",
+    ],
+)
+def test_a_typo_leaves_nothing_behind(typo, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_file({}, "spoilt.safetensors")
+    assert cli.run(["evaluate", "--limit", "2", *typo.split(), "--out", "run"]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not Path("run").exists()
