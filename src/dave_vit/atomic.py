@@ -34,7 +34,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = str(path)
+        error.filename = error.filename or str(path)
         raise
     finally:
         temporary.unlink(missing_ok=True)
