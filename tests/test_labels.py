@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dave_vit.data.labels import find_class, pick_targets
+from dave_vit.data.labels import pick_targets
 from dave_vit.errors import TargetError
+from dave_vit.targets.labels import find_class
 
 NAMES = ["tench, Tinca tinca", "goldfish", "tabby, tabby cat", "tiger cat", "cat", "Egyptian cat", "catamaran"]
 

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from dave_vit.methods import DAVE, METHODS, create_method
     from dave_vit.models import load_model, with_inputs
     from dave_vit.run import effective_transformation
+    from dave_vit.targets import Contrast
 
 __all__ = [
     "DAVE",
     "METHODS",
+    "Contrast",
     "__version__",
     "conservation_gap",
     "create_method",
@@ -43,6 +45,7 @@ _HOMES = {
     "conservation_gap": "conserve",
     "effective_transformation": "run",
     "scores": "scores",
+    "Contrast": "targets",
 }
 
 

@@ -14,7 +14,7 @@ from dave_vit.intercept import RuleSet
 from dave_vit.rules import EFFECTIVE
 from dave_vit.run.gradient import Gradient, gradient
 from dave_vit.run.passes import logits_of
-from dave_vit.targets import Target, TargetLike
+from dave_vit.targets import Target, TargetLike, names_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def balances(
     model: nn.Module, inputs: Tensor, target: TargetLike = None, *, rules: RuleSet = EFFECTIVE
 ) -> Iterator[Balance]:
     """One for each image and each of its targets; one by one, since constants need not have a batch dimension."""
-    wanted = Target.of(target, len(inputs))
+    wanted = Target.of(target, len(inputs), names_of(model))
     wanted = wanted if wanted.known else wanted.resolve(logits_of(model, inputs))
     for index, image in enumerate(inputs.split(1)):
         for single in wanted.part(index, index + 1).singles():

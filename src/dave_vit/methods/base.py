@@ -18,7 +18,7 @@ from dave_vit.methods.chunks import Passes, clean_logits
 from dave_vit.registry import Registry
 from dave_vit.run import Gradient, gradient
 from dave_vit.run.passes import check_inputs
-from dave_vit.targets import Target, TargetLike
+from dave_vit.targets import Target, TargetLike, names_of
 
 Name = TypeVar("Name", bound=str)
 
@@ -107,8 +107,8 @@ class Method(ABC):
 
         Args:
             inputs: preprocessed images ``[B, C, H, W]``, or clips ``[B, T, C, H, W]``.
-            target: a class index, one index an image, ``[B, K]`` indices, a function of the model's output, as the
-                model returns it, to one score an image, or None for the predicted class.
+            target: a class index or name, one an image, ``[B, K]`` of them, a ``Contrast``, a function of the model's
+                output, as the model returns it, to one score an image, or None for the predicted class.
 
         Returns:
             ``[B, C, H, W]``; ``[B, K, C, H, W]`` for ``[B, K]`` targets.
@@ -139,7 +139,7 @@ class Method(ABC):
         """What a call works with: images that autograd takes, the target in its one form, the size of passes."""
         check_images(inputs)
         images = inputs.clone() if inputs.is_inference() else inputs.detach()
-        wanted = Target.of(target, len(images))
+        wanted = Target.of(target, len(images), names_of(self.model))
         if wanted.indices is not None:
             indices = wanted.indices.to(images.device)
             wanted = replace(wanted, indices=indices.expand(len(images)) if indices.ndim == 0 else indices)

@@ -71,7 +71,8 @@ class CheferLRP(TokenMethod):
 
     Relevance is propagated back through the whole model by the alpha-beta rule, image by image and in float64 whatever
     the model's type is: in float32 it is ill-conditioned, and maps can differ visibly from one machine to the next.
-    Autocast applies to the gradient only.
+    Autocast applies to the gradient only. Of a class against others the relevance is that of the class by itself: sums
+    share relevance out by its total, which is zero for a difference of logits.
 
     Args:
         model: a model with softmax attention among all tokens.
@@ -97,7 +98,7 @@ class CheferLRP(TokenMethod):
         graph = token_graph(observed, images)
         slopes = gradients(graph.logits, target, [attention.matrix for attention in graph.all])
         # One by one: sums share their relevance out by totals over the whole image.
-        single = [self._relevances(images[i : i + 1], target.part(i, i + 1)) for i in range(len(images))]
+        single = [self._relevances(images[i : i + 1], target.part(i, i + 1).alone()) for i in range(len(images))]
         values = [[torch.cat(layer) for layer in zip(*column, strict=True)] for column in zip(*single, strict=True)]
         return _gathered(graph, slopes, values, self.start_layer)
 

@@ -15,7 +15,7 @@ from dave_vit.intercept.mode import Interception
 from dave_vit.rules.sets.effective import EFFECTIVE
 from dave_vit.run.passes import check_inputs, forward, ready, undisturbed
 from dave_vit.run.sound import check_sound
-from dave_vit.targets import Target, TargetLike
+from dave_vit.targets import Target, TargetLike, names_of
 
 
 def effective_transformation(
@@ -31,8 +31,9 @@ def effective_transformation(
     Args:
         model: any module; it is left exactly as it was. Classes need logits ``[B, classes]``, other targets do not.
         inputs: preprocessed images ``[B, C, H, W]``.
-        target: class index, one index an image, ``[B, K]`` indices (one forward pass, K backward passes), a function
-            of the model's output, as the model returns it, to one score an image, or None for the predicted class.
+        target: class index or name, one an image, ``[B, K]`` of them (one forward pass, K backward passes), a
+            ``Contrast``, a function of the model's output, as the model returns it, to one score an image, or None for
+            the predicted class.
         rules: the derivatives in force; the default is the effective transformation.
         autocast: run the model under autocast with this type.
 
@@ -104,7 +105,7 @@ def gradient(
         run: what to call in the model's place, such as a lean form of it.
     """
     check_inputs(inputs)
-    wanted = Target.of(target, len(inputs))
+    wanted = Target.of(target, len(inputs), names_of(model))
     model = ready(model)
     mode = Interception(rules, model, record_constants=record_constants)
     with undisturbed(inputs):

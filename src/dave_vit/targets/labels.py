@@ -1,0 +1,70 @@
+"""Classes, found by their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
+
+from dave_vit.errors import TargetError
+
+_SHOWN = 6  # candidates in an error message
+
+
+def find_class(wanted: str, names: Sequence[str]) -> int:
+    """The index of a class.
+
+    Args:
+        wanted: an index, a name, one of the synonyms that commas separate in a name, or a part that only one has.
+        names: class names in the order of the logits.
+
+    Raises:
+        TargetError: none or several fit; the message lists them, or the nearest.
+    """
+    if re.fullmatch(r"-?\d+", wanted):
+        return _checked(int(wanted), len(names))
+    text = wanted.strip().casefold()
+    lowered = [name.casefold() for name in names]
+    synonyms = [[part.strip() for part in name.split(",")] for name in lowered]
+    tests: tuple[Callable[[int], bool], ...] = (
+        lambda index: lowered[index] == text,
+        lambda index: text in synonyms[index],
+        lambda index: re.search(rf"\b{re.escape(text)}\b", lowered[index]) is not None,
+        lambda index: text in lowered[index],
+    )
+    for fits in tests:  # the strictest reading that anything fits
+        fitting = [index for index in range(len(names)) if text and fits(index)]
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            raise TargetError(
+                f"target {wanted!r} fits {len(fitting)} classes: {_listed(fitting, names)}; give an index"
+            )
+    close = _nearest(text, lowered)
+    hint = (
+        f"did you mean {_listed(close, names)}?"
+        if close
+        else f"the model has {len(names)}: {_listed([0, 1], names)}; ..."
+    )
+    raise TargetError(f"no class is called {wanted!r}; {hint}")
+
+
+def _nearest(text: str, names: Sequence[str]) -> list[int]:
+    """Up to three classes whose name, or a word of it, is spelt much like the text."""
+
+    def likeness(name: str) -> float:
+        return max(SequenceMatcher(None, text, part).ratio() for part in (name, *re.findall(r"\w+", name)))
+
+    likest = sorted(((likeness(name), index) for index, name in enumerate(names)), key=lambda pair: -pair[0])
+    return [index for ratio, index in likest[:3] if ratio > 0.7]
+
+
+def _checked(index: int, count: int) -> int:
+    if not 0 <= index < count:
+        raise TargetError(f"target {index}; the model has classes 0 to {count - 1}")
+    return index
+
+
+def _listed(indices: Sequence[int], names: Sequence[str]) -> str:
+    shown = [f"{index} {names[index]}" for index in indices[:_SHOWN] if index < len(names)]
+    return "; ".join(shown) + ("; ..." if len(indices) > _SHOWN else "")
