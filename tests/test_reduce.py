@@ -218,3 +218,21 @@ def test_the_official_trimmed_mean_is_reproduced(oracle_dir):
     assert np.abs(out - run_["agg"]).max() < 1e-6 * np.abs(run_["agg"]).max()
     mask = np.unpackbits(run_["mask"])[: a.size].reshape(a.shape)
     np.testing.assert_allclose(out, (a * mask).sum(0) / mask.sum(0), atol=1e-9)  # one wrong bit would show as ~1e-5
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reducer", [*ALL, Significant(patch=2.0)], ids=str)
+def test_some_images_go_on_alone(reducer, weighted):
+    if weighted and isinstance(reducer, TrimmedMean):
+        pytest.skip("takes no weights")
+    a, weights = samples(batch=3, dtype=torch.float64), torch.rand(17, 3, dtype=torch.float64) + 0.1
+    first, alone, some = reducer.accumulator(), reducer.accumulator(), torch.tensor([2, 0])
+    first.update(a[:6], *([weights[:6]] if weighted else []))
+    part = first.select(some)
+    part.update(a[6:, some], *([weights[6:, some]] if weighted else []))
+    alone.update(a[:, some], *([weights[:, some]] if weighted else []))
+    assert (part.count, first.count) == (17, 6)
+    torch.testing.assert_close(part.attribution(), alone.attribution())
+    torch.testing.assert_close(part.standard_error(), alone.standard_error())
+    torch.testing.assert_close(part.error_share(), alone.error_share())
+    assert torch.equal(part.significant(), alone.significant())

@@ -24,6 +24,7 @@ from dave_vit.intercept import RuleSet, carry
 from dave_vit.rules import EFFECTIVE
 from dave_vit.run import gradient
 from dave_vit.run.compiled import CompiledGradient
+from dave_vit.targets import Contrast, Target
 from tiny_models import vit
 
 
@@ -278,14 +279,18 @@ class TestPrecision:
         compiled = CompiledGradient(model, EFFECTIVE)
         target = torch.tensor([[0, 1]] * 3)
         torch.testing.assert_close(
-            compiled(images, target), effective_transformation(model, images, target), rtol=1e-3, atol=1e-5
+            compiled(images, Target(target))[0], effective_transformation(model, images, target), rtol=1e-3, atol=1e-5
         )
         torch.testing.assert_close(  # a smaller batch is filled up
-            compiled(images[:2], target[:2]),
+            compiled(images[:2], Target(target[:2]))[0],
             effective_transformation(model, images[:2], target[:2]),
             rtol=1e-3,
             atol=1e-5,
         )
+        against = Contrast(target, "rivals")
+        weight, logits = compiled(images, Target.of(against, 3).resolve(model(images)))
+        torch.testing.assert_close(weight, effective_transformation(model, images, against), rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(logits, model(images).detach(), rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(
             effective_transformation(torch.compile(model), images, 0), effective_transformation(model, images, 0)
         )

@@ -16,6 +16,7 @@ from dave_vit.run.compiled import CompiledGradient
 from dave_vit.run.lean import LeanModel
 from dave_vit.run.selections import narrowed
 from dave_vit.run.tape import Unrecordable, record
+from dave_vit.targets import Contrast, Target
 from tiny_models import CLASSES, FAMILIES, SIZE, huggingface_vit, vit
 
 MODELS = {
@@ -205,7 +206,7 @@ class TestCompiled:
         compiled = CompiledGradient(model, EFFECTIVE)
         for part in (slice(0, 3), slice(1, 3)):  # a smaller batch is filled up
             expected = effective_transformation(model, images[part], target[part])
-            torch.testing.assert_close(compiled(images[part], target[part]), expected, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(compiled(images[part], Target(target[part]))[0], expected, rtol=1e-4, atol=1e-6)
         assert len(compiled._steps) == 1
 
     @pytest.mark.parametrize("options", [{}, {"act_layer": nn.SiLU}, {"act_layer": lambda: nn.GELU("tanh")}])
@@ -213,13 +214,20 @@ class TestCompiled:
         model = vit(**options).double()
         expected = effective_transformation(model, images.double(), [[0], [1], [2]])
         compiled = CompiledGradient(model, EFFECTIVE)
-        torch.testing.assert_close(compiled(images.double(), torch.tensor([[0], [1], [2]])), expected)
+        torch.testing.assert_close(compiled(images.double(), Target(torch.tensor([[0], [1], [2]])))[0], expected)
 
     def test_maps_are_those_of_eager_passes(self, images):
         model = vit()
         expected = DAVE(model, samples=5, chunk=6).attribute(images, [0, 1, 2])
         found = DAVE(model, samples=5, chunk=6, compiled=True).attribute(images, [0, 1, 2])
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+    def test_contrasts_and_logits(self, images):
+        model = vit()
+        target = Target.of(Contrast([[0, 1], [2, 3], [4, 0]], "rivals"), 3).resolve(model(images))
+        weight, logits = CompiledGradient(model, EFFECTIVE)(images, target)
+        torch.testing.assert_close(weight, effective_transformation(model, images, target), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(logits, model(images).detach(), rtol=1e-4, atol=1e-6)
 
     def test_a_known_class_costs_no_pass_of_the_model(self, images, monkeypatch):
         model = vit()

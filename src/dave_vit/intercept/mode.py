@@ -39,6 +39,34 @@ def _without_parameters(tensor: Tensor) -> Tensor:
     return mark(tensor.detach(), state_of(tensor)) if tensor.requires_grad and tensor.is_leaf else tensor
 
 
+class Placed:
+    """A call that is made in the place of a module's; its frame on the call stack says the module's path."""
+
+    module: str = ""
+
+
+class ModulePaths:
+    """The paths of a model's modules, found on the call stack; costs nothing until one is asked for."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self.model = model
+        self._paths: dict[int, str] | None = None
+
+    def here(self) -> str:
+        """The path of the innermost module on the call stack, or nothing."""
+        if self._paths is None:
+            modules = self.model.named_modules() if self.model is not None else ()
+            self._paths = {id(module): name or type(module).__name__ for name, module in modules}
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            path = owner.module if isinstance(owner, Placed) else self._paths.get(id(owner))
+            if path is not None:
+                return path
+            frame = frame.f_back
+        return ""
+
+
 class Interception(TorchFunctionMode):
     """Context in which a rule set is in force.
 
@@ -67,7 +95,7 @@ class Interception(TorchFunctionMode):
         self.watch: Watch | None = None  # follows the input below the interception, in a model's first pass
         self._closed = False  # whether the input is known, so that no other tensor may want gradient
         self._hooks = saved_tensor_hooks()
-        self._paths: dict[int, str] | None = None
+        self._paths = ModulePaths(model)
 
     def enter(self, inputs: Tensor) -> Tensor:
         """Declare the input: from here on no other tensor that wants gradient may come in."""
@@ -216,16 +244,7 @@ class Interception(TorchFunctionMode):
 
     def module(self) -> str:
         """The path of the innermost module of the model on the call stack; costs nothing until it is asked for."""
-        if self._paths is None:
-            modules = self.model.named_modules() if self.model is not None else ()
-            self._paths = {id(module): name or type(module).__name__ for name, module in modules}
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            path = self._paths.get(id(frame.f_locals.get("self")))
-            if path is not None:
-                return path
-            frame = frame.f_back
-        return ""
+        return self._paths.here()
 
     def unsupported(self, name: str, why: str = "it has no rule and is not known to be linear") -> UnsupportedOperator:
         """The error for a function that this rule set cannot treat exactly."""

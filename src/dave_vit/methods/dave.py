@@ -134,7 +134,7 @@ class DAVE(Method):
         """W of each view."""
         if self._compiled is None:
             return self._lean.gradient(rows, target, self.rules).weight
-        weight = self._compiled(rows, target.columns)  # [n, K, C, H, W]
+        weight, _ = self._compiled(rows, target)  # [n, K, C, H, W]
         return weight if target.several else weight[:, 0]
 
     def _resolved(self, images: Tensor, target: Target, passes: Passes) -> Target:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from dave_vit.intercept import RuleSet
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, times_input
 from dave_vit.methods.chunks import Passes
-from dave_vit.rules.sets.lrp import ATTN_LRP, CP_LRP, Gamma, with_gamma
+from dave_vit.rules.gamma import Gamma
+from dave_vit.rules.sets.lrp import ATTN_LRP, CP_LRP, with_gamma
 from dave_vit.targets import Target
 
 

@@ -33,6 +33,9 @@ class Accumulator(Protocol):
     def significant(self) -> Tensor:
         """Whether the map of each image rests on more than chance, [B]; True for reducers that do not ask."""
 
+    def select(self, images: Tensor) -> Accumulator:
+        """What was taken so far of the images of these numbers, to go on with them alone."""
+
 
 class Reducer(Protocol):
     """Options of an estimator."""

@@ -144,6 +144,16 @@ class _Running:
         check_count(self.count)
         return torch.ones(len(self._mean), dtype=torch.bool, device=self._mean.device)
 
+    def select(self, images: Tensor) -> _Running:
+        part, at = _Running(self._factor), images.to(self._mean.device)
+        part.count, part._dtype = self.count, self._dtype
+        part._mean = self._mean[at]
+        if self._moments is None:
+            part._squares = self._squares[at]
+        else:
+            part._moments = self._moments.select(images)
+        return part
+
     def _error(self) -> Tensor:
         if self._moments is not None:
             return self._moments.error
@@ -183,6 +193,12 @@ class _Trimmed:
 
     def significant(self) -> Tensor:
         return self._all.significant()
+
+    def select(self, images: Tensor) -> _Trimmed:
+        part = _Trimmed(self._options)
+        part._all = self._all.select(images)
+        part._chunks = [chunk[:, images.to(chunk.device)] for chunk in self._chunks]
+        return part
 
 
 def _trimmed_mean(samples: Tensor, options: TrimmedMean) -> Tensor:

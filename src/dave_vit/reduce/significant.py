@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from dave_vit.errors import OptionError
-from dave_vit.maps import smooth
-from dave_vit.precision import working_dtype
+from dave_vit.precision import precise_dtype, working_dtype
 from dave_vit.reduce.base import REDUCERS, Accumulator, check_count, checked, energy_share
 from dave_vit.reduce.weighted import Moments
 
@@ -55,7 +54,7 @@ class _Scales:
 
     def __init__(self, options: Significant) -> None:
         self.count = 0
-        self._k = options.k
+        self._options, self._k = options, options.k
         self._sigmas = (_MIDDLE * options.patch, _COARSE * options.patch)
         self._fine, self._coarser = Moments(), (Moments(), Moments())
         self._shape: tuple[int, ...] | None = None
@@ -94,6 +93,15 @@ class _Scales:
         fine, middle, _ = self._evidence()
         return (fine > 0).flatten(1).any(1) | (middle > 0).flatten(1).any(1)
 
+    def select(self, images: Tensor) -> _Scales:
+        part = _Scales(self._options)
+        part.count, part._dtype = self.count, self._dtype
+        part._fine = self._fine.select(images)
+        first, second = (moments.select(images) for moments in self._coarser)
+        part._coarser = (first, second)
+        part._shape = None if self._shape is None else (len(images), *self._shape[1:])
+        return part
+
     def _evidence(self) -> tuple[Tensor, Tensor, Tensor]:
         """Fine, middle and coarse evidence, [B,H,W] each."""
         scales = (self._fine, *self._coarser)
@@ -112,11 +120,22 @@ class _Scales:
 
 
 def blurred(maps: Tensor, sigma: float) -> Tensor:
-    """Maps [...,H,W] averaged by a Gaussian that is cut off at three standard deviations."""
-    reach = int(3 * sigma)
-    if reach == 0:
-        return maps
-    return smooth(maps.flatten(0, -3), "gaussian", 2 * reach + 1, sigma).reshape(maps.shape)
+    """Maps [...,H,W] averaged by a Gaussian that is cut off at three standard deviations.
+
+    At the border only pixels of the image count. As two products of matrices: a window for each pixel would take fifty
+    times the memory of the maps.
+    """
+    wide = maps.to(precise_dtype(maps.device))  # float32 might be rounded to TF32
+    rows, columns = (_gaussian(side, sigma, wide) for side in maps.shape[-2:])
+    return (rows @ (wide @ columns.T)).to(maps.dtype)
+
+
+def _gaussian(side: int, sigma: float, like: Tensor) -> Tensor:
+    """What each pixel of a line is made of, [side,side]; rows sum to one."""
+    at = torch.arange(side, dtype=like.dtype, device=like.device)
+    apart = at[:, None] - at
+    weights = torch.exp(-apart.square() / (2 * max(sigma, 1e-6) ** 2)) * (apart.abs() <= int(3 * sigma))
+    return weights / weights.sum(1, keepdim=True)
 
 
 def _unit(maps: Tensor) -> Tensor:

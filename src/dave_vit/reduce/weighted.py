@@ -35,6 +35,13 @@ class Moments:
         self._first = self._first + torch.einsum("nb,nb...->b...", squares, sums)
         self._second = self._second + torch.einsum("nb,nb...->b...", squares, sums.square())
 
+    def select(self, images: Tensor) -> Moments:
+        """Those of the images of these numbers."""
+        part = Moments()
+        for name, value in vars(self).items():
+            setattr(part, name, value[images.to(value.device)])
+        return part
+
     @property
     def mean(self) -> Tensor:
         """[B,C,...]."""

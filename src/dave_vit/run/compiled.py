@@ -16,8 +16,10 @@ from dave_vit.run.gradient import derivatives
 from dave_vit.run.lean import LeanModel
 from dave_vit.run.passes import forward, ready, undisturbed
 from dave_vit.run.sound import check_sound, fingerprint
+from dave_vit.targets import Target
+from dave_vit.targets.target import contrasted
 
-_Step = Callable[[Tensor, Tensor], Tensor]
+_Step = Callable[..., tuple[Tensor, Tensor]]
 
 
 class CompiledGradient:
@@ -41,31 +43,30 @@ class CompiledGradient:
         self._failed = False
         self._state = 0  # of the model when the graphs were traced
 
-    def __call__(self, inputs: Tensor, target: Tensor) -> Tensor:
-        """W for inputs ``[B, C, H, W]`` and class indices ``[B, K]``: ``[B, K, C, H, W]``."""
+    def __call__(self, inputs: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+        """W ``[B, K, C, H, W]`` and logits ``[B, classes]`` for inputs ``[B, C, H, W]`` and a resolved target."""
         if (state := fingerprint(self.lean.model)) != self._state:  # a graph holds the model as it was
             self._steps, self._state = {}, state
-        key = (*inputs.shape[1:], inputs.dtype, inputs.device, target.shape[1])
+        given = [inputs, target.columns, *([] if target.weights is None else [target.weights])]
+        key = (*inputs.shape[1:], inputs.dtype, inputs.device, *(part.shape[1:] for part in given[1:]))
         batch, step = self._steps.get(key, (0, None))
         if not self._failed and (step is None or len(inputs) > batch):
-            batch, step = len(inputs), self._compiled(inputs, target)
+            batch, step = len(inputs), self._compiled(given)
             if step is not None:
                 self._steps[key] = (batch, step)
         if self._failed or step is None:
             return self._plain(inputs, target)
-        missing = batch - len(inputs)
-        if missing:
-            inputs = torch.cat([inputs, inputs[:1].expand(missing, *inputs.shape[1:])])
-            target = torch.cat([target, target[:1].expand(missing, -1)])
+        given = [_filled(part, batch).contiguous() for part in given]
         with torch.no_grad():  # the graph holds its derivatives already
-            return step(inputs.contiguous(), target.contiguous())[: batch - missing]
+            weight, logits = step(*given)
+        return weight[: len(inputs)], logits[: len(inputs)]
 
-    def _compiled(self, inputs: Tensor, target: Tensor) -> _Step | None:
-        """A graph that was seen working on these inputs."""
+    def _compiled(self, given: list[Tensor]) -> _Step | None:
+        """A graph that was seen working on these inputs, classes and weights."""
         try:
-            step = self._trace(inputs, target)
+            step = self._trace(given)
             with torch.no_grad():
-                step(inputs.contiguous(), target.contiguous())
+                step(*(part.contiguous() for part in given))
             return step
         except (DaveError, torch.OutOfMemoryError):
             raise
@@ -75,20 +76,27 @@ class CompiledGradient:
             warnings.warn(f"the model could not be compiled ({first}); it runs without", stacklevel=2)
             return None
 
-    def _trace(self, inputs: Tensor, target: Tensor) -> _Step:
+    def _trace(self, given: list[Tensor]) -> _Step:
         model, autocast = ready(self.lean.model), self.lean.autocast
-        check_sound(model, inputs, self.rules, autocast)
-        run = self.lean.of(inputs)
+        check_sound(model, given[0], self.rules, autocast)
+        run = self.lean.of(given[0])
 
-        def step(images: Tensor, wanted: Tensor) -> Tensor:
+        def step(images: Tensor, columns: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
             mode = Interception(self.rules, model, traced=True)
             leaf, logits = forward(run, images, mode, autocast)
-            rows = logits.gather(1, wanted).T  # [K, B]
-            return torch.stack([weight for (weight,) in derivatives(rows, [leaf])], 1)
+            rows = contrasted(logits, columns, *weights).T  # [K, B]
+            return torch.stack([weight for (weight,) in derivatives(rows, [leaf])], 1), logits.detach()
 
-        with undisturbed(inputs):
-            graph = make_fx(step)(inputs.detach().clone(), target.clone())
+        with undisturbed(given[0]):
+            graph = make_fx(step)(*(part.detach().clone() for part in given))
         return torch.compile(graph)  # type: ignore[no-any-return]
 
-    def _plain(self, inputs: Tensor, target: Tensor) -> Tensor:
-        return self.lean.gradient(inputs, target, self.rules).weight
+    def _plain(self, inputs: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+        made = self.lean.gradient(inputs, target, self.rules)
+        return made.weight if target.several else made.weight.unsqueeze(1), made.logits
+
+
+def _filled(part: Tensor, batch: int) -> Tensor:
+    """As many rows as the graph was made for: the first one again and again where some are missing."""
+    missing = batch - len(part)
+    return torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) if missing else part

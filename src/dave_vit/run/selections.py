@@ -90,20 +90,20 @@ class _Rebuilt:
         self._made: dict[tuple[Ref, Box], Ref] = {(Ref(-1), WHOLE): Ref(-1)}
         whole: dict[int, int] = {}  # calls made as they were: all outputs come from the one new call
         for ref, box in sorted(plans, key=lambda made: (made[0].call, made[0].output, made[1])):
-            plan = plans[ref, box]
+            plan, module = plans[ref, box], old.calls[ref.call].module
             if box == WHOLE and plan.func is old.calls[ref.call].func:
                 if ref.call not in whole:
-                    whole[ref.call] = self._add(plan).call
+                    whole[ref.call] = self._add(plan, module).call
                 self._made[ref, box] = Ref(whole[ref.call], ref.output)
             else:
-                self._made[ref, box] = self._add(plan)
+                self._made[ref, box] = self._add(plan, module)
         self.tape = Tape(tuple(self._calls), self._made[old.output, WHOLE], old.input_shape, old.classes)
 
-    def _add(self, plan: Plan) -> Ref:
-        return self._call(plan.func, self._given(plan.args), self._given(plan.kwargs))
+    def _add(self, plan: Plan, module: str) -> Ref:
+        return self._call(plan.func, self._given(plan.args), self._given(plan.kwargs), module)
 
-    def _call(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Ref:
-        self._calls.append(Recorded(func, args, kwargs))
+    def _call(self, func: Callable[..., Any], args: Any, kwargs: Any, module: str = "") -> Ref:
+        self._calls.append(Recorded(func, args, kwargs, module=module))
         return Ref(len(self._calls) - 1)
 
     def _given(self, value: Any) -> Any:

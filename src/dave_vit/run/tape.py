@@ -12,12 +12,13 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from dave_vit.intercept.calls import function_name
 from dave_vit.intercept.graph import autograd_enabled, check_graph
+from dave_vit.intercept.mode import ModulePaths, Placed
 from dave_vit.intercept.states import map_tensors, tensors
 
 
@@ -33,18 +34,24 @@ class Ref(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Recorded(Placed):
     """One call: a function, and arguments in which tensors of the tape are references."""
 
     func: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     shapes: tuple[tuple[int, ...], ...] = ()  # of its outputs
+    module: str = ""  # the path of the module that made it
 
     @property
     def name(self) -> str:
         """The function's canonical name."""
         return function_name(self.func).name
+
+    def __call__(self, made: Callable[[Ref], Tensor]) -> Any:
+        """Make the call again, with the tensors that the references stand for."""
+        args, kwargs = map_refs(made, self.args), self.kwargs
+        return self.func(*args, **(map_refs(made, kwargs) if kwargs else kwargs))
 
 
 @dataclass(frozen=True)
@@ -64,8 +71,7 @@ class Tape:
         """The output for other inputs of the recorded shape."""
         made: dict[Ref, Tensor] = {Ref(-1): inputs}
         for index, (call, done) in enumerate(zip(self.calls, self._done, strict=True)):
-            args, kwargs = map_refs(made.__getitem__, call.args), call.kwargs
-            result = call.func(*args, **(map_refs(made.__getitem__, kwargs) if kwargs else kwargs))
+            result = call(made.__getitem__)
             if isinstance(result, Tensor):
                 made[Ref(index)] = result
             else:
@@ -114,7 +120,7 @@ def record(forward: Callable[[Tensor], Any], inputs: Tensor) -> Tape:
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, autograd_enabled():
         given = fake.from_tensor(inputs).detach().requires_grad_()
-        recorder = _Recorder(given)
+        recorder = _Recorder(given, ModulePaths(forward if isinstance(forward, nn.Module) else None))
         try:
             with recorder:
                 output = forward(given)
@@ -137,8 +143,9 @@ class _Known:
 
 
 class _Recorder(TorchFunctionMode):
-    def __init__(self, inputs: Tensor) -> None:
+    def __init__(self, inputs: Tensor, paths: ModulePaths) -> None:
         super().__init__()
+        self._paths = paths
         self.calls: list[Recorded] = []
         self._known = {id(inputs): _Known(Ref(-1), inputs)}
 
@@ -163,8 +170,8 @@ class _Recorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         made = list(tensors(result))
         if made:
-            call = Recorded(func, map_tensors(self.ref, args), map_tensors(self.ref, kwargs), _shapes(made))
-            self.calls.append(call)
+            args, kwargs = map_tensors(self.ref, args), map_tensors(self.ref, kwargs)
+            self.calls.append(Recorded(func, args, kwargs, _shapes(made), self._paths.here()))
             for output, tensor in enumerate(made):
                 if isinstance(tensor, FakeTensor):  # others are views of constants
                     self._known[id(tensor)] = _Known(Ref(len(self.calls) - 1, output), tensor)

@@ -65,8 +65,8 @@ class Target:
 
         Args:
             wanted: an index or name for all images, one an image, a row of them an image (lists, ranges, numpy arrays
-                or tensors), a contrast, a function of the model's output to one score an image, or None for the predicted
-                class.
+                or tensors), a contrast, a function of the model's output to one score an image, or None for the
+                predicted class.
             batch: how many images there are.
             names: of the model's classes, where they are known.
         """
@@ -227,7 +227,7 @@ def class_logits(output: Any, batch: int) -> Tensor:
     return logits
 
 
-def contrasted(logits: Tensor, columns: Tensor, weights: Tensor | None) -> Tensor:
+def contrasted(logits: Tensor, columns: Tensor, weights: Tensor | None = None) -> Tensor:
     """The logits of classes ``[B, K]``, less the weighted sum of all logits where there are weights: ``[B, K]``."""
     columns = columns.clone() if columns.is_inference() else columns  # autograd keeps no tensors of inference mode
     if weights is None:

@@ -9,28 +9,20 @@ uniform rule through products of two input-dependent tensors, which get half of 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from dave_vit.errors import OptionError
 from dave_vit.intercept.calls import Call, RuleSet
 from dave_vit.intercept.names import FUSED_PRODUCTS, PRODUCTS, WEIGHTED
 from dave_vit.intercept.states import is_carrier, is_operator, map_tensors, tensors
 from dave_vit.intercept.surrogate import carry
-from dave_vit.precision import working_dtype
 from dave_vit.rules.attention import FusedAttention
+from dave_vit.rules.gamma import Gamma
 from dave_vit.rules.linear import ordinary
-from dave_vit.rules.products import fused_product, product, weighted
+from dave_vit.rules.products import fused_product, product
 from dave_vit.rules.sets.effective import EFFECTIVE
-
-_IN_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
-_IN_MLP = re.compile(r"mlp|feed_?forward|ffn", re.IGNORECASE)
 
 
 def _scaled(tensor: Tensor, share: float) -> Tensor:
@@ -62,86 +54,6 @@ def attention(call: Call, *args: Any, **kwargs: Any) -> Tensor:
     return replace(given, query=query, key=key, value=_scaled(given.value, 0.5)).mixed(call)
 
 
-@dataclass(frozen=True)
-class Gamma:
-    """How much linear layers prefer what agrees with the sign of their output; 0 is the plain rule.
-
-    Attributes:
-        conv: for convolutions.
-        linear: for linear layers outside of attention.
-        attention: for the projections of attention (queries, keys, values, output).
-    """
-
-    conv: float = 0.25
-    linear: float = 0.05
-    attention: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("conv", "linear", "attention"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise OptionError(f"gamma for {name} is {getattr(self, name)}; give a finite number, 0 or above")
-
-    def of(self, call: Call) -> float:
-        """The gamma of one call; attention is told by the name of the module."""
-        if call.name != "linear":
-            return self.conv
-        if self.linear == self.attention:
-            return self.linear
-        where = call.mode.where()
-        return self.attention if _IN_ATTENTION.search(where) and not _IN_MLP.search(where) else self.linear
-
-    def rule(
-        self, call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Linear layers and convolutions."""
-        gamma = self.of(call) if is_carrier(input) and not (is_carrier(weight) or is_operator(weight)) else 0.0
-        if gamma == 0.0:
-            return weighted(call, input, weight, bias, *args, **kwargs)
-
-        def layer(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-            return call.func(x, w, b, *args, **kwargs)  # type: ignore[no-any-return]
-
-        x = input.detach()
-        value = layer(x, weight, bias)
-        share = _share(layer, gamma, x, weight, bias, value)
-        back = torch.matmul if call.name == "linear" else partial(_transposed, layer, x.shape)
-        return carry(lambda: value, partial(_favoured, back, gamma), input, saved=(share, x > 0, weight))
-
-
-def _share(
-    layer: Callable[..., Tensor], gamma: float, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor
-) -> Tensor:
-    """z / (z + gamma * contributions of the sign of z) for the output z, with the sign of z.
-
-    The denominator is never smaller in size than z, hence no stabiliser.
-    """
-    rise, fall = weight.clamp(min=0), weight.clamp(max=0)
-    up = layer(x.clamp(min=0), rise, None if bias is None else bias.clamp(min=0)) + layer(x.clamp(max=0), fall)
-    z, up = (tensor.to(working_dtype(value.dtype)) for tensor in (value, up))
-    agreeing = torch.where(z > 0, up, z - up)
-    return torch.where(z == 0, 0.0, z.abs() / (z + gamma * agreeing))
-
-
-def _favoured(
-    back: Callable[[Tensor, Tensor], Tensor], gamma: float, grad: Tensor, share: Tensor, rising: Tensor, weight: Tensor
-) -> Tensor:
-    """The gamma rule: contributions that agree with the sign of the output z count 1 + gamma times.
-
-    Relevance z * grad goes to the inputs in proportion to these contributions.
-    """
-    weight = weight.to(grad.dtype)
-    positive, negative = (grad * part.to(grad.dtype) for part in (share.clamp(min=0), -share.clamp(max=0)))
-    plain = back(positive + negative, weight)
-    lifted = back(positive, weight.clamp(min=0)) + back(negative, weight.clamp(max=0))  # through positive inputs
-    return plain + gamma * torch.where(rising, lifted, plain - lifted)
-
-
-def _transposed(layer: Callable[..., Tensor], shape: torch.Size, grad: Tensor, weight: Tensor) -> Tensor:
-    with torch.enable_grad():
-        at = torch.zeros(shape, dtype=grad.dtype, device=grad.device, requires_grad=True)
-        return torch.autograd.grad(layer(at, weight), at, grad)[0]
-
-
 ATTN_LRP = EFFECTIVE.extend(
     "AttnLRP",
     {
@@ -160,4 +72,8 @@ CP_LRP = EFFECTIVE.extend("CP-LRP", {})
 
 def with_gamma(base: RuleSet, gamma: Gamma) -> RuleSet:
     """The same rules with the gamma rule for linear layers and convolutions."""
-    return base.extend(base.name, dict.fromkeys(WEIGHTED, gamma.rule))
+    return base.extend(f"{base.name} with gamma", dict.fromkeys(WEIGHTED, gamma.rule))
+
+
+RELEVANCE = with_gamma(CP_LRP, Gamma(flat=True))
+"""CP-LRP with the flat gamma rule: what DAVE averages by default. Relevance is conserved, but W is no linear map."""
