@@ -153,8 +153,8 @@ def test_kernels_compile_for_a_gpu_that_is_not_here():
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from dave_vit.rules.fused.attention import _tile
     from dave_vit.rules.fused.kernels import values_gradient_kernel as kernel
+    from dave_vit.rules.fused.operators import _tile
 
     tile = _tile(torch.empty(1, 1, 1, 64, dtype=torch.bfloat16), 64, targets=1)
     options = {name: tile.pop(name) for name in ("num_warps", "num_stages")}

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
-
-try:
-    import triton
-
-    from dave_vit.rules.fused.kernels import log_sum_exp_kernel, values_gradient_kernel
-
-    _wrap = torch.library.wrap_triton  # torch 2.6 and later
-    AVAILABLE = True
-except (ImportError, AttributeError):
-    AVAILABLE = False
 
 _TYPES = (torch.float16, torch.bfloat16, torch.float32)
 _WIDEST = 256  # head dimension up to which a tile fits
@@ -24,7 +16,7 @@ _WIDEST = 256  # head dimension up to which a tile fits
 
 def applicable(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
     """Whether the kernels take these tensors; what they do not take runs in plain torch functions."""
-    if not AVAILABLE or query.device.type != "cuda" or query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
+    if query.device.type != "cuda" or query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
         return False
     if query.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
         return False  # without the matrix units, plain products of the whole matrix are twice as fast
@@ -32,7 +24,17 @@ def applicable(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -
         return False
     if len(query) != len(key) or query.shape[1] % key.shape[1] or max(query.shape[-1], value.shape[-1]) > _WIDEST:
         return False
-    return mask is None or mask.dtype == torch.bool or mask.is_floating_point()
+    fits = mask is None or mask.dtype == torch.bool or mask.is_floating_point()
+    return fits and _operators() is not None
+
+
+@cache
+def _operators() -> Any:
+    """The module of the kernels; None where torch or Triton is too old for them."""
+    try:
+        return import_module("dave_vit.rules.fused.operators")
+    except (ImportError, AttributeError):
+        return None
 
 
 def attention(
@@ -81,7 +83,7 @@ def log_sum_exp(query: Tensor, key: Tensor, mask: Tensor | None, *, is_causal: b
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     spread = _spread(mask, query, key)
     options = {"is_causal": is_causal, "scale": factor, "precision": _precision(query)}
-    found: Tensor = _log_sum_exp(query, key, spread, **options)
+    found: Tensor = _operators().log_sum_exp(query, key, spread, **options)
     return found
 
 
@@ -99,7 +101,9 @@ def values_gradient(
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     several = grad if grad.ndim == 5 else grad.unsqueeze(0)
     options = {"is_causal": is_causal, "scale": factor, "precision": _precision(query)}
-    pulled: Tensor = _values_gradient(several.to(query.dtype), query, key, lse, _spread(mask, query, key), **options)
+    pulled: Tensor = _operators().values_gradient(
+        several.to(query.dtype), query, key, lse, _spread(mask, query, key), **options
+    )
     return pulled if grad.ndim == 5 else pulled.squeeze(0)
 
 
@@ -113,109 +117,3 @@ def _spread(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
 
 def _precision(query: Tensor) -> str:
     return "tf32" if query.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "ieee"
-
-
-if AVAILABLE:
-
-    @torch.library.triton_op("dave_vit::values_gradient", mutates_args={})
-    def _values_gradient(
-        grad: Tensor,
-        query: Tensor,
-        key: Tensor,
-        lse: Tensor,
-        mask: Tensor | None,
-        *,
-        is_causal: bool,
-        scale: float,
-        precision: str,
-    ) -> Tensor:
-        targets, batch, _, length, wide = grad.shape
-        heads, keys = key.shape[1:3]
-        out = torch.empty((targets, batch, keys, heads, wide), dtype=grad.dtype, device=grad.device).transpose(2, 3)
-        tile = _tile(query, wide, targets)
-        grid = (triton.cdiv(keys, tile["KEYS"]), batch * heads, triton.cdiv(targets, tile["TARGET_TILE"]))
-        masked = (query, (0, 0, 0, 0)) if mask is None else (mask, mask.stride())
-        _wrap(values_gradient_kernel)[grid](
-            grad,
-            query,
-            key,
-            lse,
-            masked[0],
-            out,
-            *grad.stride(),
-            *query.stride(),
-            *key.stride(),
-            *lse.stride(),
-            *masked[1],
-            *out.stride()[:4],
-            scale=scale,
-            TARGETS=targets,
-            HEADS=heads,
-            GROUP=query.shape[1] // heads,
-            L=length,
-            S=keys,
-            E=query.shape[3],
-            EV=wide,
-            CAUSAL=is_causal,
-            MASK=_kind(mask),
-            PRECISION=precision,
-            **tile,
-        )
-        return out
-
-    @torch.library.triton_op("dave_vit::log_sum_exp", mutates_args={})
-    def _log_sum_exp(
-        query: Tensor, key: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float, precision: str
-    ) -> Tensor:
-        batch, heads, length, dim = query.shape
-        out = torch.empty((batch, heads, length), dtype=torch.float32, device=query.device)
-        masked = (query, (0, 0, 0, 0)) if mask is None else (mask, mask.stride())
-        _wrap(log_sum_exp_kernel)[(triton.cdiv(length, 64), batch * heads)](
-            query,
-            key,
-            masked[0],
-            out,
-            *query.stride(),
-            *key.stride(),
-            *masked[1],
-            scale=scale,
-            HEADS=heads,
-            GROUP=heads // key.shape[1],
-            L=length,
-            S=key.shape[2],
-            E=dim,
-            E_TILE=_power_of_two(dim),
-            KEYS=64,
-            QUERIES=64,
-            CAUSAL=is_causal,
-            MASK=_kind(mask),
-            PRECISION=precision,
-            num_warps=4,
-            num_stages=2,
-        )
-        return out
-
-
-def _kind(mask: Tensor | None) -> str:
-    return "none" if mask is None else "boolean" if mask.dtype == torch.uint8 else "additive"
-
-
-def _power_of_two(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())  # matrix units take no less than 16
-
-
-def _tile(query: Tensor, wide: int, targets: int) -> dict[str, int]:
-    """Sizes of a tile: 128 keys x 32 queries measured best for head dimension 64 in half types on an H200."""
-    e, ev = _power_of_two(query.shape[-1]), _power_of_two(wide)
-    together = max(1, min(1 << (targets - 1).bit_length(), 256 // ev))
-    large = max(e, together * ev) > 64
-    keys = 64 if query.dtype == torch.float32 or max(e, ev) > 64 else 128
-    return {
-        "E_TILE": e,
-        "EV_TILE": ev,
-        "TARGET_TILE": together,
-        "KEYS": keys,
-        "QUERIES": 32,
-        "num_warps": 8 if large else 4,
-        "num_stages": 3,
-    }
