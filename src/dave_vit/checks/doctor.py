@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dave_vit.conserve import Balance
 from dave_vit.errors import OutputError
@@ -64,17 +66,33 @@ class Diagnosis:
 
 
 def examine(model: Adapter, inputs: Tensor) -> Diagnosis:
-    """Check a model on one input ``[1, C, H, W]``; it is turned to float64, where it can be.
+    """Check a model on one input ``[1, C, H, W]``, in float64 where it can be; afterwards it is as it was.
 
     Raises:
-        UnsupportedOperator: a function of the model has no exact rule.
+        UnsupportedOperator: a function of the model has no exact rule, or something takes a way round the rules.
     """
     try:
-        return _examined(model.double(), inputs.double())
+        with _in_type(model, torch.float64):
+            return _examined(model, inputs.double())
     except RuntimeError as error:
         if "dtype" not in str(error) and "scalar type" not in str(error):
             raise
-    return _examined(model.float(), inputs.float())  # some models hold tensors that .double() does not reach
+    with _in_type(model, torch.float32):  # some models hold tensors that .double() does not reach
+        return _examined(model, inputs.float())
+
+
+@contextmanager
+def _in_type(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    parameters = [(parameter, parameter.data) for parameter in model.parameters()]
+    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    model.to(dtype)
+    try:
+        yield
+    finally:
+        for parameter, data in parameters:
+            parameter.data = data
+        for current, before in buffers:
+            current.update(before)
 
 
 def _examined(model: Adapter, inputs: Tensor) -> Diagnosis:

@@ -8,6 +8,7 @@ model, follows the memory that depends on the input, and says where the two acco
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -138,11 +139,19 @@ def _address(tensor: Tensor) -> int:
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The arguments that a kernel writes to."""
-    if not func._schema.is_mutable:
-        return []
-    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-    written = (a for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
-    return [tensor for argument in written for tensor in tensors(given.get(argument.name))]
+    positions, names = _writes(func)
+    given = [args[position] for position in positions if position < len(args)]
+    return list(tensors([*given, *(kwargs.get(name) for name in names)])) if names else []
+
+
+@cache
+def _writes(func: Any) -> tuple[list[int], list[str]]:
+    written = [
+        (position, argument.name)
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [position for position, _ in written], [name for _, name in written]
 
 
 def _masked(indices: Any) -> bool:

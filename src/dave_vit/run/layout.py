@@ -55,6 +55,12 @@ def token_layout(model: nn.Module, inputs: Tensor) -> TokenLayout:
             f"the model has no single token grid (attention over {', '.join(map(str, counts[:4]))} tokens, as in "
             "windows or stages); use a method that needs no attention maps, such as dave"
         )
+    others = [keys for queries, keys in sizes if queries != keys]
+    if len(others) > 1 or others not in ([], counts):
+        raise OutputError(
+            f"beside its {counts[0]} tokens' attention the model has other attention (class attention over "
+            f"{others[0]} tokens); use a method that needs no attention maps, such as dave"
+        )
     return TokenLayout(grid, counts[0] - math.prod(grid))
 
 

@@ -1,8 +1,8 @@
 """Whether a model can be explained exactly, looked into before its first map and remembered.
 
-Once for each model, size of input and rule set, one or two images are run under the interception with a ``Watch``
-beneath, and once more as they are. What depends on the image out of the interception's sight, logits that the
-interception changes, and images that are mixed with the others of their batch are refused.
+Once for each model, size of input and rule set, one image is run under the interception with a ``Watch`` beneath, and
+once more as it is. What depends on the image out of the interception's sight, logits that the interception changes, and
+images that are mixed with the others of their batch are refused.
 """
 
 from __future__ import annotations
@@ -26,21 +26,24 @@ _ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative to the larges
 _COARSE = 0.1  # in half precision
 
 
-def check_sound(model: nn.Module, inputs: Tensor, rules: RuleSet, autocast: torch.dtype | None = None) -> None:
+def check_sound(
+    model: nn.Module, inputs: Tensor, rules: RuleSet, autocast: torch.dtype | None = None, logits: Tensor | None = None
+) -> None:
     """Refuse a model that a strict rule set would explain wrongly; costs next to nothing the second time.
 
     Args:
         model: as it will be run.
-        inputs: the batch that is about to be explained; at most two images of it are used.
+        inputs: the batch that is explained.
         rules: looked into only where they are strict.
         autocast: run the model under autocast with this type.
+        logits: of the batch, if they are known already.
     """
     if not rules.strict:
         return
     key = (rules.name, inputs.shape[1:], len(inputs) > 1, inputs.dtype, inputs.device, autocast)
     known, state = _SOUND.setdefault(model, {}), structure(model)
     if known.get(key) != state:
-        _look_into(model, inputs[:2].detach(), rules, autocast)
+        _look_into(model, inputs, rules, autocast, logits)
         known[key] = state
 
 
@@ -67,18 +70,29 @@ def fingerprint(model: nn.Module) -> int:
     return hash((structure(model), *numbers))
 
 
-def _look_into(model: nn.Module, images: Tensor, rules: RuleSet, autocast: torch.dtype | None) -> None:
-    watched, random = _watched(model, images, rules, autocast)
-    if any(bool(torch.isnan(output).any()) for output in watched):
+def _look_into(
+    model: nn.Module, inputs: Tensor, rules: RuleSet, autocast: torch.dtype | None, logits: Tensor | None
+) -> None:
+    place = min(1, len(inputs) - 1)  # the second image: the first one's place may be a special one
+    image = inputs[place : place + 1].clone()
+    watched, random = _watched(model, image, rules, autocast)
+    if any(bool(torch.isnan(output).any()) for output in (watched if logits is None else [logits])):
         raise OutputError("the model's output holds NaN; check the weights, the masks and the range of the input")
-    limit = _COARSE if autocast is not None else _ROUNDING.get(images.dtype, _COARSE)
-    if len(images) == 1 or random:
-        _compare(watched, _plain(model, images, autocast), limit)
+    limit = _COARSE if autocast is not None else _ROUNDING.get(inputs.dtype, _COARSE)
+    alone = _plain(model, image, autocast)
+    if _differ(watched, alone, limit):
+        raise UnsupportedOperator(
+            "the logits change under the interception, so that the map would be another model's; remove what asks for "
+            "modes, or for gradients inside of the model (torch.func, torch.autograd.grad)"
+        )
+    if len(inputs) == 1 or random:
         return
-    # The second image comes first, beside another one: what is said of it must stay what it was.
-    moved = _plain(model, torch.stack([images[1], 0.5 * images[0]]), autocast)
-    if _differ([output[:1] for output in moved], [output[1:] for output in watched], limit):
-        _compare(watched, _plain(model, images, autocast), limit)
+    known = [] if logits is None else [output for output in alone if output.shape[1:] == logits.shape[1:]]
+    if known and logits is not None:
+        alone, beside = known[:1], [logits]
+    else:
+        beside = _plain(model, inputs[:3], autocast)
+    if _differ([output[place : place + 1] for output in beside], alone, limit):
         raise UnsupportedOperator(
             "the logits of an image change with the other images of its batch, so that a map would mix them; explain "
             "images one by one, or normalise within each image"
@@ -115,14 +129,6 @@ def _plain(model: nn.Module, images: Tensor, autocast: torch.dtype | None) -> li
         return _outputs(model(images.clone()), len(images))
 
 
-def _compare(watched: list[Tensor], plain: list[Tensor], limit: float) -> None:
-    if _differ(watched, plain, limit):
-        raise UnsupportedOperator(
-            "the logits change under the interception, so that the map would be another model's; remove what asks for "
-            "modes, or for gradients inside of the model (torch.func, torch.autograd.grad)"
-        )
-
-
 def _differ(left: list[Tensor], right: list[Tensor], limit: float) -> bool:
     return len(left) != len(right) or not all(map(partial(_close, limit=limit), left, right))
 
@@ -131,4 +137,4 @@ def _close(left: Tensor, right: Tensor, limit: float) -> bool:
     left, right = left.cpu().double(), right.cpu().double()
     finite = right[right.isfinite()]  # a class may be ruled out by -inf
     scale = float(finite.abs().max()) if finite.numel() else 0.0
-    return left.shape == right.shape and torch.allclose(left, right, rtol=0.0, atol=limit * scale)
+    return left.shape == right.shape and torch.allclose(left, right, rtol=0.0, atol=limit * scale, equal_nan=True)
