@@ -17,6 +17,7 @@ from dave_vit.reduce import Mean, Shrinkage, SoftThreshold, TrimmedMean
 from dave_vit.rules import EFFECTIVE, OFFICIAL_GATE
 from dave_vit.run.gradient import gradient
 from dave_vit.run.lean import LeanModel
+from tiny_models import images as tiny_images
 from tiny_models import vit
 
 
@@ -73,7 +74,7 @@ class TestSampling:
 
     def test_no_neighborhood_is_the_effective_transformation(self, model, images):
         still = Neighborhood(Spatial(flip=0.0, rotation=0.0, translation=0.0), Noise("none"))
-        attribution = DAVE(model, samples=3, neighborhood=still).attribute(images, 1)
+        attribution = DAVE(model, samples=3, preset="paper", neighborhood=still).attribute(images, 1)
         assert_same(attribution, create_method("effective", model).attribute(images, 1))
 
     def test_equivariant_is_dave_without_noise(self, model, images):
@@ -86,7 +87,7 @@ class TestSampling:
         with torch.no_grad():
             model[0].weight += model[0].weight.flip(3)
         mirrored = Neighborhood(Spatial(flip=1.0, rotation=0.0, translation=0.0), Noise("none"))
-        attribution = DAVE(model, samples=1, neighborhood=mirrored).attribute(images, 0)
+        attribution = DAVE(model, samples=1, preset="paper", neighborhood=mirrored).attribute(images, 0)
         assert_same(attribution, create_method("effective", model).attribute(images, 0))
 
 
@@ -310,3 +311,32 @@ class TestAgainstTheAuthorsCode:
         assert torch.cosine_similarity(attribution.flatten(), agg.flatten(), 0) > 0.999
         final = dave.postprocess(collapse(attribution))
         assert torch.cosine_similarity(final.flatten(), out.flatten(), 0) > 0.9999
+
+
+RECORDED = {  # nine values, and the sums of the sizes of attribution, map and standard error, before the default changed
+    "paper": (
+        [0.0, -1.437570603317e-07, -2.063734004334e-04, 1.09090085868e-04, 0.0, -1.588613185392e-05]
+        + [-4.625370569126e-05, -3.836598082305e-04, 0.0],
+        [0.5399945703473085, 0.34108972702627155, 0.3935032466226073],
+    ),
+    "official": (
+        [0.0, 0.0, -5.781826066292e-06, 0.0, 0.0, 0.0, -8.735226090953e-07, 0.0, 0.0],
+        [0.3123107692664159, 278.5154818363036, 0.25536919012996706],
+    ),
+    "threshold": (
+        [0.0, 0.0, 0.0, 1.047084732914e-06, 0.0, 0.0, 0.0, -7.449561917256e-05, 0.0],
+        [0.03444385797162661, 0.03058854304104196, 0.39314796351899406],
+    ),
+}
+
+
+@pytest.mark.parametrize("preset", RECORDED)
+def test_what_was_published_does_not_change(preset):
+    images = tiny_images(2, torch.float64)
+    found = DAVE(vit().double(), samples=4, preset=preset, seed=3).explain(images, [1, 4])
+    values, sums = RECORDED[preset]
+    flat = found.attribution.flatten()
+    at = torch.linspace(0, len(flat) - 1, 9).long()
+    torch.testing.assert_close(flat[at], torch.tensor(values, dtype=torch.float64), rtol=1e-11, atol=1e-17)
+    sizes = [part.abs().sum() for part in (found.attribution, found.map, found.standard_error)]
+    torch.testing.assert_close(torch.stack(sizes), torch.tensor(sums, dtype=torch.float64), rtol=1e-12, atol=0)

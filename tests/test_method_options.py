@@ -7,7 +7,7 @@ import pytest
 from dave_vit.bench import make_plan
 from dave_vit.errors import DaveError, OptionError
 from dave_vit.methods import METHODS, create_method
-from dave_vit.methods.options import checked, fitting, options_of, parsed
+from dave_vit.methods.options import checked, fitting, most_samples, options_of, parsed
 from tiny_models import vit
 
 
@@ -25,7 +25,8 @@ def test_single_points_of_the_neighbourhood_are_options_of_dave():
     options = options_of("dave")
     assert {"rotation", "noise", "noise_level", "antithetic", "samples", "preset"} <= set(options)
     assert options["noise"].choices == ("variance_preserving", "additive", "none")
-    assert options["samples"].default == 50
+    assert options["samples"].default is None  # the preset's own number
+    assert options_of("smoothgrad")["samples"].default == 50
     assert "rotation" in options_of("equivariant")
     assert "noise" not in options_of("equivariant")  # it never has any
 
@@ -65,3 +66,24 @@ def test_plans_are_read_the_same_way():
     with pytest.raises(OptionError, match="did you mean rotation"):
         make_plan({"methods": {"method": "dave", "options": {"rotatoin": 5}}})
     assert checked("dave", {"rotation": 5}) == {"rotation": 5}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "count"),
+    [
+        ("dave", {}, 28),
+        ("dave", {"preset": "paper"}, 50),
+        ("dave", {"samples": 7}, 7),
+        ("dave", {"samples": "auto"}, 28),
+        ("dave", {"samples": "auto", "limit": 12}, 12),
+        ("equivariant", {}, 50),
+        ("smoothgrad", {}, 50),
+    ],
+)
+def test_how_many_samples_there_will_be(method, options, count):
+    assert most_samples(method, options) == count
+
+
+def test_what_a_method_cannot_take_is_left_out():
+    assert fitting("smoothgrad", samples="auto", seed=1) == {"seed": 1}
+    assert fitting("dave", samples="auto") == {"samples": "auto"}

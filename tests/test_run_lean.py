@@ -231,7 +231,7 @@ class TestCompiled:
 
     def test_a_known_class_costs_no_pass_of_the_model(self, images, monkeypatch):
         model = vit()
-        dave = DAVE(model, samples=2, compiled=True)
+        dave = DAVE(model, samples=2, preset="paper", compiled=True)
         dave.attribute(images, 0)
         monkeypatch.setattr(model, "forward", None)
         dave.attribute(images, 1)

@@ -18,9 +18,10 @@ from dave_vit.atomic import json_bytes, npz_bytes
 from dave_vit.data.images import Picture
 from dave_vit.data.labels import pick_targets
 from dave_vit.environment import device_name, versions
-from dave_vit.methods import Explanation, Method, create_method
+from dave_vit.methods import DAVE, Explanation, Method, create_method
 from dave_vit.models import Adapter
 from dave_vit.run.passes import logits_of
+from dave_vit.targets import Contrast
 
 if TYPE_CHECKING:
     from dave_vit.viz import Drawing, Panel
@@ -80,12 +81,22 @@ class Explainer:
         model: of `load_model`.
         method: name of the method.
         weights: the file they came from, to be kept in records.
+        against: what classes are set against: "rivals", a class by name or index, or "none"; as the method has it by
+            default.
         options: of the method.
     """
 
-    def __init__(self, model: Adapter, method: str = "dave", *, weights: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        model: Adapter,
+        method: str = "dave",
+        *,
+        weights: str | None = None,
+        against: str | int | None = None,
+        **options: Any,
+    ) -> None:
         self.model = model
-        self.weights = weights
+        self.weights, self.against = weights, against
         self.name = method
         self.options = options
         self.method: Method = create_method(method, model, **options)
@@ -93,13 +104,19 @@ class Explainer:
     def refine(self, classified: Classified, targets: Sequence[Prediction]) -> Iterator[Result]:
         """The result after each chunk of samples; methods without samples give one."""
         indices = [target.index for target in targets]
-        wanted = torch.tensor(indices if len(indices) == 1 else [indices])
+        classes = torch.tensor(indices if len(indices) == 1 else [indices])
+        wanted = classes if self.against is None else Contrast(classes, self.against)
         inputs, start = classified.inputs, time.perf_counter()
         stages = getattr(self.method, "refine", None)
         for explanation in stages(inputs, wanted) if stages else [self.method.explain(inputs, wanted)]:
             if inputs.is_cuda:
                 torch.cuda.synchronize(inputs.device)
             yield Result(self, classified, tuple(targets), explanation, time.perf_counter() - start)
+
+    @property
+    def most_samples(self) -> int:
+        """How many samples the method draws at most; 1 for those that draw none."""
+        return int(getattr(self.method, "limit", getattr(self.method, "samples", 1)))
 
     def explain(self, classified: Classified, targets: Sequence[Prediction]) -> Result:
         """The result after all samples."""
@@ -170,18 +187,40 @@ class Result:
             "model": self.explainer.model.spec,
             "weights": self.explainer.weights,
             "targets": [asdict(target) for target in self.targets],
+            "against": self.against,
             "top5": [asdict(prediction) for prediction in self.classified.top5],
             "method": self.explainer.name,
             "options": self.explainer.options,
             "settings": settings(self.explainer.method),
             "seed": getattr(self.explainer.method, "seed", None),
             "samples": self.explanation.samples,
+            **self._found(),
             "shape": list(inputs.shape[1:]),
             "seconds": round(self.seconds, 3),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "device": device_name(inputs.device),
             "versions": dict(versions()),
         }
+
+    @property
+    def against(self) -> str | dict[str, Any] | None:
+        """What the classes were set against: "rivals", a class, or nothing."""
+        found = self.explanation.against
+        if not isinstance(found, Tensor):
+            return found
+        index = int(found[0])
+        return {"index": index, "name": self.explainer.model.class_names[index]}
+
+    def _found(self) -> dict[str, Any]:
+        """What the method found out by itself: whether anything is significant, and which neighbourhood fits."""
+        made, method = self.explanation, self.explainer.method
+        found: dict[str, Any] = {}
+        if made.significant is not None:
+            found["significant"] = made.significant[0].tolist()
+        if made.rung is not None and isinstance(method, DAVE):
+            rung = int(made.rung[0])
+            found |= {"rung": rung, "neighborhood": _plain((method.neighborhood, *method.narrower)[rung])}
+        return found
 
     def files(self, figure: str = "png") -> dict[str, bytes]:
         """The contents of the files that keep it, by the ending of their names; the JSON first.

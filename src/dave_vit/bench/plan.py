@@ -37,11 +37,19 @@ class ModelEntry(ModelSpec):
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """A method with its options, and how results call it."""
+    """A method with its options, what classes are set against in it, and how results call it.
+
+    Attributes:
+        method: its name.
+        options: of the method.
+        label: its name by default.
+        against: "rivals", a class by index or name, or "none"; as the method has it by default.
+    """
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
+    against: str | int | None = None
 
     @property
     def seeded(self) -> bool:
@@ -134,6 +142,10 @@ class Plan:
         content = asdict(self)
         content["models"] = [{**entry.identity, "label": entry.label} for entry in self.models]
         content["data"] = data_digest
+        content["methods"] = [
+            {name: value for name, value in method.items() if (name, value) != ("against", None)}
+            for method in content["methods"]  # runs of plans that say nothing of it go on
+        ]
         normal: dict[str, Any] = json.loads(json.dumps(content))
         return normal
 

@@ -16,6 +16,7 @@ from dave_vit.errors import DaveError
 from dave_vit.maps import collapse, official_postprocess, smooth
 from dave_vit.methods import create_method
 from dave_vit.metrics import Case, Metric
+from dave_vit.targets import Contrast
 
 
 class MapMaker:
@@ -34,7 +35,8 @@ class MapMaker:
     def maps(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
         """Maps [B,H,W] of targets [B], or [B,K,H,W] of targets [B,K]."""
         method = create_method(self.entry.method, model, **self.options)
-        attribution = method.attribute(inputs, target).detach()
+        wanted = target if self.entry.against is None else Contrast(target, self.entry.against)
+        attribution = method.attribute(inputs, wanted).detach()
         maps = self._smooth(collapse(attribution.flatten(0, -4)))  # [B * K,H,W]
         return maps.view(*target.shape, *maps.shape[1:])
 

@@ -169,7 +169,7 @@ def _results(
             progress.update(done=number, text=name)
             options = fitting(name, samples=methods.samples, seed=methods.seed)
             try:
-                results[name] = Explainer(model, name, **options).explain(classified, wanted)
+                results[name] = Explainer(model, name, against=methods.against, **options).explain(classified, wanted)
             except DaveError as error:
                 if len(names) == 1:
                     raise

@@ -211,6 +211,7 @@ def _method(table: dict[str, Any], common: ScoredMethods, texts: dict[str, dict[
     name = str(table.get("method"))
     own = parsed(name, texts.pop(str(table.get("label") or name), {}))
     return {
+        **({} if common.against is None else {"against": common.against}),
         **table,
         "options": {**fitting(name, samples=common.samples, preset=common.preset), **table["options"], **own},
     }

@@ -39,6 +39,7 @@ Animate = Annotated[
     epilog=examples(
         "dave explain cat.jpg",
         "dave explain photos/ --target all-top5 --out results",
+        "dave explain cat.jpg --target tabby --against 'tiger cat'",
         "dave explain cat.jpg --model timm:vit_base_patch16_224 --target tabby --method smoothgrad",
     )
 )
@@ -68,7 +69,7 @@ def explain(
         options = {"chunk": _frame_samples(method), **options}
     sources = find_images(images)
     with output.progress(len(sources), "loading the model") as progress:
-        explainer = Explainer(model.load(), method.name, weights=model.weights, **options)
+        explainer = Explainer(model.load(), method.name, weights=model.weights, against=method.against, **options)
         records = list(_explain_all(explainer, sources, target, out, (figure, animate), output, progress))
     output.json(records)
     if len(records) < len(sources):
@@ -104,11 +105,11 @@ def _move(progress: Progress, number: int, part: float) -> None:
 def _frame_samples(method: MethodOptions) -> int:
     """Samples between two frames of an animation, for about 24 of them."""
     from dave_vit.methods import METHODS
-    from dave_vit.methods.options import options_of
+    from dave_vit.methods.options import most_samples
 
     if not hasattr(METHODS[method.name], "refine"):
         raise OptionError(f"method {method.name!r} does not refine sample by sample; leave out --animate")
-    return max(1, (method.samples or options_of(method.name)["samples"].default) // 24)
+    return max(1, most_samples(method.name, method.options()) // 24)
 
 
 def distinct_names(sources: Sequence[str]) -> list[str]:
@@ -132,7 +133,7 @@ def _results(
     for note in picture.notes:
         output.note(f"{source}: {note}")
     classified = classify(explainer.model, picture)
-    total = getattr(explainer.method, "samples", 1)
+    total = explainer.most_samples
     results = []
     for result in explainer.refine(classified, classified.pick(target)):
         results.append(result)

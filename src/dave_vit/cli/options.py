@@ -97,9 +97,36 @@ Device = Annotated[
 ]
 Data = Annotated[str, data_flag("builtin, builtin:pair, imagenet:DIR, folder:DIR, coco:DIR or voc:DIR.")]
 Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same result.")]
+
+
+def _samples(text: str) -> int | str:
+    """A number of samples, or auto."""
+    if text.strip() == "auto":
+        return "auto"
+    if not text.strip().isdigit() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r} is no number of at least 1; give one, or auto")
+    return int(text)
+
+
 Samples = Annotated[
-    int | None,
-    typer.Option("--samples", "-n", min=1, metavar="N", help="Perturbed copies of each image.", show_default="50"),
+    str | None,  # a number, once it is read
+    typer.Option(
+        "--samples",
+        "-n",
+        metavar="N|auto",
+        parser=_samples,
+        help="Perturbed copies of each image; auto for as many as DAVE's map needs to settle.",
+        show_default="the preset's own",
+    ),
+]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        metavar="rivals|CLASS",
+        help="Explain the class against its rivals, or against one class by name or index; none for the class alone.",
+        show_default="as the method has it",
+    ),
 ]
 Method = Annotated[str, typer.Option("--method", metavar="NAME", help="One of `dave methods`.")]
 Methods = Annotated[
@@ -107,7 +134,12 @@ Methods = Annotated[
 ]
 Preset = Annotated[
     str | None,
-    typer.Option("--preset", metavar="NAME", help="Of DAVE: default, paper or official.", show_default="default"),
+    typer.Option(
+        "--preset",
+        metavar="NAME|FILE",
+        help="Of DAVE: default, exact, threshold, paper, official, or a .toml file of `dave tune`.",
+        show_default="default",
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -161,15 +193,17 @@ class MethodOptions:
     preset: Preset = None
     settings: Settings = None
     seed: Seed = 0
+    against: Against = None
 
     def options(self) -> dict[str, Any]:
         """Options of the method; samples or a preset that it does not take are an error, a seed is not."""
-        from dave_vit.methods.options import fitting, options_of, parsed
+        from dave_vit.methods.options import checked, fitting, options_of, parsed
 
         said = {"samples": self.samples, "preset": self.preset}
         for name, value in said.items():
             if value is not None and name not in options_of(self.name):
                 raise OptionError(f"method {self.name!r} takes no --{name}; leave it out")
+        checked(self.name, {name: value for name, value in said.items() if value is not None})
         texts = dict(setting(text, "NAME=VALUE, such as --set rotation=0") for text in self.settings or [])
         return fitting(self.name, **said, seed=self.seed) | parsed(self.name, texts)
 
@@ -181,6 +215,7 @@ class MethodsOptions:
     names: Methods = "dave"
     samples: Samples = None
     seed: Seed = 0
+    against: Against = None
 
 
 def setting(text: str, expected: str) -> tuple[str, str]:

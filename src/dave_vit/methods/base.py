@@ -50,8 +50,13 @@ class Explanation:
         attribution: signed, in the shape of the inputs ``[B, C, H, W]``; of clips ``[B, T, C, H, W]``.
         target: the explained class of each image ``[B]``, or ``[B, K]``; None for a score function.
         standard_error: of the map over the samples ``[B, H, W]``, for methods that draw samples.
-        samples: how many samples it rests on.
+        samples: how many samples it rests on; the most of any image, where images took different numbers.
         postprocess: how the method's own map is made of the channel sum, where it prescribes one.
+        against: what the classes are set against: "rivals", the class of each image ``[B]``, or None.
+        significant: whether anything stands out of the noise of the samples, ``[B]`` or ``[B, K]``; the map is their
+            mean where nothing does. None for methods that draw no samples.
+        drawn: how many samples each image took, ``[B]``, for methods that draw samples.
+        rung: which of the method's neighbourhoods each image took, ``[B]``, counted from the widest.
     """
 
     attribution: Tensor
@@ -59,6 +64,15 @@ class Explanation:
     standard_error: Tensor | None = None
     samples: int = 1
     postprocess: Callable[[Tensor], Tensor] | None = None
+    against: Tensor | str | None = None
+    significant: Tensor | None = None
+    drawn: Tensor | None = None
+    rung: Tensor | None = None
+
+    def select(self, images: Tensor) -> Explanation:
+        """The explanations of the images of these numbers."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: value[images.to(value.device)] for name, value in tensors.items()})  # type: ignore[arg-type]
 
     @property
     def map(self) -> Tensor:
@@ -123,7 +137,8 @@ class Method(ABC):
         def step(start: int, stop: int) -> Explanation:
             return self._explain(images[start:stop], wanted.part(start, stop), passes)
 
-        return joined(passes.run(step, len(images)))
+        found = joined(passes.run(step, len(images)))
+        return found if wanted.opponent is None else replace(found, against=wanted.opponent)
 
     @abstractmethod
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
@@ -140,9 +155,7 @@ class Method(ABC):
         check_images(inputs)
         images = inputs.clone() if inputs.is_inference() else inputs.detach()
         wanted = Target.of(target, len(images), names_of(self.model))
-        if wanted.indices is not None:
-            indices = wanted.indices.to(images.device)
-            wanted = replace(wanted, indices=indices.expand(len(images)) if indices.ndim == 0 else indices)
+        wanted = wanted.for_each(len(images), images.device)
         return images, wanted, Passes(self.chunk or self._rows.get(images.device.type, self._rows["cpu"]))
 
     def _resolved(self, images: Tensor, target: Target, passes: Passes) -> Target:
@@ -156,12 +169,12 @@ class Method(ABC):
 
 def joined(parts: Sequence[Explanation]) -> Explanation:
     """The explanations of consecutive chunks as one."""
-
-    def whole(name: str) -> Any:
-        return None if getattr(parts[0], name) is None else torch.cat([getattr(part, name) for part in parts])
-
-    tensors = {name: whole(name) for name in ("attribution", "target", "standard_error")}
-    return replace(parts[0], **tensors)
+    tensors: dict[str, Any] = {
+        name: torch.cat([getattr(part, name) for part in parts])
+        for name, value in vars(parts[0]).items()
+        if isinstance(value, Tensor)
+    }
+    return replace(parts[0], samples=max(part.samples for part in parts), **tensors)
 
 
 def times_input(passed: Gradient, images: Tensor, target: Target) -> Explanation:

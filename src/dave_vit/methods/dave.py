@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,8 @@ from dave_vit.errors import OptionError, TargetError
 from dave_vit.intercept import RuleSet
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, joined, times, times_input
 from dave_vit.methods.chunks import Passes, clean_logits, even
-from dave_vit.methods.presets import NOISE_SWITCHES, PRESETS
+from dave_vit.methods.clean import Clean
+from dave_vit.methods.presets import NOISE_SWITCHES, Against, preset_of
 from dave_vit.methods.sampling import Estimate
 from dave_vit.neighborhood import Neighborhood, Views
 from dave_vit.reduce import REDUCERS, Mean, Reducer
@@ -24,6 +26,48 @@ from dave_vit.run.lean import LeanModel
 from dave_vit.targets import Target, TargetLike
 
 _KEPT_BYTES = 128 * 2**20  # draws are kept between batches up to this size
+_FIRST = 8  # views that say whether the neighbourhood fits, and the fewest of samples="auto"
+_STEP = 4  # views between two looks of samples="auto"
+_SETTLED = 0.1  # share of a map's energy that may be sampling error where samples="auto" stops
+_SURVIVES = 0.5  # of the predicted class's probability, on the first views, for a neighbourhood to fit
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Images of a chunk that are drawn around alike.
+
+    Attributes:
+        where: their numbers in the chunk, ``[g]``.
+        images: themselves.
+        clean: what the model says of them, where it was asked.
+        estimate: of their samples so far.
+        rung: number of their neighbourhood.
+        survived: sum over the first views of the predicted class's probability, relative to the clean image's.
+        done: whether they need no more samples.
+    """
+
+    where: Tensor
+    images: Tensor
+    clean: Clean | None
+    estimate: Estimate
+    rung: int
+    survived: Tensor
+    done: bool = False
+
+    @property
+    def drawn(self) -> int:
+        """Views so far."""
+        return self.estimate.accumulator.count
+
+    def select(self, images: Tensor, **changes: Any) -> _Group:
+        """Some of them."""
+        some = {"where": self.where[images], "images": self.images[images], "survived": self.survived[images]}
+        clean = None if self.clean is None else self.clean.select(images)
+        return replace(self, **{**some, "clean": clean, "estimate": self.estimate.select(images), **changes})
+
+    def explanation(self) -> Explanation:
+        """Of the samples so far."""
+        return replace(self.estimate.explanation(), rung=torch.full_like(self.where, self.rung))
 
 
 @METHODS.register("dave")
@@ -32,53 +76,67 @@ class DAVE(Method):
 
     Args:
         model: any module that maps inputs to logits.
-        samples: views of each image, T.
+        samples: views of each image, T; "auto" for as many as the map needs to settle, from 8 to ``limit``; the
+            preset's own number by default.
         seed: the same seed gives the same map, whatever the batch and the chunk.
-        preset: "default", "paper" or "official"; the following arguments change single points of it.
+        preset: "default", "exact", "threshold", "paper", "official", or a file that ``tune`` wrote; the following
+            arguments change single points of it.
         neighborhood: where views are drawn.
         reducer: how samples become one map: a reducer, or the name of one.
         rules: the rule set of the effective transformation.
+        weighted: whether a view counts by the probability of the explained class on it.
+        against: "rivals" sets classes against their rivals where a model's classes compete; a ``Contrast`` says so too.
+        limit: the most views of ``samples="auto"``; the preset's own number by default.
         chunk: views in one forward pass; halved by itself where memory does not suffice.
         autocast: run the model under autocast, for example ``torch.bfloat16``.
         compiled: compile forward and backward pass into one graph (worth it for many images of one size).
         switches: single switches of the neighbourhood, such as ``rotation=0`` or ``noise_level=0.2``.
 
     Example:
-        >>> dave = DAVE(model, samples=50)
+        >>> dave = DAVE(model)
         >>> attribution = dave.attribute(images)
         >>> for explanation in dave.refine(images):
         ...     show(explanation.map, explanation.standard_error)
     """
 
     info = MethodInfo(
-        "Effective transformation, averaged over flips, rotations, shifts and noise, times the input.",
-        "Wróbel et al., ICML 2026",
+        "Relevance averaged over flips, rotations, shifts and noise, where it is significant at every scale.",
+        "Wróbel et al., ICML 2026; preset default",
         "1 + T forward, T backward",
     )
 
     def __init__(
         self,
         model: nn.Module,
-        samples: int = 50,
+        samples: int | Literal["auto"] | None = None,
         seed: int = 0,
         preset: str = "default",
         *,
         neighborhood: Neighborhood | None = None,
         reducer: Reducer | str | None = None,
         rules: RuleSet | None = None,
+        weighted: bool | None = None,
+        against: Against | None = None,
+        limit: int | None = None,
         chunk: int | None = None,
         autocast: torch.dtype | None = None,
         compiled: bool = False,
         **switches: Any,
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
-        chosen = PRESETS[preset](model)
-        chosen = replace(chosen, neighborhood=neighborhood or chosen.neighborhood).switched(switches)
-        self.neighborhood = chosen.neighborhood
+        chosen = preset_of(preset, model)
+        if neighborhood is not None:
+            chosen = replace(chosen, neighborhood=neighborhood, narrower=())
+        chosen = chosen.switched(switches)
+        self.neighborhood, self.narrower = chosen.neighborhood, chosen.narrower
         self.reducer: Reducer = REDUCERS[reducer]() if isinstance(reducer, str) else reducer or chosen.reducer
         self.rules = rules or chosen.rules
         self.postprocess = chosen.postprocess
-        self.samples, self.seed = at_least_one("samples", samples), seed
+        self.weighted = chosen.weighted if weighted is None else weighted
+        self.against: Against = chosen.against if against is None else against
+        self.samples: int | str = chosen.samples if samples is None else samples
+        self.limit = _limit(self.samples, limit or chosen.samples)
+        self.seed = seed
         self._kept: dict[tuple[Any, ...], Views] = {}
         self._compiled = CompiledGradient(model, self.rules, autocast) if compiled else None
         self._lean = LeanModel(model, autocast) if self._compiled is None else self._compiled.lean
@@ -89,37 +147,102 @@ class DAVE(Method):
         images, wanted, passes = self._opened(inputs, target)
         size, at_once = passes.rows, passes.samples(images)
         runs = [
-            self._estimates(images[start : start + size], wanted.part(start, start + size), passes, at_once)
+            self._refined(images[start : start + size], wanted.part(start, start + size), passes, at_once)
             for start in range(0, len(images), size)
         ]
-        for estimates in zip(*runs, strict=True):
-            yield joined([estimate.explanation() for estimate in estimates])
+        latest: list[Explanation | None] = [None] * len(runs)
+        for found in zip_longest(*runs):
+            latest = [new or old for new, old in zip(found, latest, strict=True)]
+            yield joined([each for each in latest if each is not None])
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
-        *_, last = self._estimates(images, target, passes, passes.samples(images))
-        return last.explanation()
+        *_, last = self._refined(images, target, passes, passes.samples(images))
+        return last
 
-    def _estimates(self, images: Tensor, target: Target, passes: Passes, at_once: int) -> Iterator[Estimate]:
-        """The estimate of some images, again after each chunk of samples."""
-        known = self._resolved(images, target, passes)
-        estimate = Estimate(self.reducer.accumulator(), known, self.postprocess, tuple(images.shape[1:-3]))
-        at_once = even(self.samples, at_once)
-        for start in range(0, self.samples, at_once):
-            views = self._views(images, start, min(start + at_once, self.samples))
-            estimate.add(self._attributions(views, images, estimate.target, passes))
-            yield estimate
+    def _refined(self, images: Tensor, target: Target, passes: Passes, at_once: int) -> Iterator[Explanation]:
+        """The explanation of some images, again after each chunk of samples."""
+        groups = [self._started(images, target, passes)]
+        while not all(group.done for group in groups):
+            groups = [part for group in groups for part in self._advanced(group, passes, at_once)]
+            found = joined([group.explanation() for group in groups])
+            yield found.select(torch.cat([group.where for group in groups]).argsort()) if len(groups) > 1 else found
 
-    def _attributions(self, views: Views, images: Tensor, target: Target, passes: Passes) -> Tensor:
-        """One sample a view: ``[n, b, C, H, W]``, or ``[n, b, K, C, H, W]``."""
+    def _started(self, images: Tensor, target: Target, passes: Passes) -> _Group:
+        """All images, before the first sample."""
+        target, clean = self._looked(images, target, passes)
+        where = torch.arange(len(images), device=images.device)
+        estimate = Estimate(self.reducer.accumulator(), target, self.postprocess, tuple(images.shape[1:-3]))
+        return _Group(where, images, clean, estimate, 0, torch.zeros(len(images), device=images.device))
+
+    def _looked(self, images: Tensor, target: Target, passes: Passes) -> tuple[Target, Clean | None]:
+        """The target with all that the clean images say, and what they say of their views, where that is asked for."""
+        asked = self.weighted or self.narrower or self.against == "rivals"
+        if not asked or target.score is not None:  # a score has no classes: nothing tells how much of it survives
+            return self._resolved(images, target, passes), None
+        logits = clean_logits(self.model, images, passes)
+        clean = Clean.of(self.model, logits)
+        alone = self.against == "none" or target.against is not None
+        return (target.resolve(logits) if alone else clean.contrast(target, logits)), clean
+
+    def _advanced(self, group: _Group, passes: Passes, at_once: int) -> list[_Group]:
+        """A group after the next chunk of samples, in parts where its images go on in different ways."""
+        if group.done:
+            return [group]
+        start, estimate, clean = group.drawn, group.estimate, group.clean
+        views = self._views(group.images, group.rung, start, self._stop(start, at_once))
+        samples, logits = self._attributions(views, group.images, estimate.target, passes)
+        estimate.add(samples, clean.weights(logits, estimate.target) if clean and self.weighted else None)
+        if clean is not None and start < _FIRST:
+            seen = clean.survival(logits[: _FIRST - start]).sum(0)
+            group = replace(group, survived=group.survived + seen.to(group.survived))
+        return self._sorted(group, start, passes, at_once)
+
+    def _sorted(self, group: _Group, start: int, passes: Passes, at_once: int) -> list[_Group]:
+        """Images whose views left the distribution start again around a narrower rung; settled ones are done."""
+        parts: list[_Group] = []
+        first = min(_FIRST, self.limit)
+        if group.clean is not None and group.rung < len(self.narrower) and start < first <= group.drawn:
+            leave = group.survived < _SURVIVES * first
+            parts += self._narrowed(group, leave.nonzero()[:, 0], passes, at_once)
+            group = group.select((~leave).nonzero()[:, 0]) if bool(leave.any()) else group
+        if self.samples == "auto" and group.drawn < self.limit:
+            done = group.estimate.settled(_SETTLED)
+            if bool(done.any()) and group.drawn >= _FIRST:
+                parts.append(group.select(done.nonzero()[:, 0], done=True))
+                group = group.select((~done).nonzero()[:, 0])
+        return [*parts, *([replace(group, done=group.drawn >= self.limit)] if len(group.where) else [])]
+
+    def _narrowed(self, group: _Group, leave: Tensor, passes: Passes, at_once: int) -> list[_Group]:
+        """Some images of a group once more from the beginning, in the next narrower neighbourhood."""
+        if not len(leave):
+            return []
+        estimate = replace(
+            group.estimate, accumulator=self.reducer.accumulator(), target=group.estimate.target.select(leave)
+        )
+        images, clean = group.images[leave], None if group.clean is None else group.clean.select(leave)
+        nothing = torch.zeros_like(group.survived[leave])
+        fresh = _Group(group.where[leave], images, clean, estimate, group.rung + 1, nothing)
+        return self._advanced(fresh, passes, at_once)
+
+    def _stop(self, start: int, at_once: int) -> int:
+        """Where the next chunk ends: where something is decided, if not all samples fit into one chunk anyway."""
+        marks = range(_FIRST, self.limit, _STEP) if self.samples == "auto" else [_FIRST] if self.narrower else []
+        whole = at_once >= self.limit and self.samples != "auto"
+        end = self.limit if whole else min([mark for mark in marks if start < mark < self.limit] or [self.limit])
+        return min(start + even(end - start, at_once), end)
+
+    def _attributions(self, views: Views, images: Tensor, target: Target, passes: Passes) -> tuple[Tensor, Tensor]:
+        """One sample a view, ``[n, b, C, H, W]`` or ``[n, b, K, C, H, W]``, and its logits ``[n, b, classes]``."""
         rows = views.apply(images).flatten(0, 1)  # x_t = tau(x + eps): [n * b, C, H, W]
         wanted = self._seen(target, views, images)
 
-        def effective(start: int, stop: int) -> Tensor:
+        def effective(start: int, stop: int) -> tuple[Tensor, Tensor]:
             return self._effective(rows[start:stop], wanted.part(start, stop))
 
-        weight = torch.cat(passes.run(effective, len(rows))).unflatten(0, (len(views), len(images)))
+        parts = zip(*passes.run(effective, len(rows)), strict=True)
+        weight, logits = (torch.cat(part).unflatten(0, (len(views), len(images))) for part in parts)
         pulled = views.pull_back(weight.flatten(1, -4)).reshape(weight.shape)  # eq. (8) inside
-        return times(pulled, images, target)  # eq. (9)
+        return times(pulled, images, target), logits  # eq. (9)
 
     def _seen(self, target: Target, views: Views, images: Tensor) -> Target:
         """The target of each view; the place that a score looks at moves with the image."""
@@ -130,12 +253,13 @@ class DAVE(Method):
         moved = views.moved(place(size).to(images.device, images.dtype))  # [n, H, W]
         return replace(wanted, places=moved.repeat_interleave(len(images), 0))
 
-    def _effective(self, rows: Tensor, target: Target) -> Tensor:
-        """W of each view."""
+    def _effective(self, rows: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+        """W and logits of each view."""
         if self._compiled is None:
-            return self._lean.gradient(rows, target, self.rules).weight
-        weight, _ = self._compiled(rows, target)  # [n, K, C, H, W]
-        return weight if target.several else weight[:, 0]
+            passed = self._lean.gradient(rows, target, self.rules)
+            return passed.weight, passed.logits
+        weight, logits = self._compiled(rows, target)  # [n, K, C, H, W]
+        return weight if target.several else weight[:, 0], logits
 
     def _resolved(self, images: Tensor, target: Target, passes: Passes) -> Target:
         if self._compiled is None:
@@ -147,22 +271,32 @@ class DAVE(Method):
             return target.resolve(clean_logits(self.model, images, passes))
         return target.resolve(images.new_empty(len(images), classes))  # the graph checks no ranges
 
-    def _views(self, images: Tensor, start: int, stop: int) -> Views:
+    def _views(self, images: Tensor, rung: int, start: int, stop: int) -> Views:
         """The draws ``start`` to ``stop``; all are kept for the next batch, if they are not too large."""
         shape = tuple(images.shape[1:])
-        key = (shape, images.device, images.dtype)
-        views = self._kept.get(key)
+        form = (shape, images.device, images.dtype)
+        views = self._kept.get((rung, *form))
         if views is None:
-            kept = self.samples * math.prod(shape) * images.element_size() <= _KEPT_BYTES
-            drawn = {"start": 0, "stop": self.samples} if kept else {"start": start, "stop": stop}
-            views = self.neighborhood.views(
-                shape, samples=self.samples, seed=self.seed, device=images.device, dtype=images.dtype, **drawn
+            kept = self.limit * math.prod(shape) * images.element_size() <= _KEPT_BYTES
+            drawn = {"start": 0, "stop": self.limit} if kept else {"start": start, "stop": stop}
+            views = (self.neighborhood, *self.narrower)[rung].views(
+                shape, samples=self.limit, seed=self.seed, device=images.device, dtype=images.dtype, **drawn
             )
             if not kept:
                 return views
-            self._kept.clear()
-            self._kept[key] = views
+            for other in [key for key in self._kept if key[1:] != form]:
+                del self._kept[other]
+            self._kept[(rung, *form)] = views
         return views.part(start, stop)
+
+
+def _limit(samples: int | str, limit: int) -> int:
+    """The most views of an image."""
+    if samples == "auto":
+        return at_least_one("limit", limit)
+    if not isinstance(samples, int) or isinstance(samples, bool):
+        raise OptionError(f"samples is {samples!r}; give a number, or 'auto'")
+    return at_least_one("samples", samples)
 
 
 @METHODS.register("equivariant")
@@ -177,7 +311,12 @@ class Equivariant(DAVE):
     settled = tuple(NOISE_SWITCHES)
 
     def __init__(
-        self, model: nn.Module, samples: int = 50, seed: int = 0, preset: str = "paper", **options: Any
+        self,
+        model: nn.Module,
+        samples: int | Literal["auto"] | None = None,
+        seed: int = 0,
+        preset: str = "paper",
+        **options: Any,
     ) -> None:
         for name in NOISE_SWITCHES:
             if name in options:

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from torch import nn
+
 from dave_vit.errors import OptionError
 from dave_vit.methods.base import METHODS
 from dave_vit.methods.dave import DAVE
-from dave_vit.methods.presets import AROUND_SWITCHES, NOISE_SWITCHES, SPATIAL_SWITCHES
+from dave_vit.methods.presets import AROUND_SWITCHES, NOISE_SWITCHES, SPATIAL_SWITCHES, preset_of
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial
 from dave_vit.registry import nearest
 
@@ -78,7 +80,17 @@ def _switches() -> Iterator[Option]:
 def fitting(method: str, **values: Any) -> dict[str, Any]:
     """Those of the values that the method takes; None stands for nothing said."""
     known = options_of(method)
-    return {name: value for name, value in values.items() if value is not None and name in known}
+    given = {name: value for name, value in values.items() if value is not None and name in known}
+    return {name: value for name, value in given.items() if _fits(value, known[name].type)}
+
+
+def most_samples(method: str, options: Mapping[str, Any]) -> int:
+    """How many samples a method that draws any will take at most, with these options."""
+    known = options_of(method)
+    said = options.get("samples") if options.get("samples") != "auto" else options.get("limit")
+    if said is None and isinstance(known["samples"].default, int):
+        return known["samples"].default
+    return int(said or preset_of(options.get("preset") or known["preset"].default, nn.Identity()).samples)
 
 
 def checked(method: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""DAVE's presets: the paper's text, the authors' public code, and what measured best here."""
+"""DAVE's presets: what measured best here, the paper's text, and the authors' public code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -13,22 +15,41 @@ from dave_vit.intercept import RuleSet
 from dave_vit.maps import official_postprocess
 from dave_vit.models.traits import traits_of
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial
-from dave_vit.reduce import Mean, Reducer, SoftThreshold, TrimmedMean
+from dave_vit.reduce import Mean, Reducer, Significant, SoftThreshold, TrimmedMean
 from dave_vit.registry import Registry
 from dave_vit.rules import EFFECTIVE, OFFICIAL_GATE
+from dave_vit.rules.sets.lrp import RELEVANCE
+from dave_vit.run.layout import patch_side
+
+Against = Literal["rivals", "none"]
 
 
 @dataclass(frozen=True)
 class Preset:
-    """All choices that the method leaves open, taken together."""
+    """All choices that the method leaves open, taken together.
+
+    Attributes:
+        neighborhood: where views are drawn.
+        reducer: how samples become one map.
+        rules: the derivatives that are averaged.
+        postprocess: of the map, where the method prescribes one.
+        samples: views of each image, or the most of them where their number is found out.
+        narrower: neighbourhoods to draw from where views leave what the model knows, the widest first.
+        weighted: whether a view counts by the probability of the class on it.
+        against: "rivals" sets classes against their rivals where the model's classes compete.
+    """
 
     neighborhood: Neighborhood
     reducer: Reducer
     rules: RuleSet = EFFECTIVE
     postprocess: Callable[[Tensor], Tensor] | None = None
+    samples: int = 50
+    narrower: tuple[Neighborhood, ...] = ()
+    weighted: bool = False
+    against: Against = "none"
 
-    def switched(self, switches: dict[str, Any]) -> Preset:
-        """This preset with single switches of its neighbourhood set otherwise."""
+    def switched(self, switches: Mapping[str, Any]) -> Preset:
+        """This preset with single switches of its neighbourhood set otherwise; it is the only one then."""
         spatial, noise, around = self.neighborhood.spatial, self.neighborhood.noise, self.neighborhood
         for name, value in switches.items():
             if name in SPATIAL_SWITCHES:
@@ -40,7 +61,8 @@ class Preset:
             else:
                 known = ", ".join((*SPATIAL_SWITCHES, *NOISE_SWITCHES, *AROUND_SWITCHES))
                 raise OptionError(f"DAVE has no option {name!r}; its neighbourhood has: {known}")
-        return replace(self, neighborhood=replace(around, spatial=spatial, noise=noise))
+        narrower = () if switches else self.narrower
+        return replace(self, neighborhood=replace(around, spatial=spatial, noise=noise), narrower=narrower)
 
 
 SPATIAL_SWITCHES = ("flip", "rotation", "scale", "translation", "wrap")
@@ -58,16 +80,73 @@ OFFICIAL_LEVELS = {
     "vit_base": 0.3,
     "vit_small": 0.1,
 }
+_RECOMMENDED = 0.3  # the level of variance-preserving noise that a model's own noise stands for
 
 
-def _noise(model: nn.Module, level: float, schedule: Literal["uniform", "linspace"] = "uniform") -> Noise:
-    # A model may know better: B-cos networks take additive noise (appendix D.2).
-    return traits_of(model).noise or Noise("variance_preserving", level, schedule)
+def preset_of(name: str, model: nn.Module) -> Preset:
+    """A preset by its name, or out of a TOML file."""
+    return read_preset(Path(name), model) if name.endswith(".toml") else PRESETS[name](model)
+
+
+def read_preset(path: Path, model: nn.Module) -> Preset:
+    """A preset file: ``base``, a preset's name; ``samples``; and under ``[neighborhood]`` any switches of it."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        raise OptionError(f"preset {path}: {why}; give a preset's name, or a file that dave tune wrote") from error
+    unknown = table.keys() - {"base", "samples", "neighborhood"}
+    if unknown or not isinstance(table.get("neighborhood", {}), dict):
+        raise OptionError(f"preset {path}: expected base, samples and [neighborhood], not {', '.join(sorted(unknown))}")
+    base = PRESETS[str(table.get("base", "default"))](model).switched(_switches(table.get("neighborhood", {})))
+    samples = table.get("samples", base.samples)
+    if not isinstance(samples, int) or samples < 1:
+        raise OptionError(f"preset {path}: samples is {samples!r}; it must be at least 1")
+    return replace(base, samples=samples)
+
+
+def _switches(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+
+
+def ladder(model: nn.Module, *rungs: tuple[float, float, float]) -> tuple[Neighborhood, ...]:
+    """Neighbourhoods of a model: rotation in degrees, shift in sides, and t of variance-preserving noise of each."""
+    return tuple(
+        Neighborhood(Spatial(rotation=rotation, translation=shift), noise_at(model, t), fill=traits_of(model).fill)
+        for rotation, shift, t in rungs
+    )
+
+
+def noise_at(model: nn.Module, t: float) -> Noise:
+    """Noise up to t, or as much of a model's own noise: B-cos networks take additive noise (appendix D.2)."""
+    own = traits_of(model).noise
+    if own is None:
+        return Noise("variance_preserving", t)
+    return replace(own, level=own.level * t / _RECOMMENDED)
+
+
+RUNGS = ((10.0, 0.1, 0.05), (0.0, 0.03, 0.05), (0.0, 0.03, 0.0))
+"""Of the default, from wide to narrow: rotation, shift, noise."""
 
 
 @PRESETS.register("default")
 def default(model: nn.Module) -> Preset:
-    """What measured best on GridPG and EnergyPG without losing to the paper's setting on deletion."""
+    """What measured best over five metrics and six models (docs/decisions.md says how it was chosen)."""
+    widest, *narrower = ladder(model, *RUNGS)
+    reducer = Significant(patch=traits_of(model).patch or patch_side(model) or Significant.patch)
+    chosen = Preset(widest, reducer, RELEVANCE, samples=28, narrower=tuple(narrower))
+    return replace(chosen, weighted=True, against="rivals")
+
+
+@PRESETS.register("exact")
+def exact(model: nn.Module) -> Preset:
+    """The default with the exact linear map in the place of relevance."""
+    return replace(default(model), rules=EFFECTIVE)
+
+
+@PRESETS.register("threshold")
+def threshold(model: nn.Module) -> Preset:
+    """The default of earlier versions: the paper's views with less noise, and a threshold at two standard errors."""
     return Preset(Neighborhood(Spatial(), _noise(model, 0.3), fill=traits_of(model).fill), SoftThreshold(2.0))
 
 
@@ -90,3 +169,8 @@ def official(model: nn.Module) -> Preset:
         fill=traits_of(model).fill,
     )
     return Preset(neighborhood, TrimmedMean(), OFFICIAL_GATE, official_postprocess)
+
+
+def _noise(model: nn.Module, level: float, schedule: Literal["uniform", "linspace"] = "uniform") -> Noise:
+    # A model may know better: B-cos networks take additive noise (appendix D.2).
+    return traits_of(model).noise or Noise("variance_preserving", level, schedule)

@@ -87,3 +87,12 @@ def token_grid(
     candidates = maps or [(size[0] // side, size[1] // side) for side in sides]
     fitting = [grid for grid in candidates if math.prod(grid) <= tokens]
     return max(fitting, key=math.prod, default=None)
+
+
+def patch_side(model: nn.Module) -> int | None:
+    """The side of the patches that become tokens, in pixels, where a model cuts them out by a convolution."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            sides = {*module.kernel_size, *module.stride}
+            return sides.pop() if len(sides) == 1 and sides != {1} else None
+    return None

@@ -88,7 +88,7 @@ class Target:
     @property
     def known(self) -> bool:
         """Whether nothing is left to be found out on the clean image."""
-        weighed = not isinstance(self.against, str) or self.against == "none" or self.weights is not None
+        weighed = not isinstance(self.opponent, str) or self.weights is not None
         return self.score is not None or (self.indices is not None and weighed)
 
     def resolve(self, logits: Tensor) -> Target:
@@ -96,7 +96,7 @@ class Target:
         if self.score is not None:
             return self
         found = self._classified(logits)
-        if found.against is None or found.against == "none" or found.weights is not None:
+        if found.opponent is None or found.weights is not None:
             return found
         return replace(found, weights=found._weighed(logits))
 
@@ -124,6 +124,21 @@ class Target:
         if self.indices is None or self.indices.ndim == 0:
             raise TargetError("a score function has no class indices; give an int, a list or a tensor of indices")
         return self.indices.reshape(len(self.indices), -1)
+
+    @property
+    def opponent(self) -> Tensor | str | None:
+        """What the classes are set against, if anything."""
+        return None if isinstance(self.against, str) and self.against == "none" else self.against
+
+    def for_each(self, batch: int, device: torch.device) -> Target:
+        """The same said of each image of a batch, where it was said of all."""
+
+        def spread(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.to(device).expand(batch) if value.ndim == 0 else value.to(device)
+
+        return replace(self, indices=spread(self.indices), against=spread(self.against))
 
     def part(self, start: int, stop: int) -> Target:
         """What is explained of some images of the batch."""

@@ -43,7 +43,7 @@ def _preset(served: Served, name: str) -> PresetCard:
     preset = PRESETS[name](served.model)
     noise = preset.neighborhood.noise
     reducer = next(known for known in REDUCERS if type(preset.reducer) is REDUCERS[known])
-    return PresetCard(noise=noise.kind, noise_level=noise.level, reducer=reducer)
+    return PresetCard(samples=preset.samples, noise=noise.kind, noise_level=noise.level, reducer=reducer)
 
 
 def _method(name: str) -> MethodCard:

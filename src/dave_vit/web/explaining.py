@@ -17,7 +17,7 @@ import numpy as np
 
 from dave_vit.errors import DaveError, OptionError, UnknownName
 from dave_vit.methods import METHODS
-from dave_vit.methods.options import fitting, options_of
+from dave_vit.methods.options import fitting, most_samples, options_of
 from dave_vit.models import Adapter
 from dave_vit.registry import nearest
 from dave_vit.results import Explainer, Result, classify
@@ -117,7 +117,7 @@ class Desk:
         """The map of an image after more and more samples; the last step tells where the files are."""
         served = self.served(query.model)
         options = method_options(query, self.limits.samples)
-        explainer = Explainer(served.model, query.method, **options)
+        explainer = Explainer(served.model, query.method, against=query.against, **options)
 
         def work(check: Check) -> Generator[Step, None, None]:
             with _watched(served.model, check):
@@ -176,13 +176,13 @@ def method_options(query: ExplainQuery, most: int) -> dict[str, Any]:
             raise OptionError(f"method {query.method!r} takes no {name}; leave it out")
     if given.get("samples", 0) > most:
         raise OptionError(f"{given['samples']} samples; this server takes at most {most}")
-    return given | fitting(query.method, seed=query.seed) | _chunk(query.method, given.get("samples"))
+    return given | fitting(query.method, seed=query.seed) | _chunk(query.method, given)
 
 
-def _chunk(method: str, samples: int | None) -> dict[str, int]:
+def _chunk(method: str, options: dict[str, Any]) -> dict[str, int]:
     """Few views in a pass, for many steps; the numbers stay the same."""
     if hasattr(METHODS[method], "refine"):
-        return {"chunk": max(1, (samples or options_of(method)["samples"].default) // _STEPS)}
+        return {"chunk": max(1, most_samples(method, options) // _STEPS)}
     return fitting(method, chunk=_CHUNK)
 
 
@@ -194,6 +194,7 @@ def command(served: Served, query: ExplainQuery, result: Result) -> str:
     words += ["--weights", "FILE"] if served.weights else []
     words += ["--classes", "FILE"] if served.classes else []
     words += ["--target", str(result.targets[0].index), "--method", query.method]
+    words += ["--against", query.against] if query.against else []
     for name, value in result.explainer.options.items():
         if name in ("samples", "preset", "seed"):
             words += [f"--{name}", str(value)]
@@ -221,7 +222,7 @@ def _step(result: Result) -> Step:
         target=result.targets[0],
         method=result.explainer.name,
         samples=result.explanation.samples,
-        total=getattr(result.explainer.method, "samples", 1) if error is not None else 1,
+        total=result.explainer.most_samples if error is not None else 1,
         seconds=round(result.seconds, 3),
         width=values.shape[1],
         height=values.shape[0],

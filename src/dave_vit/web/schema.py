@@ -45,6 +45,9 @@ class ExplainQuery(_Query):
     """What to explain, and how. Options that the method does not take are an error."""
 
     target: Annotated[str, Field(max_length=200, description="name, part of a name or index, or top1 to top5")] = "top1"
+    against: Annotated[
+        str | None, Field(max_length=200, description="rivals, or a class; none for the class by itself")
+    ] = None
     method: Annotated[str, Field(description="one of the methods")] = "dave"
     samples: Annotated[int | None, Field(ge=1, description="perturbed copies of the image")] = None
     preset: Annotated[str | None, Field(description="all further options of DAVE taken together")] = None
@@ -64,6 +67,7 @@ class Failure(BaseModel):
 class PresetCard(BaseModel):
     """What a preset of DAVE means for a model."""
 
+    samples: int
     noise: str
     noise_level: float
     reducer: str

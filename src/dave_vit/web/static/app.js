@@ -38,7 +38,7 @@ function method(name) {
 
 function usePreset() {
   const preset = model().presets[$("preset").value];
-  for (const name of ["noise", "noise_level", "reducer"]) $(name).value = preset[name];
+  for (const name of ["samples", "noise", "noise_level", "reducer"]) $(name).value = preset[name];
 }
 
 function showMethod() {
@@ -59,7 +59,8 @@ function options(name) {
   for (const option of OPTIONS.filter((known) => method(name).takes.includes(known))) {
     const value = $(option).value;
     const usual = option === "preset" ? "default" : preset[option];
-    if (value !== String(usual)) sent[option] = value;
+    const own = method(name).takes.includes("preset"); // other methods know nothing of the preset's number
+    if (value !== String(usual) || (option === "samples" && !own)) sent[option] = value;
   }
   return sent;
 }
@@ -127,7 +128,17 @@ function found(panel, guess) {
 
 function showClasses(second) {
   $("classes").replaceChildren(...state.classes.map(classRow));
+  showOpponents();
   fill($("compare-class"), state.classes.map((guess) => ({ text: guess.name, value: guess.index })), second);
+}
+
+// What a class may be set against: its rivals, nothing, or another class.
+function showOpponents() {
+  const usual = { text: "as the method has it", value: "" };
+  const words = [usual, { text: "its rivals", value: "rivals" }, { text: "nothing", value: "none" }];
+  const others = state.classes.map((guess) => ({ text: guess.name, value: String(guess.index) }));
+  const kept = [...words, ...others].some(({ value }) => value === $("against").value) ? $("against").value : "";
+  fill($("against"), [...words, ...others], kept);
 }
 
 function classRow(guess) {
@@ -165,9 +176,13 @@ function run(number) {
   const known = state.classes.find((guess) => String(guess.index) === String(wanted));
   panels[number].run({
     blob: state.blob,
-    options: { model: $("model").value, name: state.name, target: wanted, method: name, ...options(name) },
+    options: { model: $("model").value, name: state.name, target: wanted, method: name, ...opponent(), ...options(name) },
     title: known ? known.name : wanted,
   });
+}
+
+function opponent() {
+  return $("against").value ? { against: $("against").value } : {};
 }
 
 function runAll() {
@@ -233,6 +248,7 @@ function listen() {
     if (state.blob) look(state.blob, state.name);
   });
   $("preset").addEventListener("change", usePreset);
+  $("against").addEventListener("change", runAll);
   $("method").addEventListener("change", () => {
     showMethod();
     run(0);
@@ -280,6 +296,7 @@ async function start() {
   $("samples").max = limits.samples;
   $("seed").value = seed;
   usePreset();
+  showOpponents();
   showMethod();
   addExamples(examples);
   listen();
