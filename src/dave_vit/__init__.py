@@ -16,6 +16,7 @@ from dave_vit._version import __version__
 
 if TYPE_CHECKING:
     from dave_vit import scores
+    from dave_vit.analysis.tuning import tune
     from dave_vit.conserve import conservation_gap
     from dave_vit.methods import DAVE, METHODS, create_method
     from dave_vit.models import load_model, with_inputs
@@ -32,6 +33,7 @@ __all__ = [
     "effective_transformation",
     "load_model",
     "scores",
+    "tune",
     "with_inputs",
 ]
 
@@ -46,6 +48,7 @@ _HOMES = {
     "effective_transformation": "run",
     "scores": "scores",
     "Contrast": "targets",
+    "tune": "analysis.tuning",
 }
 
 

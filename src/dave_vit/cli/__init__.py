@@ -29,6 +29,7 @@ COMMANDS = (
     "methods",
     "models",
     "doctor",
+    "tune",
     "evaluate",
     "analyze",
     "reproduce",

@@ -1,0 +1,120 @@
+"""`dave tune`: the neighbourhood that fits a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dave_vit.cli.common import Output, command, examples
+from dave_vit.cli.options import ModelOptions, Seed, data_flag, grouped
+from dave_vit.errors import ImageError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from dave_vit.analysis.tuning import Rung, Tuning
+
+app = command()
+
+Data = Annotated[str, data_flag("A folder of images, or a data set as of `dave evaluate`, such as imagenet:DIR.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Images to look at.")]
+File = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The preset file to write.")]
+
+
+@app.command(
+    epilog=examples(
+        "dave tune --model timm:vit_base_patch16_224 --data photos/",
+        "dave tune --model builtin --data builtin --limit 8 --out mine.toml",
+        "dave explain cat.jpg --preset mine.toml",
+    )
+)
+@grouped
+def tune(
+    *,
+    model: ModelOptions,
+    data: Data,
+    limit: Limit = 16,
+    out: File = Path("preset.toml"),
+    seed: Seed = 0,
+    output: Output,
+) -> None:
+    """Choose DAVE's neighbourhood for a model, without labels.
+
+    Views are drawn from five neighbourhoods. The widest one is taken on whose views the model still gives its own
+    prediction most of its probability; deletion and insertion of these predictions are shown beside it. The result is
+    a preset file that every --preset takes. What was measured is kept in FILE.json, so that a command that was stopped
+    goes on where it was.
+    """
+    from dave_vit.analysis.tuning import LADDER, table
+    from dave_vit.analysis.tuning import tune as tuned
+    from dave_vit.atomic import write_json
+
+    loaded, pictures = model.load(), _pictures(data, limit)
+    key = _key(loaded.spec, model.weights, pictures, seed)
+    notes = Path(f"{out}.json")
+    known = _known(notes, key)
+    with output.progress(len(LADDER), "measuring") as progress:
+        progress.update(done=len(known))
+
+        def report(number: int, rung: Rung) -> None:
+            known[number] = rung
+            rows = [{"number": at, **row} for at, row in zip(known, table(known.values()), strict=True)]
+            write_json(notes, {"key": key, "rungs": rows})
+            progress.update(done=len(known))
+
+        found = tuned(loaded, pictures, seed=seed, known=dict(known), report=report)
+    found.save(out)
+    output.print(_table(found), f"  {out}")
+    record = {"model": loaded.spec, "images": len(pictures), "seed": seed, "rungs": table(found.rungs)}
+    output.json({**record, "chosen": found.chosen, "preset": str(out)})
+
+
+def _pictures(data: str, limit: int) -> list[Image]:
+    """The first images of a folder or of a data set."""
+    from dave_vit.data import open_dataset
+    from dave_vit.data.images import find_images, read_picture
+    from dave_vit.data.sets import DATASETS
+
+    if data.partition(":")[0] in DATASETS and not Path(data).is_dir():
+        found = open_dataset(data, limit)
+        return [found.image(number) for number in range(min(limit, len(found)))]
+    paths = find_images([data])[:limit]
+    if not paths:
+        raise ImageError(f"{data}: no images; give a folder with some, or a data set such as imagenet:DIR")
+    return [read_picture(path).image for path in paths]
+
+
+def _key(spec: str, weights: str | None, pictures: list[Image], seed: int) -> str:
+    """Changes with all that decides the numbers."""
+    content = hashlib.sha256(repr((spec, weights, seed)).encode())
+    for picture in pictures:
+        content.update(picture.tobytes())
+    return content.hexdigest()
+
+
+def _known(path: Path, key: str) -> dict[int, Rung]:
+    """What an earlier command measured of the same."""
+    from dave_vit.analysis.tuning import Rung
+
+    try:
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        rows = kept["rungs"] if kept["key"] == key else []
+        return {int(row.pop("number")): Rung(**row) for row in rows}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _table(found: Tuning) -> Any:
+    from rich.table import Table
+
+    shown = Table("", "rotation", "shift", "noise", "survival", "deletion", "insertion", box=None)
+    for number, rung in enumerate(found.rungs):
+        values = (rung.rotation, rung.translation, round(rung.noise_level, 3), rung.survival)
+        scores = (f"{100 * rung.deletion:.1f}", f"{100 * rung.insertion:.1f}")
+        chosen = "chosen" if number == found.chosen else ""
+        shown.add_row(chosen, *(f"{value:g}" for value in values[:3]), f"{values[3]:.2f}", *scores)
+    return shown
