@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -144,3 +145,17 @@ def test_imagenet_goes_by_place_for_a_model_of_timm(data_dir):
     data = open_dataset(f"imagenet:{data_dir}/imagenet-val-300", 1)
     model = load_model("timm:test_vit", "random")
     assert class_map(data.class_names, model.class_names) == {index: index for index in range(1000)}
+
+
+def test_what_classes_are_set_against_is_part_of_a_plan():
+    entries = [{"method": "gradcam"}, {"method": "gradcam", "label": "rivals", "against": "rivals"}]
+    plan = make_plan({"methods": entries, "metrics": "gridpg"})
+    first, second = plan.document("data")["methods"]
+    assert "against" not in first  # runs from before there was a choice go on
+    assert second["against"] == "rivals"
+
+
+def test_the_plan_of_the_default_is_a_plan():
+    plan = make_plan(read_plan(Path(__file__).parent.parent / "benchmarks" / "default.toml"))
+    assert plan.methods[0].label == "default"
+    assert {entry.against for entry in plan.methods} == {None, "rivals"}

@@ -198,3 +198,40 @@ def test_real_images_with_real_weights(monkeypatch, data_dir, tmp_path, capsys):
     assert cli.run(["explain", *args, "--out", str(tmp_path)]) == 0
     top = [record["top5"][0]["name"] for record in json.loads(capsys.readouterr().out)]
     assert top == ["golden retriever", "African elephant", "zebra"]
+
+
+@pytest.mark.parametrize(
+    ("against", "told"), [("rivals", "rivals"), ("hen", {"index": 3, "name": "hen"}), ("none", None)]
+)
+def test_against_what_is_recorded(tiny, capsys, against, told):
+    for method in ("dave", "input_x_gradient"):
+        args = ["--method", method, "--target", "dog", "--against", against, "--json"]
+        assert explain("a.png", *args, *(["--samples", "3"] if method == "dave" else [])) == 0
+        assert json.loads(capsys.readouterr().out)[0]["against"] == told
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--against", "dogg", "--target", "cat"], "did you mean 2 dog"),
+        (["--against", "dog", "--target", "dog"], "against itself"),
+        (["--samples", "few"], "auto"),
+        (["--samples", "auto", "--method", "smoothgrad"], "expected int"),
+        (["--preset", "nowhere.toml"], "nowhere.toml"),
+    ],
+)
+def test_wrong_opponents_samples_and_presets_are_one_line(tiny, capsys, args, words):
+    assert cli.run(["explain", "a.png", *args]) == 2
+    told = capsys.readouterr().err
+    assert words in told
+    assert "Traceback" not in told
+
+
+def test_what_the_method_found_out_is_recorded(tiny, capsys):
+    assert explain("a.png", "--samples", "auto", "--json") == 0
+    (record,) = json.loads(capsys.readouterr().out)
+    assert 8 <= record["samples"] <= 28
+    assert record["against"] == "rivals"
+    assert record["significant"] in (True, False)
+    assert record["rung"] in (0, 1, 2)
+    assert record["neighborhood"]["spatial"]["rotation"] in (0.0, 10.0)

@@ -1,0 +1,41 @@
+"""The default must stay better than the one before, on pictures whose truth is known."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+from dave_vit import DAVE, load_model
+from dave_vit.data import open_dataset
+from dave_vit.data.grids import compose
+from dave_vit.metrics import energypg, gridpg
+
+PICTURES = 8
+
+
+@functools.cache
+def pictures() -> tuple[Tensor, Tensor, Tensor]:
+    model, data = load_model("builtin"), open_dataset("builtin:single:seen:11", PICTURES)
+    inputs = torch.cat([model.preprocess(data.image(number)) for number in range(PICTURES)])
+    masks = torch.stack([torch.as_tensor(data.mask(number)) for number in range(PICTURES)])
+    return inputs, masks, torch.tensor([data[number].label for number in range(PICTURES)])
+
+
+@pytest.mark.slow
+class TestDefaultBeatsTheOneBefore:
+    def test_energy(self):
+        inputs, masks, labels = pictures()
+        new, old = (DAVE(load_model("builtin"), preset=name).explain(inputs, labels).map for name in PRESETS)
+        assert energypg(new, masks).nanmean() > energypg(old, masks).nanmean()
+
+    def test_grids(self):
+        inputs, _, labels = pictures()
+        grids, targets = compose(inputs.unflatten(0, (-1, 4))), labels.unflatten(0, (-1, 4))
+        new, old = (DAVE(load_model("builtin"), preset=name).explain(grids, targets).map for name in PRESETS)
+        assert gridpg(new).nanmean() > gridpg(old).nanmean() + 0.1
+
+
+PRESETS = ("default", "threshold")
