@@ -174,6 +174,8 @@ def joined(parts: Sequence[Explanation]) -> Explanation:
         for name, value in vars(parts[0]).items()
         if isinstance(value, Tensor)
     }
+    if "against" not in tensors:  # where classes compete is found out image by image
+        tensors["against"] = next((part.against for part in parts if part.against is not None), None)
     return replace(parts[0], samples=max(part.samples for part in parts), **tensors)
 
 
