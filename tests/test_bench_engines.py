@@ -72,7 +72,7 @@ def names(log: Path) -> list[str]:
 def test_killed_at_random_and_started_again(squares, expected, tmp_path):
     run = tmp_path / "run"
     draw = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID", "killed"))
-    for attempt in range(3):
+    for attempt in range(2):
         log = tmp_path / f"log{attempt}"
         before = shards(run) if run.exists() else set()
         process = start(squares, run, log)
@@ -91,8 +91,8 @@ def test_killed_at_random_and_started_again(squares, expected, tmp_path):
     assert not list(run.rglob("*.part"))
 
 
-BUILTIN = """evaluate --metric all --methods input_x_gradient,dave --samples 2 --limit 12 --shard 3 --threads 1
-    --set gridpg.grids=4 --set deletion.steps=4 --set insertion.steps=4 --set sanity.images=3 --quiet --out""".split()
+BUILTIN = """evaluate --metric all --methods input_x_gradient,dave --samples 1 --limit 8 --shard 2 --threads 1
+    --set gridpg.grids=2 --set deletion.steps=2 --set insertion.steps=2 --set sanity.images=1 --quiet --out""".split()
 
 
 def command(run: Path) -> subprocess.Popen:
@@ -112,7 +112,7 @@ def test_the_command_killed_at_random_on_builtin_data(tmp_path):
     run = tmp_path / "run"
     total, finished = len(written(tmp_path / "quiet")), {}
     draw = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID", "killed"))
-    for _ in range(3):
+    for _ in range(2):
         process = command(run)
         goal = min(len(finished) + draw.randint(1, total // 3), total - 1)
         while len(written(run)) < goal and process.poll() is None:
