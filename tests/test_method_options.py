@@ -61,6 +61,18 @@ def test_values_go_where_they_are_taken():
     assert fitting("effective", **values) == {}
 
 
+def test_a_method_of_ones_own_is_read_too(monkeypatch):
+    class Mine(METHODS["saliency"]):
+        def __init__(self, model, width: Width = 3, **options) -> None:  # noqa: F821
+            super().__init__(model, **options)
+
+    monkeypatch.setitem(METHODS._entries, "mine", Mine)
+    assert list(options_of("mine")) == [*options_of("saliency"), "width"]
+    assert parsed("mine", {"width": "wide"}) == {"width": "wide"}  # its type is unknown
+    with pytest.raises(OptionError, match="has no option 'with'; did you mean width"):
+        parsed("mine", {"with": "3"})
+
+
 def test_plans_are_read_the_same_way():
     assert make_plan({"methods": {"method": "dave", "options": {"rotation": 5}}}).methods[0].options == {"rotation": 5}
     with pytest.raises(OptionError, match="did you mean rotation"):

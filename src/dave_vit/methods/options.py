@@ -63,9 +63,12 @@ def options_of(method: str) -> dict[str, Option]:
 
 
 def _options(constructor: Any) -> Iterator[Option]:
-    hints = get_type_hints(constructor)
+    try:
+        hints = get_type_hints(constructor)
+    except NameError:  # a name that only type checkers import; values of these options are not looked into
+        hints = {}
     for name, one in list(inspect.signature(constructor).parameters.items())[2:]:  # after self and the model
-        if one.kind is not one.VAR_KEYWORD:
+        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
             yield Option(name, hints.get(name, Any), one.default)
 
 
