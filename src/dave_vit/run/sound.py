@@ -75,17 +75,20 @@ def _look_into(
 ) -> None:
     place = min(1, len(inputs) - 1)  # the second image: the first one's place may be a special one
     image = inputs[place : place + 1].clone()
+    alone = _by_itself(model, image, autocast) if len(inputs) > 1 else _plain(model, image, autocast)
+    fixed = alone is None  # the model takes batches of this size only, so that no image can be looked at alone
+    image = inputs if fixed else image
     watched, random = _watched(model, image, rules, autocast)
     if any(bool(torch.isnan(output).any()) for output in (watched if logits is None else [logits])):
         raise OutputError("the model's output holds NaN; check the weights, the masks and the range of the input")
     limit = _COARSE if autocast is not None else _ROUNDING.get(inputs.dtype, _COARSE)
-    alone = _plain(model, image, autocast)
+    alone = _plain(model, image, autocast) if alone is None else alone
     if _differ(watched, alone, limit):
         raise UnsupportedOperator(
             "the logits change under the interception, so that the map would be another model's; remove what asks for "
             "modes, or for gradients inside of the model (torch.func, torch.autograd.grad)"
         )
-    if len(inputs) == 1 or random:
+    if len(inputs) == 1 or random or fixed:
         return
     known = [] if logits is None else [output for output in alone if output.shape[1:] == logits.shape[1:]]
     if known and logits is not None:
@@ -122,6 +125,16 @@ def _outputs(output: Any, batch: int) -> list[Tensor]:
 def _random_state(images: Tensor) -> Tensor:
     state = torch.get_rng_state()
     return torch.cat([state, torch.cuda.get_rng_state(images.device)]) if images.is_cuda else state
+
+
+def _by_itself(model: nn.Module, image: Tensor, autocast: torch.dtype | None) -> list[Tensor] | None:
+    """The output for one image of a batch; None where the model does not take one alone."""
+    try:
+        return _plain(model, image, autocast)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, IndexError, AssertionError):
+        return None
 
 
 def _plain(model: nn.Module, images: Tensor, autocast: torch.dtype | None) -> list[Tensor]:
