@@ -92,6 +92,7 @@ def test_the_choices(client):
     info = client.get("/api/info").json()
     assert [(model["name"], model["classes"]) for model in info["models"]] == [("tiny", len(NAMES))]
     assert info["models"][0]["presets"]["paper"] == {
+        "samples": 50,
         "noise": "variance_preserving",
         "noise_level": 0.5,
         "reducer": "mean",
@@ -134,6 +135,14 @@ def test_a_look_gives_the_top_five_and_what_the_model_sees(client):
     assert seen["notes"] == ["transparent parts set on white"]
     with Image.open(io.BytesIO(base64.b64decode(seen["picture"]))) as image:
         assert (image.format, image.size) == ("PNG", (SIZE, SIZE))
+
+
+def test_a_class_against_another(client):
+    answer = explain(client, stream=False, target="hen", against="dog").json()
+    files = answer["finished"]["files"]
+    assert client.get(files["json"]).json()["against"] == {"index": 2, "name": "dog"}
+    assert "--against dog" in answer["finished"]["command"]
+    assert "against itself" in error(explain(client, stream=False, target="hen", against="hen"))
 
 
 def test_the_map_refines_until_it_is_what_the_method_gives(client):
