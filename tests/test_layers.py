@@ -37,6 +37,7 @@ ORDER = [
     "metrics",
     "viz",
     "results",
+    "scored",
     "report",
     "bench",
     "analysis",

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dave_vit.checks.wide import Wide
 from dave_vit.conserve import Balance
 from dave_vit.errors import OutputError
 from dave_vit.models.adapter import Adapter
+from dave_vit.models.tasks import TaskModel
 from dave_vit.rules import EFFECTIVE
 from dave_vit.run import gradient
 from dave_vit.run.layout import TokenLayout, token_layout
 from dave_vit.run.passes import logits_of
+from dave_vit.targets import Target
 
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-3}
 """The largest gap that rounding can explain; single precision loses much where large parts cancel."""
@@ -72,7 +75,7 @@ def examine(model: Adapter, inputs: Tensor) -> Diagnosis:
         UnsupportedOperator: a function of the model has no exact rule, or something takes a way round the rules.
     """
     try:
-        with _in_type(model, torch.float64):
+        with _in_type(model, torch.float64), Wide():
             return _examined(model, inputs.double())
     except RuntimeError as error:
         if "dtype" not in str(error) and "scalar type" not in str(error):
@@ -96,11 +99,13 @@ def _in_type(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def _examined(model: Adapter, inputs: Tensor) -> Diagnosis:
-    plain = logits_of(model, inputs)
-    parts = gradient(model, inputs, rules=EFFECTIVE, record_constants=True)
+    score = model.task.score if isinstance(model, TaskModel) else None
+    read = Target(score=score).read
+    plain = logits_of(model, inputs, read)
+    parts = gradient(model, inputs, score, rules=EFFECTIVE, record_constants=True)
     balance = Balance.of(parts, inputs)
     try:
-        layout: TokenLayout | str = token_layout(model, inputs)
+        layout: TokenLayout | str = token_layout(model, inputs, read)
     except OutputError as error:
         layout = str(error)
     return Diagnosis(

@@ -34,6 +34,18 @@ Animate = Annotated[
     Literal["gif", "webp"] | None, typer.Option("--animate", help="Also show how the map refines, as an animation.")
 ]
 
+Score = Annotated[
+    str | None,
+    typer.Option(
+        "--score",
+        metavar="SCORE",
+        help="Explain a score of the output: query:N:CLASS, box:x0,y0,x1,y1:CLASS, region:x0,y0,x1,y1:CLASS (in pixels "
+        "of the photograph), similarity:FILE, value, token:WORD.",
+    ),
+]
+Boxes = Annotated[bool, typer.Option("--boxes", help="One map for each box that a detector finds.")]
+Threshold = Annotated[float, typer.Option("--threshold", help="The least probability of a box.")]
+
 
 @app.command(
     epilog=examples(
@@ -53,6 +65,9 @@ def explain(
     out: Out = Path("dave-out"),
     figure: Figure = "png",
     animate: Animate = None,
+    score: Score = None,
+    boxes: Boxes = False,
+    threshold: Threshold = 0.5,
     output: Output,
 ) -> None:
     """Explain what the model saw in images.
@@ -70,6 +85,9 @@ def explain(
     sources = find_images(images)
     with output.progress(len(sources), "loading the model") as progress:
         explainer = Explainer(model.load(), method.name, weights=model.weights, against=method.against, **options)
+        if score is not None or boxes:
+            output.json(_explain_scores(explainer, sources, score, threshold, out, output))
+            return
         records = list(_explain_all(explainer, sources, target, out, (figure, animate), output, progress))
     output.json(records)
     if len(records) < len(sources):
@@ -96,6 +114,31 @@ def _explain_all(
         files = {out / f"{name}.{ending}": data for ending, data in _files(results, *kinds).items()}
         write_files(files)
         yield _report(results[-1], source, list(files), output)
+
+
+def _explain_scores(
+    explainer: Explainer, sources: Sequence[str], score: str | None, threshold: float, out: Path, output: Output
+) -> list[dict[str, Any]]:
+    """One record a map: of the score, or of each box that is found."""
+    from dave_vit.data.images import read_picture
+    from dave_vit.scored import explain_boxes, explain_score
+
+    records = []
+    for source, name in zip(sources, distinct_names(sources), strict=True):
+        picture = read_picture(source)
+        if score is not None:
+            maps = [(name, score, explain_score(explainer, picture, score))]
+        else:
+            found = enumerate(explain_boxes(explainer, picture, threshold), 1)
+            maps = [
+                (f"{name}.box{number}", f"{each.name} {each.probability:.1%}", made) for number, (each, made) in found
+            ]
+        for title, what, made in maps:
+            files = {out / f"{title}.{ending}": data for ending, data in made.files().items()}
+            write_files(files)
+            output.print(f"{source}: {what}, {made.value:.4g}", *(f"  {path}" for path in files))
+            records.append({"source": source, "files": [str(path) for path in files], **made.record()})
+    return records
 
 
 def _move(progress: Progress, number: int, part: float) -> None:

@@ -1,14 +1,16 @@
 """Models: loaded by a spec, with preprocessing and class names."""
 
 from dave_vit.models.adapter import Adapter, Preprocessing
-from dave_vit.models.inputs import WithInputs, with_inputs
+from dave_vit.models.inputs import ImageTokens, PackedPatches, WithInputs, with_embeddings, with_inputs
 from dave_vit.models.loading import ModelSpec, load_model
 from dave_vit.models.traits import Traits, traits_of
 from dave_vit.run.layout import TokenLayout, token_layout
 
 __all__ = [
     "Adapter",
+    "ImageTokens",
     "ModelSpec",
+    "PackedPatches",
     "Preprocessing",
     "TokenLayout",
     "Traits",
@@ -16,5 +18,6 @@ __all__ = [
     "load_model",
     "token_layout",
     "traits_of",
+    "with_embeddings",
     "with_inputs",
 ]

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from dave_vit.errors import OptionError
+from dave_vit.errors import InputError, OptionError
 from dave_vit.models.traits import traits_of
 
+Arrange = Callable[[Tensor], dict[str, Any]]
+"""From the explained input to the named inputs that a model takes it in."""
 
-def with_inputs(model: nn.Module, explained: str = "pixel_values", /, **constants: Any) -> WithInputs:
+
+def with_inputs(model: nn.Module, explained: str | Arrange = "pixel_values", /, **constants: Any) -> WithInputs:
     """A model of one input, the explained one; all others keep the values given here.
 
     Args:
         model: takes its inputs by name; it stays as it is.
-        explained: the name of the input to explain.
+        explained: the name of the input to explain; or a function from it to one or more named inputs, for models that
+            take pictures in another form, such as tiles or packed patches.
         constants: the other inputs. Tensors have one row, ``[1, ...]``, which serves all images of a batch and all
             their views; anything else is handed on as it is.
 
@@ -30,9 +37,9 @@ def with_inputs(model: nn.Module, explained: str = "pixel_values", /, **constant
 class WithInputs(nn.Module):
     """See ``with_inputs``."""
 
-    def __init__(self, model: nn.Module, explained: str, constants: dict[str, Any]) -> None:
+    def __init__(self, model: nn.Module, explained: str | Arrange, constants: dict[str, Any]) -> None:
         super().__init__()
-        _check_names(model, [explained, *constants])
+        _check_names(model, [*([explained] if isinstance(explained, str) else []), *constants])
         if explained in constants:
             raise OptionError(f"{explained} is the explained input; leave it out of the constant ones")
         for name, value in constants.items():
@@ -48,7 +55,8 @@ class WithInputs(nn.Module):
     def forward(self, inputs: Tensor) -> Any:
         """The model's output, as it is."""
         others = {name: _fitted(value, inputs) for name, value in self.constants.items()}
-        return self.model(**{self.explained: inputs}, **others)
+        own = {self.explained: inputs} if isinstance(self.explained, str) else self.explained(inputs)
+        return self.model(**own, **others)
 
 
 def _fitted(value: Any, inputs: Tensor) -> Any:
@@ -66,3 +74,105 @@ def _check_names(model: nn.Module, names: list[str]) -> None:
     for name in names:
         if name not in known:
             raise OptionError(f"{type(model).__name__} has no input {name!r}; it takes {', '.join(known)}")
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTokens:
+    """Words among which features of the picture stand, as embeddings: for Idefics 3 and SmolVLM.
+
+    These look for empty pictures among the pixels, which makes the pixels say how many pictures there are; here there
+    is one, of one tile.
+
+    Attributes:
+        model: of transformers.
+        input_ids: ``[1, L]``, with as many image tokens as the picture has features.
+    """
+
+    model: Any
+    input_ids: Tensor
+
+    def __call__(self, images: Tensor) -> dict[str, Any]:
+        """The embeddings ``[B, L, D]`` of words and picture."""
+        body, patch = self.model.model, self.model.config.vision_config.patch_size
+        grid = (len(images), images.shape[-2] // patch, images.shape[-1] // patch)
+        seen = torch.ones(grid, dtype=torch.bool, device=images.device)
+        vision = body.vision_model(pixel_values=images, patch_attention_mask=seen)
+        features = body.connector(vision.last_hidden_state)  # [B, N, D]
+        ids = self.input_ids.to(images.device).repeat(len(images), 1)
+        words = self.model.get_input_embeddings()(ids)
+        where = (ids == self.model.config.image_token_id).unsqueeze(-1)
+        if int(where[0].sum()) != features.shape[1]:
+            raise InputError(f"{int(where[0].sum())} image tokens for {features.shape[1]} features; give one for each")
+        return {"inputs_embeds": words.masked_scatter(where, features.to(words.dtype))}
+
+
+@dataclass(frozen=True)
+class PackedPatches:
+    """Pictures ``[B, C, H, W]`` as Qwen's vision models take them: one row for each patch, in groups that are merged.
+
+    Attributes:
+        patch: side of a patch in pixels.
+        merge: side of a group in patches.
+        frames: how often a picture is repeated to make a clip of it.
+    """
+
+    patch: int = 14
+    merge: int = 2
+    frames: int = 2
+
+    def __call__(self, images: Tensor) -> dict[str, Any]:
+        """Patches ``[B * N, C * frames * patch * patch]`` and the grid ``[B, 3]`` of each picture."""
+        batch, channels, height, width = images.shape
+        side = self.patch * self.merge
+        if height % side or width % side:
+            raise InputError(f"pictures of {height} x {width} pixels; their sides must be multiples of {side}")
+        rows, columns = height // side, width // side
+        cut = images.reshape(batch, channels, rows, self.merge, self.patch, columns, self.merge, self.patch)
+        cut = cut.permute(0, 2, 5, 3, 6, 1, 4, 7).unsqueeze(6)  # [B, rows, columns, merge, merge, C, 1, patch, patch]
+        cut = cut.expand(*[-1] * 6, self.frames, -1, -1)
+        grid = torch.tensor([[1, rows * self.merge, columns * self.merge]], device=images.device)
+        return {"pixel_values": cut.flatten(0, 4).flatten(1), "image_grid_thw": grid.repeat(batch, 1)}
+
+
+def with_embeddings(model: nn.Module, embedding: nn.Module | None = None, /, **constants: Any) -> WithEmbeddings:
+    """A model whose explained input are the embeddings of its words, ``[1, L, D]``; all else is constant.
+
+    Args:
+        model: takes ``input_ids`` and whatever else by name; it stays as it is.
+        embedding: the module that embeds the words; by default the one that transformers knows of.
+        constants: all inputs, ``input_ids`` among them.
+
+    Example:
+        >>> prompt = with_embeddings(clip, input_ids=ids, pixel_values=pixels)
+        >>> weight = effective_transformation(prompt, prompt.embedded, lambda out: out.logits_per_image[:, 0])
+        >>> words = (weight * prompt.embedded).sum(-1)  # [1, L]
+    """
+    half: Any = getattr(model, "text_model", model)
+    return WithEmbeddings(model, embedding or half.get_input_embeddings(), constants)
+
+
+class WithEmbeddings(nn.Module):
+    """See ``with_embeddings``.
+
+    Attributes:
+        embedded: the embeddings of ``input_ids``, ``[1, L, D]``.
+    """
+
+    def __init__(self, model: nn.Module, embedding: nn.Module, constants: dict[str, Any]) -> None:
+        super().__init__()
+        if "input_ids" not in constants:
+            raise OptionError("the words to explain are missing; give input_ids")
+        self.model, self._embedding = model, (embedding,)  # in a tuple: it is the model's module already
+        self.constants = constants
+        with torch.no_grad():
+            self.embedded: Tensor = embedding(constants["input_ids"])
+        self.train(model.training)
+
+    def forward(self, inputs: Tensor) -> Any:
+        """The model's output, as it is, with these embeddings in the place of its own."""
+        others = {name: _fitted(value, inputs) for name, value in self.constants.items()}
+        handle = self._embedding[0].register_forward_hook(lambda *_: inputs)
+        try:
+            return self.model(**others)
+        finally:
+            handle.remove()

@@ -99,6 +99,11 @@ def copy_into(call: Call, target: Tensor, source: Tensor, non_blocking: bool = F
     return affine(everywhere, source.to(target.dtype), target)  # type: ignore[no-any-return]
 
 
+def undetached(call: Call, input: Tensor) -> Any:
+    """``detach`` as if it were not there."""
+    return move(Call(call.mode, Tensor.clone, "clone"), input)
+
+
 def iterate(call: Call, tensor: Tensor) -> Any:
     """Looping over a tensor: the parts keep what the whole was."""
     return iter(move(Call(call.mode, Tensor.unbind, "unbind"), tensor))

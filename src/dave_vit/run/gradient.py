@@ -110,7 +110,8 @@ def gradient(
     mode = Interception(rules, model, record_constants=record_constants)
     with undisturbed(inputs):
         leaf, logits = forward(run or model, inputs, mode, autocast, wanted.read)
-        check_sound(model, inputs, rules, autocast, logits.detach())
+        seen = logits.detach() if wanted.places is None else None  # a place that views moved is another score
+        check_sound(model, inputs, rules, autocast, logits=seen, score=wanted.score)
         rows = wanted.rows(logits)  # [K, B]
         pulled = derivatives(rows, [leaf, *(constant for _, _, constant in mode.constants or ())])
     weight = torch.stack([grads[0] for grads in pulled], 1)  # [B, K, C, H, W]

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from dave_vit.errors import InputError, OutputError
 from dave_vit.run.observe import Observation, observation
+from dave_vit.run.passes import Read
+from dave_vit.targets import class_logits
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,15 @@ class TokenLayout:
         return values[..., self.prefix :].reshape(*values.shape[:-1], *self.grid)
 
 
-def token_layout(model: nn.Module, inputs: Tensor) -> TokenLayout:
+def token_layout(model: nn.Module, inputs: Tensor, read: Read = class_logits) -> TokenLayout:
     """Grid and prefix tokens of a Vision Transformer, for inputs of this size.
 
     Args:
         model: any module that maps inputs to logits; nothing of it is changed.
         inputs: preprocessed images ``[B, C, H, W]``; only their size counts.
+        read: what is read out of the model's output, where it is no logits.
     """
-    with observation(model, inputs[:1]) as observed:
+    with observation(model, inputs[:1], read=read) as observed:
         sizes = [attention.matrix.shape[-2:] for attention in observed.attention]
         maps = observed.maps
     counts = sorted({keys for queries, keys in sizes if queries == keys})  # pooling asks with other queries

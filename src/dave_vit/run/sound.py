@@ -7,7 +7,7 @@ images that are mixed with the others of their batch are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,6 +20,9 @@ from dave_vit.intercept.calls import RuleSet
 from dave_vit.intercept.mode import Interception
 from dave_vit.intercept.states import tensors
 from dave_vit.run.passes import precision, undisturbed
+from dave_vit.targets import Score, Target
+
+_Said = Callable[[Any, int], list[Tensor]]
 
 _SOUND: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
 _ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative to the largest logit
@@ -27,7 +30,13 @@ _COARSE = 0.1  # in half precision
 
 
 def check_sound(
-    model: nn.Module, inputs: Tensor, rules: RuleSet, autocast: torch.dtype | None = None, logits: Tensor | None = None
+    model: nn.Module,
+    inputs: Tensor,
+    rules: RuleSet,
+    autocast: torch.dtype | None = None,
+    *,
+    logits: Tensor | None = None,
+    score: Score | None = None,
 ) -> None:
     """Refuse a model that a strict rule set would explain wrongly; costs next to nothing the second time.
 
@@ -36,14 +45,16 @@ def check_sound(
         inputs: the batch that is explained.
         rules: looked into only where they are strict.
         autocast: run the model under autocast with this type.
-        logits: of the batch, if they are known already.
+        logits: of the batch, or values of the score, if they are known already.
+        score: what is explained, where it is no class: nothing else of the output is looked at then.
     """
     if not rules.strict:
         return
-    key = (rules.name, inputs.shape[1:], len(inputs) > 1, inputs.dtype, inputs.device, autocast)
+    key = (rules.name, inputs.shape[1:], len(inputs) > 1, inputs.dtype, inputs.device, autocast, score)
     known, state = _SOUND.setdefault(model, {}), structure(model)
     if known.get(key) != state:
-        _look_into(model, inputs, rules, autocast, logits)
+        said = _outputs if score is None else partial(_scored, score)
+        _look_into(model, inputs, rules, autocast, logits, said)
         known[key] = state
 
 
@@ -71,18 +82,18 @@ def fingerprint(model: nn.Module) -> int:
 
 
 def _look_into(
-    model: nn.Module, inputs: Tensor, rules: RuleSet, autocast: torch.dtype | None, logits: Tensor | None
+    model: nn.Module, inputs: Tensor, rules: RuleSet, autocast: torch.dtype | None, logits: Tensor | None, said: _Said
 ) -> None:
     place = min(1, len(inputs) - 1)  # the second image: the first one's place may be a special one
     image = inputs[place : place + 1].clone()
-    alone = _by_itself(model, image, autocast) if len(inputs) > 1 else _plain(model, image, autocast)
+    alone = (_by_itself if len(inputs) > 1 else _plain)(model, image, autocast, said)
     fixed = alone is None  # the model takes batches of this size only, so that no image can be looked at alone
     image = inputs if fixed else image
-    watched, random = _watched(model, image, rules, autocast)
+    watched, random = _watched(model, image, rules, autocast, said)
     if any(bool(torch.isnan(output).any()) for output in (watched if logits is None else [logits])):
         raise OutputError("the model's output holds NaN; check the weights, the masks and the range of the input")
     limit = _COARSE if autocast is not None else _ROUNDING.get(inputs.dtype, _COARSE)
-    alone = _plain(model, image, autocast) if alone is None else alone
+    alone = _plain(model, image, autocast, said) if alone is None else alone
     if _differ(watched, alone, limit):
         raise UnsupportedOperator(
             "the logits change under the interception, so that the map would be another model's; remove what asks for "
@@ -94,7 +105,7 @@ def _look_into(
     if known and logits is not None:
         alone, beside = known[:1], [logits]
     else:
-        beside = _plain(model, inputs[:3], autocast)
+        beside = _plain(model, inputs[:3], autocast, said)
     if _differ([output[place : place + 1] for output in beside], alone, limit):
         raise UnsupportedOperator(
             "the logits of an image change with the other images of its batch, so that a map would mix them; explain "
@@ -103,7 +114,7 @@ def _look_into(
 
 
 def _watched(
-    model: nn.Module, images: Tensor, rules: RuleSet, autocast: torch.dtype | None
+    model: nn.Module, images: Tensor, rules: RuleSet, autocast: torch.dtype | None, said: _Said
 ) -> tuple[list[Tensor], bool]:
     """The output under the interception, if nothing escapes it; and whether the model draws at random."""
     mode = Interception(rules, model)
@@ -111,9 +122,9 @@ def _watched(
         before = _random_state(images)
         entered = images.detach().requires_grad_().clone()
         with mode, mode.watched(entered) as watch:
-            output = model(mode.enter(entered))
+            output = said(model(mode.enter(entered)), len(images))
         watch.check()
-        return _outputs(output, len(images)), not torch.equal(before, _random_state(images))
+        return [tensor.detach() for tensor in output], not torch.equal(before, _random_state(images))
 
 
 def _outputs(output: Any, batch: int) -> list[Tensor]:
@@ -122,24 +133,29 @@ def _outputs(output: Any, batch: int) -> list[Tensor]:
     return [tensor.detach() for tensor in found if tensor.is_floating_point() and tensor.shape[:1] == (batch,)]
 
 
+def _scored(score: Score, output: Any, batch: int) -> list[Tensor]:
+    """What a score says of them."""
+    return [Target(score=score).read(output, batch)]
+
+
 def _random_state(images: Tensor) -> Tensor:
     state = torch.get_rng_state()
     return torch.cat([state, torch.cuda.get_rng_state(images.device)]) if images.is_cuda else state
 
 
-def _by_itself(model: nn.Module, image: Tensor, autocast: torch.dtype | None) -> list[Tensor] | None:
+def _by_itself(model: nn.Module, image: Tensor, autocast: torch.dtype | None, said: _Said) -> list[Tensor] | None:
     """The output for one image of a batch; None where the model does not take one alone."""
     try:
-        return _plain(model, image, autocast)
+        return _plain(model, image, autocast, said)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, IndexError, AssertionError):
         return None
 
 
-def _plain(model: nn.Module, images: Tensor, autocast: torch.dtype | None) -> list[Tensor]:
+def _plain(model: nn.Module, images: Tensor, autocast: torch.dtype | None, said: _Said) -> list[Tensor]:
     with undisturbed(images), torch.no_grad(), precision(images, autocast):
-        return _outputs(model(images.clone()), len(images))
+        return said(model(images.clone()), len(images))
 
 
 def _differ(left: list[Tensor], right: list[Tensor], limit: float) -> bool:

@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dave_vit.checks.coverage.entry import Entry
+from dave_vit.checks.wide import Wide
 from dave_vit.conserve import balances
 from dave_vit.errors import MissingExtra, UnsupportedOperator
 from dave_vit.rules import EFFECTIVE
 from dave_vit.run import gradient
 from dave_vit.run.passes import logits_of
+from dave_vit.targets import Target
 
 LIMIT = 1e-9
 """The largest gap that counts as exact, in float64."""
@@ -62,13 +64,13 @@ def check(entry: Entry, *, seed: int = 0) -> Outcome:
 
 def _checked(entry: Entry, model: nn.Module, seed: int) -> Outcome:
     draw = torch.Generator().manual_seed(seed)
-    images = torch.randn(4, entry.channels, *entry.size, generator=draw)
+    images = torch.randn(4, *entry.shape, generator=draw)
     randomise(model, draw)
     twin, images64 = copy.deepcopy(model), images.double()  # some models keep tensors of the type they first ran in
     calibrate(model.double(), images64)
     calibrate(twin, images)
     try:
-        gap, forward = unexplained(model, images64[:1]), forward_difference(twin, images)
+        gap, forward = unexplained(model, images64[:1], entry), forward_difference(twin, images, entry)
     except UnsupportedOperator as error:
         return Outcome(entry, "unsupported", reason=str(error))
     return Outcome(entry, "exact" if gap < LIMIT else "inexact", gap, forward)
@@ -85,19 +87,21 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def forward_difference(model: nn.Module, images: Tensor) -> float:
+def forward_difference(model: nn.Module, images: Tensor, entry: Entry) -> float:
     """How far the logits under the interception are from the model's own, relative to the largest."""
-    plain, intercepted = logits_of(model, images), gradient(model, images, rules=EFFECTIVE).logits
+    plain = logits_of(model, images, Target(score=entry.score).read)
+    intercepted = gradient(model, images, entry.score, rules=entry.rules or EFFECTIVE).logits
     return float((intercepted - plain).abs().max() / plain.abs().max())
 
 
-def unexplained(model: nn.Module, image: Tensor) -> float:
+def unexplained(model: nn.Module, image: Tensor, entry: Entry) -> float:
     """The identity's residual for one image ``[1, C, H, W]``.
 
     ``conservation_gap`` divides by the logit or <W, x>, whichever is larger; here it is the image's part <W, x> alone,
     so that large biases cannot hide an error.
     """
-    (balance,) = balances(model, image, rules=EFFECTIVE)
+    with Wide():
+        (balance,) = balances(model, image, entry.score, rules=entry.rules or EFFECTIVE)
     return balance.residual / abs(balance.explained) if balance.explained else math.inf
 
 

@@ -8,6 +8,9 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from dave_vit.intercept import RuleSet
+from dave_vit.targets import Score
+
 CLASSES = 10
 
 
@@ -22,6 +25,9 @@ class Entry:
         build: makes the model, initialised by its library.
         size: height and width of the images it is checked with.
         channels: of these images.
+        frames: of each clip, for video models.
+        score: what is explained, where it is not the predicted class.
+        rules: the derivatives in force, where they are not the usual ones.
     """
 
     library: str
@@ -30,6 +36,14 @@ class Entry:
     build: Callable[[], nn.Module]
     size: tuple[int, int] = (64, 64)
     channels: int = 3
+    frames: int | None = None
+    score: Score | None = None
+    rules: RuleSet | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image, or clip."""
+        return (*([self.frames] if self.frames else []), self.channels, *self.size)
 
     def matches(self, pattern: str) -> bool:
         """Whether library, family or name fits a pattern: a part of it, or with * and ? as in file names."""

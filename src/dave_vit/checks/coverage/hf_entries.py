@@ -13,34 +13,34 @@ from dave_vit.checks.coverage.entry import CLASSES, Entry
 from dave_vit.models.families.hf import encode_image, package, text_features
 from dave_vit.models.zero_shot import ZeroShot
 
-_PLAIN = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+PLAIN = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 _IMAGE = {"image_size": 64, "patch_size": 16}
-_VIT = {**_PLAIN, **_IMAGE}
+VIT = {**PLAIN, **_IMAGE}
 _SWIN = {"image_size": 64, "embed_dim": 16, "depths": [1, 2], "num_heads": [1, 2], "window_size": 4}
 _STAGES = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 24, 32, 48]}
 _PYRAMID = {**_STAGES, "num_attention_heads": [1, 2, 2, 4], "image_size": 64}
-_BEIT = {**_VIT, "use_relative_position_bias": True, "use_absolute_position_embeddings": True}
-_TEXT = {**_PLAIN, "vocab_size": 64, "max_position_embeddings": 8}
+_BEIT = {**VIT, "use_relative_position_bias": True, "use_absolute_position_embeddings": True}
+_TEXT = {**PLAIN, "vocab_size": 64, "max_position_embeddings": 8}
 _TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-_TWO_HALVES = {"vision_config": _VIT, "text_config": {**_TEXT, **_TOKENS, "projection_dim": 32}}
+TWO_HALVES = {"vision_config": VIT, "text_config": {**_TEXT, **_TOKENS, "projection_dim": 32}}
 
 # family, configuration, its values
 _ARCHITECTURES: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("ViT", "ViTConfig", _VIT),
-    ("ViT, eager attention", "ViTConfig", {**_VIT, "attn_implementation": "eager"}),
-    ("ViT-MSN", "ViTMSNConfig", _VIT),
-    ("I-JEPA", "IJepaConfig", _VIT),
-    ("DeiT", "DeiTConfig", {**_VIT, "architectures": ["DeiTForImageClassification"]}),
-    ("DeiT, two heads", "DeiTConfig", {**_VIT, "architectures": ["DeiTForImageClassificationWithTeacher"]}),
-    ("DINOv2", "Dinov2Config", _VIT),
-    ("DINOv2, SwiGLU", "Dinov2Config", {**_VIT, "use_swiglu_ffn": True}),
-    ("DINOv2, registers", "Dinov2WithRegistersConfig", _VIT),
+    ("ViT", "ViTConfig", VIT),
+    ("ViT, eager attention", "ViTConfig", {**VIT, "attn_implementation": "eager"}),
+    ("ViT-MSN", "ViTMSNConfig", VIT),
+    ("I-JEPA", "IJepaConfig", VIT),
+    ("DeiT", "DeiTConfig", {**VIT, "architectures": ["DeiTForImageClassification"]}),
+    ("DeiT, two heads", "DeiTConfig", {**VIT, "architectures": ["DeiTForImageClassificationWithTeacher"]}),
+    ("DINOv2", "Dinov2Config", VIT),
+    ("DINOv2, SwiGLU", "Dinov2Config", {**VIT, "use_swiglu_ffn": True}),
+    ("DINOv2, registers", "Dinov2WithRegistersConfig", VIT),
     ("BEiT", "BeitConfig", _BEIT),
     ("Data2Vec", "Data2VecVisionConfig", _BEIT),
     ("Swin", "SwinConfig", _SWIN),
     ("Swin v2", "Swinv2Config", _SWIN),
-    ("CLIP", "CLIPConfig", _TWO_HALVES),
-    ("SigLIP", "SiglipConfig", _TWO_HALVES),
+    ("CLIP", "CLIPConfig", TWO_HALVES),
+    ("SigLIP", "SiglipConfig", TWO_HALVES),
     ("Hiera", "HieraConfig", {"embed_dim": 16, "depths": [1, 1, 1, 1], "image_size": [64, 64]}),
     ("PVT", "PvtConfig", _PYRAMID),
     ("PVT v2", "PvtV2Config", _PYRAMID),
@@ -70,7 +70,7 @@ def _build(config: str, values: dict[str, Any]) -> nn.Module:
 
 def _build_zero_shot(config: str) -> nn.Module:
     transformers = package()
-    model = transformers.AutoModel.from_config(getattr(transformers, config)(**_TWO_HALVES)).eval()
+    model = transformers.AutoModel.from_config(getattr(transformers, config)(**TWO_HALVES)).eval()
     tokens = torch.tensor([[1, 5, 6, 2], [1, 7, 8, 2]])
     text = text_features(model, {"input_ids": tokens})
     return ZeroShot(model, encode_image, text, scale=model.logit_scale.exp(), bias=getattr(model, "logit_bias", None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Sequence
 
-from dave_vit.checks.coverage import hf_entries, other_entries, timm_entries
+from dave_vit.checks.coverage import hf_entries, hf_language, hf_tasks, other_entries, timm_entries
 from dave_vit.checks.coverage.checking import LIMIT, Outcome
 from dave_vit.checks.coverage.entry import Entry
 
@@ -40,7 +40,8 @@ Checked with {versions}: {exact} architectures exact, {refused} unsupported.
 
 def architectures(pattern: str | None = None) -> list[Entry]:
     """All architectures of the table, or those that fit a pattern."""
-    entries = [*timm_entries.entries(), *hf_entries.entries(), *other_entries.entries()]
+    rooms = (timm_entries, hf_entries, hf_tasks, hf_language, other_entries)
+    entries = [entry for room in rooms for entry in room.entries()]
     return [entry for entry in entries if pattern is None or entry.matches(pattern)]
 
 

@@ -20,6 +20,7 @@ from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
 from dave_vit.models.state import RANDOM, Weights, classes_in, names_of, read_weights
+from dave_vit.models.tasks import Task, TaskModel, task_of
 from dave_vit.models.traits import Traits, square
 from dave_vit.models.zero_shot import ZeroShot, wanted_prompts
 
@@ -43,6 +44,9 @@ def load(
     with _readable(name, spec):
         config = package().AutoConfig.from_pretrained(name)
         processor = package().AutoImageProcessor.from_pretrained(name)
+        task = task_of(config)
+        if task is not None and prompts is None:
+            return _of_task(task, name, config, given, processor)
         if prompts is not None or (classes is not None and _is_two_halves(config)):
             return _zero_shot(name, config, given, *wanted_prompts(prompts, classes, spec), processor)
         model, missing = _made(package().AutoModelForImageClassification, name, config, given)
@@ -53,6 +57,19 @@ def load(
         )
     known = names_of(given) if isinstance(given, Weights) else None
     return wrap(model, processor, classes if classes is not None else known, spec=spec)
+
+
+def _of_task(task: Task, name: str, config: Any, weights: Weights | str | None, processor: Any) -> Adapter:
+    """A model whose output is no class logits."""
+    model, missing = _made(getattr(package(), task.automatic), name, config, weights)
+    if missing:
+        raise ModelError(
+            f"hf:{name} lacks weights of its {task.name} head ({missing[0]}); give those of a trained model"
+        )
+    names = [config.id2label[index] for index in sorted(config.id2label)]
+    adapter = TaskModel(model, preprocessing(processor), names, spec=f"hf:{name}", traits=Traits(patch=_patch(config)))
+    adapter.task = task
+    return adapter
 
 
 def _is_two_halves(config: Any) -> bool:

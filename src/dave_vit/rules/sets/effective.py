@@ -44,5 +44,8 @@ EFFECTIVE = RuleSet(
 )
 """Every operator frozen: DAVE's effective transformation."""
 
+THROUGH_DETACH = EFFECTIVE.extend("effective, through detach", {"detach": linear.undetached})
+"""For models that detach what they go on with, which matters for their training only (RT-DETR's queries)."""
+
 OFFICIAL_GATE = EFFECTIVE.extend("effective, GELU gate 1 at zero", {"gelu": gated(1.0, gelu_gate)})
 """As the authors' public code has it: the GELU gate at x = 0 is 1 instead of its limit 0.5."""

@@ -1,0 +1,136 @@
+"""Vision-language models of transformers in the table of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.checks.coverage.entry import Entry
+from dave_vit.checks.coverage.hf_entries import PLAIN, TWO_HALVES, VIT
+from dave_vit.checks.coverage.hf_tasks import built
+from dave_vit.models.families.hf import package
+from dave_vit.models.inputs import ImageTokens, PackedPatches, with_inputs
+from dave_vit.scores import Query, Token
+
+_IMAGE, _START, _END = 60, 58, 59  # tokens of the vocabulary below
+_MARKS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_WORDS = {"vocab_size": 64, "max_position_embeddings": 128, **_MARKS}
+_LANGUAGE = {**PLAIN, "num_attention_heads": 4, "num_key_value_heads": 2, **_WORDS}  # grouped-query attention
+_OPT = {"num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 64, "hidden_size": 32, "word_embed_proj_dim": 32}
+_QWEN = {"depth": 2, "num_heads": 2, "hidden_size": 32, "patch_size": 14, "spatial_merge_size": 2}
+_ROTARY = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+_QWEN_MARKS = {"image_token_id": _IMAGE, "video_token_id": 61, "vision_start_token_id": _START}
+_ANSWER = Token(9)
+
+
+def _prompt(images: int, *, framed: bool = False) -> Tensor:
+    """A question of three words after as many image tokens."""
+    tokens = [_IMAGE] * images
+    return torch.tensor([[1, *([_START, *tokens, _END] if framed else tokens), 5, 6, 7]])
+
+
+def _asked(images: int, **more: Any) -> dict[str, Any]:
+    ids = _prompt(images)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **more}
+
+
+def _logit_of_prompt(output: Any) -> Tensor:
+    logits: Tensor = output.logits_per_image[:, 0]
+    return logits
+
+
+def _llava() -> Any:
+    halves = {
+        "vision_config": package().CLIPVisionConfig(**VIT),
+        "text_config": package().LlamaConfig(**_LANGUAGE),
+        "image_token_index": _IMAGE,
+    }
+    return package().LlavaConfig(**halves)
+
+
+def _paligemma() -> Any:
+    vision, text = package().SiglipVisionConfig(**VIT), package().GemmaConfig(**_LANGUAGE, head_dim=8)
+    return package().PaliGemmaConfig(
+        vision_config=vision, text_config=text, image_token_index=_IMAGE, projection_dim=32
+    )
+
+
+def _blip2() -> Any:
+    bridge = {**PLAIN, "encoder_hidden_size": 32, "vocab_size": 64, "cross_attention_frequency": 1}
+    text = package().OPTConfig(**_OPT, **_WORDS)
+    values = {"vision_config": VIT, "qformer_config": bridge, "text_config": text}
+    return package().Blip2Config(num_query_tokens=4, image_token_index=_IMAGE, **values)
+
+
+def _two_halves(name: str) -> Any:
+    return getattr(package(), f"{name}Config")(**TWO_HALVES)
+
+
+def _owl() -> Any:
+    text = {**PLAIN, "vocab_size": 64, "max_position_embeddings": 8, **_MARKS}
+    return package().Owlv2Config(text_config=text, vision_config=VIT, projection_dim=32)
+
+
+def _idefics(name: str, attention: str) -> nn.Module:
+    vision = getattr(package(), f"{name}VisionConfig")(**VIT)
+    text, marks = package().LlamaConfig(**_LANGUAGE), {"image_token_id": _IMAGE, "scale_factor": 2}
+    config = getattr(package(), f"{name}Config")(vision_config=vision, text_config=text, **marks)
+    model = built(f"{name}ForConditionalGeneration", lambda: config, attention)
+    ids = _prompt(4)
+    return with_inputs(model, ImageTokens(model, ids), attention_mask=torch.ones_like(ids), use_cache=False)
+
+
+def _qwen(name: str, vision: dict[str, Any], attention: str) -> nn.Module:
+    text = {**_LANGUAGE, "rope_parameters": _ROTARY}
+    config = getattr(package(), f"{name}Config")(vision_config={**_QWEN, **vision}, text_config=text, **_QWEN_MARKS)
+    model = built(f"{name}ForConditionalGeneration", lambda: config, attention)
+    ids = _prompt(4, framed=True)
+    kinds = (ids == _IMAGE).int()
+    asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": kinds, "use_cache": False}
+    return with_inputs(model, PackedPatches(), **asked)
+
+
+_QWEN2 = {"embed_dim": 32, "mlp_ratio": 2}
+_QWEN25 = {"out_hidden_size": 32, "intermediate_size": 64, "window_size": 56, "fullatt_block_indexes": [1]}
+_TYPES = {"token_type_ids": torch.zeros_like(_prompt(16))}
+_FOUR = {"input_ids": torch.tensor([[1, 5, 6, 2]])}
+
+# family, class, configuration, constant inputs, score
+_ARCHITECTURES: tuple[tuple[str, str, Callable[[], Any], dict[str, Any], Any], ...] = (
+    ("CLIP, both halves", "CLIPModel", partial(_two_halves, "CLIP"), _FOUR, _logit_of_prompt),
+    ("SigLIP, both halves", "SiglipModel", partial(_two_halves, "Siglip"), _FOUR, _logit_of_prompt),
+    ("OWLv2", "Owlv2ForObjectDetection", _owl, _FOUR, Query(2, 0)),
+    ("LLaVA", "LlavaForConditionalGeneration", _llava, _asked(16, use_cache=False), _ANSWER),
+    (
+        "PaliGemma",
+        "PaliGemmaForConditionalGeneration",
+        _paligemma,
+        {**_asked(16, use_cache=False), **_TYPES},
+        _ANSWER,
+    ),
+    ("BLIP-2", "Blip2ForConditionalGeneration", _blip2, _asked(4), _ANSWER),
+)
+_ARRANGED: tuple[tuple[str, str, Callable[[str], nn.Module], int], ...] = (
+    ("Idefics 3", "Idefics3ForConditionalGeneration", partial(_idefics, "Idefics3"), 64),
+    ("SmolVLM", "SmolVLMForConditionalGeneration", partial(_idefics, "SmolVLM"), 64),
+    ("Qwen2-VL", "Qwen2VLForConditionalGeneration", partial(_qwen, "Qwen2VL", _QWEN2), 56),
+    ("Qwen2.5-VL", "Qwen2_5_VLForConditionalGeneration", partial(_qwen, "Qwen2_5_VL", _QWEN25), 56),
+)
+_ATTENTION = {"sdpa": "", "eager": ", eager attention"}
+
+
+def entries() -> list[Entry]:
+    """What is checked of transformers' models of pictures and words, with fused and with eager attention."""
+    found = []
+    for attention, suffix in _ATTENTION.items():
+        for family, name, config, constants, score in _ARCHITECTURES:
+            build = partial(built, name, config, attention, **constants)
+            found.append(Entry("transformers", family + suffix, name, build, score=score))
+        for family, name, arranged, side in _ARRANGED:
+            build = partial(arranged, attention)
+            found.append(Entry("transformers", family + suffix, name, build, (side, side), score=_ANSWER))
+    return found

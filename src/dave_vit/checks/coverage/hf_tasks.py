@@ -1,0 +1,194 @@
+"""Detectors, segmentation, depth and video models of transformers in the table of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.checks.coverage.entry import Entry
+from dave_vit.checks.coverage.hf_entries import PLAIN, VIT
+from dave_vit.models.families.hf import package
+from dave_vit.models.inputs import with_inputs
+from dave_vit.rules import THROUGH_DETACH
+from dave_vit.scores import Query, Region, Value
+
+LABELS = 7
+_FRAMES = 4
+_RESNET = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 24, 32, 48], "embedding_size": 16}
+_SWIN = {"image_size": 64, "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2], "window_size": 4}
+_STAGES = ["stage1", "stage2", "stage3", "stage4"]
+_OWN_BACKBONE = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
+_HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+_DETR = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "num_queries": 5, **_HEADS}
+_VIDEO = {"num_frames": _FRAMES, "image_size": 64}
+_DEEP = {**VIT, "num_hidden_layers": 4}
+_FUSED = {"neck_hidden_sizes": [16] * 4, "fusion_hidden_size": 16}
+_QUARTER = (0.0, 0.0, 0.5, 0.5)
+_PROMPT = torch.tensor([[101, 5, 6, 102]])
+
+
+def _class_of_query(output: Any) -> Tensor:
+    logits: Tensor = output.class_queries_logits[:, 2, 3]
+    return logits
+
+
+def _mask_of_query(output: Any) -> Tensor:
+    masks: Tensor = output.masks_queries_logits[:, 2].mean((1, 2))
+    return masks
+
+
+def _first_mask(output: Any) -> Tensor:
+    masks: Tensor = output.pred_masks[:, 0, 0].mean((1, 2))
+    return masks
+
+
+def _backbone(name: str, stages: list[str], values: dict[str, Any]) -> Any:
+    return getattr(package(), f"{name}Config")(**values, out_features=stages)
+
+
+def _detr(name: str, stages: list[str], **more: Any) -> Any:
+    values = {**_DETR, **_OWN_BACKBONE, **more, "backbone_config": _backbone("ResNet", stages, _RESNET)}
+    return getattr(package(), f"{name}Config")(num_labels=LABELS, **values)
+
+
+def _rt_detr(name: str) -> Any:
+    encoder = {"encoder_hidden_dim": 32, "encoder_in_channels": [24, 32, 48], "decoder_in_channels": [32] * 3}
+    values = {**_DETR, **encoder, "num_denoising": 0}
+    body = _backbone("RTDetrResNet", _STAGES[1:], {**_RESNET, "layer_type": "basic"})
+    return getattr(package(), f"{name}Config")(num_labels=LABELS, backbone_config=body, **values)
+
+
+def _grounding_dino() -> Any:
+    text = package().BertConfig(**PLAIN, vocab_size=200, max_position_embeddings=32)
+    body = _backbone("Swin", _STAGES[1:], _SWIN)
+    values = {**_DETR, **_OWN_BACKBONE, "max_text_len": 8, "num_feature_levels": 3}
+    return package().GroundingDinoConfig(backbone_config=body, text_config=text, **values)
+
+
+def _mask2former() -> Any:
+    sizes = {"feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32, "dim_feedforward": 64, "num_queries": 5}
+    layers = {"encoder_feedforward_dim": 64, "encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 2}
+    values = {**sizes, **layers, **_OWN_BACKBONE, "num_labels": LABELS}
+    return package().Mask2FormerConfig(backbone_config=_backbone("Swin", _STAGES, _SWIN), **values)
+
+
+def _maskformer() -> Any:
+    decoder = package().DetrConfig(backbone_config=None, use_timm_backbone=False, **_DETR)
+    body = _backbone("Swin", _STAGES, _SWIN)
+    sizes = {"fpn_feature_size": 32, "mask_feature_size": 32, "num_labels": LABELS}
+    return package().MaskFormerConfig(backbone_config=body, decoder_config=decoder, **sizes)
+
+
+def _upernet() -> Any:
+    body = _backbone("ConvNext", _STAGES, {key: _RESNET[key] for key in ("depths", "hidden_sizes")})
+    sizes = {"hidden_size": 32, "auxiliary_in_channels": 32, "auxiliary_channels": 16, "pool_scales": [1, 2]}
+    return package().UperNetConfig(backbone_config=body, num_labels=LABELS, **sizes, **_OWN_BACKBONE)
+
+
+def _sam() -> Any:
+    windows = {"window_size": 2, "global_attn_indexes": [1], "mlp_dim": 64, "num_pos_feats": 8}
+    vision = {**VIT, "output_channels": 16, **windows}
+    prompt = {"hidden_size": 16, "image_size": 64, "patch_size": 16, "mask_input_channels": 4}
+    sizes = {"mlp_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "iou_head_hidden_dim": 16}
+    decoder = {"hidden_size": 16, **sizes}
+    parts = {"vision_config": vision, "prompt_encoder_config": prompt, "mask_decoder_config": decoder}
+    return package().SamConfig(**parts)
+
+
+def _depth_anything() -> Any:
+    body = _backbone("Dinov2", _STAGES, {**_DEEP, "patch_size": 14, "image_size": 56, "reshape_hidden_states": False})
+    sizes = {"reassemble_hidden_size": 32, "patch_size": 14, "head_hidden_size": 8}
+    return package().DepthAnythingConfig(backbone_config=body, **sizes, **_FUSED)
+
+
+def _config(name: str, values: dict[str, Any]) -> Any:
+    return getattr(package(), f"{name}Config")(**values)
+
+
+def built(name: str, config: Callable[[], Any], attention: str = "sdpa", **constants: Any) -> nn.Module:
+    """A model of a class of transformers, of its pixels alone; with its own attention where it has no fused one."""
+    made, configured = getattr(package(), name), config()
+    try:
+        model: nn.Module = made._from_config(configured, attn_implementation=attention)
+    except ValueError:
+        model = made._from_config(configured, attn_implementation="eager")
+    return with_inputs(model, **constants) if constants else model
+
+
+_POINT = {"input_points": torch.tensor([[[[20.0, 30.0]]]]), "input_labels": torch.tensor([[[1]]])}
+_ASKED = {"input_ids": _PROMPT, "attention_mask": torch.ones_like(_PROMPT), "token_type_ids": torch.zeros_like(_PROMPT)}
+_YOLOS = {**VIT, "image_size": [64, 64], "num_detection_tokens": 5, "num_labels": LABELS}
+_SEGFORMER = {**{key: _RESNET[key] for key in ("depths", "hidden_sizes")}, "num_attention_heads": [1, 2, 2, 4]}
+_DPT = {**_DEEP, "backbone_out_indices": [0, 1, 2, 3], **_FUSED}
+
+# family, class, configuration, what else an entry has
+_TASKS: tuple[tuple[str, str, Callable[[], Any], dict[str, Any]], ...] = (
+    ("DETR", "DetrForObjectDetection", partial(_detr, "Detr", ["stage4"]), {}),
+    ("Conditional DETR", "ConditionalDetrForObjectDetection", partial(_detr, "ConditionalDetr", ["stage4"]), {}),
+    (
+        "Deformable DETR",
+        "DeformableDetrForObjectDetection",
+        partial(_detr, "DeformableDetr", _STAGES[1:], num_feature_levels=3),
+        {},
+    ),
+    ("RT-DETR", "RTDetrForObjectDetection", partial(_rt_detr, "RTDetr"), {}),
+    ("RT-DETR, through detach", "RTDetrForObjectDetection", partial(_rt_detr, "RTDetr"), {"rules": THROUGH_DETACH}),
+    (
+        "RT-DETR v2, through detach",
+        "RTDetrV2ForObjectDetection",
+        partial(_rt_detr, "RTDetrV2"),
+        {"rules": THROUGH_DETACH},
+    ),
+    ("YOLOS", "YolosForObjectDetection", partial(_config, "Yolos", _YOLOS), {}),
+    ("YOLOS, eager attention", "YolosForObjectDetection", partial(_config, "Yolos", _YOLOS), {"attention": "eager"}),
+    ("Grounding DINO", "GroundingDinoForObjectDetection", _grounding_dino, {"constants": _ASKED}),
+    (
+        "SegFormer, segmentation",
+        "SegformerForSemanticSegmentation",
+        partial(_config, "Segformer", {**_SEGFORMER, "decoder_hidden_size": 32, "num_labels": LABELS}),
+        {"score": Region(3, box=_QUARTER)},
+    ),
+    ("UPerNet", "UperNetForSemanticSegmentation", _upernet, {"score": Region(3, box=_QUARTER)}),
+    ("Mask2Former, class", "Mask2FormerForUniversalSegmentation", _mask2former, {"score": _class_of_query}),
+    ("Mask2Former, mask", "Mask2FormerForUniversalSegmentation", _mask2former, {"score": _mask_of_query}),
+    ("MaskFormer, class", "MaskFormerForInstanceSegmentation", _maskformer, {"score": _class_of_query}),
+    ("SAM with a point", "SamModel", _sam, {"score": _first_mask, "constants": _POINT}),
+    (
+        "SAM with a point, eager attention",
+        "SamModel",
+        _sam,
+        {"score": _first_mask, "constants": _POINT, "attention": "eager"},
+    ),
+    ("DPT", "DPTForDepthEstimation", partial(_config, "DPT", _DPT), {"score": Value()}),
+    ("Depth Anything", "DepthAnythingForDepthEstimation", _depth_anything, {"score": Value(), "size": (56, 56)}),
+)
+_CLIPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("VideoMAE", "VideoMAE", {**VIT, **_VIDEO, "tubelet_size": 2}),
+    ("TimeSformer", "Timesformer", {**VIT, **_VIDEO}),
+    ("ViViT", "Vivit", {**PLAIN, **_VIDEO, "tubelet_size": [2, 16, 16]}),
+)
+
+
+def entry(family: str, name: str, config: Callable[[], Any], more: dict[str, Any]) -> Entry:
+    """One line of the table; a query's class is explained unless another score is given."""
+    more = {"score": Query(2, 3), **more}
+    build = partial(built, name, config, more.pop("attention", "sdpa"), **more.pop("constants", {}))
+    return Entry("transformers", family, name, build, **more)
+
+
+def entries() -> list[Entry]:
+    """What is checked of transformers' models for other tasks than classification."""
+    clips = [
+        entry(
+            family,
+            f"{name}ForVideoClassification",
+            partial(_config, name, {**values, "num_labels": LABELS}),
+            {"score": None, "frames": _FRAMES},
+        )
+        for family, name, values in _CLIPS
+    ]
+    return [*(entry(*task) for task in _TASKS), *clips]

@@ -1,0 +1,105 @@
+"""Scores by their names, as on the command line: ``query:3:CLASS``, ``region:x0,y0,x1,y1:CLASS``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dave_vit.errors import OptionError
+from dave_vit.models.adapter import Adapter
+from dave_vit.models.geometry import Geometry
+from dave_vit.scores import Box, ClassLogit, Detection, Query, Region, Similarity, Token, Value
+from dave_vit.targets import Score
+
+FORMS = {
+    "class": "class:CLASS",
+    "value": "value or value:INDEX",
+    "query": "query:NUMBER:CLASS",
+    "box": "box:x0,y0,x1,y1:CLASS",
+    "region": "region:x0,y0,x1,y1:CLASS",
+    "similarity": "similarity:FILE",
+    "token": "token:WORD",
+}
+"""Name of each score, and how it is written; boxes are in pixels of the photograph."""
+
+
+def named_score(text: str, model: Adapter, geometry: Geometry) -> Score:
+    """The score that is meant.
+
+    Args:
+        text: in one of ``FORMS``.
+        model: gives class names, embeddings and words.
+        geometry: of the photograph that is explained.
+    """
+    name, _, rest = text.partition(":")
+    if name not in FORMS:
+        raise OptionError(f"score {text!r}; expected one of {', '.join(FORMS.values())}")
+    try:
+        return _MADE[name](rest, model, geometry)
+    except ValueError as error:
+        raise OptionError(f"score {text!r}; expected {FORMS[name]}") from error
+
+
+def _class(rest: str, model: Adapter, geometry: Geometry) -> Score:
+    return ClassLogit(_label(rest, model))
+
+
+def _value(rest: str, model: Adapter, geometry: Geometry) -> Score:
+    return Value(int(rest or 0))
+
+
+def _query(rest: str, model: Adapter, geometry: Geometry) -> Score:
+    number, label = rest.split(":", 1)
+    return Query(int(number), _label(label, model))
+
+
+def _box(rest: str, model: Adapter, geometry: Geometry) -> Score:
+    corners, label = rest.split(":", 1)
+    return Detection(_label(label, model), geometry.box(_corners(corners)))
+
+
+def _region(rest: str, model: Adapter, geometry: Geometry) -> Score:
+    corners, _, label = rest.partition(":")
+    return Region(_label(label, model) if label else 0, box=geometry.box(_corners(corners)))
+
+
+def _similarity(rest: str, model: Adapter, geometry: Geometry) -> Score:
+    if not rest:
+        raise ValueError
+    return Similarity.to_image(model, model.preprocess(rest))
+
+
+def _token(rest: str, model: Adapter, geometry: Geometry) -> Score:
+    tokenizer: Any = getattr(model, "tokenizer", None)
+    if tokenizer is None:
+        raise OptionError(f"{model.spec} has no words; a score of a token is for models that write text")
+    numbers = tokenizer(rest, add_special_tokens=False)["input_ids"]
+    if len(numbers) != 1:
+        raise OptionError(f"{rest!r} is made of {len(numbers)} tokens of {model.spec}; give a word that is one token")
+    return Token(int(numbers[0]))
+
+
+_MADE: dict[str, Callable[[str, Adapter, Geometry], Score]] = {
+    "class": _class,
+    "value": _value,
+    "query": _query,
+    "box": _box,
+    "region": _region,
+    "similarity": _similarity,
+    "token": _token,
+}
+
+
+def _label(text: str, model: Adapter) -> int:
+    """A class by its index or its name."""
+    if text.isdigit():
+        return int(text)
+    names = [name.lower() for name in model.class_names]
+    if text.lower() not in names:
+        raise OptionError(f"class {text!r} is not one of {model.spec}; give its name, or its index")
+    return names.index(text.lower())
+
+
+def _corners(text: str) -> Box:
+    x0, y0, x1, y1 = (float(part) for part in text.split(","))
+    return (x0, y0, x1, y1)
