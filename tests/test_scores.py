@@ -19,6 +19,7 @@ FEW = {"samples": 2}, {"steps": 2}
 OPTIONS = dict.fromkeys(["dave", "equivariant", "smoothgrad"], FEW[0]) | dict.fromkeys(
     ["integrated_gradients", "iia"], FEW[1]
 )
+OPTIONS["dave"] = {"samples": 2, "preset": "threshold"}  # the default sets classes against their rivals
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +154,7 @@ def test_a_region_moves_with_the_views():
     shifts = Neighborhood(spatial=Spatial(flip=0, rotation=0, translation=0.3), pull_back="inverse")
     model = nn.Conv2d(3, 2, 1).double()
     region = scores.Region(1, box=(0.25, 0.5, 0.5, 0.75))
-    method = create_method("dave", model, samples=4, neighborhood=shifts, reducer="mean", chunk=3)
+    method = create_method("dave", model, samples=4, preset="paper", neighborhood=shifts, reducer="mean", chunk=3)
     attribution = method.attribute(X, region)
     torch.testing.assert_close(attribution, effective_transformation(model, X, region) * X)
     assert (attribution[..., 16:24, 8:16] != 0).all()
