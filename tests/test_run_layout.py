@@ -31,7 +31,6 @@ def timm_model(name: str, **options) -> nn.Module:
         ("vit_base_patch16_siglip_224", {"img_size": 64}, (64, 64), (4, 4), 0),
         ("beit_base_patch16_224", {"img_size": 64}, (64, 64), (4, 4), 1),
         ("vit_tiny_r_s16_p8_224", {"img_size": 64}, (64, 64), (2, 2), 1),
-        ("cait_xxs24_224", {"img_size": 64}, (64, 64), (4, 4), 0),
     ],
 )
 def test_timm(name, options, size, grid, prefix):
@@ -68,6 +67,7 @@ def test_patches_cut_by_reshaping(prefix):
     ("name", "options", "why"),
     [
         ("swin_tiny_patch4_window7_224", {"img_size": 64, "embed_dim": 12, "window_size": 4}, "no single token grid"),
+        ("cait_xxs24_224", {"img_size": 64}, "class attention"),
         ("volo_d1_224", {"img_size": 64}, "no single token grid"),
         ("xcit_nano_12_p16_224", {"img_size": 224, **SMALL}, "no single token grid"),
         ("resnet18", {}, "no self-attention"),

@@ -99,7 +99,8 @@ def _look_into(
             "the logits change under the interception, so that the map would be another model's; remove what asks for "
             "modes, or for gradients inside of the model (torch.func, torch.autograd.grad)"
         )
-    if len(inputs) == 1 or random or fixed:
+    scored = said is not _outputs  # a score may hold numbers of its own for each image of the batch
+    if len(inputs) == 1 or random or fixed or scored:
         return
     known = [] if logits is None else [output for output in alone if output.shape[1:] == logits.shape[1:]]
     if known and logits is not None:
