@@ -70,7 +70,7 @@ def _checked(entry: Entry, model: nn.Module, seed: int) -> Outcome:
     calibrate(model.double(), images64)
     calibrate(twin, images)
     try:
-        gap, forward = unexplained(model, images64[:1], entry), forward_difference(twin, images, entry)
+        gap, forward = unexplained(model, images64, entry), forward_difference(twin, images, entry)
     except UnsupportedOperator as error:
         return Outcome(entry, "unsupported", reason=str(error))
     return Outcome(entry, "exact" if gap < LIMIT else "inexact", gap, forward)
@@ -91,18 +91,29 @@ def forward_difference(model: nn.Module, images: Tensor, entry: Entry) -> float:
     """How far the logits under the interception are from the model's own, relative to the largest."""
     plain = logits_of(model, images, Target(score=entry.score).read)
     intercepted = gradient(model, images, entry.score, rules=entry.rules or EFFECTIVE).logits
-    return float((intercepted - plain).abs().max() / plain.abs().max())
+    return float((intercepted - plain).abs().max() / _largest(model, images, plain))
 
 
-def unexplained(model: nn.Module, image: Tensor, entry: Entry) -> float:
-    """The identity's residual for one image ``[1, C, H, W]``.
+def _largest(model: nn.Module, images: Tensor, plain: Tensor) -> Tensor:
+    """The largest logit; a score may be one of the smallest among them, rounded as the largest are."""
+    with torch.no_grad():
+        output = model(images)
+    logits = getattr(output, "logits", output)
+    return torch.stack([part.abs().max() for part in (plain, logits) if isinstance(part, Tensor)]).max()
 
-    ``conservation_gap`` divides by the logit or <W, x>, whichever is larger; here it is the image's part <W, x> alone,
-    so that large biases cannot hide an error.
+
+def unexplained(model: nn.Module, images: Tensor, entry: Entry) -> float:
+    """The identity's residual for one image of ``[B, C, H, W]``: the first of which there is something to explain.
+
+    A head that ends in a ReLU says zero of some images, and zero is what all parts of it are. ``conservation_gap``
+    divides by the logit or <W, x>, whichever is larger; here it is the image's part <W, x> alone, so that large biases
+    cannot hide an error.
     """
     with Wide():
-        (balance,) = balances(model, image, entry.score, rules=entry.rules or EFFECTIVE)
-    return balance.residual / abs(balance.explained) if balance.explained else math.inf
+        for balance in balances(model, images, entry.score, rules=entry.rules or EFFECTIVE):
+            if balance.explained or balance.residual:
+                return balance.residual / abs(balance.explained) if balance.explained else math.inf
+    return math.inf
 
 
 def randomise(model: nn.Module, draw: torch.Generator) -> None:
