@@ -20,6 +20,10 @@ ONE_IMAGE = {"fullgrad", "omenn", "gradcam", "raw_attention", "rollout", "attent
     "chefer_generic",
     "legrad",
     "iia",
+    "gradcam_plus_plus",
+    "layercam",
+    "hirescam",
+    "scorecam",
 }
 FEW = {
     "dave": {"samples": 3},

@@ -13,6 +13,7 @@ from dave_vit.methods import (  # noqa: F401 - registers
     lrp,
     omenn,
     rectified,
+    scorecam,
 )
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, create_method
 from dave_vit.methods.dave import DAVE, Effective, Equivariant

@@ -1,4 +1,4 @@
-"""Grad-CAM: channels of the last tokens or features, weighted by their mean gradient."""
+"""Class activation maps by gradients: features of the last block, weighted by how the class depends on them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from dave_vit.methods.tokens import TokenMethod, gradients
 from dave_vit.run.layout import TokenLayout, find_layout
 from dave_vit.run.observe import Observation
 from dave_vit.targets import Target
+
+Weigh = Callable[[Tensor, Tensor], Tensor]
+"""Slopes and features, both ``[b, D, h, w]``, to what the features are multiplied with."""
 
 
 @METHODS.register("gradcam")
@@ -43,17 +46,110 @@ class GradCAM(TokenMethod):
         self.positive = positive
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
-        source, as_picture = _features(observed, images)
-        features = as_picture(source.detach())  # [b, D, h, w]
-        maps = []
-        for (slope,) in gradients(observed.logits, target, [source]):
-            weight = as_picture(slope).mean((2, 3), keepdim=True)  # eq. (1)
-            maps.append((weight * features).sum(1))  # eq. (2), without its ReLU
-        grids = torch.stack(maps, 1)  # [b, K, h, w]
-        return grids.clamp(min=0) if self.positive else grids
+        return _weighted(observed, images, target, _mean_slope, positive=self.positive)
 
 
-def _features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+@METHODS.register("gradcam_plus_plus")
+class GradCAMPlusPlus(TokenMethod):
+    """As ``gradcam``, with positive gradients averaged by weights that second and third derivatives give.
+
+    The derivatives are those of the exponential of the logit, as published, in closed form. Its value, one positive
+    factor of the whole map, is left out.
+
+    Args:
+        model: any module that maps inputs to logits.
+        positive: what speaks for the class only, as published; otherwise the signed sum.
+        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
+    """
+
+    info = MethodInfo(
+        "Channels of the last block's tokens, weighted by positive gradients of places that count most.",
+        "Chattopadhyay et al., WACV 2018",
+        "1 forward, 1 backward",
+        resolution="patch",
+    )
+
+    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.positive = positive
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        return _weighted(observed, images, target, _plus_plus, positive=self.positive)
+
+
+@METHODS.register("layercam")
+class LayerCAM(TokenMethod):
+    """Features times their positive gradient at each place, added up over the channels.
+
+    Args:
+        model: any module that maps inputs to logits.
+        positive: what speaks for the class only, as published; otherwise the signed sum.
+        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
+    """
+
+    info = MethodInfo(
+        "The last block's tokens, weighted by their positive gradient place by place.",
+        "Jiang et al., TIP 2021",
+        "1 forward, 1 backward",
+        resolution="patch",
+    )
+
+    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.positive = positive
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        return _weighted(observed, images, target, lambda slope, _: slope.clamp(min=0), positive=self.positive)
+
+
+@METHODS.register("hirescam")
+class HiResCAM(TokenMethod):
+    """Features times their gradient at each place, added up over the channels.
+
+    Where the head is linear in the features, the map sums to the logit, up to the head's bias.
+
+    Args:
+        model: any module that maps inputs to logits.
+        positive: what speaks for the class only; as published, the map is signed.
+        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
+    """
+
+    info = MethodInfo(
+        "The last block's tokens, weighted by their gradient place by place.",
+        "Draelos and Carin, 2020",
+        "1 forward, 1 backward",
+        resolution="patch",
+    )
+
+    def __init__(self, model: nn.Module, *, positive: bool = False, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.positive = positive
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        return _weighted(observed, images, target, lambda slope, _: slope, positive=self.positive)
+
+
+def _weighted(observed: Observation, images: Tensor, target: Target, weigh: Weigh, *, positive: bool) -> Tensor:
+    """Features times their weights, added up over the channels: ``[b, K, h, w]``."""
+    source, as_picture = features(observed, images)
+    held = as_picture(source.detach())  # [b, D, h, w]
+    slopes = (as_picture(slope) for (slope,) in gradients(observed.logits, target, [source]))
+    grids = torch.stack([(weigh(slope, held) * held).sum(1) for slope in slopes], 1)  # [b, K, h, w]
+    return grids.clamp(min=0) if positive else grids
+
+
+def _mean_slope(slope: Tensor, held: Tensor) -> Tensor:
+    return slope.mean((2, 3), keepdim=True)  # [b, D, 1, 1]
+
+
+def _plus_plus(slope: Tensor, held: Tensor) -> Tensor:
+    """Eq. (19): the derivatives of exp(S) are exp(S) times powers of the slope, so that exp(S) cancels in alpha."""
+    below = 2 + held.sum((2, 3), keepdim=True) * slope  # both sides of the fraction without the slope's square
+    alpha = torch.where((slope != 0) & (below != 0), 1 / below, 0)
+    return (alpha * slope.clamp(min=0)).sum((2, 3), keepdim=True)  # [b, D, 1, 1]
+
+
+def features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """A tensor of the graph, and how it or its gradient becomes a picture of features ``[b, D, h, w]``."""
     for attention in reversed(observed.attention):
         tokens, shape = attention.tokens, attention.matrix.shape
@@ -61,8 +157,8 @@ def _features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[
             return tokens, partial(_transposed, find_layout(observed, shape[-1], images))
     if observed.pooled is None:
         raise UnsupportedOperator(
-            "gradcam found neither attention among all tokens nor features that are averaged for the head; use dave or "
-            "input_x_gradient, which work on any model"
+            "class activation maps need attention among all tokens or features that are averaged for the head, and the "
+            "model has neither; use dave or input_x_gradient, which work on any model"
         )
     if observed.pooled.ndim == 4:
         return observed.pooled, lambda values: values

@@ -1,0 +1,65 @@
+"""Score-CAM: class activation maps without gradients, each channel weighed by what the model says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dave_vit.methods.base import METHODS, MethodInfo
+from dave_vit.methods.chunks import Passes
+from dave_vit.methods.gradcam import features
+from dave_vit.methods.hiding import under_masks
+from dave_vit.methods.tokens import TokenMethod
+from dave_vit.run.observe import Observation
+from dave_vit.targets import Target
+
+
+@METHODS.register("scorecam")
+class ScoreCAM(TokenMethod):
+    """The channels of a feature map, weighted by the score of the image that is seen through each of them.
+
+    The features are those of ``gradcam``. Each channel, enlarged to the image and scaled from 0 to 1, is a mask; the
+    softmax of the scores over the channels weighs them.
+
+    Args:
+        model: any module that maps inputs to logits.
+        positive: what speaks for the class only, as published; otherwise the signed sum.
+        options: ``resolution``, ``chunk`` (masked images in one forward pass) and ``autocast``.
+    """
+
+    info = MethodInfo(
+        "Channels of the last block's tokens, weighted by the score of the image seen through them.",
+        "Wang et al., CVPR 2020 workshop",
+        "1 + D forward, D being the channels",
+        resolution="patch",
+    )
+
+    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.positive = positive
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        source, as_picture = features(observed, images)
+        held = as_picture(source.detach()).to(images.dtype)  # [b, D, h, w]
+
+        def masks(start: int, stop: int) -> Tensor:
+            return from_zero_to_one(enlarged(held[:, start:stop], images)).transpose(0, 1)  # [n, b, H, W]
+
+        parts = under_masks(self, images, target, passes, masks, held.shape[1])
+        weights = torch.cat([said for _, said in parts]).softmax(0)  # [D, b, K]
+        grids = torch.einsum("dbk,bdhw->bkhw", weights.to(held.dtype), held)
+        return grids.clamp(min=0) if self.positive else grids
+
+
+def enlarged(grids: Tensor, images: Tensor) -> Tensor:
+    """Pictures ``[b, D, h, w]`` in the size of the images."""
+    return F.interpolate(grids, images.shape[-2:], mode="bilinear", align_corners=False)
+
+
+def from_zero_to_one(maps: Tensor) -> Tensor:
+    """Maps ``[..., H, W]``, each from 0 to 1; a flat one becomes zero."""
+    low, high = maps.amin((-2, -1), keepdim=True), maps.amax((-2, -1), keepdim=True)
+    return (maps - low) / torch.where(high > low, high - low, 1)
