@@ -7,6 +7,7 @@ import gc
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from PIL import Image
 from bench_world import COLOURS, load, paint, plan_of, preprocess, rows_of
 from dave_vit.bench import evaluate
 from dave_vit.bench.numbers.rows import Row, Scanned
-from dave_vit.bench.tasks import Tasks, settle
+from dave_vit.bench.tasks import Tasks, build_grids, settle
 from dave_vit.bench.worker import Job, Worker
 from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch, load_batch
@@ -27,7 +28,8 @@ from dave_vit.maps import collapse
 from dave_vit.methods import create_method
 from dave_vit.metrics import METRICS, Case, create_metric, energypg
 
-ROW = "model method metric image unit target value dropped seed options versions device map_seconds seconds curve at"
+ROW = "model method metric image unit pictures target value dropped seed options versions device map_seconds seconds"
+ROW += " curve at"
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +98,13 @@ def test_grids_are_kept_and_the_same_for_every_method(done):
     for number, grid in enumerate(grids["grids"]):
         assert [cells[f"grid-{number:05d}/{k}"] for k in range(4)] == grid["labels"]
         assert len(set(grid["labels"])) == 4
+    shown = {row["unit"]: row["pictures"] for row in rows_of(run) if row["metric"] == "gridpg"}
+    assert [shown[f"grid-{number:05d}"] for number in range(len(grids["grids"]))] == [
+        g["names"] for g in grids["grids"]
+    ]
+    for one in done[1]["results"]:
+        assert one["images"] == 20
+        assert one["n"] == (4 * len(grids["grids"]) if one["metric"] == "gridpg" else 20)
 
 
 def test_the_summary_keeps_its_contract(done):
@@ -225,6 +234,10 @@ def test_a_model_that_is_never_sure_gets_grids_of_what_it_is_surest_of():
     assert settle(seen(*[0.99] * 15, 0.92), usual).confidence == 0.9
     assert settle(seen(*[0.85] * 40), usual).confidence == 0.8
     assert settle(seen(*[0.3] * 5), usual).confidence == 0.0
+    unsure = seen(*[0.96] * 25, *[0.85] * 60, *[0.6] * 80, *[0.3] * 99)  # such as DeiT-Tiny
+    assert settle(unsure, usual).confidence == 0.5
+    assert len(build_grids(unsure, settle(unsure, usual))) >= 100
+    assert settle(unsure, replace(usual, grids=6)).confidence == 0.95
     strict = create_metric("gridpg", confidence=0.95)
     assert strict.fixed
     assert not create_metric("gridpg").fixed

@@ -7,6 +7,7 @@ import pytest
 
 from dave_vit.bench.numbers.collect import Table, places
 from dave_vit.bench.numbers.statistics import estimates, paired
+from dave_vit.data.grids import Candidate, GridOptions, choose_grids
 
 
 def test_the_interval_is_that_of_theory_for_many_normal_numbers():
@@ -57,9 +58,61 @@ def test_the_same_seed_gives_the_same_interval():
     assert estimates(values, range(30), seed=1) != estimates(values, range(30))
 
 
+@pytest.mark.parametrize(("images", "noise"), [(25, 0.0), (25, 1.0), (100, 0.5)])
+def test_intervals_of_grids_that_share_images_cover_the_truth(images, noise):
+    """As GridPG has it: as many grids as images, each image in about four of them."""
+    pool = [Candidate(i, i, 0.99) for i in range(images)]
+    grids = np.array([grid.images for grid in choose_grids(pool, GridOptions(grids=images))])  # [grids, 4]
+    draw, runs = np.random.default_rng(0), 1000
+    own, others = draw.normal(size=(2, runs, images))
+    distracted = others[:, grids].sum(2, keepdims=True) - others[:, grids]
+    scores = own[:, grids] + 0.2 * distracted + noise * draw.normal(size=(runs, *grids.shape))
+    scores, units = scores.reshape(runs, -1), np.repeat(range(images), 4).tolist()
+    by_image = estimates(scores, units, pictures=grids.tolist())
+    by_grid = estimates(scores, units)
+    assert 0.93 <= np.mean([one.low < 0 < one.high for one in by_image]) <= 0.97
+    assert np.mean([one.low < 0 < one.high for one in by_grid]) < 0.85  # what is wrong with resampling grids
+    assert {(one.n, one.images) for one in by_image} == {(4 * images, images)}
+
+
+@pytest.mark.parametrize("count", [8, 30])
+def test_intervals_of_few_images_cover_the_truth(count):
+    values = np.random.default_rng(0).normal(size=(1500, count))
+    assert 0.93 <= np.mean([one.low < 0 < one.high for one in estimates(values, range(count))]) <= 0.97
+
+
+def test_grids_that_share_no_image_are_units_of_their_own():
+    values = np.random.default_rng(3).normal(size=(2, 40))
+    units = np.repeat(range(10), 4).tolist()
+    apart = estimates(values, units, pictures=np.arange(40).reshape(10, 4).tolist())
+    alone = estimates(values, units)
+    assert [(one.mean, one.low, one.high) for one in apart] == [(one.mean, one.low, one.high) for one in alone]
+    assert [one.images for one in apart] == [40, 40]
+
+
+def test_a_row_without_some_grids_has_the_interval_of_those_it_has():
+    draw = np.random.default_rng(4)
+    grids = [[i, (i + 1) % 12, (i + 5) % 12, (i + 7) % 12] for i in range(12)]
+    values = draw.normal(size=(2, 48))
+    values[1, :16] = np.nan
+    units = np.repeat(range(12), 4)
+    fewer = estimates(values[1:, 16:], (units[16:] - 4).tolist(), pictures=grids[4:])[0]
+    both = estimates(values, units.tolist(), pictures=grids)[1]
+    assert (both.n, both.images) == (fewer.n, fewer.images) == (32, 12)
+    assert (both.low, both.high) == pytest.approx((fewer.low, fewer.high))
+
+
 def test_tables_average_seeds_and_keep_reasons():
     table = Table(["a", "b"])
-    usual = {"metric": "m", "map_seconds": 1.0, "seconds": 2.0, "dropped": None, "curve": None, "at": None}
+    usual = {
+        "metric": "m",
+        "map_seconds": 1.0,
+        "seconds": 2.0,
+        "dropped": None,
+        "curve": None,
+        "at": None,
+        "pictures": None,
+    }
     for number in range(100):
         name = f"i{number}"
         table.add({**usual, "method": "a", "image": name, "unit": name, "value": 1.0})

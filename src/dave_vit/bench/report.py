@@ -13,6 +13,7 @@ from PIL import Image
 
 from dave_vit.bench.numbers.collect import Collected, places
 from dave_vit.bench.numbers.rows import Scanned
+from dave_vit.bench.numbers.summary import rests_on
 from dave_vit.bench.plan import MetricEntry, Plan
 from dave_vit.bench.store import DamagedFile
 from dave_vit.errors import first_line
@@ -91,13 +92,13 @@ def example_columns(collected: Collected, entry: MetricEntry) -> Iterator[dict[s
 
 @dataclass(frozen=True)
 class Column:
-    """A metric in the tables of a model; ``shared_n`` is how many values all methods that have any have."""
+    """A metric in the tables of a model; ``rests_on`` is how many numbers of how many images, if all agree."""
 
     label: str
     summary: str
     arrow: str
     best: float | None
-    shared_n: int | None
+    rests_on: str
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ def pages(plan: Plan, summary: Mapping[str, Any], views: Sequence[View]) -> dict
         "skipped": summary["skipped"],
         "views": views,
         "few": _FEW,
+        "rests_on": rests_on,
         "example_metric": picked_by.label if picked_by else "",
     }
     return {f"report.{kind}": render(f"run.{kind}", **content).encode() for kind in ("md", "html")}
@@ -188,10 +190,10 @@ def view(
 def _column(entry: MetricEntry, results: Sequence[Mapping[str, Any]]) -> Column:
     metric = entry.create()
     means = [one["mean"] for one in results if one["mean"] is not None]
-    counts = {one["n"] for one in results if one["n"]}
+    counts = {rests_on(one) for one in results}
     best = (max if metric.higher_is_better else min)(means, default=None)
     arrow = "↑" if metric.higher_is_better else "↓"
-    return Column(entry.label, metric.summary, arrow, best, counts.pop() if len(counts) == 1 else None)
+    return Column(entry.label, metric.summary, arrow, best, counts.pop() if len(counts) == 1 else "")
 
 
 def _left_out(results: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

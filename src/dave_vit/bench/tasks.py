@@ -21,6 +21,7 @@ from dave_vit.metrics import GridMetric
 
 Kind = Literal["scan", "images", "grids", "examples"]
 _LADDER = (0.9, 0.8, 0.5, 0.0)  # tried in turn where the usual confidence leaves too few images
+_IMAGES_PER_CELL = 25  # grids are as many as images at most
 _FILES = {"scan": "scan/{}.parquet", "images": "rows/{}.parquet", "grids": "rows/{}.parquet"}
 
 
@@ -158,15 +159,18 @@ class GridSet:
 def settle(images: Sequence[Scanned], options: GridOptions) -> GridOptions:
     """The options with a confidence that leaves enough images, for models that are hardly ever sure.
 
-    Models trained with smoothed labels seldom exceed 0.95. Enough are four images per cell, of as many classes as
-    cells; the highest step of the ladder that has them is taken, or the last.
+    Models trained with smoothed labels seldom exceed 0.95. Enough are 25 images per cell, which make 100 grids of 2x2,
+    of as many classes as cells; fewer where fewer grids are wanted or fewer images are recognised at all. The highest
+    step of the ladder that has them is taken.
     """
-    for confidence in (options.confidence, *(step for step in _LADDER if step < options.confidence)):
-        tried = replace(options, confidence=confidence)
+    steps = [replace(options, confidence=step) for step in (options.confidence, *_LADDER) if step <= options.confidence]
+    cells, all_known = options.cells**2, len(_pool(images, steps[-1]))
+    enough = min(_IMAGES_PER_CELL * cells, options.grids * cells, all_known)
+    for tried in steps:
         pool = _pool(images, tried)
-        if len(pool) >= 4 * options.cells**2 and len({one.label for one in pool}) >= options.cells**2:
-            break
-    return tried
+        if len(pool) >= enough and len({one.label for one in pool}) >= cells:
+            return tried
+    return steps[-1]
 
 
 def build_grids(images: Sequence[Scanned], options: GridOptions) -> list[Grid]:

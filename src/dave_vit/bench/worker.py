@@ -186,6 +186,8 @@ class Worker:
             inputs = compose(stacked, options.cell)  # [B,C,H,W]
             units = [f"grid-{task.start + (at + i) // cells:05d}" for i in range(len(numbers))]
             rows = [self._row(task, f"{unit}/{i % cells}", unit, targets[i]) for i, unit in enumerate(units)]
+            shown = [_unit(self.data[index]) for index in numbers]
+            rows = [replace(row, pictures=shown[i - i % cells :][:cells]) for i, row in enumerate(rows)]
             target = torch.tensor(targets, device=self.device).view(-1, cells)
             self._score(task, _Part(inputs, target, torch.zeros_like(inputs[:, 0], dtype=torch.bool), rows), shard)
         return shard.files(task)

@@ -12,6 +12,7 @@ from dave_vit.analysis.paper.suites import Counts, Group, published
 from dave_vit.analysis.subjects import shown_data
 from dave_vit.bench import MetricEntry, Plan, create_engine, evaluate
 from dave_vit.bench.numbers.collect import collect
+from dave_vit.bench.numbers.summary import rests_on
 from dave_vit.bench.run import Watch
 from dave_vit.report import Number, Picture, Section, Table, estimate_words
 from dave_vit.viz import Drawing
@@ -55,8 +56,8 @@ def section(group: Group, counts: Counts, place: Place, watch: Watch | None = No
         notes += summary["notes"]
     curves = read_curves(place.runs / f"{group.name}-images", group.methods)
     text = (
-        "Mean and bootstrap 95 % interval in per cent; higher is better in all three. GridPG: share of the positive "
-        "part inside of the class's own cell of a 2x2 grid, chance is 25. EnergyPG: share inside of the object's "
+        "Mean and 95 % interval of a bootstrap over images, in per cent; higher is better in all three. GridPG: share "
+        "of the positive part inside of the class's own cell of a 2x2 grid, chance is 25. EnergyPG: share inside of the object's "
         "region. Deletion: area under the probability of the target while pixels are removed, the least important "
         f"first; a removed pixel becomes {_BASELINES.get(group.baseline, group.baseline)}. Maps are not smoothed. "
         "Bold: the best mean of a column."
@@ -82,7 +83,7 @@ def _row(one: Mapping[str, Any]) -> dict[str, Number]:
     ends = {name: None if one[name] is None else 100 * one[name] for name in ("low", "high")}
     kept = {name: one[name] for name in ("model", "method", "metric")}
     paper = {"paper": said, "difference": None if said is None or mean is None else mean - said}
-    return {**kept, "mean": mean, **ends, "n": one["n"], "dropped": one["dropped"], **paper}
+    return {**kept, "mean": mean, **ends, "n": one["n"], "images": one["images"], "dropped": one["dropped"], **paper}
 
 
 def tables(group: Group, results: list[dict[str, Any]]) -> list[Table]:
@@ -98,10 +99,17 @@ def tables(group: Group, results: list[dict[str, Any]]) -> list[Table]:
             (style(name).words, *(cell(own[name, metric], best[metric]) for metric in METRICS))
             for name in group.methods
         ]
-        counts = ", ".join(f"{_TITLES[metric]} n = {own[group.methods[0], metric]['n']}" for metric in METRICS)
+        counts = "; ".join(_counts(metric, [own[name, metric] for name in group.methods]) for metric in METRICS)
         caption = f"{entry.label}: {counts}."
         made.append(Table(("method", *(_TITLES[metric] for metric in METRICS)), tuple(rows), caption))
     return made
+
+
+def _counts(metric: str, results: Sequence[Mapping[str, Any]]) -> str:
+    """What the numbers of a column rest on; method by method where that differs."""
+    said = [rests_on(one) for one in results]
+    apart = ", ".join(f"{style(one['method']).words} {words}" for one, words in zip(results, said, strict=True))
+    return f"{_TITLES[metric]} {said[0] if len(set(said)) == 1 else apart}"
 
 
 def cell(one: Mapping[str, Any], best: float) -> str:

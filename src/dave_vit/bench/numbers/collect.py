@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dave_vit.bench.numbers.rows import read
-from dave_vit.bench.numbers.statistics import Floats
+from dave_vit.bench.numbers.shared import Floats
 
-_COLUMNS = "model method metric image unit value dropped versions device map_seconds seconds curve at".split()
+_COLUMNS = "model method metric image unit pictures value dropped versions device map_seconds seconds curve at".split()
 
 
 @dataclass
@@ -39,7 +39,9 @@ class Table:
         self.units: list[int] = []
         self._curves: dict[str, _Curves] = {}
         self.seconds = np.zeros((len(methods), 3))  # of maps, of the metric, and how many
+        self.pictures: list[list[int]] = []  # of each unit
         self._unit: dict[str, int] = {}
+        self._picture: dict[str, int] = {}
         self._sum, self._count = np.zeros((len(methods), 64)), np.zeros((len(methods), 64))
         self._reasons: list[dict[str, str]] = [{} for _ in methods]
 
@@ -67,7 +69,7 @@ class Table:
 
     def add(self, row: dict[str, Any]) -> None:
         """Takes up one row of the run."""
-        column = self._column(row["image"], row["unit"])
+        column = self._column(row)
         method = self.methods.index(row["method"])
         self.seconds[method] += (row["map_seconds"], row["seconds"], 1)
         if row["value"] is None:
@@ -78,14 +80,19 @@ class Table:
         if row["curve"] is not None:
             self._add_curve(row)
 
-    def _column(self, image: str, unit: str) -> int:
+    def _column(self, row: dict[str, Any]) -> int:
+        image, unit = row["image"], row["unit"]
         if image not in self.columns:
             if len(self.columns) == self._sum.shape[1]:
                 self._sum, self._count = (
                     np.pad(part, ((0, 0), (0, part.shape[1]))) for part in (self._sum, self._count)
                 )
             self.columns[image] = len(self.columns)
-            self.units.append(self._unit.setdefault(unit, len(self._unit)))
+            if unit not in self._unit:
+                self._unit[unit] = len(self._unit)
+                shown = row["pictures"] or [unit]
+                self.pictures.append([self._picture.setdefault(one, len(self._picture)) for one in shown])
+            self.units.append(self._unit[unit])
         return self.columns[image]
 
     def _add_curve(self, row: dict[str, Any]) -> None:

@@ -21,7 +21,8 @@ class Row:
         method: label in the plan.
         metric: label in the plan.
         image: name in the data set, or of a grid and its cell.
-        unit: what is resampled for intervals: the picture or the grid.
+        unit: what is scored as one: the picture or the grid.
+        pictures: what a grid shows; None where the unit is the picture itself.
         target: explained class.
         value: the score; None where there is none.
         dropped: why there is none.
@@ -40,6 +41,7 @@ class Row:
     metric: str = ""
     image: str
     unit: str
+    pictures: Sequence[str] | None = None
     target: int
     value: float | None = None
     dropped: str | None = None
@@ -120,7 +122,7 @@ def _schema(arrow: Any, kind: type[Row] | type[Scanned]) -> Any:
     whole, real, curve = arrow.int32(), arrow.float64(), arrow.list_(arrow.float32())
     types = {"target": whole, "seed": whole, "value": real, "map_seconds": real, "seconds": real, "curve": curve}
     types |= {"at": curve, "index": whole, "label": whole, "predicted": whole, "confidence": real}
-    types |= dict.fromkeys(_WORDS, few)
+    types |= {"pictures": arrow.list_(text), **dict.fromkeys(_WORDS, few)}
     return arrow.schema([(one.name, types.get(one.name, text)) for one in fields(kind)])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from dave_vit.bench.numbers.collect import Collected, Table
 from dave_vit.bench.numbers.rows import Scanned
-from dave_vit.bench.numbers.statistics import Estimate, estimates, paired
+from dave_vit.bench.numbers.statistics import NOTHING, estimates, paired
 from dave_vit.bench.plan import MetricEntry, Plan
 from dave_vit.metrics import GridMetric
 
@@ -47,12 +47,17 @@ def summarise(
     }
 
 
+def rests_on(one: Mapping[str, Any]) -> str:
+    """How many numbers a mean is of, and of how many distinct images they are."""
+    return f"n = {one['n']}" if one["n"] == one["images"] else f"n = {one['n']} of {one['images']} images"
+
+
 def _results(model: str, entry: MetricEntry, table: Table, missing: Mapping[str, str]) -> list[dict[str, Any]]:
     metric = entry.create()
     some = isinstance(metric, GridMetric) or metric.images is not None  # and the others are not its business
     before: Counter[str] = Counter() if some else Counter(missing.values())
-    nothing = [Estimate(None, None, None, 0)] * len(table.methods)
-    means = estimates(table.values, table.units) if table.columns else nothing
+    nothing = [NOTHING] * len(table.methods)
+    means = estimates(table.values, table.units, pictures=table.pictures) if table.columns else nothing
     rows = []
     for number, (method, estimate) in enumerate(zip(table.methods, means, strict=True)):
         reasons = table.reasons(number) + before
@@ -84,5 +89,5 @@ def _differences(model: str, entry: MetricEntry, table: Table) -> list[dict[str,
             "second": table.methods[j],
             **vars(estimate),
         }
-        for i, j, estimate in paired(table.values, table.units)
+        for i, j, estimate in paired(table.values, table.units, pictures=table.pictures)
     ]
