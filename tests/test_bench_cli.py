@@ -115,7 +115,10 @@ def test_ray_is_an_engine(words):
         ("--data imagnet:x", "did you mean imagenet"),
         ("--set dave=3", "expected WHO.NAME=VALUE"),
         ("--set legrad.x=3", "'legrad' is no method and no metric of this run"),
-        ("--set deletion.protocol=theirs", "protocol 'theirs'; expected one of paper, official, chefer"),
+        (
+            "--set deletion.protocol=theirs",
+            "protocol of metric 'deletion' is 'theirs'; expected one of paper",
+        ),
         ("--address auto", "add --engine ray"),
         ("--smoothing-size 4", "expected an odd number"),
         ("--plan absent.yaml", "absent.yaml: cannot be read as a plan"),

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from bench_world import load, load_full, paint, plan_of, rows_of
 from dave_vit import cli
 from dave_vit.bench import LocalEngine, evaluate
+from hostile_files import good_png
 
 # The parent of two slow workers, as the command line runs one.
 TEAM = """
@@ -160,3 +161,21 @@ def test_a_typo_leaves_nothing_behind(typo, tmp_path, monkeypatch, capsys):
     assert cli.run(["evaluate", "--limit", "2", *typo.split(), "--out", "run"]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
     assert not Path("run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks memory up in /proc")
+def test_memory_stays_what_it_was_over_many_explanations(tmp_path, monkeypatch):
+    """Many commands in one process, as a page or a notebook gives them; the first ones fill caches."""
+    monkeypatch.chdir(tmp_path)
+    Path("cat.png").write_bytes(good_png(64))
+
+    def explain(times: int) -> int:
+        for _ in range(times):
+            assert cli.run("explain cat.png -q --method dave --samples 2 --out maps".split()) == 0
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) // 1024
+
+    before, after = explain(20), explain(100)
+    print(f"{before} MB after 20 explanations, {after} MB after 120")
+    assert after - before < 50

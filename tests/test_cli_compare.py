@@ -52,8 +52,8 @@ def test_compare_draws_and_scores(folder, capsys):
     assert [row["method"] for row in record["maps"]] == ["center", "rollout", "input_x_gradient"]
     assert all(0 < row["energy"] < 1 for row in record["maps"])
     assert record["maps"][0]["pointing"] == 1
-    assert json.loads((folder / "square.compare.json").read_text()) == record
-    with Image.open(folder / "square.compare.png") as figure:
+    assert json.loads((folder / "square.7.compare.dave.json").read_text()) == record
+    with Image.open(folder / "square.7.compare.dave.png") as figure:
         assert figure.width > figure.height  # four cells in a row
 
 

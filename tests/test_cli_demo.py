@@ -48,7 +48,7 @@ def small(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("small")
 def test_the_demo_draws_and_scores(capsys):
     assert cli.run(["demo"]) == 0
-    endings = ("json", "npz", "overlay.png", "panels.png")
+    endings = ("dave.json", "dave.npz", "dave.png", "dave.panels.png")
     expected = {f"picture-{number}.{ending}" for number in (1, 2) for ending in endings} | {"demo.png", "scores.json"}
     assert {path.name for path in Path("demo").iterdir()} == expected
     with Image.open("demo/demo.png") as figure:

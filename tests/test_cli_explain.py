@@ -17,7 +17,7 @@ from dave_vit.models import Adapter, Preprocessing
 from tiny_models import CLASSES, SIZE, vit
 
 NAMES = ["cat", "tiger cat", "dog", "hen", "cock"]
-ENDINGS = ["json", "npz", "overlay.png", "panels.png"]
+ENDINGS = ["dave.json", "dave.npz", "dave.panels.png", "dave.png"]
 
 
 def adapter() -> Adapter:
@@ -51,7 +51,7 @@ def explain(*args: str) -> int:
 def test_each_image_gets_its_files(tiny, capsys):
     assert explain("a.png", "b.jpg", "--out", "out") == 0
     assert written("out") == [f"{name}.{ending}" for name in "ab" for ending in ENDINGS]
-    with np.load("out/a.npz") as arrays:
+    with np.load("out/a.dave.npz") as arrays:
         shapes = {name: arrays[name].shape for name in arrays}
         attribution, values, error = arrays["attribution"], arrays["map"], arrays["standard_error"]
     square = (SIZE, SIZE)
@@ -65,7 +65,7 @@ def test_each_image_gets_its_files(tiny, capsys):
 
 def test_the_record_tells_how_to_make_it_again():
     assert explain("a.png", "--seed", "7", "--preset", "paper", "--set", "rotation=0", "--target", "hen") == 0
-    record = json.loads(Path("dave-out/a.json").read_text())
+    record = json.loads(Path("dave-out/a.hen.dave.json").read_text())
     assert record["targets"][0]["name"] == "hen"
     assert (record["model"], record["method"], record["seed"], record["samples"]) == ("tiny", "dave", 7, 4)
     assert record["options"] == {"samples": 4, "preset": "paper", "seed": 7, "rotation": 0}
@@ -80,24 +80,24 @@ def test_the_record_tells_how_to_make_it_again():
 def test_the_same_seed_gives_the_same_numbers():
     for folder, seed in (("one", "3"), ("two", "3"), ("three", "4")):
         assert explain("a.png", "--seed", seed, "--out", folder, "--quiet") == 0
-    one, two, three = (np.load(f"{folder}/a.npz")["attribution"] for folder in ("one", "two", "three"))
+    one, two, three = (np.load(f"{folder}/a.dave.npz")["attribution"] for folder in ("one", "two", "three"))
     np.testing.assert_array_equal(one, two)
     assert np.abs(one - three).max() > 0
 
 
 def test_all_of_the_top_five_at_once():
     assert explain("a.png", "--target", "all-top5") == 0
-    with np.load("dave-out/a.npz") as arrays:
+    with np.load("dave-out/a.all-top5.dave.npz") as arrays:
         assert arrays["attribution"].shape == (5, 3, SIZE, SIZE)
         assert sorted(arrays["target"]) == list(range(CLASSES))
         np.testing.assert_allclose(arrays["map"], arrays["attribution"].sum(1), atol=1e-6)
-    with Image.open("dave-out/a.panels.png") as figure:
+    with Image.open("dave-out/a.all-top5.dave.panels.png") as figure:
         assert figure.width > 1500  # five maps beside each other
 
 
 def test_a_method_without_samples_has_no_uncertainty():
     assert explain("a.png", "--method", "effective") == 0
-    with np.load("dave-out/a.npz") as arrays:
+    with np.load("dave-out/a.effective.dave.npz") as arrays:
         assert set(arrays) == {"attribution", "map", "target"}
 
 
@@ -125,7 +125,7 @@ def test_json_goes_to_standard_output_alone(capsys):
     shown = capsys.readouterr()
     (record,) = json.loads(shown.out)
     assert record["source"] == "clear.png"
-    assert record["files"][0] == str(Path("dave-out", "clear.json"))
+    assert record["files"][0] == str(Path("dave-out", "clear.dave.json"))
     assert record["image"]["notes"] == ["transparent parts set on white"]
     assert "note: clear.png: transparent parts set on white" in shown.err
 
@@ -150,20 +150,20 @@ def test_a_wrong_target_is_one_line_and_writes_nothing(target, words, capsys):
 @pytest.mark.parametrize("kind", ["svg", "pdf"])
 def test_the_figure_comes_in_other_formats(kind):
     assert explain("a.png", "--format", kind) == 0
-    assert f"a.panels.{kind}" in written()
+    assert f"a.dave.panels.{kind}" in written()
 
 
 @pytest.mark.parametrize("kind", ["gif", "webp"])
 def test_the_refining_map_is_animated(kind):
     assert explain("a.png", "--animate", kind, "--samples", "6") == 0
-    with Image.open(f"dave-out/a.{kind}") as moving:
+    with Image.open(f"dave-out/a.dave.{kind}") as moving:
         assert moving.n_frames == 6
 
 
 def test_an_animation_changes_no_number():
     assert explain("a.png", "--out", "still", "--samples", "6") == 0
     assert explain("a.png", "--out", "moving", "--samples", "6", "--animate", "gif") == 0
-    still, moving = (np.load(f"{folder}/a.npz")["attribution"] for folder in ("still", "moving"))
+    still, moving = (np.load(f"{folder}/a.dave.npz")["attribution"] for folder in ("still", "moving"))
     np.testing.assert_allclose(still, moving, rtol=1e-4, atol=1e-8)
 
 

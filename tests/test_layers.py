@@ -16,6 +16,7 @@ ORDER = [
     "_version",
     "errors",
     "registry",
+    "schema",
     "atomic",
     "precision",
     "environment",

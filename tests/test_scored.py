@@ -148,7 +148,7 @@ def test_boxes_of_a_detector(detector, tmp_path):
     assert [record["score"] for record in records] == [each.score for each in found]
     for record in records:
         assert all(Path(file).is_file() for file in record["files"])
-    with Image.open(tmp_path / "photo.box1.overlay.png") as drawn:
+    with Image.open(tmp_path / "photo.box1.effective.dave.png") as drawn:
         assert drawn.size == PHOTO
 
 
@@ -161,7 +161,7 @@ def test_a_score_is_recorded(detector, tmp_path):
     with torch.no_grad():
         value = model(model.preprocess(photograph())).logits[0, 2, 3]
     assert record["value"] == pytest.approx(float(value), rel=1e-4)
-    assert np.load(tmp_path / "photo.npz")["map"].shape == (60, 90)
+    assert np.load(tmp_path / "photo.query-2-3.effective.dave.npz")["map"].shape == (60, 90)
 
 
 def test_the_doctor_knows_detectors(detector):

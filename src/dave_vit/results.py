@@ -18,6 +18,7 @@ from dave_vit.atomic import json_bytes, npz_bytes
 from dave_vit.data.images import Picture
 from dave_vit.data.labels import pick_targets
 from dave_vit.environment import device_name, versions
+from dave_vit.errors import OutputError
 from dave_vit.methods import DAVE, Explanation, Method, create_method
 from dave_vit.models import Adapter
 from dave_vit.run.passes import logits_of
@@ -67,6 +68,8 @@ def classify(model: Adapter, picture: Picture) -> Classified:
     """Preprocesses an image and says what the model takes it for."""
     inputs = model.preprocess(picture.image)
     logits = logits_of(model, inputs)[0].detach().double().cpu()  # [classes]
+    if not (logits < torch.inf).all():  # -inf rules a class out; NaN is below nothing
+        raise OutputError(f"{model.spec} gives logits that are not finite for {picture.name}; check its weights")
     probabilities = logits.softmax(0).tolist()
     order = logits.argsort(descending=True).tolist()
     names = model.class_names
@@ -111,6 +114,8 @@ class Explainer:
         for explanation in stages(inputs, wanted) if stages else [self.method.explain(inputs, wanted)]:
             if inputs.is_cuda:
                 torch.cuda.synchronize(inputs.device)
+            if not explanation.attribution.isfinite().all():
+                raise OutputError(f"the map of {self.name} is not finite; give options nearer to the defaults")
             yield Result(self, classified, tuple(targets), explanation, time.perf_counter() - start)
 
     @property

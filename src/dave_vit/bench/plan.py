@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from dave_vit.errors import OptionError, missing_extra
 from dave_vit.maps import Smoothing as SmoothingKind
@@ -17,6 +17,7 @@ from dave_vit.methods.options import checked, options_of
 from dave_vit.metrics import GridMetric, Metric, create_metric
 from dave_vit.models import ModelSpec
 from dave_vit.registry import nearest
+from dave_vit.schema import check, check_fields, check_seed
 
 Target = Literal["label", "predicted"]
 E = TypeVar("E", "ModelEntry", "MethodEntry", "MetricEntry")
@@ -27,6 +28,9 @@ class ModelEntry(ModelSpec):
     """A model as ``load_model`` takes it, and how results call it."""
 
     label: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "a model of the plan")
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -51,6 +55,9 @@ class MethodEntry:
     label: str = ""
     against: str | int | None = None
 
+    def __post_init__(self) -> None:
+        check_fields(self, "a method of the plan")
+
     @property
     def seeded(self) -> bool:
         """Whether another seed gives another map."""
@@ -64,6 +71,9 @@ class MetricEntry:
     metric: str
     options: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "a metric of the plan")
 
     def create(self) -> Metric:
         """The metric itself."""
@@ -82,6 +92,9 @@ class Smoothing:
         known = (*get_args(SmoothingKind), "official")
         if self.kind not in known:
             raise OptionError(f"smoothing {self.kind!r}; expected one of {', '.join(known)}")
+        check_fields(self, "smoothing")
+        if self.sigma is not None and self.sigma <= 0:
+            raise OptionError(f"smoothing sigma {self.sigma}; expected a number above 0")
         if self.size < 1 or self.size % 2 == 0:
             raise OptionError(f"smoothing window of {self.size} pixels; expected an odd number, 1 or above")
 
@@ -119,6 +132,9 @@ class Plan:
     save_maps: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self, "the plan")
+        for seed in self.seeds:
+            check_seed(seed)
         for name in ("models", "methods", "metrics", "seeds"):
             if not getattr(self, name):
                 raise OptionError(f"the plan has no {name}; give at least one")
@@ -130,8 +146,6 @@ class Plan:
         made = [entry.create() for entry in self.metrics]  # impossible options are refused here
         if len({(one.options, one.fixed) for one in made if isinstance(one, GridMetric)}) > 1:
             raise OptionError("the plan has metrics of different grids; give each a run of its own")
-        if self.target not in get_args(Target):
-            raise OptionError(f"target {self.target!r}; expected one of {', '.join(get_args(Target))}")
         if self.batch < 1 or self.shard < 1:
             raise OptionError(f"batch {self.batch} and shard {self.shard}; expected 1 or more images each")
         if self.min_confidence is not None and not 0 <= self.min_confidence < 1:
@@ -156,7 +170,7 @@ def read_plan(path: str | Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text) if path.suffix == ".toml" else _yaml(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise OptionError(f"{path}: cannot be read as a plan ({' '.join(str(error).split())[:120]})") from error
     if not isinstance(content, dict):
         raise OptionError(f"{path}: expected settings such as 'methods: [dave]' at the top of the plan")
@@ -173,8 +187,10 @@ def make_plan(settings: Mapping[str, Any]) -> Plan:
     given["models"] = _entries(ModelEntry, "spec", given.get("models", "builtin"))
     given["methods"] = _entries(MethodEntry, "method", given.get("methods", "dave"))
     given["metrics"] = _entries(MetricEntry, "metric", given.get("metrics", ("gridpg", "energypg", "deletion")))
-    given["seeds"] = tuple(int(seed) for seed in _listed(given.get("seeds", 0)))
+    given["seeds"] = tuple(_listed(given.get("seeds", 0)))
     smoothing = given.get("smoothing", "none")
+    if isinstance(smoothing, dict):
+        check(smoothing, get_type_hints(Smoothing), "smoothing")
     given["smoothing"] = Smoothing(**smoothing) if isinstance(smoothing, dict) else Smoothing(smoothing)
     return Plan(**given)
 
@@ -190,20 +206,16 @@ def _listed(value: Any) -> Sequence[Any]:
 
 def _entries(kind: type[E], main: str, values: Any) -> tuple[E, ...]:
     """Entries from names and tables; ``main`` is the field that a bare name fills."""
-    known = [one.name for one in fields(kind)]
-    made = []
-    for value in _listed(values):
-        table = value if isinstance(value, dict) else {main: value}
-        if isinstance(value, kind):
-            made.append(value)
-            continue
-        for name in table:
-            if name not in known:
-                raise OptionError(f"plan entry {table}: unknown setting {name!r}; known: {', '.join(known)}")
-        if main not in table:
-            raise OptionError(f"plan entry {table}: expected a {main!r}")
-        made.append(kind(**table))
-    return tuple(made)
+    return tuple(value if isinstance(value, kind) else kind(**table_of(kind, main, value)) for value in _listed(values))
+
+
+def table_of(kind: type[ModelEntry | MethodEntry | MetricEntry], main: str, value: Any) -> dict[str, Any]:
+    """The table of an entry, which may be a name; ``main`` is the field that a bare name fills."""
+    table = value if isinstance(value, dict) else {main: value}
+    check(table, get_type_hints(kind), f"a {kind.__name__.removesuffix('Entry').lower()} of the plan")
+    if main not in table:
+        raise OptionError(f"plan entry {table}: expected a {main!r}")
+    return table
 
 
 def _labelled(entries: Sequence[E], names: Sequence[str]) -> tuple[E, ...]:

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from dave_vit._version import __version__
-from dave_vit.errors import DaveError, UnknownName
+from dave_vit.errors import DaveError, UnknownName, readable
 from dave_vit.registry import nearest
 
 # In the order of `dave --help`.
@@ -134,7 +134,7 @@ def _stop(number: int, frame: object) -> None:
 
 def _fail(message: str, where: str = "") -> int:
     hint = f"; see: {where} --help" if where else ""
-    typer.echo(f"error: {' '.join(message.split()).rstrip('.')}{hint}", err=True)
+    typer.echo(f"error: {' '.join(readable(message).split()).rstrip('.')}{hint}", err=True)
     return 2
 
 

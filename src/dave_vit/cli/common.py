@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dave_vit.cli.options import Json, Quiet
+from dave_vit.errors import readable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,23 +44,24 @@ class Output:
         if not (self.quiet or self.as_json):
             with self._aside():
                 for renderable in renderables:
-                    _console().print(renderable, soft_wrap=isinstance(renderable, str))
+                    shown = readable(renderable) if isinstance(renderable, str) else renderable
+                    _console().print(shown, soft_wrap=isinstance(shown, str))
 
     def note(self, text: str) -> None:
         """Worth knowing and no error, on standard error."""
         if not self.quiet:
             with self._aside():
-                typer.echo(f"note: {text}", err=True)
+                typer.echo(f"note: {readable(text)}", err=True)
 
     def error(self, text: str) -> None:
         """One item of several failed; the command goes on and exits with 2 at its end."""
         with self._aside():
-            typer.echo(f"error: {' '.join(text.split())}", err=True)
+            typer.echo(f"error: {' '.join(readable(text).split())}", err=True)
 
     def json(self, data: Any) -> None:
         """For machines, on standard output, where it was asked for."""
         if self.as_json:
-            typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+            typer.echo(readable(json.dumps(data, indent=2, ensure_ascii=False)))
 
     @contextmanager
     def progress(self, total: float, text: str = "") -> Iterator[Progress]:

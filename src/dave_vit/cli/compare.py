@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dave_vit.atomic import json_bytes, write_files
 from dave_vit.cli.common import Output, command, examples
+from dave_vit.cli.files import Results
 from dave_vit.cli.options import MethodsOptions, ModelOptions, Out, grouped, names_of
-from dave_vit.errors import DaveError, ImageError, OptionError
+from dave_vit.errors import DaveError, ImageError, OptionError, readable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,8 +78,8 @@ def compare(
 
     Every map is scaled by the same rule: its positive part over its own 99 % quantile. With a box or a mask each map is
     scored: energy is the share of its positive part inside, pointing says whether its highest pixel is inside. The
-    folder gets NAME.compare.png and NAME.compare.json. A method that cannot explain the model is left out, with the
-    reason.
+    folder gets NAME.compare.dave.png and NAME.compare.dave.json, under names as those of `dave explain`. A method that
+    cannot explain the model is left out, with the reason.
     """
     from dave_vit.data.images import read_picture
 
@@ -92,11 +92,13 @@ def compare(
     results = _results(loaded, picture, names, target, methods, output)
     rows = [_row(name, result, region) for name, result in results.items()]
     explained = next(iter(results.values())).targets[0]
-    files = [out / f"{picture.name}.compare.{ending}" for ending in ("json", figure)]
-    record = {"source": image, "target": asdict(explained), "files": [str(path) for path in files], "maps": rows}
-    write_files(dict(zip(files, (json_bytes(record), _drawing(results, rows, region).data(figure)), strict=True)))
+    words = ["" if target == "top1" else target, "compare"]
+    asked = {"model": asdict(model), "methods": asdict(methods), "where": asdict(where), "target": target}
+    files: dict[str, bytes] = {figure: _drawing(results, rows, region).data(figure)}
+    record = {"source": readable(image), "target": asdict(explained), "maps": rows}
+    record = Results(out, [image, *filter(None, [where.mask])]).write(picture, asked, files, record, words)
     output.print(f"{image}: {explained.name} ({explained.index}), {explained.probability:.1%}")
-    output.print(_table(rows), *(f"  {path}" for path in files))
+    output.print(_table(rows), *(f"  {path}" for path in record["files"]))
     output.json(record)
 
 
@@ -141,9 +143,11 @@ def _region(model: Adapter, picture: Picture, where: Where) -> Tensor | None:
 
 
 def _box(text: str) -> tuple[float, float, float, float]:
+    from dave_vit.data.annotations import box
+
     try:
-        left, top, right, bottom = (float(part) for part in text.split(","))
-    except ValueError as error:
+        left, top, right, bottom = box(*text.split(","))
+    except (ValueError, TypeError) as error:
         raise OptionError(
             f"--box {text}; expected four numbers left,top,right,bottom, such as 40,30,300,280"
         ) from error
@@ -164,6 +168,7 @@ def _results(
     if len(wanted) > 1:
         raise OptionError(f"--target {target} means {len(wanted)} classes; compare draws the maps of one")
     results: dict[str, Result] = {}
+    reason = ""
     with output.progress(len(names)) as progress:
         for number, name in enumerate(names):
             progress.update(done=number, text=name)
@@ -173,9 +178,10 @@ def _results(
             except DaveError as error:
                 if len(names) == 1:
                     raise
+                reason = f"{name}: {error}"
                 output.note(f"{name} is left out: {error}")
     if not results:
-        raise OptionError("none of the methods can explain this model; see the notes above")
+        raise OptionError(f"none of the methods can explain this model; {reason}")
     return results
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dave_vit.atomic import json_bytes, write_bytes, write_files
+from dave_vit.atomic import json_bytes, write_bytes
 from dave_vit.cli.common import Output, Progress, command, examples
+from dave_vit.cli.files import Results
 from dave_vit.cli.options import Device, ModelOptions, Out, Seed, grouped
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def _explain(
     explainer = Explainer(model, "dave", samples=SAMPLES["drawn"], seed=seed)
     classified = classify(model, Picture(name, data.image(index)))
     result = explainer.explain(classified, classified.pick("top1"))
-    write_files({out / f"{name}.{ending}": content for ending, content in result.files().items()})
+    asked = {"data": "builtin", "samples": SAMPLES["drawn"], "seed": seed}
+    Results(out, []).write(classified.picture, asked, result.files(), result.record())
     label = data[index].label
     output.print(f"{name} shows: {data.class_names[label] if label is not None else 'unknown'}")
     for prediction in classified.top5:

@@ -113,12 +113,13 @@ class Execution:
         ),
     ] = None
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Processes.", show_default="one per GPU, or one on the CPU")
+        int | None,
+        typer.Option("--workers", min=1, max=1024, help="Processes.", show_default="one per GPU, or one on the CPU"),
     ] = None
     threads: Annotated[
         int | None,
         typer.Option(
-            "--threads", min=1, help="Of each worker on the CPU.", show_default="all cores, shared by workers"
+            "--threads", min=1, max=1024, help="Of each worker on the CPU.", show_default="all cores, shared by workers"
         ),
     ] = None
 
@@ -186,9 +187,12 @@ def _plan(file: Path | None, flags: dict[str, Any], smoothing: dict[str, Any], m
 
 def _entries(main: str, value: Any, every: Iterable[str]) -> list[dict[str, Any]]:
     """Tables of a plan, out of tables, of names, or of names with commas between; "all" is every one."""
+    from dave_vit.bench.plan import MethodEntry, MetricEntry, table_of
+
     values = names_of(value, every) if isinstance(value, str) else value
     listed = values if isinstance(values, list | tuple) else [values]
-    return [{"options": {}, **(one if isinstance(one, dict) else {main: one})} for one in listed]
+    kind = MethodEntry if main == "method" else MetricEntry
+    return [{"options": {}, **table_of(kind, main, one)} for one in listed]
 
 
 def _settings(texts: list[str]) -> dict[str, dict[str, str]]:
@@ -242,7 +246,8 @@ def _run(plan: Plan, out: Path, engine: Engine, threads: int, *, output: Output)
 
     with _watching(Output(quiet=output.quiet or output.as_json)) as watch:
         summary = run_plan(plan, out, engine=engine, threads=threads, watch=watch)
-    for text in (*summary["notes"], *_failures(summary)):
+    failures = list(_failures(summary))
+    for text in (*summary["notes"], *failures):
         output.note(text)
     if summary["skipped"]:
         output.note(f"{len(summary['skipped'])} images could not be read; {out / 'summary.json'} lists them")
@@ -250,7 +255,8 @@ def _run(plan: Plan, out: Path, engine: Engine, threads: int, *, output: Output)
     output.print(*(f"  {out / name}" for name in ("summary.json", "report.md", "report.html")))
     output.json(summary)
     if not any(one["n"] for one in summary["results"]):
-        raise DataError("nothing could be scored; see the notes above")
+        why = (*failures, *summary["notes"], "no image has what the metrics need")[0]
+        raise DataError(f"nothing could be scored; {why}")
 
 
 def _failures(summary: dict[str, Any]) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dave_vit.atomic import write_files
 from dave_vit.cli.common import Output, Progress, command, examples
+from dave_vit.cli.files import Results
 from dave_vit.cli.options import MethodOptions, ModelOptions, Out, grouped
-from dave_vit.errors import ImageError, OptionError
+from dave_vit.errors import ImageError, OptionError, readable
 
 if TYPE_CHECKING:
     from dave_vit.results import Explainer, Result
@@ -72,9 +71,11 @@ def explain(
 ) -> None:
     """Explain what the model saw in images.
 
-    For each image NAME the folder gets NAME.overlay.png (map over image), NAME.panels.png (image, map and standard
-    error side by side), NAME.npz (raw numbers) and NAME.json (classes, options, versions). An image that cannot be
-    read is reported and the others are still done.
+    For each image NAME the folder gets NAME.dave.png (map over image), NAME.dave.panels.png (image, map and standard
+    error side by side), NAME.dave.npz (raw numbers) and NAME.dave.json (classes, options, versions). A target, score or
+    method of your own goes into the name (NAME.tabby.dave.png). Only results of the same question about the same
+    picture are written over; where another file has the name, NAME gets a number. An image that cannot be read is
+    reported and the others are still done.
     """
     from dave_vit.data.images import find_images
     from dave_vit.results import Explainer
@@ -86,9 +87,10 @@ def explain(
     with output.progress(len(sources), "loading the model") as progress:
         explainer = Explainer(model.load(), method.name, weights=model.weights, against=method.against, **options)
         if score is not None or boxes:
-            output.json(_explain_scores(explainer, sources, score, threshold, out, output))
+            output.json(_explain_scores(explainer, sources, score, threshold, Results(out, sources), output))
             return
-        records = list(_explain_all(explainer, sources, target, out, (figure, animate), output, progress))
+        results = Results(out, sources)
+        records = list(_explain_all(explainer, sources, target, results, (figure, animate), output, progress))
     output.json(records)
     if len(records) < len(sources):
         raise typer.Exit(2)
@@ -98,47 +100,59 @@ def _explain_all(
     explainer: Explainer,
     sources: Sequence[str],
     target: str,
-    out: Path,
+    folder: Results,
     kinds: tuple[str, str | None],
     output: Output,
     progress: Progress,
 ) -> Iterator[dict[str, Any]]:
     """The record of each image that could be read, after its files are written; `kinds` of figure and animation."""
-    for number, (source, name) in enumerate(zip(sources, distinct_names(sources), strict=True)):
-        progress.update(done=number, text=name)
+    words = ["" if target == "top1" else target, _method_word(explainer)]
+    for number, source in enumerate(sources):
+        progress.update(done=number, text=readable(Path(source).name))
         try:
             results = _results(explainer, source, target, output, partial(_move, progress, number))
         except ImageError as error:
             output.error(str(error))
             continue
-        files = {out / f"{name}.{ending}": data for ending, data in _files(results, *kinds).items()}
-        write_files(files)
-        yield _report(results[-1], source, list(files), output)
+        last, files = results[-1], _files(results, *kinds)
+        record = {"source": readable(source), **last.record()}
+        yield _report(
+            last, folder.write(last.classified.picture, _asked(explainer, target), files, record, words), output
+        )
 
 
 def _explain_scores(
-    explainer: Explainer, sources: Sequence[str], score: str | None, threshold: float, out: Path, output: Output
+    explainer: Explainer, sources: Sequence[str], score: str | None, threshold: float, folder: Results, output: Output
 ) -> list[dict[str, Any]]:
     """One record a map: of the score, or of each box that is found."""
     from dave_vit.data.images import read_picture
     from dave_vit.scored import explain_boxes, explain_score
 
     records = []
-    for source, name in zip(sources, distinct_names(sources), strict=True):
+    for source in sources:
         picture = read_picture(source)
         if score is not None:
-            maps = [(name, score, explain_score(explainer, picture, score))]
+            maps = [(score, score, explain_score(explainer, picture, score))]
         else:
             found = enumerate(explain_boxes(explainer, picture, threshold), 1)
-            maps = [
-                (f"{name}.box{number}", f"{each.name} {each.probability:.1%}", made) for number, (each, made) in found
-            ]
-        for title, what, made in maps:
-            files = {out / f"{title}.{ending}": data for ending, data in made.files().items()}
-            write_files(files)
-            output.print(f"{source}: {what}, {made.value:.4g}", *(f"  {path}" for path in files))
-            records.append({"source": source, "files": [str(path) for path in files], **made.record()})
+            maps = [(f"box{number}", f"{each.name} {each.probability:.1%}", made) for number, (each, made) in found]
+        for word, what, made in maps:
+            record, words = {"source": readable(source), **made.record()}, [word, _method_word(explainer)]
+            record = folder.write(picture, _asked(explainer, made.score), made.files(), record, words)
+            output.print(f"{source}: {what}, {made.value:.4g}", *(f"  {path}" for path in record["files"]))
+            records.append(record)
     return records
+
+
+def _asked(explainer: Explainer, target: str) -> dict[str, Any]:
+    """All that decides a result."""
+    options = {name: value for name, value in explainer.options.items() if name != "chunk"}
+    said = {"model": explainer.model.spec, "weights": explainer.weights, "against": explainer.against}
+    return {**said, "method": explainer.name, "options": options, "target": target}
+
+
+def _method_word(explainer: Explainer) -> str:
+    return "" if explainer.name == "dave" else explainer.name
 
 
 def _move(progress: Progress, number: int, part: float) -> None:
@@ -153,16 +167,6 @@ def _frame_samples(method: MethodOptions) -> int:
     if not hasattr(METHODS[method.name], "refine"):
         raise OptionError(f"method {method.name!r} does not refine sample by sample; leave out --animate")
     return max(1, most_samples(method.name, method.options()) // 24)
-
-
-def distinct_names(sources: Sequence[str]) -> list[str]:
-    """Names for the results of files: theirs without the ending, with a number behind where two would be the same."""
-    names: list[str] = []
-    for source in sources:
-        stem = "stdin" if source == "-" else Path(source).stem
-        tries = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-        names.append(next(name for name in tries if name not in names))
-    return names
 
 
 def _results(
@@ -197,14 +201,14 @@ def _files(results: list[Result], figure: str, animate: str | None) -> dict[str,
     return files
 
 
-def _report(result: Result, source: str, files: list[Path], output: Output) -> dict[str, Any]:
-    """Tells what was found, and returns the record with the names of its files."""
+def _report(result: Result, record: dict[str, Any], output: Output) -> dict[str, Any]:
+    """Tells what was found, and returns its record."""
     explained = [target.index for target in result.targets]
     shown = list(result.classified.top5)
     shown += [target for target in result.targets if target not in shown]
-    output.print(f"{source}  ({result.seconds:.1f} s)")
+    output.print(f"{record['source']}  ({result.seconds:.1f} s)")
     for prediction in shown:
         mark = "  <- explained" if prediction.index in explained else ""
         output.print(f"  {prediction.probability:6.1%}  {prediction.name} ({prediction.index}){mark}")
-    output.print(*(f"  {path}" for path in files))
-    return {"source": source, "files": [str(path) for path in files], **result.record()}
+    output.print(*(f"  {path}" for path in record["files"]))
+    return record

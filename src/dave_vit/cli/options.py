@@ -96,7 +96,7 @@ Device = Annotated[
     str, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 ...; auto takes the GPU where there is one.")
 ]
 Data = Annotated[str, data_flag("builtin, builtin:pair, imagenet:DIR, folder:DIR, coco:DIR or voc:DIR.")]
-Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same result.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="The same seed gives the same result.")]
 
 
 def _samples(text: str) -> int | str:
@@ -205,7 +205,9 @@ class MethodOptions:
                 raise OptionError(f"method {self.name!r} takes no --{name}; leave it out")
         checked(self.name, {name: value for name, value in said.items() if value is not None})
         texts = dict(setting(text, "NAME=VALUE, such as --set rotation=0") for text in self.settings or [])
-        return fitting(self.name, **said, seed=self.seed) | parsed(self.name, texts)
+        if "against" in texts:
+            raise OptionError(f"--set against={texts['against']}; give --against {texts['against']} instead")
+        return checked(self.name, fitting(self.name, **said, seed=self.seed)) | parsed(self.name, texts)
 
 
 @dataclass(frozen=True)

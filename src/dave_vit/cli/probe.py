@@ -10,6 +10,7 @@ import typer
 
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.options import Device, Seed, Weights, grouped, model_flag, pick_device
+from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
     from dave_vit.probe import Probe
@@ -72,6 +73,8 @@ def probe(
     from dave_vit.data.sets.folder import Folder
     from dave_vit.probe import Training, train_probe
 
+    if model.weights and out.resolve() == Path(model.weights).resolve():
+        raise OptionError(f"--out {out} is the file of --weights; give another name")
     with output.progress(1.0, "features") as bar:
         trained = train_probe(
             model.spec,

@@ -51,7 +51,12 @@ def find_images(sources: Iterable[str | Path]) -> list[str]:
 def _images_in(folder: Path) -> list[str]:
     entries = (entry for entry in sorted(folder.iterdir()) if not entry.name.startswith("."))
     images = [str(entry) for entry in entries if entry.suffix.lower() in SUFFIXES and entry.is_file()]
-    return images or [str(folder)]
+    return [image for image in images if not _is_result(image)] or [str(folder)]
+
+
+def _is_result(image: str) -> bool:
+    """Whether `dave explain` or `dave compare` drew it, such as cat.dave.png: folders may keep both."""
+    return ".dave" in Path(image).suffixes[:-1]
 
 
 def read_picture(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> Picture:
@@ -65,7 +70,7 @@ def read_picture(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> Picture
     path = Path(source)
     try:
         data = path.read_bytes()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError) as error:  # no file can have a name with a null byte
         raise ImageError(f"{source}: no such file") from error
     except IsADirectoryError as error:
         raise ImageError(f"{source}: no image in this folder (folders inside of it are not searched)") from error

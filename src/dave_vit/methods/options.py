@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import inspect
 import json
-import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import nn
 
-from dave_vit.errors import OptionError
 from dave_vit.methods.base import METHODS
 from dave_vit.methods.dave import DAVE
 from dave_vit.methods.presets import AROUND_SWITCHES, NOISE_SWITCHES, SPATIAL_SWITCHES, preset_of
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial
-from dave_vit.registry import nearest
+from dave_vit.schema import check, expected, fits
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Option:
     @property
     def expected(self) -> str:
         """What may be said, in words."""
-        return f"one of {', '.join(self.choices)}" if self.choices else getattr(self.type, "__name__", str(self.type))
+        return expected(self.type)
 
 
 def options_of(method: str) -> dict[str, Option]:
@@ -84,7 +82,7 @@ def fitting(method: str, **values: Any) -> dict[str, Any]:
     """Those of the values that the method takes; None stands for nothing said."""
     known = options_of(method)
     given = {name: value for name, value in values.items() if value is not None and name in known}
-    return {name: value for name, value in given.items() if _fits(value, known[name].type)}
+    return {name: value for name, value in given.items() if fits(value, known[name].type)}
 
 
 def most_samples(method: str, options: Mapping[str, Any]) -> int:
@@ -98,13 +96,7 @@ def most_samples(method: str, options: Mapping[str, Any]) -> int:
 
 def checked(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a method, if it has all of them and their values are of the right kind."""
-    known = options_of(method)
-    for name, value in options.items():
-        if name not in known:
-            hint = nearest(name, list(known)) or f"; it takes: {', '.join(known)}"
-            raise OptionError(f"method {method!r} has no option {name!r}{hint}")
-        if not _fits(value, known[name].type):
-            raise OptionError(f"{name} of method {method!r} is {value!r}; expected {known[name].expected}")
+    check(options, {name: one.type for name, one in options_of(method).items()}, f"method {method!r}")
     return dict(options)
 
 
@@ -117,16 +109,5 @@ def value_of(text: str) -> Any:
     """A value that was written as JSON, such as 0.5, true or [0.9, 1.1]; anything else is a word."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text.strip()
-
-
-def _fits(value: Any, wanted: Any) -> bool:
-    """Whether a value is of a simple type; types that nobody can write are not looked into."""
-    if get_origin(wanted) in (Union, types.UnionType):
-        return any(_fits(value, one) for one in get_args(wanted))
-    if get_origin(wanted) is Literal:
-        return value in get_args(wanted)
-    if wanted in (int, float):
-        return isinstance(value, int | wanted) and not isinstance(value, bool)
-    return isinstance(value, wanted) if wanted in (bool, str, type(None)) else True

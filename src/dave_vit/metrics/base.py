@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 from torch import Tensor, nn
 
 from dave_vit.data.grids import Cell, GridOptions
-from dave_vit.errors import OptionError
 from dave_vit.registry import Registry
+from dave_vit.schema import check
 
 Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """Model, inputs [B,C,H,W] and target [B] to maps [B,H,W]."""
@@ -112,9 +113,7 @@ def create_metric(name: str, **options: Any) -> Metric:
         name: one of ``METRICS``.
         options: the metric's own options.
     """
-    try:
-        return METRICS[name](**options)
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        raise OptionError(f"metric {name!r}: {str(error).split('() ')[-1]}") from error
+    kind = METRICS[name]
+    hints = get_type_hints(kind.__init__)
+    check(options, {one: hints.get(one, Any) for one in inspect.signature(kind).parameters}, f"metric {name!r}")
+    return kind(**options)

@@ -36,7 +36,7 @@ def read_classes(classes: Classes) -> list[str]:
     path = Path(classes)
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # of no text, or of a name that no file can have
         raise ModelError(f"{path}: cannot be read; give a text file with one class name a line, or JSON") from error
     if path.suffix.lower() != ".json":
         return [line.strip() for line in text.splitlines() if line.strip()]

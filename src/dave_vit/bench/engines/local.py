@@ -28,6 +28,7 @@ from dave_vit.errors import DaveError, OptionError
 from dave_vit.models.loading import checked_device
 
 _WAIT = 0.2  # seconds between looks at what others do
+MOST_WORKERS = 1024  # each is a process with a model of its own
 _LIVES = 3  # how often a process that was killed is started again
 
 
@@ -81,8 +82,8 @@ def pick_devices(device: str, workers: int | None = None) -> list[str]:
         names = [f"cuda:{i}" for i in range(count)] or ["cpu"]
     else:
         names = [name.strip() for name in device.split(",") if name.strip()]
-    if not names or (workers is not None and workers < 1):
-        raise OptionError(f"device {device!r} and {workers} workers; expected a device and 1 or more workers")
+    if not names or (workers is not None and not 1 <= workers <= MOST_WORKERS):
+        raise OptionError(f"device {device!r} and {workers} workers; expected a device and 1 to {MOST_WORKERS} workers")
     return [names[i % len(names)] for i in range(workers or len(names))]
 
 

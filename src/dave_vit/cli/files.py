@@ -1,0 +1,104 @@
+"""The files of `dave explain` and `dave compare`: names under which nothing is lost that anybody made before."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dave_vit.atomic import json_bytes, write_files
+from dave_vit.errors import readable
+
+if TYPE_CHECKING:
+    from dave_vit.data.images import Picture
+
+_LENGTH = 120  # bytes of a name; file systems take 255 with the endings
+_PLAIN = {"overlay.png": "png"}  # the one picture that most people want has the shortest name
+
+
+class Results:
+    """The folder of one command's results: NAME.dave.png, NAME.dave.json and so on.
+
+    NAME is the picture's, and says what was asked where that is not the usual (`cat.tabby`). A result takes the place
+    of an earlier one only where the same was asked of the same pixels. Where another file has its name, be it a source,
+    the result of another question or anything that no record names, a number goes behind the picture's (`cat-2`).
+
+    Args:
+        out: the folder.
+        sources: all files that the command reads, or `-`.
+    """
+
+    def __init__(self, out: Path, sources: Sequence[str]) -> None:
+        self._out = out
+        self._sources = {Path(source).resolve() for source in sources if source != "-"}
+        self._written: set[str] = set()
+
+    def write(
+        self,
+        picture: Picture,
+        asked: Mapping[str, Any],
+        files: Mapping[str, bytes],
+        record: Mapping[str, Any],
+        words: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Writes the files of a result together, and returns its record with their names.
+
+        Args:
+            picture: what was explained.
+            asked: all that decides the result, as plain data.
+            files: contents by the ending of their names.
+            record: of the result; it becomes NAME.dave.json.
+            words: of the question, for the name.
+        """
+        contents = {_PLAIN.get(ending, ending): data for ending, data in files.items() if ending != "json"}
+        question = _digest(picture, asked)
+        name = self._name(picture.name, words, ["json", *contents], question)
+        self._written.add(name)
+        paths = {ending: self._out / f"{name}.{ending}" for ending in ("json", *contents)}
+        names = [readable(str(path)) for path in paths.values()]
+        whole = {"files": names, "question": question, **record}
+        write_files({paths["json"]: json_bytes(whole), **{paths[one]: data for one, data in contents.items()}})
+        return whole
+
+    def _name(self, stem: str, words: Sequence[str], endings: Sequence[str], question: str) -> str:
+        for number in itertools.count(1):
+            numbered = _short(stem) if number == 1 else f"{_short(stem)}-{number}"
+            name = ".".join([numbered, *filter(None, map(_word, words)), "dave"])
+            if name not in self._written and self._is_free(name, endings, question):
+                return name
+        raise AssertionError("there is always a next number")
+
+    def _is_free(self, name: str, endings: Sequence[str], question: str) -> bool:
+        ours = _named_in(self._out / f"{name}.json", question)
+        paths = [self._out / f"{name}.{ending}" for ending in endings]
+        return all(path.resolve() not in self._sources and (path.name in ours or not _taken(path)) for path in paths)
+
+
+def _taken(path: Path) -> bool:
+    return path.exists() or path.is_symlink()  # a link to nothing is somebody's as well
+
+
+def _named_in(record: Path, question: str) -> set[str]:
+    """The files of an earlier answer to the same question; none where the file is no record of one."""
+    try:
+        content = json.loads(record.read_bytes())
+        return {Path(str(file)).name for file in content["files"]} if content["question"] == question else set()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return set()
+
+
+def _digest(picture: Picture, asked: Mapping[str, Any]) -> str:
+    told = json.dumps(asked, sort_keys=True, default=str).encode()
+    return hashlib.sha256(told + picture.image.tobytes()).hexdigest()[:16]
+
+
+def _short(stem: str) -> str:
+    return stem.encode()[:_LENGTH].decode(errors="ignore")
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[^\w-]+", "-", readable(text)).strip("-").encode()[: _LENGTH // 2].decode(errors="ignore")
