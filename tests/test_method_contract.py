@@ -297,7 +297,7 @@ def test_other_families_are_explained_or_refused(name, family):
     close(together[1:2], method(name, family).attribute(X[1:2], 1))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def only_what_is_new():
     """The collector looks at nothing that was there before, which makes it quick."""
     gc.freeze()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -173,6 +175,28 @@ class TestLeanModel:
             with torch.no_grad():
                 torch.testing.assert_close(lean.of(images)(images), model(images))
 
+    def test_one_recording_serves_all_methods_of_a_model_and_dies_with_it(self, images):
+        model = vit()
+        tape = LeanModel(model).of(images).__self__
+        assert LeanModel(model).of(images).__self__ is tape
+        assert LeanModel(model, torch.bfloat16).of(images).__self__ is not tape
+        gone = weakref.ref(model)
+        del model
+        gc.collect()
+        assert gone() is None
+
+    def test_follows_its_settings(self, images):
+        model = Scaled()
+        assert torch.equal(LeanModel(model).of(images)(images), model(images))
+        model.factor = 3
+        assert torch.equal(LeanModel(model).of(images)(images), model(images))
+
+    def test_a_model_that_counts_its_passes_runs_as_it_is(self, images):
+        model = Scaled(step=1)
+        lean = LeanModel(model)
+        assert [lean.of(images) for _ in range(2)] == [model, model]
+        assert model.factor == 3, "recorded once, and never again"
+
     def test_an_unsupported_function_is_named_with_its_module(self, images):
         model = vit()
         model.norm = Strange()
@@ -181,6 +205,16 @@ class TestLeanModel:
 
     def test_knows_the_number_of_classes(self, images):
         assert LeanModel(vit()).classes(images) == CLASSES
+
+
+class Scaled(nn.Module):
+    def __init__(self, step=0):
+        super().__init__()
+        self.factor, self.step = 2, step
+
+    def forward(self, x):
+        self.factor += self.step
+        return (x * self.factor).flatten(1)[:, :4]
 
 
 def head():
