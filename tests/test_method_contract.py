@@ -17,6 +17,7 @@ import tiny_models
 from dave_vit import METHODS, create_method
 from dave_vit.errors import DaveError, InputError, OptionError, TargetError, TrainingModeError
 from dave_vit.methods import Method
+from dave_vit.run.passes import counted
 
 NAMES = list(METHODS)
 FEW = {  # few samples and steps, so that the suite is quick
@@ -267,6 +268,37 @@ def test_a_known_target_needs_no_pass_of_its_own(name):
     paper = {"preset": "paper"} if name == "dave" else {}  # the default asks the clean image for more than its class
     counting.run(create_method(name, counting, **FEW[name], **paper), X, 1)
     assert counting.forth == (stated(METHODS[name].info.passes, "forward") - 1) * len(X)
+
+
+FIXED = {"chefer_lrp": 2, "scorecam": 1 + 24}  # passes of methods whose number is not one and cannot be chosen
+
+
+@pytest.mark.parametrize("name", ON_A_VIT)
+def test_a_budget_is_kept_and_every_pass_is_counted(name):
+    budget = 10
+    counting = Counting(model_of("vit"))
+    options = METHODS[name].within(budget)
+    tested = create_method(name, counting, **options)
+    counting.run(tested, X, [0, 1, 2])
+    with counted() as count:
+        found = tested.explain(X, [0, 1, 2])
+    assert 2 * count.passes == counting.forth
+    passes = count.passes / len(X)
+    if not options:
+        assert passes == FIXED.get(name, 1)
+    elif found.rung is not None and found.rung.any():  # views that left what the model knows are drawn again
+        assert budget < passes <= budget * (1 + len(tested.narrower))
+    else:
+        assert passes == budget  # nine points of two integrals and the image itself, for example
+
+
+@pytest.mark.parametrize("budget", [2, 5, 10, 50])
+def test_budgets_of_integrals_and_presets(budget):
+    assert 1 + METHODS["iia"].within(budget)["steps"] ** 2 <= max(budget, 2)
+    assert 1 + METHODS["iia"].within(budget, layers=2)["steps"] ** 3 <= max(budget, 2)
+    assert METHODS["dave"].within(budget) == {"samples": budget - 1}  # and the image itself
+    assert METHODS["dave"].within(budget, preset="paper") == {"samples": budget}
+    assert METHODS["equivariant"].within(budget) == {"samples": budget}
 
 
 @pytest.mark.parametrize("name", ON_A_VIT)

@@ -140,6 +140,19 @@ class Method(ABC):
         found = joined(passes.run(step, len(images)))
         return found if wanted.opponent is None else replace(found, against=wanted.opponent)
 
+    @classmethod
+    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+        """The options with which a map of a known class takes so many forward passes, or as few more as it can.
+
+        Args:
+            budget: forward passes of one map.
+            options: that are settled already.
+
+        Returns:
+            Nothing for methods that take a fixed number.
+        """
+        return {}
+
     @abstractmethod
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
         """The explanation of a chunk.

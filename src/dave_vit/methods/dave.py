@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -140,6 +141,17 @@ class DAVE(Method):
         self._kept: dict[tuple[Any, ...], Views] = {}
         self._compiled = CompiledGradient(model, self.rules, autocast) if compiled else None
         self._lean = LeanModel(model, autocast) if self._compiled is None else self._compiled.lean
+
+    @classmethod
+    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+        """One pass for each view, and one for the image itself where the preset looks at it.
+
+        Views of a neighbourhood that turned out too wide for an image come on top.
+        """
+        chosen = preset_of(options.get("preset") or inspect.signature(cls).parameters["preset"].default, nn.Identity())
+        weighted, against = (options.get(name, getattr(chosen, name)) for name in ("weighted", "against"))
+        looks = bool(weighted or chosen.narrower or against == "rivals")
+        return {"samples": max(1, budget - looks)}
 
     @torch.inference_mode(mode=False)
     def refine(self, inputs: Tensor, target: TargetLike = None) -> Iterator[Explanation]:

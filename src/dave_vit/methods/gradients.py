@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -105,6 +107,11 @@ class IntegratedGradients(Method):
         super().__init__(model, chunk=chunk, autocast=autocast)
         self.steps, self.baseline = at_least_one("steps", steps), baseline
 
+    @classmethod
+    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+        """One pass for each step."""
+        return {"steps": budget}
+
     def completeness_gap(self, inputs: Tensor, attribution: Tensor, target: TargetLike = None) -> Tensor:
         """What the attribution's sum misses of the rise of the logit: ``[B]``, or ``[B, K]`` for ``[B, K]`` targets.
 
@@ -194,6 +201,11 @@ class SmoothGrad(Method):
             raise OptionError(f"level is {level}; give the noise as a fraction of the input's range, such as 0.15")
         self.samples, self.level = at_least_one("samples", samples), level
         self.seed, self.times_input = seed, times_input
+
+    @classmethod
+    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+        """One pass for each sample."""
+        return {"samples": budget}
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
         known = self._resolved(images, target, passes)

@@ -50,6 +50,12 @@ class IIA(TokenMethod):
             raise OptionError(f"steps is {steps} and layers is {layers}; give at least 1 step and 0 layers")
         self.steps, self.layers = steps, layers
 
+    @classmethod
+    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+        """The points of all integrals, and the image itself."""
+        axes = 1 + int(options.get("layers", 1))
+        return {"steps": next(steps for steps in itertools.count(1) if 1 + (steps + 1) ** axes > budget)}
+
     def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
         graph = token_graph(observed, images)
         blocks, readout = len(graph.layers), graph.readout()

@@ -14,7 +14,7 @@ from dave_vit.intercept.calls import RuleSet
 from dave_vit.intercept.mode import Interception
 from dave_vit.run.gradient import derivatives
 from dave_vit.run.lean import LeanModel
-from dave_vit.run.passes import forward, ready, undisturbed
+from dave_vit.run.passes import forward, note_pass, ready, undisturbed
 from dave_vit.run.sound import check_sound, fingerprint
 from dave_vit.targets import Target
 from dave_vit.targets.target import contrasted
@@ -56,6 +56,7 @@ class CompiledGradient:
                 self._steps[key] = (batch, step)
         if self._failed or step is None:
             return self._plain(inputs, target)
+        note_pass(inputs)
         given = [_filled(part, batch).contiguous() for part in given]
         with torch.no_grad():  # the graph holds its derivatives already
             weight, logits = step(*given)

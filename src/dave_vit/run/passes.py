@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,6 +19,34 @@ from dave_vit.targets import class_logits
 
 Read = Callable[[Any, int], Tensor]
 """``read(output, batch)``: what is looked at in a model's output, ``[B, classes]``; see ``Target.read``."""
+
+
+class PassCount:
+    """How many images went forward through models, each pass of each image counting as one."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+
+_COUNT: ContextVar[PassCount | None] = ContextVar("passes", default=None)
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[PassCount]:
+    """Counts the forward passes inside; those that only check a model (``run.sound``) are left out."""
+    count = PassCount()
+    token = _COUNT.set(count)
+    try:
+        yield count
+    finally:
+        _COUNT.reset(token)
+
+
+def note_pass(inputs: Tensor) -> None:
+    """Told of every batch that goes forward."""
+    count = _COUNT.get()
+    if count is not None:
+        count.passes += len(inputs)
 
 
 def ready(model: nn.Module) -> nn.Module:
@@ -39,6 +68,8 @@ def forward(
     The logits are checked to depend on the inputs and to hold no foreign derivative. What reads them out of the model's
     output is intercepted as well: a score that divides by a norm holds it, as a layer of the model would.
     """
+    if not mode.traced:  # then the graph is counted whenever it runs
+        note_pass(inputs)
     leaf = (inputs.clone() if inputs.is_inference() else inputs.detach()).requires_grad_()
     entered = leaf.clone()  # no leaf, so that it is not taken for a parameter; the model may write into it
     with precision(inputs, autocast), mode:
@@ -60,6 +91,7 @@ def precision(inputs: Tensor, autocast: torch.dtype | None) -> torch.autocast:
 def logits_of(model: nn.Module, inputs: Tensor, read: Read = class_logits) -> Tensor:
     """The model's logits, or what else is read of its output, without gradients and without touching anything else."""
     check_model(model)
+    note_pass(inputs)
     with undisturbed(inputs), torch.no_grad():
         return read(model(inputs), len(inputs))
 

@@ -57,10 +57,10 @@ def section(group: Group, counts: Counts, place: Place, watch: Watch | None = No
     curves = read_curves(place.runs / f"{group.name}-images", group.methods)
     text = (
         "Mean and 95 % interval of a bootstrap over images, in per cent; higher is better in all three. GridPG: share "
-        "of the positive part inside of the class's own cell of a 2x2 grid, chance is 25. EnergyPG: share inside of the object's "
-        "region. Deletion: area under the probability of the target while pixels are removed, the least important "
-        f"first; a removed pixel becomes {_BASELINES.get(group.baseline, group.baseline)}. Maps are not smoothed. "
-        "Bold: the best mean of a column."
+        "of the positive part inside of the class's own cell of a 2x2 grid, chance is 25. EnergyPG: share inside of "
+        "the object's region. Deletion: area under the probability of the target while pixels are removed, the least "
+        f"important first; a removed pixel becomes {_BASELINES.get(group.baseline, group.baseline)}. Maps are not "
+        "smoothed. Bold: the best mean of a column."
     )
     text = " ".join([text, *(f"Note: {note}." for note in notes)])
     facts = {
