@@ -67,7 +67,7 @@ class TestEveryMethod:
         assert found.target.tolist() == [1, 4]
         if name == "chefer_lrp":  # its relevance is that of the class by itself, which no score function says
             assert found.attribution.amax() > 1e-3 * method(name).attribute(X, classes).amax()
-        elif name in ("omenn", "fullgrad"):  # these go image by image
+        elif name in ("omenn", "fullgrad", "libragrad"):  # these go image by image
             for index in range(2):
                 seen = X[index : index + 1]
                 close(found.attribution[index : index + 1], method(name).attribute(seen, score))

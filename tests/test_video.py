@@ -24,6 +24,7 @@ ONE_IMAGE = {"fullgrad", "omenn", "gradcam", "raw_attention", "rollout", "attent
     "layercam",
     "hirescam",
     "scorecam",
+    "libragrad",
 }
 FEW = {
     "dave": {"samples": 3},

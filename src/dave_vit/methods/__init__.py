@@ -10,6 +10,7 @@ from dave_vit.methods import (  # noqa: F401 - registers
     gradients,
     iia,
     legrad,
+    libragrad,
     lrp,
     omenn,
     rectified,

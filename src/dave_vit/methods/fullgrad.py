@@ -61,15 +61,28 @@ class FullGrad(Method):
         return one_by_one(images, target, self._single)
 
     def _single(self, image: Tensor, target: Target) -> Explanation:
-        passed, parts = contributions(self.model, image, target, rules=_RULES[self.biases], autocast=self.autocast)
-        direct = passed.weight * image
-        size = (image.shape[-2], image.shape[-1])
-        if self.rescale:
-            direct = rescaled(direct[0])[None]
-            maps = [_enlarged(rescaled(part.grid), size) for part in parts if part.grid is not None]
-        else:
-            maps = [part.spread(size) for part in parts]
-        return Explanation(direct + summed(maps, image), target.resolve(passed.logits).indices)
+        return full_gradient(self, image, target, _RULES[self.biases], rescale=self.rescale)
+
+
+def full_gradient(method: Method, image: Tensor, target: Target, rules: RuleSet, *, rescale: bool) -> Explanation:
+    """Input and biases times their derivatives under a rule set, for one image ``[1, C, H, W]``.
+
+    Args:
+        method: gives the model and its precision.
+        image: explained.
+        target: what of it.
+        rules: the derivatives, and which constants are recorded.
+        rescale: as published; False gives signed sums, and what has no place is spread evenly.
+    """
+    passed, parts = contributions(method.model, image, target, rules=rules, autocast=method.autocast)
+    direct = passed.weight * image
+    size = (image.shape[-2], image.shape[-1])
+    if rescale:
+        direct = rescaled(direct[0])[None]
+        maps = [_enlarged(rescaled(part.grid), size) for part in parts if part.grid is not None]
+    else:
+        maps = [part.spread(size) for part in parts]
+    return Explanation(direct + summed(maps, image), target.resolve(passed.logits).indices)
 
 
 def _enlarged(layer: Tensor, size: tuple[int, int]) -> Tensor:

@@ -46,7 +46,7 @@ class GradCAM(TokenMethod):
         self.positive = positive
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
-        return _weighted(observed, images, target, _mean_slope, positive=self.positive)
+        return weighted(observed, images, target, mean_slope, positive=self.positive)
 
 
 @METHODS.register("gradcam_plus_plus")
@@ -74,7 +74,7 @@ class GradCAMPlusPlus(TokenMethod):
         self.positive = positive
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
-        return _weighted(observed, images, target, _plus_plus, positive=self.positive)
+        return weighted(observed, images, target, _plus_plus, positive=self.positive)
 
 
 @METHODS.register("layercam")
@@ -99,7 +99,7 @@ class LayerCAM(TokenMethod):
         self.positive = positive
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
-        return _weighted(observed, images, target, lambda slope, _: slope.clamp(min=0), positive=self.positive)
+        return weighted(observed, images, target, lambda slope, _: slope.clamp(min=0), positive=self.positive)
 
 
 @METHODS.register("hirescam")
@@ -126,10 +126,10 @@ class HiResCAM(TokenMethod):
         self.positive = positive
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
-        return _weighted(observed, images, target, lambda slope, _: slope, positive=self.positive)
+        return weighted(observed, images, target, lambda slope, _: slope, positive=self.positive)
 
 
-def _weighted(observed: Observation, images: Tensor, target: Target, weigh: Weigh, *, positive: bool) -> Tensor:
+def weighted(observed: Observation, images: Tensor, target: Target, weigh: Weigh, *, positive: bool) -> Tensor:
     """Features times their weights, added up over the channels: ``[b, K, h, w]``."""
     source, as_picture = features(observed, images)
     held = as_picture(source.detach())  # [b, D, h, w]
@@ -138,7 +138,8 @@ def _weighted(observed: Observation, images: Tensor, target: Target, weigh: Weig
     return grids.clamp(min=0) if positive else grids
 
 
-def _mean_slope(slope: Tensor, held: Tensor) -> Tensor:
+def mean_slope(slope: Tensor, held: Tensor) -> Tensor:
+    """Eq. (1) of Grad-CAM: one weight a channel."""
     return slope.mean((2, 3), keepdim=True)  # [b, D, 1, 1]
 
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips
 from dave_vit.methods.chunks import Passes
-from dave_vit.methods.located import contributions, one_by_one, summed
+from dave_vit.methods.fullgrad import full_gradient
+from dave_vit.methods.located import one_by_one
 from dave_vit.rules import EFFECTIVE
 from dave_vit.targets import Target
 
@@ -41,6 +42,4 @@ class OMENN(Method):
         return one_by_one(images, target, self._single)
 
     def _single(self, image: Tensor, target: Target) -> Explanation:
-        passed, parts = contributions(self.model, image, target, rules=EFFECTIVE, autocast=self.autocast)
-        biases = summed((part.spread((image.shape[-2], image.shape[-1])) for part in parts), image)
-        return Explanation(passed.weight * image + biases, target.resolve(passed.logits).indices)
+        return full_gradient(self, image, target, EFFECTIVE, rescale=False)

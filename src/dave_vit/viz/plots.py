@@ -53,6 +53,7 @@ STYLES = {
     "attn_lrp": Style("AttnLRP", _GREEN, "--", ">"),
     "cp_lrp": Style("CP-LRP", _GREEN, "-", "<"),
     "omenn": Style("OMENN", _GREEN, ":", "o"),
+    "libragrad": Style("LibraGrad", _GREEN, "-.", "D"),
     "legrad": Style("LeGrad", _ORANGE, "-", "<"),
     "gradcam": Style("Grad-CAM", _ORANGE, "--", "s"),
     "gradcam_plus_plus": Style("Grad-CAM++", _ORANGE, ":", "D"),

@@ -1,0 +1,70 @@
+"""LibraGrad: a gradient method on derivatives whose paths are pruned and scaled until every layer is complete."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips, one_of, times_input
+from dave_vit.methods.chunks import Passes
+from dave_vit.methods.fullgrad import full_gradient
+from dave_vit.methods.gradcam import mean_slope, weighted
+from dave_vit.methods.located import one_by_one
+from dave_vit.methods.tokens import upsampled
+from dave_vit.rules.sets.libra import LIBRA, LIBRA_SEEN
+from dave_vit.run.observe import observation
+from dave_vit.targets import Target
+
+Base = Literal["fullgrad", "gradcam", "input_x_gradient"]
+
+
+@METHODS.register("libragrad")
+class LibraGrad(Method):
+    """FullGrad, Grad-CAM or input times gradient on balanced derivatives.
+
+    Attention matrices, scales of norms and gates of activations are held; of a stream that is multiplied by the
+    activation of another one, both get half of the derivative. Value times derivative is then the same sum in every
+    layer, so that with the base "fullgrad" the attribution sums to the logit. In a model without gated products
+    "fullgrad" equals ``omenn``, and "input_x_gradient" equals ``effective``.
+
+    Args:
+        model: any module that maps inputs to logits.
+        base: the method that the derivatives are given to: "fullgrad" (signed), "gradcam" or "input_x_gradient".
+        chunk: images in one forward pass; "fullgrad" takes them one by one.
+        autocast: run the model under autocast.
+    """
+
+    info = MethodInfo(
+        "FullGrad, or another gradient method, on derivatives under which every layer is complete.",
+        "Mehri et al., CVPR 2025",
+        "1 forward, 1 backward",
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        base: Base = "fullgrad",
+        chunk: int | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(model, chunk=chunk, autocast=autocast)
+        self.base: Base = one_of("base", base, get_args(Base))
+
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        if self.base == "input_x_gradient":
+            return times_input(self._gradient(images, target, LIBRA), images, target)
+        check_no_clips(images, f"libragrad on {self.base}", "puts values at their place in the image")
+        if self.base == "gradcam":
+            return self._activation_map(images, target)
+        return one_by_one(images, target, partial(full_gradient, self, rules=LIBRA, rescale=False))
+
+    def _activation_map(self, images: Tensor, target: Target) -> Explanation:
+        with observation(self.model, images, rules=LIBRA_SEEN, autocast=self.autocast, read=target.read) as observed:
+            target = target.resolve(observed.logits)
+            grids = weighted(observed, images, target, mean_slope, positive=True).detach().to(images.dtype)
+        maps = upsampled(grids, images)  # [b, K, C, H, W]
+        return Explanation(maps if target.several else maps[:, 0], target.indices)
