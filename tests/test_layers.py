@@ -39,6 +39,7 @@ ORDER = [
     "viz",
     "results",
     "scored",
+    "written",
     "report",
     "bench",
     "analysis",

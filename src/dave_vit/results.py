@@ -104,6 +104,10 @@ class Explainer:
         self.options = options
         self.method: Method = create_method(method, model, **options)
 
+    def on(self, model: Adapter) -> Explainer:
+        """The same method on another model."""
+        return Explainer(model, self.name, weights=self.weights, against=self.against, **self.options)
+
     def refine(self, classified: Classified, targets: Sequence[Prediction]) -> Iterator[Result]:
         """The result after each chunk of samples; methods without samples give one."""
         indices = [target.index for target in targets]

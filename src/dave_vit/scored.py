@@ -70,6 +70,11 @@ class Scored:
     seconds: float
 
     @property
+    def name(self) -> str:
+        """What was explained."""
+        return self.score
+
+    @property
     def map(self) -> Tensor:
         """In the frame of the photograph, ``[H, W]``."""
         return self.geometry.to_photo(self.explanation.map[0].detach().float().cpu())

@@ -130,6 +130,24 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Word:
+    """The logits of the tokens that a word is made of, added up.
+
+    Attributes:
+        tokens: their numbers.
+        positions: where in the sequence each is predicted; -1 is after the last token.
+    """
+
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+
+    def __call__(self, output: Any) -> Tensor:
+        """Of logits ``[B, L, vocabulary]``: ``[B]``."""
+        pieces = [Token(*piece)(output) for piece in zip(self.tokens, self.positions, strict=True)]
+        return torch.stack(pieces).sum(0)
+
+
+@dataclass(frozen=True)
 class Query:
     """The class logit of one query of a detector.
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dave_vit.cli.common import Output, Progress, command, examples
-from dave_vit.cli.files import Results
+from dave_vit.cli.files import Results, method_word, question
+from dave_vit.cli.kinds import KindOptions, explain_kinds
 from dave_vit.cli.options import MethodOptions, ModelOptions, Out, grouped
 from dave_vit.errors import ImageError, OptionError, readable
 
@@ -33,18 +34,6 @@ Animate = Annotated[
     Literal["gif", "webp"] | None, typer.Option("--animate", help="Also show how the map refines, as an animation.")
 ]
 
-Score = Annotated[
-    str | None,
-    typer.Option(
-        "--score",
-        metavar="SCORE",
-        help="Explain a score of the output: query:N:CLASS, box:x0,y0,x1,y1:CLASS, region:x0,y0,x1,y1:CLASS (in pixels "
-        "of the photograph), similarity:FILE, value, token:WORD.",
-    ),
-]
-Boxes = Annotated[bool, typer.Option("--boxes", help="One map for each box that a detector finds.")]
-Threshold = Annotated[float, typer.Option("--threshold", help="The least probability of a box.")]
-
 
 @app.command(
     epilog=examples(
@@ -52,6 +41,7 @@ Threshold = Annotated[float, typer.Option("--threshold", help="The least probabi
         "dave explain photos/ --target all-top5 --out results",
         "dave explain cat.jpg --target tabby --against 'tiger cat'",
         "dave explain cat.jpg --model timm:vit_base_patch16_224 --target tabby --method smoothgrad",
+        "dave explain photo.jpg --model hf:FOLDER --prompt 'What is on the table?' --words 3,5",
     )
 )
 @grouped
@@ -64,9 +54,7 @@ def explain(
     out: Out = Path("dave-out"),
     figure: Figure = "png",
     animate: Animate = None,
-    score: Score = None,
-    boxes: Boxes = False,
-    threshold: Threshold = 0.5,
+    kinds: KindOptions,
     output: Output,
 ) -> None:
     """Explain what the model saw in images.
@@ -86,8 +74,8 @@ def explain(
     sources = find_images(images)
     with output.progress(len(sources), "loading the model") as progress:
         explainer = Explainer(model.load(), method.name, weights=model.weights, against=method.against, **options)
-        if score is not None or boxes:
-            output.json(_explain_scores(explainer, sources, score, threshold, Results(out, sources), output))
+        if kinds.wanted(explainer.model):
+            output.json(explain_kinds(explainer, sources, kinds, Results(out, sources), output))
             return
         results = Results(out, sources)
         records = list(_explain_all(explainer, sources, target, results, (figure, animate), output, progress))
@@ -106,7 +94,7 @@ def _explain_all(
     progress: Progress,
 ) -> Iterator[dict[str, Any]]:
     """The record of each image that could be read, after its files are written; `kinds` of figure and animation."""
-    words = ["" if target == "top1" else target, _method_word(explainer)]
+    words = ["" if target == "top1" else target, method_word(explainer)]
     for number, source in enumerate(sources):
         progress.update(done=number, text=readable(Path(source).name))
         try:
@@ -117,42 +105,8 @@ def _explain_all(
         last, files = results[-1], _files(results, *kinds)
         record = {"source": readable(source), **last.record()}
         yield _report(
-            last, folder.write(last.classified.picture, _asked(explainer, target), files, record, words), output
+            last, folder.write(last.classified.picture, question(explainer, target), files, record, words), output
         )
-
-
-def _explain_scores(
-    explainer: Explainer, sources: Sequence[str], score: str | None, threshold: float, folder: Results, output: Output
-) -> list[dict[str, Any]]:
-    """One record a map: of the score, or of each box that is found."""
-    from dave_vit.data.images import read_picture
-    from dave_vit.scored import explain_boxes, explain_score
-
-    records = []
-    for source in sources:
-        picture = read_picture(source)
-        if score is not None:
-            maps = [(score, score, explain_score(explainer, picture, score))]
-        else:
-            found = enumerate(explain_boxes(explainer, picture, threshold), 1)
-            maps = [(f"box{number}", f"{each.name} {each.probability:.1%}", made) for number, (each, made) in found]
-        for word, what, made in maps:
-            record, words = {"source": readable(source), **made.record()}, [word, _method_word(explainer)]
-            record = folder.write(picture, _asked(explainer, made.score), made.files(), record, words)
-            output.print(f"{source}: {what}, {made.value:.4g}", *(f"  {path}" for path in record["files"]))
-            records.append(record)
-    return records
-
-
-def _asked(explainer: Explainer, target: str) -> dict[str, Any]:
-    """All that decides a result."""
-    options = {name: value for name, value in explainer.options.items() if name != "chunk"}
-    said = {"model": explainer.model.spec, "weights": explainer.weights, "against": explainer.against}
-    return {**said, "method": explainer.name, "options": options, "target": target}
-
-
-def _method_word(explainer: Explainer) -> str:
-    return "" if explainer.name == "dave" else explainer.name
 
 
 def _move(progress: Progress, number: int, part: float) -> None:

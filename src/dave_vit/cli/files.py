@@ -15,6 +15,7 @@ from dave_vit.errors import readable
 
 if TYPE_CHECKING:
     from dave_vit.data.images import Picture
+    from dave_vit.results import Explainer
 
 _LENGTH = 120  # bytes of a name; file systems take 255 with the endings
 _PLAIN = {"overlay.png": "png"}  # the one picture that most people want has the shortest name
@@ -102,3 +103,15 @@ def _short(stem: str) -> str:
 
 def _word(text: str) -> str:
     return re.sub(r"[^\w-]+", "-", readable(text)).strip("-").encode()[: _LENGTH // 2].decode(errors="ignore")
+
+
+def question(explainer: Explainer, target: str) -> dict[str, Any]:
+    """All that decides a result, as plain data."""
+    options = {name: value for name, value in explainer.options.items() if name != "chunk"}
+    said = {"model": explainer.model.spec, "weights": explainer.weights, "against": explainer.against}
+    return {**said, "method": explainer.name, "options": options, "target": target}
+
+
+def method_word(explainer: Explainer) -> str:
+    """The method in the name of a file; nothing for the usual one."""
+    return "" if explainer.name == "dave" else explainer.name

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit.errors import InputError, OptionError
@@ -81,29 +82,50 @@ class ImageTokens:
     """Words among which features of the picture stand, as embeddings: for Idefics 3 and SmolVLM.
 
     These look for empty pictures among the pixels, which makes the pixels say how many pictures there are; here there
-    is one, of one tile.
+    is one, of as many tiles as are told.
 
     Attributes:
         model: of transformers.
         input_ids: ``[1, L]``, with as many image tokens as the picture has features.
+        tiles: rows and columns of tiles that the picture is cut into; the whole picture follows them, made smaller.
+            None for the whole picture alone.
     """
 
     model: Any
     input_ids: Tensor
+    tiles: tuple[int, int] | None = None
 
     def __call__(self, images: Tensor) -> dict[str, Any]:
         """The embeddings ``[B, L, D]`` of words and picture."""
         body, patch = self.model.model, self.model.config.vision_config.patch_size
-        grid = (len(images), images.shape[-2] // patch, images.shape[-1] // patch)
+        pieces = images if self.tiles is None else _cut(images, *self.tiles)  # [B * tiles, C, h, w]
+        grid = (len(pieces), pieces.shape[-2] // patch, pieces.shape[-1] // patch)
         seen = torch.ones(grid, dtype=torch.bool, device=images.device)
-        vision = body.vision_model(pixel_values=images, patch_attention_mask=seen)
-        features = body.connector(vision.last_hidden_state)  # [B, N, D]
+        vision = body.vision_model(pixel_values=pieces, patch_attention_mask=seen)
+        features = body.connector(vision.last_hidden_state)  # [B * tiles, N, D]
+        features = features.reshape(len(images), -1, features.shape[-1])
         ids = self.input_ids.to(images.device).repeat(len(images), 1)
         words = self.model.get_input_embeddings()(ids)
         where = (ids == self.model.config.image_token_id).unsqueeze(-1)
         if int(where[0].sum()) != features.shape[1]:
             raise InputError(f"{int(where[0].sum())} image tokens for {features.shape[1]} features; give one for each")
         return {"inputs_embeds": words.masked_scatter(where, features.to(words.dtype))}
+
+
+def _cut(images: Tensor, rows: int, columns: int) -> Tensor:
+    """Tiles of ``[B, C, H, W]``, row by row, then the whole in the size of one: ``[B * tiles, C, h, w]``."""
+    height, width = images.shape[-2] // rows, images.shape[-1] // columns
+    tiles = images.unflatten(3, (columns, width)).unflatten(2, (rows, height))  # [B, C, rows, h, columns, w]
+    tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # [B, rows * columns, C, h, w]
+    whole = F.interpolate(images, (height, width), mode="bicubic", antialias=True, align_corners=False)
+    return torch.cat([tiles, whole.unsqueeze(1)], 1).flatten(0, 1)
+
+
+def joined(tiles: Tensor, rows: int, columns: int) -> Tensor:
+    """The picture ``[1, C, H, W]`` that tiles ``[tiles, C, h, w]`` were cut out of, row by row."""
+    grid = tiles[: rows * columns].unflatten(0, (rows, columns))  # [rows, columns, C, h, w]
+    picture: Tensor = grid.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)  # [C, H, W]
+    return picture.unsqueeze(0)
 
 
 @dataclass(frozen=True)
@@ -132,6 +154,13 @@ class PackedPatches:
         cut = cut.expand(*[-1] * 6, self.frames, -1, -1)
         grid = torch.tensor([[1, rows * self.merge, columns * self.merge]], device=images.device)
         return {"pixel_values": cut.flatten(0, 4).flatten(1), "image_grid_thw": grid.repeat(batch, 1)}
+
+    def unpacked(self, patches: Tensor, rows: int, columns: int) -> Tensor:
+        """The picture ``[1, C, H, W]`` behind its patches ``[rows * columns, C * frames * patch * patch]``."""
+        groups = (rows // self.merge, columns // self.merge, self.merge, self.merge)
+        cut = patches.unflatten(1, (-1, self.frames, self.patch, self.patch))[:, :, 0].unflatten(0, groups)
+        placed: Tensor = cut.permute(4, 0, 2, 5, 1, 3, 6)  # [C, rows, merge, patch, columns, merge, patch]
+        return placed.flatten(4, 6).flatten(1, 3).unsqueeze(0)
 
 
 def with_embeddings(model: nn.Module, embedding: nn.Module | None = None, /, **constants: Any) -> WithEmbeddings:

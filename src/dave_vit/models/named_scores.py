@@ -73,10 +73,14 @@ def _token(rest: str, model: Adapter, geometry: Geometry) -> Score:
     tokenizer: Any = getattr(model, "tokenizer", None)
     if tokenizer is None:
         raise OptionError(f"{model.spec} has no words; a score of a token is for models that write text")
-    numbers = tokenizer(rest, add_special_tokens=False)["input_ids"]
-    if len(numbers) != 1:
-        raise OptionError(f"{rest!r} is made of {len(numbers)} tokens of {model.spec}; give a word that is one token")
-    return Token(int(numbers[0]))
+    if not rest:
+        raise ValueError
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    for text in (f" {rest}", rest):  # most vocabularies hold words with the space before them
+        numbers = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(numbers) == 1 and numbers[0] != unknown:
+            return Token(int(numbers[0]))
+    raise OptionError(f"{rest!r} is not one token of {model.spec} but {len(numbers)}, or unknown; give another word")
 
 
 _MADE: dict[str, Callable[[str, Adapter, Geometry], Score]] = {

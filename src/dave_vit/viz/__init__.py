@@ -14,6 +14,7 @@ from dave_vit.viz.colors import COLORMAPS, DAVE, HUES
 from dave_vit.viz.figures import Cell, Drawing, draw
 from dave_vit.viz.layers import Scaled, blend, enlarged, heat, overlay, scale, soften, to_pillow
 from dave_vit.viz.panels import Panel, comparison, panels_of, show, side_by_side
+from dave_vit.viz.strip import strip
 
 __all__ = [
     "COLORMAPS",
@@ -42,6 +43,7 @@ __all__ = [
     "side_by_side",
     "signed_cell",
     "soften",
+    "strip",
     "targets_cell",
     "to_pillow",
     "uncertainty_cell",

@@ -79,9 +79,10 @@ def _frame(image: Array, step: Step, last: Step, side: int) -> Image.Image:
     words[0] += f", {step.samples} of {last.samples} samples"
     for number, (picture, text) in enumerate(zip(pictures, words, strict=True)):
         frame.paste(picture, (number * (width + _GAP), 0))
-        pen.text((number * (width + _GAP) + 2, height + 5), text, fill="#222222", font=_font())
+        pen.text((number * (width + _GAP) + 2, height + 5), text, fill="#222222", font=font())
     return frame
 
 
-def _font() -> ImageFont.FreeTypeFont:
+def font() -> ImageFont.FreeTypeFont:
+    """Of words under pictures."""
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")), 12)

@@ -1,4 +1,4 @@
-"""transformers: image classifiers of the hub or of a local folder; CLIP and SigLIP as classifiers of prompts."""
+"""transformers: models of the hub or of a local folder; classifiers, models of other tasks, models that write text."""
 
 from __future__ import annotations
 
@@ -22,9 +22,13 @@ from dave_vit.models.hub import hub_access
 from dave_vit.models.state import RANDOM, Weights, classes_in, names_of, read_weights
 from dave_vit.models.tasks import Task, TaskModel, task_of
 from dave_vit.models.traits import Traits, square
+from dave_vit.models.writer import Writer
 from dave_vit.models.zero_shot import ZeroShot, wanted_prompts
 
 _HEAD = "classifier"
+_APART = ("AutoImageProcessor", "AutoTokenizer")
+# One of these says how pictures are preprocessed; the second one holds a tokenizer's settings as well.
+_PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
 # By the configuration's problem type; transformers itself takes classifiers that say nothing for the first kind.
 _COMPETE = {None: True, "single_label_classification": True, "multi_label_classification": False}
 
@@ -43,6 +47,8 @@ def load(
     spec, given = f"hf:{name}", _read(weights)
     with _readable(name, spec):
         config = package().AutoConfig.from_pretrained(name)
+        if writes(config):
+            return _writer(name, config, given)
         processor = package().AutoImageProcessor.from_pretrained(name)
         task = task_of(config)
         if task is not None and prompts is None:
@@ -70,6 +76,23 @@ def _of_task(task: Task, name: str, config: Any, weights: Weights | str | None, 
     adapter = TaskModel(model, preprocessing(processor), names, spec=f"hf:{name}", traits=Traits(patch=_patch(config)))
     adapter.task = task
     return adapter
+
+
+def writes(config: Any) -> bool:
+    """Whether a configuration is that of a model that writes text about pictures."""
+    names = getattr(config, "architectures", None) or ()
+    return any(name.endswith(("ForConditionalGeneration", "VisionEncoderDecoderModel")) for name in names)
+
+
+def _writer(name: str, config: Any, weights: Weights | str | None) -> Adapter:
+    """A vision-language model with its processor, or a captioner with its image processor and its tokenizer."""
+    model, _ = _made(getattr(package(), config.architectures[0]), name, config, weights)
+    traits = Traits(patch=_patch(getattr(config, "vision_config", None) or getattr(config, "encoder", None)))
+    if config.architectures[0] == "VisionEncoderDecoderModel":
+        pixels, words = (getattr(package(), kind).from_pretrained(name) for kind in _APART)
+        return Writer(model, None, pixels, words, spec=f"hf:{name}", traits=traits)
+    processor = package().AutoProcessor.from_pretrained(name)
+    return Writer(model, processor, processor.image_processor, processor.tokenizer, spec=f"hf:{name}", traits=traits)
 
 
 def _is_two_halves(config: Any) -> bool:
@@ -211,7 +234,8 @@ def _readable(name: str, spec: str) -> Iterator[None]:
     """What transformers raises on unfit folders and names, in one line; nobody is asked about a local folder."""
     local = Path(name).is_dir()
     if local:
-        missing = [file for file in ("config.json", "preprocessor_config.json") if not (Path(name) / file).is_file()]
+        wanted = {"config.json": ("config.json",), _PREPROCESSING[0]: _PREPROCESSING}
+        missing = [file for file, any_of in wanted.items() if not any((Path(name) / one).is_file() for one in any_of)]
         if missing:
             raise ModelError(
                 f"{name}: {missing[0]} is missing; save model and image processor there with save_pretrained"

@@ -1,0 +1,111 @@
+"""`dave explain` for anything but classes: scores by name, boxes of detectors, words of models that write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dave_vit.cli.common import Output
+from dave_vit.cli.files import Results, method_word, question
+from dave_vit.errors import OptionError, readable
+
+if TYPE_CHECKING:
+    from dave_vit.data.images import Picture
+    from dave_vit.models import Adapter
+    from dave_vit.results import Explainer
+    from dave_vit.scored import Scored
+    from dave_vit.written import Written
+
+Made = tuple[str, str, "Scored | Written"]
+"""What was asked, in the name of files; what is said of it; the maps themselves."""
+
+Score = Annotated[
+    str | None,
+    typer.Option(
+        "--score",
+        metavar="SCORE",
+        help="Explain a score of the output: query:N:CLASS, box:x0,y0,x1,y1:CLASS, region:x0,y0,x1,y1:CLASS (in pixels "
+        "of the photograph), similarity:FILE, value, token:WORD.",
+    ),
+]
+Boxes = Annotated[bool, typer.Option("--boxes", help="One map for each box that a detector finds.")]
+Threshold = Annotated[float, typer.Option("--threshold", help="The least probability of a box.")]
+Prompt = Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="A question to a model that writes text.")]
+Words = Annotated[
+    str | None,
+    typer.Option("--words", metavar="N,N,...", help="Words of its answer to explain, from 1.", show_default="all"),
+]
+
+
+@dataclass(frozen=True)
+class KindOptions:
+    """What is explained where it is no class."""
+
+    score: Score = None
+    boxes: Boxes = False
+    threshold: Threshold = 0.5
+    prompt: Prompt = None
+    words: Words = None
+
+    def wanted(self, model: Adapter) -> bool:
+        """Whether something else than a class is explained."""
+        from dave_vit.models.writer import Writer
+
+        return self.score is not None or self.boxes or self.prompt is not None or isinstance(model, Writer)
+
+    def chosen(self) -> list[int] | None:
+        """Numbers of the words."""
+        if self.words is None or self.words.strip() == "all":
+            return None
+        parts = [part.strip() for part in self.words.split(",")]
+        if not all(part.isdigit() for part in parts):
+            raise OptionError(f"--words {self.words}; expected numbers with commas between, such as 3,5")
+        return [int(part) for part in parts]
+
+
+def explain_kinds(
+    explainer: Explainer, sources: Sequence[str], kinds: KindOptions, folder: Results, output: Output
+) -> list[dict[str, Any]]:
+    """One record a map, after its files are written.
+
+    Args:
+        explainer: holds the model.
+        sources: the photographs.
+        kinds: what is explained of each.
+        folder: of the files.
+        output: where words go.
+    """
+    from dave_vit.data.images import read_picture
+
+    records = []
+    for source in sources:
+        picture = read_picture(source)
+        for word, what, made in _made(explainer, picture, kinds):
+            record, words = {"source": readable(source), **made.record()}, [word, method_word(explainer)]
+            asked = {**question(explainer, made.name), "prompt": kinds.prompt}
+            record = folder.write(picture, asked, made.files(), record, words)
+            output.print(f"{source}: {what}", *(f"  {path}" for path in record["files"]))
+            records.append(record)
+    return records
+
+
+def _made(explainer: Explainer, picture: Picture, kinds: KindOptions) -> Iterator[Made]:
+    from dave_vit.models.writer import Writer
+    from dave_vit.scored import explain_boxes, explain_score
+    from dave_vit.written import explain_words
+
+    model = explainer.model
+    if kinds.score is not None:
+        if isinstance(model, Writer):
+            explainer = explainer.on(model.ask(picture.image, kinds.prompt, answer=""))
+        made = explain_score(explainer, picture, kinds.score)
+        yield kinds.score, f"{kinds.score}, {made.value:.4g}", made
+    elif kinds.boxes:
+        for number, (box, scored) in enumerate(explain_boxes(explainer, picture, kinds.threshold), 1):
+            yield f"box{number}", f"{box.name} {box.probability:.1%}, {scored.value:.4g}", scored
+    else:
+        written = explain_words(explainer, picture, kinds.prompt, kinds.chosen())
+        yield "", written.asked.answer, written
