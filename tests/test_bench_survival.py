@@ -97,9 +97,17 @@ def flipped(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "spoil", [cut, flipped, lambda data: b"", lambda data: b"{}"], ids="cut flipped empty json".split()
+    ("kind", "spoil"),
+    [
+        ("rows/*.parquet", cut),
+        ("rows/*.parquet", lambda data: b"{}"),
+        ("scan/*.parquet", flipped),
+        ("examples/*.npz", flipped),
+        ("examples/*.npz", lambda data: b""),
+        ("grids/*.json", cut),
+        ("grids/*.json", lambda data: b"{}"),
+    ],
 )
-@pytest.mark.parametrize("kind", ["rows/*.parquet", "scan/*.parquet", "examples/*.npz", "grids/*.json"])
 def test_a_damaged_file_is_named_set_aside_and_made_again(kind, spoil, done, squares, tmp_path):
     run = shutil.copytree(done, tmp_path / "run")
     path = sorted(run.glob(kind))[0]

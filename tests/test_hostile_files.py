@@ -131,7 +131,7 @@ def test_devices_that_are_not_there(device):
         load_model("builtin", device=device)
 
 
-@pytest.mark.parametrize("name", ["$x^_y$", "$", "a_b^c", r"\frac", "$$$", "{", "%", "€\t日本"])
+@pytest.mark.parametrize("name", ["$x^_y$", r"a_b^c \frac { %", "$$$", "€\t日本"])
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_names_are_no_formulas(name):
     image, heat = np.zeros((8, 8, 3)), torch.rand(8, 8)

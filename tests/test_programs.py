@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, note, seed, settings
+from hypothesis import HealthCheck, given, note, seed, settings
 
 from dave_vit import effective_transformation
 from dave_vit.conserve import balances
@@ -24,9 +24,10 @@ _LAX = {"deadline": None, "suppress_health_check": list(HealthCheck), "database"
 
 
 def check(program: Program) -> str:
-    """What became of it: "exact", "refused", or "no carrier"."""
+    """What became of it: "exact", "refused", or "too large" to be compared."""
     oracle = Oracle(program, X)
-    assume(oracle.finite)
+    if not oracle.finite:
+        return "too large"
     leaf = X.clone().requires_grad_()
     result = oracle.replay(leaf)
     carries = result.state in CARRYING
@@ -116,6 +117,7 @@ def test_every_instruction_alone(operation):
     for arguments in sorted(given):
         last = Instruction(operation, "v_last", arguments)
         needed = tuple(i for i in prologue if i.result in arguments)
+        scaled = Instruction(made["{o} = {a} * {b}"], "v_scaled", ("x", "v_last"))
+        shifted = Instruction(made["{o} = {a} + {b}"], "v_shifted", ("v_scaled", "v_last"))
         check(Program((*needed, last), "v_last"))
-        for end in ("{o} = {a} + {b}", "{o} = {a} * {b}"):
-            check(Program((*needed, last, Instruction(made[end], "v_end", ("x", "v_last"))), "v_end"))
+        check(Program((*needed, last, scaled, shifted), "v_shifted"))

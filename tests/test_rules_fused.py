@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 inside = pytest.mark.skipif(not INTERPRETED and DEVICE == "cpu", reason="runs in Triton's interpreter or on a GPU")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 def test_kernels_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-rA", "-x", "-n", "0", "-p", "no:cacheprovider", __file__]
