@@ -36,7 +36,7 @@ def test_methods_lists_all(capsys):
     rows = json.loads(capsys.readouterr().out)
     assert {row["name"] for row in rows} == set(METHODS)
     assert rows[0]["name"] == "dave"
-    assert set(rows[0]) == {"name", "summary", "paper", "passes", "resolution", "class_specific"}
+    assert set(rows[0]) == {"name", "summary", "paper", "passes", "resolution", "class_specific", "unit"}
     assert run(["methods"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in METHODS)

@@ -55,7 +55,8 @@ def test_each_image_gets_its_files(tiny, capsys):
         shapes = {name: arrays[name].shape for name in arrays}
         attribution, values, error = arrays["attribution"], arrays["map"], arrays["standard_error"]
     square = (SIZE, SIZE)
-    assert shapes == {"attribution": (3, *square), "map": square, "standard_error": square, "target": (1,)}
+    maps = {"map": square, "mean": square, "standard_error": square}
+    assert shapes == {"attribution": (3, *square), **maps, "target": (1,)}
     np.testing.assert_allclose(values, attribution.sum(0), atol=1e-6)
     assert (error > 0).any()
     out = capsys.readouterr().out
@@ -107,7 +108,7 @@ def test_broken_images_are_reported_and_the_others_done(capsys):
     Path("cut.jpg").write_bytes(Path("b.jpg").read_bytes()[:300])
     assert explain("empty.png", "text.png", "cut.jpg", "missing.png", "a.png") == 2
     assert written() == [f"a.{ending}" for ending in ENDINGS]
-    errors = capsys.readouterr().err.strip().splitlines()
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert [line.split(": ")[1] for line in errors] == ["empty.png", "text.png", "cut.jpg", "missing.png"]
 
 
@@ -172,11 +173,11 @@ def test_ctrl_c_keeps_what_is_finished_and_nothing_half(monkeypatch, capsys):
 
     files, calls = Result.files, []
 
-    def interrupted(self: Result, figure: str) -> dict[str, bytes]:
+    def interrupted(self: Result, figure: str, **look: str) -> dict[str, bytes]:
         calls.append(self)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return files(self, figure)
+        return files(self, figure, **look)
 
     monkeypatch.setattr(Result, "files", interrupted)
     assert explain("a.png", "b.jpg") == 130

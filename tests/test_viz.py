@@ -229,11 +229,12 @@ def test_animations_of_nothing_or_of_another_kind_are_refused():
 @pytest.mark.parametrize("targets", [torch.tensor([1, 0]), torch.tensor([[1, 0, 2], [0, 1, 2]])])
 def test_explanations_show_themselves(targets):
     attribution = torch.randn(*targets.shape, 3, 16, 16)
-    explanation = Explanation(attribution, targets, attribution.abs().sum(-3), samples=8)
+    error = attribution.abs().sum(-3)
+    explanation = Explanation(attribution, targets, error, samples=8, mean=attribution.sum(-3))
     drawing = viz.show(explanation, torch.rand(2, 3, 16, 16), ["cat", "dog", "hen"])
     words = [text.get_text() for text in drawing.texts]
     assert words.count("dog") == 1 + (targets.ndim - 1)
-    assert words.count("standard error") == targets.numel()
+    assert words.count("sureness") == targets.numel()
     assert drawing._repr_png_().startswith(b"\x89PNG")
 
 

@@ -20,12 +20,13 @@ from dave_vit.data.labels import pick_targets
 from dave_vit.environment import device_name, versions
 from dave_vit.errors import OutputError
 from dave_vit.methods import DAVE, Explanation, Method, create_method
+from dave_vit.methods.options import options_of
 from dave_vit.models import Adapter
 from dave_vit.run.passes import logits_of
 from dave_vit.targets import Contrast
 
 if TYPE_CHECKING:
-    from dave_vit.viz import Drawing, Panel
+    from dave_vit.viz import Drawing, Panel, Scales, View
 
 
 @dataclass(frozen=True)
@@ -158,33 +159,64 @@ class Result:
 
     @property
     def panels(self) -> list[Panel]:
-        """Map, title and standard error of each target."""
+        """Map, title, standard error and sureness of each target."""
         from dave_vit.viz import panels_of
 
+        names = dict(enumerate(self.explainer.model.class_names))
         titles = {target.index: f"{target.name} ({target.probability:.1%})" for target in self.targets}
-        return panels_of(self.explanation, titles)
+        return panels_of(self.explanation, names | titles, unit=self.unit)
 
-    def overlay(self) -> Image.Image:
-        """The map over the image; several targets in several hues."""
-        from dave_vit.viz import blend, enlarged, overlay
+    @property
+    def unit(self) -> str:
+        """Of the maps, where they have one."""
+        prescribed = self.explanation.postprocess is not None  # whose maps are scaled already
+        return "logit" if self.explainer.method.info.unit == "logit" and not prescribed else ""
 
-        maps = [panel.map for panel in self.panels]
-        return enlarged(overlay(self.image, maps[0]) if len(maps) == 1 else blend(self.image, maps))
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know: what was done to the image, and whether the map rests on too few samples."""
+        doubt = self.explanation.doubts[0]
+        return (*self.classified.picture.notes, *([doubt] if doubt else []))
 
-    def figure(self) -> Drawing:
-        """Image, maps and uncertainties side by side."""
+    @property
+    def made(self) -> str:
+        """The method as it was used, in words that tell one preset from another."""
+        known = options_of(self.explainer.name).get("preset")
+        preset = self.explainer.options.get("preset", known and known.default)
+        parts = [
+            self.explainer.name,
+            f"preset {preset}" if preset else "",
+            "against rivals" if self.explanation.against == "rivals" else "",
+            f"{self.explanation.samples} samples" if self.explanation.standard_error is not None else "",
+        ]
+        return ", ".join(filter(None, parts))
+
+    def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
+        """The map over the image; several targets in several hues, and where they are signed beside each other."""
+        from dave_vit.viz import blend, enlarged, overlay, scale, soften
+
+        panels, signed = self.panels, view == "signed"
+        if len(panels) > 1 and not signed:
+            return enlarged(blend(self.image, [panel.map for panel in panels], shared=scales == "shared"))
+        softened = [soften(panel.values(view), signed=signed) for panel in panels]
+        like = softened if scales == "shared" else None
+        drawn = [overlay(self.image, scale(values, signed=signed, like=like)) for values in softened]
+        return enlarged(np.concatenate(drawn, 1))
+
+    def figure(self, view: View = "map", scales: Scales = "shared") -> Drawing:
+        """Image, maps and sureness side by side."""
         from dave_vit.viz import side_by_side
 
-        samples = f", {self.explanation.samples} samples" if self.explanation.standard_error is not None else ""
-        title = f"{self.classified.picture.name}: {self.explainer.name}{samples}, {self.explainer.model.spec}"
-        return side_by_side(self.image, self.panels, title=title)
+        title = f"{self.classified.picture.name}: {self.made}, {self.explainer.model.spec}"
+        notes = [f"Note: {note}." for note in self.notes]
+        return side_by_side(self.image, self.panels, title=title, view=view, scales=scales, notes=notes)
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Raw numbers: attribution [C, H, W], map [H, W] and standard error [H, W]; [K, ...] of K targets."""
+        """Raw numbers: attribution [C, H, W], map, mean of the samples and its error [H, W]; [K, ...] of K targets."""
         maps = torch.stack([torch.as_tensor(panel.map) for panel in self.panels])
         arrays = {"attribution": self.explanation.attribution[0], "map": maps[0] if len(maps) == 1 else maps}
-        if self.explanation.standard_error is not None:
-            arrays["standard_error"] = self.explanation.standard_error[0]
+        if self.explanation.standard_error is not None and self.explanation.mean is not None:
+            arrays |= {"mean": self.explanation.mean[0], "standard_error": self.explanation.standard_error[0]}
         kept = {name: tensor.detach().float().cpu().numpy() for name, tensor in arrays.items()}
         return kept | {"target": np.array([target.index for target in self.targets])}
 
@@ -223,7 +255,9 @@ class Result:
     def _found(self) -> dict[str, Any]:
         """What the method found out by itself: whether anything is significant, and which neighbourhood fits."""
         made, method = self.explanation, self.explainer.method
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {"unit": self.unit or None, "notes": list(self.notes)}
+        if made.chance is not None:
+            found["chance"] = made.chance[0].tolist()
         if made.significant is not None:
             found["significant"] = made.significant[0].tolist()
         if made.rung is not None and isinstance(method, DAVE):
@@ -231,19 +265,21 @@ class Result:
             found |= {"rung": rung, "neighborhood": _plain((method.neighborhood, *method.narrower)[rung])}
         return found
 
-    def files(self, figure: str = "png") -> dict[str, bytes]:
+    def files(self, figure: str = "png", *, view: View = "map", scales: Scales = "shared") -> dict[str, bytes]:
         """The contents of the files that keep it, by the ending of their names; the JSON first.
 
         Args:
             figure: format of the side-by-side figure: "png", "svg" or "pdf".
+            view: what speaks for the target, or that with what speaks against it.
+            scales: one colour scale for all targets, or one for each.
         """
         picture = io.BytesIO()
-        self.overlay().save(picture, "png")
+        self.overlay(view, scales).save(picture, "png")
         return {
             "json": json_bytes(self.record()),
             "npz": npz_bytes(self.arrays()),
             "overlay.png": picture.getvalue(),
-            f"panels.{figure}": self.figure().data(figure),
+            f"panels.{figure}": self.figure(view, scales).data(figure),
         }
 
 

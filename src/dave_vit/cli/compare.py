@@ -11,7 +11,7 @@ import typer
 
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.files import Results
-from dave_vit.cli.options import MethodsOptions, ModelOptions, Out, grouped, names_of
+from dave_vit.cli.options import Look, MethodsOptions, ModelOptions, Out, grouped, names_of
 from dave_vit.errors import DaveError, ImageError, OptionError, readable
 
 if TYPE_CHECKING:
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from dave_vit.data.images import Picture
     from dave_vit.models import Adapter
     from dave_vit.results import Result
-    from dave_vit.viz import Drawing
+    from dave_vit.viz import Cell, Drawing
 
 app = command()
 
 _DEFAULT = MethodsOptions("dave,attn_lrp,chefer_lrp,legrad,smoothgrad,integrated_gradients,input_x_gradient")
 _COLUMNS = 4
+_LOOK = Look(scales="own")  # side by side the maps of gradients are a hundred times larger than those of relevance
 
 Target = Annotated[
     str,
@@ -70,16 +71,18 @@ def compare(
     model: ModelOptions,
     target: Target = "top1",
     where: Where,
+    look: Look = _LOOK,
     out: Out = Path("dave-out"),
     figure: Figure = "png",
     output: Output,
 ) -> None:
     """Draw the maps of several methods for one image and one class into one figure.
 
-    Every map is scaled by the same rule: its positive part over its own 99 % quantile. With a box or a mask each map is
-    scored: energy is the share of its positive part inside, pointing says whether its highest pixel is inside. The
-    folder gets NAME.compare.dave.png and NAME.compare.dave.json, under names as those of `dave explain`. A method that
-    cannot explain the model is left out, with the reason.
+    Every map is scaled by the same rule: its positive part over its own 99 % quantile; with --scales shared all maps
+    that are parts of the logit have one scale, and the larger ones outshine the others by far. With a box or a mask
+    each map is scored: energy is the share of its positive part inside, pointing says whether its highest pixel is
+    inside. The folder gets NAME.compare.dave.png and NAME.compare.dave.json, under names as those of `dave explain`. A
+    method that cannot explain the model is left out, with the reason.
     """
     from dave_vit.data.images import read_picture
 
@@ -92,9 +95,10 @@ def compare(
     results = _results(loaded, picture, names, target, methods, output)
     rows = [_row(name, result, region) for name, result in results.items()]
     explained = next(iter(results.values())).targets[0]
-    words = ["" if target == "top1" else target, "compare"]
+    words = ["" if target == "top1" else target, "compare", look.word]
     asked = {"model": asdict(model), "methods": asdict(methods), "where": asdict(where), "target": target}
-    files: dict[str, bytes] = {figure: _drawing(results, rows, region).data(figure)}
+    asked["look"] = asdict(look)
+    files: dict[str, bytes] = {figure: _drawing(results, rows, region, look).data(figure)}
     record = {"source": readable(image), "target": asdict(explained), "maps": rows}
     record = Results(out, [image, *filter(None, [where.mask])]).write(picture, asked, files, record, words)
     output.print(f"{image}: {explained.name} ({explained.index}), {explained.probability:.1%}")
@@ -199,19 +203,32 @@ def _row(name: str, result: Result, region: Tensor | None) -> dict[str, Any]:
     return row | {key: round(float(score), 4) if score.isfinite() else None for key, score in scores.items()}
 
 
-def _drawing(results: dict[str, Result], rows: Sequence[dict[str, Any]], region: Tensor | None) -> Drawing:
+def _drawing(results: dict[str, Result], rows: Sequence[dict[str, Any]], region: Tensor | None, look: Look) -> Drawing:
     """The image and all maps, scaled by one rule."""
-    from dave_vit.viz import HUES, draw, image_cell, map_cell
+    from dave_vit.viz import HUES, draw, image_cell
 
     first = next(iter(results.values()))
     cells = [image_cell(first.image)]
     if region is not None:
         cells = [replace(cells[0], contours=(region.double().numpy(), ((0.5, HUES[1]),)))]
-    for row, (name, result) in zip(rows, results.items(), strict=True):
+    for row, cell in zip(rows, _cells(results, look), strict=True):
         score = f", energy {row['energy']:.1%}" if row.get("energy") is not None else ""
-        cells.append(map_cell(result.panels[0].map, f"{name}{score}"))
-    title = f"{first.classified.picture.name}: {first.panels[0].target}, {first.explainer.model.spec}"
+        cells.append(cell.titled(f"{row['method']}{score}"))
+    scaled = "one scale for maps of logits" if look.scales == "shared" else "each map on its own scale"
+    title = f"{first.classified.picture.name}: {first.panels[0].target}, {first.explainer.model.spec}; {scaled}"
     return draw([cells[start : start + _COLUMNS] for start in range(0, len(cells), _COLUMNS)], title=title)
+
+
+def _cells(results: dict[str, Result], look: Look) -> list[Cell]:
+    """The maps; those that are parts of a logit share a scale where that is asked for."""
+    from dave_vit.viz import panel_cells
+
+    panels = {name: result.panels[0] for name, result in results.items()}
+    together = [name for name, panel in panels.items() if panel.unit and look.scales == "shared"]
+    shared = panel_cells([panels[name] for name in together], view=look.view)
+    alone = {name: panel_cells([panel], view=look.view)[0] for name, panel in panels.items() if name not in together}
+    found = alone | dict(zip(together, shared, strict=True))
+    return [found[name] for name in panels]
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

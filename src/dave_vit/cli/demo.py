@@ -36,8 +36,8 @@ app = command()
 def demo(*, seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), output: Output) -> None:
     """Explain three pictures with the embedded model and score three methods on a few more.
 
-    The folder gets demo.png (image, DAVE, its standard error, effective transformation and input x gradient side by
-    side), the results of `dave explain` for each picture, and scores.json.
+    The folder gets demo.png (image, DAVE, its sureness, effective transformation and input x gradient side by side),
+    the results of `dave explain` for each picture, and scores.json.
     """
     from dave_vit.data import open_dataset
 
@@ -77,16 +77,15 @@ def _explain(
 
 
 def _figure(results: list[Result], seed: int) -> Drawing:
-    """A row for each picture: image, DAVE, its standard error, and the other methods."""
+    """A row for each picture: image, DAVE, its sureness, and the other methods."""
     from dave_vit.methods.options import fitting
     from dave_vit.results import Explainer
-    from dave_vit.viz import comparison, map_cell, uncertainty_cell
+    from dave_vit.viz import comparison, map_cell, sureness_cell
 
     panels = [result.panels[0] for result in results]
-    errors = [panel.standard_error for panel in panels if panel.standard_error is not None]
     columns = {
         "DAVE": [map_cell(panel.map) for panel in panels],
-        "standard error of DAVE": [uncertainty_cell(error) for error in errors],
+        "how sure DAVE is": [sureness_cell(panel.sureness) for panel in panels if panel.sureness is not None],
     }
     for name in METHODS[1:]:
         explainer = Explainer(results[0].explainer.model, name, **fitting(name, seed=seed))

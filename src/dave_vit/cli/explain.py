@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,7 +13,7 @@ import typer
 from dave_vit.cli.common import Output, Progress, command, examples
 from dave_vit.cli.files import Results, method_word, question
 from dave_vit.cli.kinds import KindOptions, explain_kinds
-from dave_vit.cli.options import MethodOptions, ModelOptions, Out, grouped
+from dave_vit.cli.options import Look, MethodOptions, ModelOptions, Out, grouped
 from dave_vit.errors import ImageError, OptionError, readable
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def explain(
     target: Target = "top1",
     method: MethodOptions,
     out: Out = Path("dave-out"),
+    look: Look,
     figure: Figure = "png",
     animate: Animate = None,
     kinds: KindOptions,
@@ -59,8 +61,8 @@ def explain(
 ) -> None:
     """Explain what the model saw in images.
 
-    For each image NAME the folder gets NAME.dave.png (map over image), NAME.dave.panels.png (image, map and standard
-    error side by side), NAME.dave.npz (raw numbers) and NAME.dave.json (classes, options, versions). A target, score or
+    For each image NAME the folder gets NAME.dave.png (map over image), NAME.dave.panels.png (image, map and sureness
+    side by side), NAME.dave.npz (raw numbers) and NAME.dave.json (classes, options, versions). A target, score or
     method of your own goes into the name (NAME.tabby.dave.png). Only results of the same question about the same
     picture are written over; where another file has the name, NAME gets a number. An image that cannot be read is
     reported and the others are still done.
@@ -78,7 +80,7 @@ def explain(
             output.json(explain_kinds(explainer, sources, kinds, Results(out, sources), output))
             return
         results = Results(out, sources)
-        records = list(_explain_all(explainer, sources, target, results, (figure, animate), output, progress))
+        records = list(_explain_all(explainer, sources, target, results, (figure, animate, look), output, progress))
     output.json(records)
     if len(records) < len(sources):
         raise typer.Exit(2)
@@ -89,12 +91,13 @@ def _explain_all(
     sources: Sequence[str],
     target: str,
     folder: Results,
-    kinds: tuple[str, str | None],
+    kinds: tuple[str, str | None, Look],
     output: Output,
     progress: Progress,
 ) -> Iterator[dict[str, Any]]:
-    """The record of each image that could be read, after its files are written; `kinds` of figure and animation."""
-    words = ["" if target == "top1" else target, method_word(explainer)]
+    """The record of each image that could be read, after its files are written; `kinds` of pictures."""
+    look = kinds[2]
+    words = ["" if target == "top1" else target, method_word(explainer), look.word]
     for number, source in enumerate(sources):
         progress.update(done=number, text=readable(Path(source).name))
         try:
@@ -104,9 +107,8 @@ def _explain_all(
             continue
         last, files = results[-1], _files(results, *kinds)
         record = {"source": readable(source), **last.record()}
-        yield _report(
-            last, folder.write(last.classified.picture, question(explainer, target), files, record, words), output
-        )
+        asked = {**question(explainer, target), "look": asdict(look)}
+        yield _report(last, folder.write(last.classified.picture, asked, files, record, words), output)
 
 
 def _move(progress: Progress, number: int, part: float) -> None:
@@ -142,21 +144,23 @@ def _results(
     return results
 
 
-def _files(results: list[Result], figure: str, animate: str | None) -> dict[str, bytes]:
+def _files(results: list[Result], figure: str, animate: str | None, look: Look) -> dict[str, bytes]:
     """Contents by the ending of the file's name."""
-    files = results[-1].files(figure)
+    files = results[-1].files(figure, view=look.view, scales=look.scales)
     if animate:
         from dave_vit.viz import Step
         from dave_vit.viz import animate as animated
 
         stages = [(result.explanation.samples, result.panels[0]) for result in results]
-        steps = [Step(samples, panel.map, panel.standard_error) for samples, panel in stages]
+        steps = [Step(samples, panel.map, panel.sureness) for samples, panel in stages]
         files[animate] = animated(results[-1].image, steps, animate)
     return files
 
 
 def _report(result: Result, record: dict[str, Any], output: Output) -> dict[str, Any]:
     """Tells what was found, and returns its record."""
+    for doubt in filter(None, result.explanation.doubts):
+        output.note(f"{result.classified.picture.name}: {doubt}")
     explained = [target.index for target in result.targets]
     shown = list(result.classified.top5)
     shown += [target for target in result.targets if target not in shown]

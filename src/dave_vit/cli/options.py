@@ -17,7 +17,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
@@ -218,6 +218,25 @@ class MethodsOptions:
     samples: Samples = None
     seed: Seed = 0
     against: Against = None
+
+
+@dataclass(frozen=True)
+class Look:
+    """How maps are drawn."""
+
+    view: Annotated[
+        Literal["map", "signed"],
+        typer.Option("--view", help="What speaks for the class, or signed: violet for it and orange against it."),
+    ] = "map"
+    scales: Annotated[
+        Literal["shared", "own"],
+        typer.Option("--scales", help="One colour scale for maps beside each other, or one for each."),
+    ] = "shared"
+
+    @property
+    def word(self) -> str:
+        """What goes into the names of files, where it is not the usual look."""
+        return "" if self.view == "map" else self.view
 
 
 def setting(text: str, expected: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -15,6 +16,8 @@ from dave_vit.errors import InputError, OptionError
 from dave_vit.intercept import RuleSet
 from dave_vit.maps import collapse
 from dave_vit.methods.chunks import Passes, clean_logits
+from dave_vit.methods.reading import Subject, doubt, sureness
+from dave_vit.reduce.base import energy_share
 from dave_vit.registry import Registry
 from dave_vit.run import Gradient, gradient
 from dave_vit.run.passes import check_inputs
@@ -33,6 +36,8 @@ class MethodInfo:
         passes: forward and backward passes a map costs, as a phrase such as "1 forward, 1 backward".
         resolution: whether it resolves pixels or patches.
         class_specific: whether another target gives another map.
+        unit: what its numbers are shares of: "logit" where they are parts of the class score, "own" where only their
+            order means anything; maps of one unit can share a colour scale.
     """
 
     summary: str
@@ -40,6 +45,7 @@ class MethodInfo:
     passes: str
     resolution: Literal["pixel", "patch"] = "pixel"
     class_specific: bool = True
+    unit: Literal["logit", "own"] = "own"
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,12 @@ class Explanation:
             mean where nothing does. None for methods that draw no samples.
         drawn: how many samples each image took, ``[B]``, for methods that draw samples.
         rung: which of the method's neighbourhoods each image took, ``[B]``, counted from the widest.
+        mean: the average of the samples' maps ``[B, H, W]``, of which ``standard_error`` is the error.
+        subject: the images and the model, for who draws it.
+
+    Example:
+        >>> explanation = DAVE(model).explain(model.preprocess("photo.jpg"))
+        >>> explanation.save("map.png")
     """
 
     attribution: Tensor
@@ -68,11 +80,14 @@ class Explanation:
     significant: Tensor | None = None
     drawn: Tensor | None = None
     rung: Tensor | None = None
+    mean: Tensor | None = None
+    subject: Subject | None = None
 
     def select(self, images: Tensor) -> Explanation:
         """The explanations of the images of these numbers."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **{name: value[images.to(value.device)] for name, value in tensors.items()})  # type: ignore[arg-type]
+        chosen: dict[str, Any] = {name: value[images.to(value.device)] for name, value in tensors.items()}
+        return replace(self, **chosen, subject=self.subject and self.subject.select(images))
 
     @property
     def map(self) -> Tensor:
@@ -80,14 +95,76 @@ class Explanation:
 
         Of clips ``[B, T, H, W]``, a map for each frame.
         """
+        summed = self._summed
+        if self.postprocess is None:
+            return summed
+        return self.postprocess(summed.flatten(0, -3)).reshape(summed.shape)
+
+    @property
+    def signed(self) -> Tensor:
+        """What speaks for the target and, below zero, what speaks against it, ``[B, H, W]``.
+
+        The average of the samples where there are any: an estimate that keeps what is significant for a class leaves
+        out what is against it.
+        """
+        return self._summed if self.mean is None else self.mean
+
+    @property
+    def sureness(self) -> Tensor | None:
+        """How many standard errors stand behind each pixel of the average, ``[B, H, W]``; None without samples."""
+        if self.mean is None or self.standard_error is None:
+            return None
+        return sureness(self.mean, self.standard_error)
+
+    @property
+    def chance(self) -> Tensor | None:
+        """The share of each map's energy that is sampling error, ``[B]`` or ``[B, K]``; None without samples."""
+        if self.mean is None or self.standard_error is None:
+            return None
+        return energy_share(self.mean, self.standard_error).clamp(max=1)
+
+    @property
+    def doubts(self) -> list[str | None]:
+        """For each image what has to be said of its maps, where they rest on too few samples."""
+        if self.chance is None or self.significant is None or self.drawn is None:
+            return [None] * len(self.attribution)
+        shares = self.chance.flatten(1).amax(1) if self.chance.ndim > 1 else self.chance
+        found = self.significant.flatten(1).all(1) if self.significant.ndim > 1 else self.significant
+        each = zip(self.drawn.tolist(), shares.tolist(), found.tolist(), strict=True)
+        return [doubt(drawn, share, significant=stands) for drawn, share, stands in each]
+
+    def show(self, *, view: Literal["map", "signed"] = "map", scales: Literal["shared", "own"] = "shared") -> Any:
+        """A figure: the images, their maps and how sure they are; notebooks show it, scripts open a window.
+
+        Args:
+            view: "map" for what speaks for the target, "signed" with what speaks against it.
+            scales: one colour scale for all maps, or one for each.
+
+        Returns:
+            The figure, of matplotlib's kind.
+        """
+        figure = self._figure(view=view, scales=scales)
+        figure.open()
+        return figure
+
+    def save(
+        self, path: str | Path, *, view: Literal["map", "signed"] = "map", scales: Literal["shared", "own"] = "shared"
+    ) -> None:
+        """Writes the figure of ``show`` as a file of the kind that its ending names: .png, .svg or .pdf."""
+        self._figure(view=view, scales=scales).save(path)
+
+    @property
+    def _summed(self) -> Tensor:
         several = self.attribution.shape[:-3]  # [B], or [B, K]; of clips with T at the end
         summed = collapse(self.attribution.flatten(0, -4))
-        shown = summed if self.postprocess is None else self.postprocess(summed)
-        return shown.reshape(*several, *shown.shape[1:])
+        return summed.reshape(*several, *summed.shape[1:])
+
+    def _figure(self, **options: Any) -> Any:
+        return import_module("dave_vit.viz").show(self, **options)  # found by name: a room further on
 
     def _repr_png_(self) -> bytes:
         """The maps as a picture, for notebooks."""
-        picture: bytes = import_module("dave_vit.viz").show(self)._repr_png_()  # found by name: a room further on
+        picture: bytes = self._figure()._repr_png_()
         return picture
 
 
@@ -137,7 +214,7 @@ class Method(ABC):
         def step(start: int, stop: int) -> Explanation:
             return self._explain(images[start:stop], wanted.part(start, stop), passes)
 
-        found = joined(passes.run(step, len(images)))
+        found = replace(joined(passes.run(step, len(images))), subject=Subject(images, self.model))
         return found if wanted.opponent is None else replace(found, against=wanted.opponent)
 
     @classmethod

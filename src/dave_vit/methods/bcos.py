@@ -27,6 +27,7 @@ class Bcos(Effective):
         "Dynamic linear weights of a B-cos network, times the input.",
         "Böhle et al., TPAMI 2024",
         "1 forward, 1 backward",
+        unit="logit",
     )
 
     def __init__(self, model: nn.Module, **options: Any) -> None:

@@ -18,6 +18,7 @@ from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_l
 from dave_vit.methods.chunks import Passes, clean_logits, even
 from dave_vit.methods.clean import Clean
 from dave_vit.methods.presets import NOISE_SWITCHES, Against, preset_of
+from dave_vit.methods.reading import ENOUGH, Subject
 from dave_vit.methods.sampling import Estimate
 from dave_vit.neighborhood import Neighborhood, Views
 from dave_vit.reduce import REDUCERS, Mean, Reducer
@@ -29,7 +30,6 @@ from dave_vit.targets import Target, TargetLike
 _KEPT_BYTES = 128 * 2**20  # draws are kept between batches up to this size
 _FIRST = 8  # views that say whether the neighbourhood fits, and the fewest of samples="auto"
 _STEP = 4  # views between two looks of samples="auto"
-_SETTLED = 0.1  # share of a map's energy that may be sampling error where samples="auto" stops
 _SURVIVES = 0.5  # of the predicted class's probability, on the first views, for a neighbourhood to fit
 
 
@@ -104,6 +104,7 @@ class DAVE(Method):
         "Relevance averaged over flips, rotations, shifts and noise, where it is significant at every scale.",
         "Wróbel et al., ICML 2026; preset default",
         "1 + T forward, T backward",
+        unit="logit",
     )
 
     def __init__(
@@ -165,7 +166,8 @@ class DAVE(Method):
         latest: list[Explanation | None] = [None] * len(runs)
         for found in zip_longest(*runs):
             latest = [new or old for new, old in zip(found, latest, strict=True)]
-            yield joined([each for each in latest if each is not None])
+            made = joined([each for each in latest if each is not None])
+            yield replace(made, subject=Subject(images, self.model))
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
         *_, last = self._refined(images, target, passes, passes.samples(images))
@@ -218,7 +220,7 @@ class DAVE(Method):
             parts += self._narrowed(group, leave.nonzero()[:, 0], passes, at_once)
             group = group.select((~leave).nonzero()[:, 0]) if bool(leave.any()) else group
         if self.samples == "auto" and group.drawn < self.limit:
-            done = group.estimate.settled(_SETTLED)
+            done = group.estimate.settled(ENOUGH)
             if bool(done.any()) and group.drawn >= _FIRST:
                 parts.append(group.select(done.nonzero()[:, 0], done=True))
                 group = group.select((~done).nonzero()[:, 0])
@@ -319,6 +321,7 @@ class Equivariant(DAVE):
         "Effective transformation, averaged over flips, rotations and shifts without noise, times the input.",
         "Wróbel et al., ICML 2026, eq. (6)",
         "1 + T forward, T backward",
+        unit="logit",
     )
     settled = tuple(NOISE_SWITCHES)
 
@@ -344,6 +347,7 @@ class Effective(Method):
         "Input times the gradient with all operators frozen.",
         "Wróbel et al., ICML 2026, eq. (4)",
         "1 forward, 1 backward",
+        unit="logit",
     )
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:

@@ -28,6 +28,7 @@ class InputXGradient(Method):
         "Input times gradient.",
         "Shrikumar et al., 2016",
         "1 forward, 1 backward",
+        unit="logit",
     )
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
@@ -93,6 +94,7 @@ class IntegratedGradients(Method):
         "Gradients integrated from a baseline to the image, times the difference.",
         "Sundararajan et al., ICML 2017",
         "1 + steps forward, steps backward",
+        unit="logit",
     )
 
     def __init__(
@@ -183,6 +185,7 @@ class SmoothGrad(Method):
         "Gradient averaged over noisy copies of the image, times the input.",
         "Smilkov et al., 2017",
         "1 + T forward, T backward",
+        unit="logit",
     )
 
     def __init__(

@@ -55,6 +55,7 @@ class AttnLRP(_LRP):
         "Relevance propagated back through values, keys and queries, with the gamma rule for linear layers.",
         "Achtibat et al., ICML 2024",
         "1 forward, 1 backward (with gamma twice the work)",
+        unit="logit",
     )
     base = ATTN_LRP
 
@@ -70,5 +71,6 @@ class CPLRP(_LRP):
         "Relevance propagated back through values with attention held, with the gamma rule for linear layers.",
         "Ali et al., ICML 2022",
         "1 forward, 1 backward (with gamma twice the work)",
+        unit="logit",
     )
     base = CP_LRP

@@ -35,6 +35,7 @@ class OMENN(Method):
         "Effective transformation times input, plus every bias at the place where it acts; sums to the logit.",
         "Wróbel et al., 2024",
         "1 forward, 1 backward",
+        unit="logit",
     )
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:

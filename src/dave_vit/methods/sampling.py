@@ -57,12 +57,12 @@ class Estimate:
     def explanation(self) -> Explanation:
         """The attribution of the samples taken so far, with its standard error."""
         made = self.accumulator
-        parts = [made.attribution(), made.standard_error(), made.significant()]
+        parts = [made.attribution(), made.standard_error(), made.significant(), made.mean()]
         parts = [part.unflatten(0, (-1, *self._maps)) for part in parts]  # [b * K * T] -> [b, K, T]
         significant = parts[2].any(-1) if self.frames else parts[2]
         drawn = torch.full((len(parts[0]),), made.count, device=parts[0].device)
         found = Explanation(parts[0], self.target.indices, parts[1], made.count, self.postprocess)
-        return replace(found, against=self.target.opponent, significant=significant, drawn=drawn)
+        return replace(found, against=self.target.opponent, significant=significant, drawn=drawn, mean=parts[3])
 
     @property
     def _maps(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit.data.images import check_size, read_picture, to_rgb
+from dave_vit.errors import InputError
 from dave_vit.models.traits import Traits
 
 ImageLike = Image.Image | str | Path
@@ -81,9 +82,16 @@ class Adapter(nn.Module):
         """The model's own configuration, where it has one; timm's names the architecture."""
         return dict(getattr(self.model, "default_cfg", None) or {})
 
-    def preprocess(self, image: ImageLike) -> Tensor:
-        """A picture or the path of one as the model takes it, ``[1, C, H, W]``, on the model's device."""
-        return self.preprocessing(image).to(next(self.parameters()))
+    def preprocess(self, image: ImageLike | Sequence[ImageLike]) -> Tensor:
+        """Pictures as the model takes them, ``[B, C, H, W]``, on the model's device.
+
+        Args:
+            image: a picture, the path of one, or a list of such.
+        """
+        images = [image] if isinstance(image, Image.Image | str | Path) else list(image)
+        if not images:
+            raise InputError("no pictures to preprocess; give at least one")
+        return torch.cat([self.preprocessing(each) for each in images]).to(next(self.parameters()))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits ``[B, classes]``."""

@@ -24,6 +24,9 @@ class Accumulator(Protocol):
     def attribution(self) -> Tensor:
         """The estimate so far: [B,C,H,W]."""
 
+    def mean(self) -> Tensor:
+        """The channel-summed average of the samples, whatever the estimate makes of it: [B,H,W]."""
+
     def standard_error(self) -> Tensor:
         """How far the channel-summed mean may be off: [B,H,W]; zeros below two samples, where nothing is known."""
 
@@ -71,7 +74,7 @@ def checked(samples: Tensor, weights: Tensor | None, image: tuple[int, ...] | No
 
 
 def energy_share(mean: Tensor, error: Tensor) -> Tensor:
-    """Sum of squared errors over the sum of squares of a map, [B,H,W] -> [B]; 1 for a map of zeros."""
-    energy = mean.square().sum((1, 2))
-    share = error.square().sum((1, 2)) / energy.where(energy > 0, 1.0)
+    """Sum of squared errors over the sum of squares of a map, [...,H,W] -> [...]; 1 for a map of zeros."""
+    energy = mean.square().sum((-1, -2))
+    share = error.square().sum((-1, -2)) / energy.where(energy > 0, 1.0)
     return share.where(energy > 0, 1.0)

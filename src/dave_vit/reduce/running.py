@@ -132,6 +132,10 @@ class _Running:
         factor = self._factor(self._mean.sum(1), self._error())  # [B,H,W]
         return (self._mean * factor[:, None]).to(self._dtype)
 
+    def mean(self) -> Tensor:
+        check_count(self.count)
+        return self._mean.sum(1).to(self._dtype)
+
     def standard_error(self) -> Tensor:
         check_count(self.count)
         return self._error().to(self._dtype)
@@ -184,6 +188,9 @@ class _Trimmed:
         self._chunks = [torch.cat(self._chunks)]
         # One image at a time: the medians' working memory is several times that of what they look at.
         return torch.stack([_trimmed_mean(samples, self._options) for samples in self._chunks[0].unbind(1)])
+
+    def mean(self) -> Tensor:
+        return self._all.mean()
 
     def standard_error(self) -> Tensor:
         return self._all.standard_error()

@@ -80,6 +80,10 @@ class _Scales:
         found = self.significant().view(-1, 1, 1, 1)
         return torch.where(found, (shared + spread) * scale.view(-1, 1, 1, 1), mean).to(self._dtype)
 
+    def mean(self) -> Tensor:
+        check_count(self.count)
+        return self._fine.mean.sum(1).to(self._dtype)
+
     def standard_error(self) -> Tensor:
         check_count(self.count)
         return self._fine.error.to(self._dtype)

@@ -7,13 +7,14 @@ from dave_vit.viz.cells import (
     map_cell,
     overlay_cell,
     signed_cell,
+    sureness_cell,
     targets_cell,
     uncertainty_cell,
 )
 from dave_vit.viz.colors import COLORMAPS, DAVE, HUES
 from dave_vit.viz.figures import Cell, Drawing, draw
 from dave_vit.viz.layers import Scaled, blend, enlarged, heat, overlay, scale, soften, to_pillow
-from dave_vit.viz.panels import Panel, comparison, panels_of, show, side_by_side
+from dave_vit.viz.panels import Panel, Scales, View, comparison, panel_cells, panels_of, show, side_by_side
 from dave_vit.viz.strip import strip
 
 __all__ = [
@@ -24,7 +25,9 @@ __all__ = [
     "Drawing",
     "Panel",
     "Scaled",
+    "Scales",
     "Step",
+    "View",
     "animate",
     "blend",
     "comparison",
@@ -36,6 +39,7 @@ __all__ = [
     "map_cell",
     "overlay",
     "overlay_cell",
+    "panel_cells",
     "panels_of",
     "save_animation",
     "scale",
@@ -44,6 +48,7 @@ __all__ = [
     "signed_cell",
     "soften",
     "strip",
+    "sureness_cell",
     "targets_cell",
     "to_pillow",
     "uncertainty_cell",

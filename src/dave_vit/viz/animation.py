@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from dave_vit.atomic import write_bytes
 from dave_vit.errors import OptionError
+from dave_vit.viz.cells import sureness_cell
 from dave_vit.viz.colors import Array
 from dave_vit.viz.layers import ImageLike, MapLike, as_image, enlarged, heat, overlay, scale, soften
 
@@ -22,17 +23,17 @@ _GAP = 8
 
 @dataclass(frozen=True)
 class Step:
-    """The state after some samples: map [H, W] and, where it is known, standard error [H, W]."""
+    """The state after some samples: map [H, W] and, where it is known, sureness [H, W]."""
 
     samples: int
     map: MapLike
-    standard_error: MapLike | None = None
+    sureness: MapLike | None = None
 
 
 def animate(
     image: ImageLike, steps: Sequence[Step], kind: str = "gif", *, seconds: float = 3.0, side: int = 224
 ) -> bytes:
-    """Overlay, map and uncertainty after each step, as an animated GIF or WebP that rests on its last frame.
+    """Overlay, map and sureness after each step, as an animated GIF or WebP that rests on its last frame.
 
     All frames share the scale of the last one, so that a change of brightness is a change of the map.
 
@@ -66,13 +67,12 @@ def save_animation(path: str | Path, image: ImageLike, steps: Sequence[Step], *,
 
 
 def _frame(image: Array, step: Step, last: Step, side: int) -> Image.Image:
-    over = overlay(image, scale(soften(step.map), like=soften(last.map)))
-    pictures = [enlarged(over, side), enlarged(heat(scale(step.map, like=last.map)), side)]
+    over = overlay(image, scale(soften(step.map), like=[soften(last.map)]))
+    pictures = [enlarged(over, side), enlarged(heat(scale(step.map, like=[last.map])), side)]
     words = ["map over image", "map"]
-    if step.standard_error is not None and last.standard_error is not None:
-        error = scale(step.standard_error, like=last.standard_error)
-        pictures.append(enlarged(heat(error, "dave_uncertainty"), side))
-        words.append("standard error")
+    if step.sureness is not None:
+        pictures.append(enlarged(sureness_cell(step.sureness).colours, side))
+        words.append("sureness")
     width, height = pictures[0].size
     frame = Image.new("RGB", (len(pictures) * (width + _GAP) - _GAP, height + _STRIP), "white")
     pen = ImageDraw.Draw(frame)

@@ -16,6 +16,7 @@ from dave_vit.viz.layers import (
     MapLike,
     Scaled,
     as_image,
+    as_map,
     blend,
     default_window,
     fitted,
@@ -25,36 +26,66 @@ from dave_vit.viz.layers import (
     soften,
 )
 
+Like = Sequence[MapLike] | None
+MOST_SURE = 5.0
+"""Standard errors at the end of the scale of sureness."""
+
 
 def image_cell(image: ImageLike, title: str = "image") -> Cell:
     """The image as it is."""
     return Cell(as_image(image), title)
 
 
-def map_cell(values: MapLike, title: str = "map", *, quantile: float = QUANTILE) -> Cell:
-    """A map in colours from dark violet to yellow; what speaks against the target is darkest."""
-    scaled = scale(values, quantile=quantile)
-    return Cell(heat(scaled), title, _bar(scaled, "dave"))
+def map_cell(
+    values: MapLike, title: str = "map", *, quantile: float = QUANTILE, like: Like = None, unit: str = ""
+) -> Cell:
+    """A map in colours from dark violet to yellow; what speaks against the target is darkest.
+
+    Args:
+        values: the map.
+        title: above it.
+        quantile: of its values that becomes the brightest colour.
+        like: other maps that share its scale; see `scale`.
+        unit: of its values.
+    """
+    scaled = scale(values, quantile=quantile, like=like)
+    return Cell(heat(scaled), title, _bar(scaled, "dave", unit))
 
 
-def signed_cell(values: MapLike, title: str = "signed map", *, quantile: float = QUANTILE) -> Cell:
-    """A map with what speaks against the target: violet is for it, orange against it."""
-    scaled = scale(values, quantile=quantile, signed=True)
-    return Cell(heat(scaled, "dave_signed"), title, _bar(scaled, "dave_signed"))
+def signed_cell(
+    values: MapLike, title: str = "signed map", *, quantile: float = QUANTILE, like: Like = None, unit: str = ""
+) -> Cell:
+    """A map with what speaks against the target: violet is for it, orange against it; the rest as of `map_cell`."""
+    scaled = scale(values, quantile=quantile, signed=True, like=like)
+    return Cell(heat(scaled, "dave_signed"), title, _bar(scaled, "dave_signed", unit))
 
 
-def uncertainty_cell(errors: MapLike, title: str = "standard error", *, quantile: float = QUANTILE) -> Cell:
-    """The standard error of each pixel of a map."""
-    scaled = scale(errors, quantile=quantile)
-    return Cell(heat(scaled, "dave_uncertainty"), title, _bar(scaled, "dave_uncertainty"))
+def uncertainty_cell(
+    errors: MapLike, title: str = "standard error", *, quantile: float = QUANTILE, like: Like = None, unit: str = ""
+) -> Cell:
+    """The standard error of each pixel of a map; `like` that map, the two can be compared."""
+    scaled = scale(errors, quantile=quantile, like=like)
+    return Cell(heat(scaled, "dave_uncertainty"), title, _bar(scaled, "dave_uncertainty", unit))
+
+
+def sureness_cell(values: MapLike, title: str = "sureness") -> Cell:
+    """How many standard errors stand behind each pixel; the scale is the same in all pictures."""
+    shown = (as_map(values) / MOST_SURE).clamp(0, 1).numpy()
+    bar = Bar("dave_uncertainty", MOST_SURE, "", unit="standard errors or more")
+    return Cell(heat(Scaled(shown, MOST_SURE, 1.0), "dave_uncertainty"), title, bar)
 
 
 def overlay_cell(
-    image: ImageLike, values: MapLike, title: str = "map over image", *, quantile: float = QUANTILE
+    image: ImageLike,
+    values: MapLike,
+    title: str = "map over image",
+    *,
+    quantile: float = QUANTILE,
+    signed: bool = False,
 ) -> Cell:
-    """A map over its image, slightly smoothed."""
-    scaled = scale(soften(values), quantile=quantile)
-    bar = _bar(scaled, "dave")
+    """A map over its image, slightly smoothed; signed, with what speaks against the target in orange."""
+    scaled = scale(soften(values, signed=signed), quantile=quantile, signed=signed)
+    bar = _bar(scaled, "dave_signed" if signed else "dave")
     smoothed = f"{bar.caption}, {default_window(scaled.values.shape)} px window"
     return Cell(overlay(image, scaled), title, replace(bar, caption=smoothed))
 
@@ -88,11 +119,13 @@ def contour_cell(
     return Cell(fitted(image, smoothed.shape), title, legend=legend, contours=(smoothed, lines))
 
 
-def targets_cell(image: ImageLike, maps: Sequence[MapLike], names: Sequence[str], title: str = "targets") -> Cell:
-    """Maps of several targets over one image, a hue for each; every map has its own scale."""
+def targets_cell(
+    image: ImageLike, maps: Sequence[MapLike], names: Sequence[str], title: str = "targets", *, shared: bool = True
+) -> Cell:
+    """Maps of several targets over one image, a hue for each; on one scale, or each on its own."""
     legend = tuple((HUES[index % len(HUES)], name) for index, name in enumerate(names))
-    return Cell(blend(image, maps), title, legend=legend)
+    return Cell(blend(image, maps, shared=shared), title, legend=legend)
 
 
-def _bar(scaled: Scaled, colormap: str) -> Bar:
-    return Bar(colormap, scaled.limit, scaled.caption, scaled.signed)
+def _bar(scaled: Scaled, colormap: str, unit: str = "") -> Bar:
+    return Bar(colormap, scaled.limit, scaled.caption, scaled.signed, unit)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +16,7 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from PIL import Image
 
 from dave_vit.atomic import write_bytes
 from dave_vit.errors import OptionError
@@ -29,12 +32,27 @@ _LETTERS = 40  # of that size fit into the width of a cell
 
 @dataclass(frozen=True)
 class Bar:
-    """A scale bar: what colour stands for what number."""
+    """A scale bar: what colour stands for what number.
+
+    Attributes:
+        colormap: its name.
+        limit: the number at the right end.
+        caption: what that number is.
+        signed: whether the left end is minus that number, or zero.
+        unit: of the numbers.
+    """
 
     colormap: str
     limit: float
     caption: str
     signed: bool = False
+    unit: str = ""
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """The words under its left and its right end."""
+        number = f"{self.limit:.2g}{self.unit and f' {self.unit}'}{self.caption and f' = {self.caption}'}"
+        return ("against", f"for, {number}") if self.signed else ("0", number)
 
 
 @dataclass(frozen=True)
@@ -80,6 +98,15 @@ class Drawing(Figure):
         target = Path(path)
         write_bytes(target, self.data(target.suffix.lower().removeprefix("."), dpi=dpi))
 
+    def open(self) -> bool:
+        """Opens it in the system's viewer of pictures, where there is a screen and no notebook that shows it anyway."""
+        if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+            return False
+        if sys.platform.startswith("linux") and not ({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()):
+            return False
+        Image.open(io.BytesIO(self.data())).show()
+        return True
+
     def _words(self) -> Iterator[Text]:
         """All texts but the numbers on axes, of which some are formulas."""
         yield from self.texts
@@ -93,7 +120,12 @@ class Drawing(Figure):
 
 
 def draw(
-    rows: Sequence[Sequence[Cell]], *, title: str = "", labels: Sequence[str] = (), width: float = _WIDTH
+    rows: Sequence[Sequence[Cell]],
+    *,
+    title: str = "",
+    labels: Sequence[str] = (),
+    width: float = _WIDTH,
+    notes: Sequence[str] = (),
 ) -> Drawing:
     """A grid of cells.
 
@@ -102,18 +134,24 @@ def draw(
         title: above all.
         labels: one for each row, at its left side.
         width: of a cell, in inches.
+        notes: sentences below all.
     """
     left = _EDGE + (2 * _LINE if labels else 0)
     columns = max(len(row) for row in rows)
     total = left + columns * width + (columns - 1) * _GAP + _EDGE
     heading = textwrap.wrap(title, int(total * _LETTERS / _WIDTH * 0.85))
+    footing = [line for note in notes for line in textwrap.wrap(note, int(total * _LETTERS / _WIDTH * 1.05))]
     heights = [_row_height(row, width) for row in rows]
-    height = sum(heights) + _GAP * (len(rows) - 1) + 2 * _EDGE + len(heading) * 1.4 * _LINE
+    below = len(footing) * _LINE + (0.08 if footing else 0)
+    height = sum(heights) + _GAP * (len(rows) - 1) + 2 * _EDGE + len(heading) * 1.4 * _LINE + below
     with rc_context(_FONT):
         figure = Drawing(figsize=(total, height), facecolor="white")
         FigureCanvasAgg(figure)
         if heading:
             figure.text(0.5, 1 - _EDGE / height, "\n".join(heading), ha="center", va="top", fontsize=_SIZE + 2)
+        for number, line in enumerate(reversed(footing)):
+            at = (_EDGE + number * _LINE) / height
+            figure.text(_EDGE / total, at, line, va="bottom", fontsize=_SIZE - 1, color="#444444")
         top = height - _EDGE - len(heading) * 1.4 * _LINE
         for number, (row, tall) in enumerate(zip(rows, heights, strict=True)):
             if labels:
@@ -182,6 +220,5 @@ def _scale_bar(figure: Drawing, bar: Bar, left: float, top: float, width: float)
     strip = figure.add_axes((left / across, (top - 0.09) / up, width / across, 0.09 / up))
     strip.imshow(np.linspace(0, 1, 256)[None], aspect="auto", cmap=COLORMAPS[bar.colormap])
     strip.set_axis_off()
-    low = f"-{bar.limit:.2g}" if bar.signed else "0"
-    for x, align, words in ((left, "left", low), (left + width, "right", f"{bar.limit:.2g} = {bar.caption}")):
+    for x, align, words in zip((left, left + width), ("left", "right"), bar.ends, strict=True):
         figure.text(x / across, (top - 0.23) / up, words, ha=align, fontsize=_SIZE - 2, color="#444444")

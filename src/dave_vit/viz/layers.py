@@ -29,33 +29,48 @@ class Scaled:
         limit: the number that became 1; what lies above is cut.
         quantile: the share of pixels that lie below it.
         signed: whether negative values are kept.
+        shared: whether other maps have the same scale.
     """
 
     values: Array
     limit: float
     quantile: float
     signed: bool = False
+    shared: bool = False
 
     @property
     def caption(self) -> str:
         """What a reader needs to know of the scale."""
-        return f"{self.quantile * 100:g} % quantile"
+        return f"{self.quantile * 100:g} % quantile" + (", shared" if self.shared else "")
 
 
-def scale(values: MapLike, *, quantile: float = QUANTILE, signed: bool = False, like: MapLike | None = None) -> Scaled:
+def scale(
+    values: MapLike,
+    *,
+    quantile: float = QUANTILE,
+    signed: bool = False,
+    like: Sequence[MapLike] | None = None,
+) -> Scaled:
     """A map over one of its high quantiles.
 
     Args:
         values: a map [H, W].
         quantile: 1 is the maximum; less is robust against single bright pixels.
         signed: keep negative values; otherwise they are cut to 0.
-        like: another map, whose quantile is taken.
+        like: maps whose quantiles are looked at in its place, for the largest of them: maps that stand beside each
+            other and are all scaled like all of them can be compared.
     """
     tensor = as_map(values)
-    measured = tensor if like is None else as_map(like)
-    limit = float(normalize((measured.abs() if signed else measured)[None], quantile)[1])
+    measured = [as_map(each) for each in ([values] if like is None else like)]
+    limits = [_limit(each.abs() if signed else each, quantile) for each in measured]
+    limit = max(limits) or 1.0  # a map with nothing to show has none
     shown = (tensor / limit).clamp(-1.0 if signed else 0.0, 1.0)
-    return Scaled(shown.numpy(), limit, quantile, signed)
+    return Scaled(shown.numpy(), limit, quantile, signed, shared=len(measured) > 1)
+
+
+def _limit(values: Tensor, quantile: float) -> float:
+    """What `normalize` divides a map by; 0 where nothing is positive."""
+    return float(normalize(values[None], quantile)[1]) if bool((values > 0).any()) else 0.0
 
 
 def heat(values: MapLike | Scaled, colormap: str = "dave") -> Array:
@@ -64,15 +79,16 @@ def heat(values: MapLike | Scaled, colormap: str = "dave") -> Array:
     return colorize((scaled.values + 1) / 2 if scaled.signed else scaled.values, colormap)
 
 
-def soften(values: MapLike, window: int | None = None) -> Tensor:
+def soften(values: MapLike, window: int | None = None, *, signed: bool = False) -> Tensor:
     """The positive part of a map, slightly smoothed: over an image, lines of one pixel would be lost.
 
     Args:
         values: a map [H, W].
         window: side of the Gaussian window in pixels, odd; 1 changes nothing; by default a 45th of the shorter side.
+        signed: keep the negative part as well.
     """
-    tensor = as_map(values)
-    return smooth(positive(tensor)[None], "gaussian", window or default_window(tensor.shape))[0]
+    tensor = as_map(values) if signed else positive(as_map(values))
+    return smooth(tensor[None], "gaussian", window or default_window(tensor.shape))[0]
 
 
 def default_window(size: tuple[int, ...]) -> int:
@@ -80,25 +96,37 @@ def default_window(size: tuple[int, ...]) -> int:
     return max(1, 2 * round((min(size) / 45 - 1) / 2) + 1)
 
 
-def overlay(image: ImageLike, values: MapLike | Scaled, *, strength: float = 0.95) -> Array:
+def overlay(image: ImageLike, values: MapLike | Scaled, *, strength: float = 0.95, signed: bool = False) -> Array:
     """A map over its image; the larger a value, the less of the image is seen: [H, W, 3] in [0, 1].
 
     Args:
         image: as the model saw it.
         values: its map, which is softened first, or a map that has been scaled already.
         strength: how much of the image the largest value covers.
+        signed: show what speaks against the target as well, in orange, and what speaks for it in violet.
     """
     if not 0 <= strength <= 1:
         raise OptionError(f"strength {strength}; expected a number from 0 to 1")
-    scaled = values if isinstance(values, Scaled) else scale(soften(values))
-    alpha = strength * scaled.values[..., None]
-    shown: Array = (1 - alpha) * _muted(fitted(image, scaled.values.shape)) + alpha * colorize(scaled.values, "dave")
+    scaled = values if isinstance(values, Scaled) else scale(soften(values, signed=signed), signed=signed)
+    alpha = strength * np.abs(scaled.values[..., None])
+    # not to the dark ends of the signed colours, which over a photograph are black
+    colours = colorize((0.7 * scaled.values + 1) / 2, "dave_signed") if scaled.signed else heat(scaled)
+    shown: Array = (1 - alpha) * _muted(fitted(image, scaled.values.shape)) + alpha * colours
     return shown
 
 
-def blend(image: ImageLike, maps: Sequence[MapLike], *, strength: float = 0.95) -> Array:
-    """Maps of several targets over one image, each softened and in its own hue: [H, W, 3] in [0, 1]."""
-    levels = np.stack([scale(soften(values)).values for values in maps])  # [K, H, W]
+def blend(image: ImageLike, maps: Sequence[MapLike], *, strength: float = 0.95, shared: bool = True) -> Array:
+    """Maps of several targets over one image, each softened and in its own hue: [H, W, 3] in [0, 1].
+
+    Args:
+        image: as the model saw it.
+        maps: its maps, [H, W] each.
+        strength: how much of the image the largest value covers.
+        shared: whether all maps have one scale, so that a weak one stays weak.
+    """
+    softened = [soften(values) for values in maps]
+    like = softened if shared else None
+    levels = np.stack([scale(values, like=like).values for values in softened])  # [K, H, W]
     hues = np.stack([hue(index) for index in range(len(maps))])  # [K, 3]
     colour = hues[levels.argmax(0)]  # the strongest alone: mixed hues would be taken for another target's
     alpha = strength * levels.max(0)[..., None]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from dave_vit.methods import Explanation
-from dave_vit.viz.cells import image_cell, map_cell, targets_cell, uncertainty_cell
+from dave_vit.viz.cells import image_cell, map_cell, signed_cell, sureness_cell, targets_cell
 from dave_vit.viz.figures import Cell, Drawing, draw
-from dave_vit.viz.layers import QUANTILE, ImageLike, MapLike
+from dave_vit.viz.layers import ImageLike, MapLike
+
+View = Literal["map", "signed"]
+Scales = Literal["shared", "own"]
+SURENESS = "Sureness: how many standard errors the average of all samples is away from zero; below 2 it may be chance."
 
 
 @dataclass(frozen=True)
@@ -21,24 +26,65 @@ class Panel:
         map: [H, W].
         target: its name, with whatever else belongs into the title.
         standard_error: of each pixel [H, W], where it is known.
+        signed: what speaks for the target and against it, [H, W]; the map where nothing else is known.
+        sureness: standard errors behind each pixel [H, W], where they are known.
+        unit: of map and error.
     """
 
     map: MapLike
     target: str
     standard_error: MapLike | None = None
+    signed: MapLike | None = None
+    sureness: MapLike | None = None
+    unit: str = ""
+
+    def values(self, view: View) -> MapLike:
+        """What a view shows."""
+        return self.map if view == "map" or self.signed is None else self.signed
 
 
-def side_by_side(image: ImageLike, panels: Sequence[Panel], *, title: str = "", quantile: float = QUANTILE) -> Drawing:
-    """Image, map and uncertainty beside each other; several targets get a row of maps and one of uncertainties."""
-    maps = [map_cell(each.map, each.target, quantile=quantile) for each in panels]
-    errors = [
-        uncertainty_cell(each.standard_error, quantile=quantile) for each in panels if each.standard_error is not None
-    ]
+def panel_cells(panels: Sequence[Panel], *, view: View = "map", scales: Scales = "shared") -> list[Cell]:
+    """The maps of panels that stand beside each other.
+
+    Args:
+        panels: of one unit, where they share a scale.
+        view: what speaks for the target, or that with what speaks against it.
+        scales: one for all, so that brightness can be compared, or one for each.
+    """
+    like = [each.values(view) for each in panels] if scales == "shared" else None
+    cell = signed_cell if view == "signed" else map_cell
+    return [cell(each.values(view), each.target, like=like, unit=each.unit) for each in panels]
+
+
+def side_by_side(
+    image: ImageLike,
+    panels: Sequence[Panel],
+    *,
+    title: str = "",
+    view: View = "map",
+    scales: Scales = "shared",
+    notes: Sequence[str] = (),
+) -> Drawing:
+    """Image, map and sureness beside each other; several targets get a row of maps and one of sureness.
+
+    Args:
+        image: as the model saw it.
+        panels: one for each target.
+        title: above all.
+        view: see `panel_cells`.
+        scales: see `panel_cells`.
+        notes: sentences below, after the one that says what sureness means.
+    """
+    maps = panel_cells(panels, view=view, scales=scales)
+    sure = [sureness_cell(each.sureness) for each in panels if each.sureness is not None]
+    said = [*([SURENESS] if sure else []), *notes]
     if len(panels) == 1:
-        return draw([[image_cell(image), *maps, *errors]], title=title)
-    together = targets_cell(image, [each.map for each in panels], [each.target for each in panels], "all targets")
-    rows = [[image_cell(image), together], maps, errors]
-    return draw([row for row in rows if row], title=title)
+        return draw([[image_cell(image), *maps, *sure]], title=title, notes=said)
+    together = targets_cell(
+        image, [each.map for each in panels], [each.target for each in panels], "all targets", shared=scales == "shared"
+    )
+    rows = [[image_cell(image), together], maps, sure]
+    return draw([row for row in rows if row], title=title, notes=said)
 
 
 def comparison(
@@ -66,33 +112,67 @@ def comparison(
 
 
 def show(
-    explanation: Explanation, images: Tensor | None = None, names: Sequence[str] | None = None, *, limit: int = 8
+    explanation: Explanation,
+    images: Tensor | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    limit: int = 8,
+    view: View = "map",
+    scales: Scales = "shared",
 ) -> Drawing:
     """An explanation as a figure, which shows itself in notebooks.
 
     Args:
         explanation: what `explain` of a method returned.
-        images: colours in [0, 1], [B, 3, H, W], such as `model.preprocessing.picture(inputs)`; may be absent.
-        names: of the classes, in the order of the logits.
+        images: colours in [0, 1], [B, 3, H, W], such as `model.preprocessing.picture(inputs)`; by default those that
+            were explained.
+        names: of the classes, in the order of the logits; the model's by default.
         limit: at most so many images are drawn.
+        view: see `panel_cells`.
+        scales: see `panel_cells`.
     """
+    subject = explanation.subject
+    if subject is not None:
+        images, names = subject.pictures if images is None else images, subject.names if names is None else names
     explained = panels_of(explanation, names)
-    each = len(explained) // len(explanation.attribution)  # targets of an image
+    pictures = len(explanation.attribution) if images is None else len(images)  # of clips each frame is one
+    each = len(explained) // pictures  # targets of an image
+    shown = explained[: limit * each]
     rows = []
-    for number, panel in enumerate(explained[: limit * each]):
-        cells = [] if images is None else [image_cell(images[number // each])]
-        cells.append(map_cell(panel.map, panel.target))
-        if panel.standard_error is not None:
-            cells.append(uncertainty_cell(panel.standard_error))
-        rows.append(cells)
-    return draw(rows, title=f"{explanation.samples} samples" if explanation.standard_error is not None else "")
+    for number, (panel, cell) in enumerate(zip(shown, panel_cells(shown, view=view, scales=scales), strict=True)):
+        cells = [cell] if images is None else [image_cell(images[number // each]), cell]
+        rows.append(cells if panel.sureness is None else [*cells, sureness_cell(panel.sureness)])
+    doubts = list(dict.fromkeys(f"Note: {said}." for said in explanation.doubts[:limit] if said))
+    sure = [SURENESS] if explanation.sureness is not None else []
+    rivals = ["each class against its rivals"] if explanation.against == "rivals" else []
+    counted = [f"{explanation.samples} samples"] if explanation.standard_error is not None else []
+    title = ", ".join([*counted, *rivals])
+    return draw(rows, title=title, notes=[*sure, *doubts])
 
 
-def panels_of(explanation: Explanation, names: Sequence[str] | Mapping[int, str] | None = None) -> list[Panel]:
+def panels_of(
+    explanation: Explanation, names: Sequence[str] | Mapping[int, str] | None = None, *, unit: str = ""
+) -> list[Panel]:
     """One for each image of a batch and each of its targets, the targets of an image after each other."""
-    maps = list(explanation.map.flatten(0, -3))  # [B, H, W] or [B, K, H, W] -> [H, W] each
+    maps = _each(explanation.map)
     classes = [] if explanation.target is None else explanation.target.flatten().tolist()
-    titles = [f"class {index}" if names is None else names[index] for index in classes] or ["score"] * len(maps)
-    error = explanation.standard_error
-    errors = [None] * len(maps) if error is None else list(error.flatten(0, -3))
-    return [Panel(*parts) for parts in zip(maps, titles, errors, strict=True)]
+    titles = [_name(index, names) for index in classes] or ["score"]
+    if isinstance(explanation.against, Tensor) and classes:
+        each = len(classes) // len(explanation.against)
+        others = [_name(index, names) for index in explanation.against.tolist() for _ in range(each)]
+        titles = [f"{title}, not {other}" for title, other in zip(titles, others, strict=True)]
+    titles = [title for title in titles for _ in range(len(maps) // len(titles))]  # of clips each frame has a map
+    beside = [explanation.standard_error, explanation.signed, explanation.sureness]
+    columns = [[None] * len(maps) if one is None else _each(one) for one in beside]
+    parts = zip(maps, titles, *columns, strict=True)
+    return [Panel(shown, title, error, signed, sure, unit) for shown, title, error, signed, sure in parts]
+
+
+def _name(index: int, names: Sequence[str] | Mapping[int, str] | None) -> str:
+    known = names is not None and (not isinstance(names, Mapping) or index in names)
+    return names[index] if names is not None and known else f"class {index}"
+
+
+def _each(maps: Tensor) -> list[Tensor]:
+    """[B, H, W], [B, K, H, W] or more -> [H, W] each."""
+    return list(maps.flatten(0, -3))

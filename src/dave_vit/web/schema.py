@@ -90,6 +90,7 @@ class MethodCard(BaseModel):
     passes: str
     resolution: str
     class_specific: bool
+    unit: str
     takes: list[str]
 
 
