@@ -127,13 +127,18 @@ class TestCommand:
 
     def test_a_prompt_to_a_model_that_writes_nothing(self, photo, capsys):
         assert cli.run(["explain", photo, "--prompt", QUESTION]) == 2
-        assert "writes no text" in capsys.readouterr().err
+        assert "takes no prompt" in capsys.readouterr().err
 
 
 def test_what_cannot_be_followed_is_refused(folders, photograph):
     with pytest.raises(ModelError, match=r"pixels shaped \[1, 5, 3, 8, 8\]"):
         form_of({"pixel_values": torch.zeros(1, 5, 3, 8, 8)}, "hf:other")
-    with pytest.raises(InputError, match="ask it first"):
+    with pytest.raises(InputError, match=r"ask it first, \.ask"):
         load_model(f"hf:{folders('LLaVA')}")(torch.zeros(1, 3, 64, 64))
     with pytest.raises(OptionError, match="answers a prompt"):
         load_model(f"hf:{folders('LLaVA')}").ask(photograph)
+
+
+def test_the_doctor_asks_by_itself(folders, capsys):
+    assert cli.run(["doctor", "--model", f"hf:{folders('Qwen2-VL')}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gap"] < 1e-9

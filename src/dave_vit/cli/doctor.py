@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.options import Json, ModelOptions, Seed, grouped
 from dave_vit.errors import UnsupportedOperator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dave_vit.models import Adapter
 
 app = command()
 
@@ -40,8 +45,7 @@ def doctor(
     from dave_vit.checks.doctor import examine
 
     output = Output(as_json=as_json)
-    loaded = model.load()
-    inputs = loaded.preprocess(image if image is not None else _noise(seed))
+    loaded, inputs = _examined(model.load(), image, seed)
     facts: dict[str, Any] = {"model": loaded.spec, "input": list(inputs.shape), "classes": len(loaded.class_names)}
     try:
         found = examine(loaded, inputs)
@@ -54,6 +58,16 @@ def doctor(
     output.print("", found.verdict)
     if not found.exact:
         raise UnsupportedOperator(f"{loaded.spec}: {found.verdict}")
+
+
+def _examined(model: Adapter, image: str | None, seed: int) -> tuple[Adapter, Tensor]:
+    """The model with any prompt, where it takes one, and what it is examined on."""
+    from dave_vit.data.images import read_picture
+    from dave_vit.models.prompted import Prompted
+
+    picture = read_picture(image).image if image is not None else _noise(seed)
+    model = model.tried(picture) if isinstance(model, Prompted) else model
+    return model, model.preprocess(picture)
 
 
 def _noise(seed: int) -> Any:

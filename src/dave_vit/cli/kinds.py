@@ -52,9 +52,11 @@ class KindOptions:
 
     def wanted(self, model: Adapter) -> bool:
         """Whether something else than a class is explained."""
-        from dave_vit.models.writer import Writer
+        from dave_vit.models.prompted import Prompted
+        from dave_vit.models.tasks import TaskModel
 
-        return self.score is not None or self.boxes or self.prompt is not None or isinstance(model, Writer)
+        said = self.score is not None or self.boxes or self.prompt is not None
+        return said or isinstance(model, Prompted | TaskModel)
 
     def chosen(self) -> list[int] | None:
         """Numbers of the words."""
@@ -97,15 +99,39 @@ def _made(explainer: Explainer, picture: Picture, kinds: KindOptions) -> Iterato
     from dave_vit.scored import explain_boxes, explain_score
     from dave_vit.written import explain_words
 
-    model = explainer.model
-    if kinds.score is not None:
-        if isinstance(model, Writer):
-            explainer = explainer.on(model.ask(picture.image, kinds.prompt, answer=""))
-        made = explain_score(explainer, picture, kinds.score)
-        yield kinds.score, f"{kinds.score}, {made.value:.4g}", made
-    elif kinds.boxes:
-        for number, (box, scored) in enumerate(explain_boxes(explainer, picture, kinds.threshold), 1):
-            yield f"box{number}", f"{box.name} {box.probability:.1%}, {scored.value:.4g}", scored
-    else:
+    if isinstance(explainer.model, Writer) and kinds.score is None:
         written = explain_words(explainer, picture, kinds.prompt, kinds.chosen())
         yield "", written.asked.answer, written
+        return
+    explainer = _asked(explainer, picture, kinds.prompt)
+    score = kinds.score or ("boxes" if kinds.boxes else _usual(explainer.model))
+    if score != "boxes":
+        made = explain_score(explainer, picture, score)
+        yield score, f"{score}, {made.value:.4g}", made
+        return
+    for number, (box, scored) in enumerate(explain_boxes(explainer, picture, kinds.threshold), 1):
+        yield f"box{number}", f"{box.name} {box.probability:.1%}, {scored.value:.4g}", scored
+
+
+def _asked(explainer: Explainer, picture: Picture, prompt: str | None) -> Explainer:
+    """The explainer of a model that has got its prompt, where it takes one."""
+    from dave_vit.models.prompted import Prompted
+    from dave_vit.models.writer import Writer
+
+    model = explainer.model
+    if isinstance(model, Writer):
+        return explainer.on(model.ask(picture.image, prompt, answer=""))
+    if isinstance(model, Prompted):
+        return explainer.on(model.ask(picture.image, prompt))
+    if prompt is not None:
+        raise OptionError(f"{model.spec} takes no prompt; leave --prompt out")
+    return explainer
+
+
+def _usual(model: Adapter) -> str:
+    from dave_vit.models.tasks import TaskModel
+
+    usual = model.task.usual if isinstance(model, TaskModel) else None
+    if usual is None:
+        raise OptionError(f"{model.spec} is no classifier; say what is explained, such as --score query:3:CLASS")
+    return usual

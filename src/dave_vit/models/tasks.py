@@ -19,20 +19,25 @@ class Task:
     Attributes:
         name: in one word.
         automatic: the class of transformers that makes such models.
-        score: what is explained of one where nothing else is asked for.
+        score: what is examined of one.
+        usual: what is explained of a photograph where nothing else is asked for: a score by its name, "boxes" for all
+            that is found, or None where there is no such thing.
     """
 
     name: str
     automatic: str
     score: Score
+    usual: str | None = None
 
 
 TASKS = {
-    "ForObjectDetection": Task("detection", "AutoModelForObjectDetection", Query(0, 0)),
+    "ForObjectDetection": Task("detection", "AutoModelForObjectDetection", Query(0, 0), "boxes"),
     "ForSemanticSegmentation": Task(
         "segmentation", "AutoModelForSemanticSegmentation", Region(0, box=(0.0, 0.0, 1.0, 1.0))
     ),
-    "ForDepthEstimation": Task("depth", "AutoModelForDepthEstimation", Value()),
+    "ForUniversalSegmentation": Task("segmentation", "AutoModelForUniversalSegmentation", Query(0, 0)),
+    "ForInstanceSegmentation": Task("segmentation", "AutoModelForUniversalSegmentation", Query(0, 0)),
+    "ForDepthEstimation": Task("depth", "AutoModelForDepthEstimation", Value(), "value"),
 }
 
 

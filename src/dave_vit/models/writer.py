@@ -13,9 +13,9 @@ from torch import Tensor
 
 from dave_vit.data.images import to_rgb
 from dave_vit.errors import InputError, OptionError
-from dave_vit.models.adapter import Adapter
 from dave_vit.models.inputs import with_inputs
 from dave_vit.models.pixels import canvas, form_of
+from dave_vit.models.prompted import Prompted
 from dave_vit.models.tasks import Task, TaskModel
 from dave_vit.models.traits import Traits
 from dave_vit.scores import Token, Word
@@ -40,7 +40,7 @@ class WrittenWord:
     pieces: tuple[int, ...]
 
 
-class Writer(Adapter):
+class Writer(Prompted):
     """A model that writes text about a picture; `ask` makes of it a model of one picture's pixels.
 
     Args:
@@ -65,10 +65,6 @@ class Writer(Adapter):
         super().__init__(model, canvas(image_processor, spec), [], spec=spec, traits=traits)
         self.processor, self.image_processor, self.tokenizer = processor, image_processor, tokenizer
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Refused: what it says of a picture depends on the words before."""
-        raise InputError(f"{self.spec} writes text; ask it first, .ask(picture, prompt), and explain what comes back")
-
     def ask(
         self, picture: Image.Image, prompt: str | None = None, *, answer: str | None = None, longest: int = LONGEST
     ) -> Asked:
@@ -86,6 +82,10 @@ class Writer(Adapter):
         if answer is None:
             return asked.answered(self._greedy(asked, longest))
         return asked.answered(self.tokenizer(answer, add_special_tokens=False)["input_ids"] if answer else [])
+
+    def tried(self, picture: Image.Image) -> Asked:
+        """With a question and one token of an answer."""
+        return self.ask(picture, None if self.processor is None else "What is this?", longest=1)
 
     def _prompted(self, image: Image.Image, prompt: str | None) -> dict[str, Any]:
         """What stands before the answer, as inputs of the model."""

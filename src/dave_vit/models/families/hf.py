@@ -19,6 +19,7 @@ from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
+from dave_vit.models.prompted import PointSegmenter, TextDetector
 from dave_vit.models.state import RANDOM, Weights, classes_in, names_of, read_weights
 from dave_vit.models.tasks import Task, TaskModel, task_of
 from dave_vit.models.traits import Traits, square
@@ -26,6 +27,14 @@ from dave_vit.models.writer import Writer
 from dave_vit.models.zero_shot import ZeroShot, wanted_prompts
 
 _HEAD = "classifier"
+_TEXT = (TextDetector, "AutoModelForZeroShotObjectDetection")
+_PROMPTED: dict[str, tuple[type[TextDetector] | type[PointSegmenter], str]] = {
+    "grounding-dino": _TEXT,
+    "mm-grounding-dino": _TEXT,
+    "owlvit": _TEXT,
+    "owlv2": _TEXT,
+    "sam": (PointSegmenter, "AutoModelForMaskGeneration"),
+}
 _APART = ("AutoImageProcessor", "AutoTokenizer")
 # One of these says how pictures are preprocessed; the second one holds a tokenizer's settings as well.
 _PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
@@ -49,6 +58,8 @@ def load(
         config = package().AutoConfig.from_pretrained(name)
         if writes(config):
             return _writer(name, config, given)
+        if config.model_type in _PROMPTED:
+            return _prompted(name, config, given)
         processor = package().AutoImageProcessor.from_pretrained(name)
         task = task_of(config)
         if task is not None and prompts is None:
@@ -93,6 +104,15 @@ def _writer(name: str, config: Any, weights: Weights | str | None) -> Adapter:
         return Writer(model, None, pixels, words, spec=f"hf:{name}", traits=traits)
     processor = package().AutoProcessor.from_pretrained(name)
     return Writer(model, processor, processor.image_processor, processor.tokenizer, spec=f"hf:{name}", traits=traits)
+
+
+def _prompted(name: str, config: Any, weights: Weights | str | None) -> Adapter:
+    """A detector of what a text names, or a model that segments what lies under a point."""
+    made, automatic = _PROMPTED[config.model_type]
+    model, _ = _made(getattr(package(), automatic), name, config, weights)
+    processor = package().AutoProcessor.from_pretrained(name)
+    traits = Traits(patch=_patch(getattr(config, "vision_config", None)))
+    return made(model, processor, preprocessing(processor.image_processor), spec=f"hf:{name}", traits=traits)
 
 
 def _is_two_halves(config: Any) -> bool:
