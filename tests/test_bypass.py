@@ -323,6 +323,29 @@ class TestBatch:
         assert said is not None
         assert "batch" in said
 
+    @pytest.mark.parametrize("size", [2, 3])
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: x + x.flip(0),  # the middle one of three meets itself
+            lambda x: torch.cat([x[:1] + x[-1:], x[1:]]),
+            lambda x: torch.cat([x[:-1], x[-1:] + x[:1]]),
+            lambda x: x + x.roll(1, 0),
+        ],
+    )
+    def test_small_batches_are_looked_at_whole(self, function, size):
+        assert "batch" in (refusal(Tokens(function), drawn(size, 5, 6)) or "")
+
+    def test_small_batches_are_looked_at_by_themselves(self):
+        model = Tokens(lambda x: x - x.mean(0) if len(x) == 3 else x)
+        assert refusal(model, drawn(4, 5, 6)) is None
+        assert "batch" in (refusal(model, drawn(3, 5, 6)) or "")
+
+    def test_copies_of_one_image_say_nothing_of_others(self):
+        model = Tokens(lambda x: x - x.mean(0) * 0.5)
+        assert refusal(model, drawn(1, 5, 6).repeat(4, 1, 1)) is None
+        assert "batch" in (refusal(model, drawn(4, 5, 6)) or "")
+
     def test_also_after_an_image_alone_was_explained(self):
         model = Tokens(lambda x: x - x.mean(0) * 0.5)
         effective_transformation(model, drawn(1, 5, 6), 0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +16,7 @@ import tiny_models
 from dave_vit import METHODS, conservation_gap, create_method, effective_transformation, scores
 from dave_vit.errors import OptionError, OutputError, TargetError, UnsupportedOperator
 from dave_vit.neighborhood import Neighborhood, Spatial
+from dave_vit.run import sound
 
 X = tiny_models.images(2, torch.float64)
 FEW = {"samples": 2}, {"steps": 2}
@@ -177,3 +181,60 @@ def test_a_detection_follows_its_box():
         found = create_method("dave", Detector(), samples=1, neighborhood=flips, reducer="mean").attribute(X, score)
         assert (found[:, 2, :16, 16:] != 0).all() == right
         assert (found[:, 2, :16, :16] != 0).any() != right
+
+
+class TestMemory:
+    """A score may hold a model, and nobody else may keep both."""
+
+    def held(self, make) -> list:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
+        score = make(model)
+        effective_transformation(model, torch.rand(2, 3, 2, 2), score)
+        gone = [weakref.ref(model), weakref.ref(getattr(score, "__self__", score))]
+        del model, score
+        gc.collect()
+        return [each() for each in gone if each() is not None]
+
+    def test_a_function_is_let_go(self):
+        assert self.held(lambda model: lambda out: out[:, 0] * model[1].bias[0].detach()) == []
+
+    def test_a_method_is_let_go(self):
+        class Holder:
+            def __init__(self, model):
+                self.model = model
+
+            def score(self, out):
+                return out[:, 0]
+
+        assert self.held(lambda model: Holder(model).score) == []
+
+    def test_what_nobody_looks_at_again_is_forgotten(self):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
+        for column in range(3):
+            effective_transformation(model, torch.rand(2, 3, 2, 2), lambda out, column=column: out[:, column])
+            gc.collect()
+        assert len(sound._SOUND[model]) <= 1
+
+    def test_a_method_of_an_object_is_known_again(self, monkeypatch):
+        class Holder:
+            def score(self, out):
+                return out[:, 0]
+
+        model, holder, looks = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval(), Holder(), []
+        check = sound._Look.check
+        monkeypatch.setattr(sound._Look, "check", lambda *args: (looks.append(1), check(*args)))
+        for _ in range(3):
+            effective_transformation(model, torch.rand(2, 3, 2, 2), holder.score)
+        assert len(looks) == 1
+
+    def test_a_score_without_a_hash_is_looked_at_each_time(self):
+        @dataclass
+        class Column:
+            index: int
+
+            def __call__(self, out):
+                return out[:, self.index]
+
+        model = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
+        weight = effective_transformation(model, torch.rand(2, 3, 2, 2), Column(1))
+        torch.testing.assert_close(weight[0].flatten(), model[1].weight[1].detach())

@@ -8,6 +8,7 @@ model, follows the memory that depends on the input, and says where the two acco
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -27,6 +28,7 @@ _SHAPE_ONLY = frozenset(
 _DECISIONS = frozenset("__bool__ is_nonzero equal allclose __contains__".split())
 _PLACES = frozenset("__getitem__ __setitem__ select narrow".split())
 _FILLED = FACTORIES | frozenset("full tensor as_tensor scalar_tensor asarray".split())  # the result has a state
+_HELD = _DECISIONS | _PLACES | _FILLED
 
 _CONSTANT = (
     "it takes a tensor for a constant that depends on the image: what is made of numbers, of .data or of memory "
@@ -95,24 +97,24 @@ class Watch(TorchDispatchMode):
         """Run one kernel, and follow what it makes of the input."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        name = func.overloadpacket.__name__
-        depends = name not in _SHAPE_ONLY and any(self._depends(tensor) for tensor in tensors((args, kwargs)))
+        kernel = _kernel(func)
+        depends = not kernel.shape_only and any(map(self._depends, tensors((*args, *kwargs.values()))))
         if depends:
-            self._examine(func, name, args)
+            self._examine(kernel, args)
             self._follow(*tensors(result))
-        for tensor in _written(func, args, kwargs):
+        for tensor in kernel.written(args, kwargs):
             if _address(tensor) in self._carriers - self._own:
                 self._note(self._function, _BELOW)
             elif depends:
                 self._follow(tensor)
         return result
 
-    def _examine(self, func: Any, name: str, args: Any) -> None:
+    def _examine(self, kernel: _Kernel, args: Any) -> None:
         if torch._C._len_torch_function_stack() >= self._depth:
-            self._note(name, _HIDDEN)
-        elif torch.Tag.data_dependent_output in func.tags and self._function not in _DECISIONS | _PLACES | _FILLED:
+            self._note(kernel.name, _HIDDEN)
+        elif kernel.makes_numbers and self._function not in _HELD:
             self._note(self._function, _NUMBER)
-        elif torch.Tag.dynamic_output_shape in func.tags and (name != "index" or _masked(args[1])):
+        elif kernel.makes_shapes and (kernel.name != "index" or _masked(args[1])):
             self._note(self._function, _SHAPE)
 
     def _note(self, name: str, why: str) -> None:
@@ -137,21 +139,44 @@ def _address(tensor: Tensor) -> int:
         return 0
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The arguments that a kernel writes to."""
-    positions, names = _writes(func)
-    given = [args[position] for position in positions if position < len(args)]
-    return list(tensors([*given, *(kwargs.get(name) for name in names)])) if names else []
+@dataclass(frozen=True)
+class _Kernel:
+    """What is asked of a kernel at each of its calls.
+
+    Attributes:
+        name: without its overload.
+        shape_only: its result says nothing of the numbers that it is given.
+        makes_numbers: its result is a Python number.
+        makes_shapes: the shape of its result depends on numbers.
+        writes: position and name of the arguments that it writes to.
+    """
+
+    name: str
+    shape_only: bool
+    makes_numbers: bool
+    makes_shapes: bool
+    writes: tuple[tuple[int, str], ...]
+
+    def written(self, args: Any, kwargs: Any) -> list[Tensor]:
+        """The tensors that a call writes to."""
+        given = (args[place] if place < len(args) else kwargs.get(name) for place, name in self.writes)
+        return tensors(list(given)) if self.writes else []
 
 
 @cache
-def _writes(func: Any) -> tuple[list[int], list[str]]:
-    written = [
-        (position, argument.name)
-        for position, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return [position for position, _ in written], [name for _, name in written]
+def _kernel(func: Any) -> _Kernel:
+    name, tags = func.overloadpacket.__name__, func.tags
+    return _Kernel(
+        name,
+        shape_only=name in _SHAPE_ONLY,
+        makes_numbers=torch.Tag.data_dependent_output in tags,
+        makes_shapes=torch.Tag.dynamic_output_shape in tags,
+        writes=tuple(
+            (place, argument.name)
+            for place, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ),
+    )
 
 
 def _masked(indices: Any) -> bool:
