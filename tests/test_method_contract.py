@@ -26,6 +26,7 @@ FEW = {  # few samples and steps, so that the suite is quick
     "integrated_gradients": {"steps": 4},
     "smoothgrad": {"samples": 3},
     "iia": {"steps": 2},
+    **tiny_models.HIDING,
 }
 # Methods on tokens need attention among all tokens of an image; bcos needs a B-cos model.
 ON_TOKENS = {"raw_attention", "rollout", "attention_flow", "chefer_lrp", "chefer_generic", "legrad", "iia"}
@@ -206,7 +207,7 @@ def test_targets_as_users_have_them(name):
     close(several.attribution[:, 0], usual(name).attribution)
     for target in (range(3), np.arange(3), np.arange(3, dtype=np.int32), (0, 1, 2)):
         close(method(name, chunk=2).attribute(X, target), usual(name).attribution)
-    options = {"preset": "paper"} if name == "dave" else {}  # by default a class is set against its rivals
+    options = tiny_models.OF_THE_LOGIT.get(name, {})  # by default some set a class against its rivals, or explain more
     several = method(name, chunk=2, **options).explain(X, rows)
     scored = method(name, chunk=2, **options).explain(X, lambda logits: logits[:, 1])
     assert scored.target is None
@@ -270,7 +271,11 @@ def test_a_known_target_needs_no_pass_of_its_own(name):
     assert counting.forth == (stated(METHODS[name].info.passes, "forward") - 1) * len(X)
 
 
-FIXED = {"chefer_lrp": 2, "scorecam": 1 + 24}  # passes of methods whose number is not one and cannot be chosen
+FIXED = {
+    "chefer_lrp": 2,
+    "scorecam": 1 + 24,
+    "occlusion": 1 + 9,
+}  # passes of methods whose number is not one and cannot be chosen
 
 
 @pytest.mark.parametrize("name", ON_A_VIT)
@@ -379,8 +384,8 @@ def test_the_table_of_methods_is_complete(name):
 
 def stated(passes: str, kind: str) -> int:
     """The number in a phrase such as "1 + T forward, T backward", with the options of FEW."""
-    found = re.search(rf"([0-9TDn^+ ]|steps)+(?= {kind})", passes)
-    return eval(found[0].replace("^", "**"), {"T": 3, "steps": 4, "n": 2, "D": 24}) if found else 0
+    found = re.search(rf"([0-9TDn^+ ]|steps|windows)+(?= {kind})", passes)
+    return eval(found[0].replace("^", "**"), {"T": 3, "steps": 4, "n": 2, "D": 24, "windows": 4}) if found else 0
 
 
 @pytest.mark.parametrize("name", ON_A_VIT)

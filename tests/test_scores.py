@@ -23,6 +23,7 @@ FEW = {"samples": 2}, {"steps": 2}
 OPTIONS = dict.fromkeys(["dave", "equivariant", "smoothgrad"], FEW[0]) | dict.fromkeys(
     ["integrated_gradients", "iia"], FEW[1]
 )
+OPTIONS |= {name: few | tiny_models.OF_THE_LOGIT.get(name, {}) for name, few in tiny_models.HIDING.items()}
 OPTIONS["dave"] = {"samples": 2, "preset": "threshold"}  # the default sets classes against their rivals
 
 

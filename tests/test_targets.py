@@ -20,6 +20,7 @@ FEW = {
     "integrated_gradients": {"steps": 4},
     "smoothgrad": {"samples": 3},
     "iia": {"steps": 2},
+    **tiny_models.HIDING,
 }
 NAMES = [name for name in METHODS if name != "bcos"]
 X = tiny_models.images(2)

@@ -25,6 +25,7 @@ ONE_IMAGE = {"fullgrad", "omenn", "gradcam", "raw_attention", "rollout", "attent
     "hirescam",
     "scorecam",
     "libragrad",
+    *tiny_models.HIDING,
 }
 FEW = {
     "dave": {"samples": 3},

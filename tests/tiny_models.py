@@ -55,6 +55,16 @@ def relu_cnn() -> nn.Module:
     return model
 
 
+HIDING = {  # options of methods that hide parts of the image, for few passes
+    "occlusion": {"window": 16, "stride": 16},
+    "rise": {"samples": 3, "cells": 2},
+    "lime": {"samples": 3, "patch": 16},
+    "kernel_shap": {"samples": 3, "patch": 16},
+}
+OF_THE_LOGIT = {  # options with which a class is explained by its logit, as a function of the logits can say it
+    "dave": {"preset": "paper"},
+    **{name: {"score": "logit"} for name in HIDING},
+}
 FAMILIES = {"vit": vit, "swin": swin, "torchvision": torchvision_vit, "cnn": relu_cnn}
 
 

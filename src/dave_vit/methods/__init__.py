@@ -12,9 +12,12 @@ from dave_vit.methods import (  # noqa: F401 - registers
     legrad,
     libragrad,
     lrp,
+    occlusion,
     omenn,
     rectified,
+    rise,
     scorecam,
+    surrogates,
 )
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, create_method
 from dave_vit.methods.dave import DAVE, Effective, Equivariant

@@ -1,0 +1,95 @@
+"""RISE: random masks, weighted by what the model says of the image under them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dave_vit.errors import OptionError
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, check_no_clips, one_of
+from dave_vit.methods.chunks import Passes
+from dave_vit.methods.hiding import Score, as_explanation, under_masks
+from dave_vit.neighborhood.draws import sample_generator
+from dave_vit.targets import Target
+
+
+@METHODS.register("rise")
+class RISE(Method):
+    """The mean of smooth random masks, each weighted by the score of the image that is seen through it.
+
+    Args:
+        model: any module that maps inputs to logits.
+        samples: masks.
+        seed: the same seed gives the same masks, whatever the batch and the chunk.
+        cells: of a mask along each side, before it is enlarged and shifted.
+        shown: probability with which a cell shows the image.
+        baseline: what hidden pixels become; zero is the mean colour of normalised images.
+        score: the class's "probability", as published, or its "logit"; other targets are their own number.
+        chunk: masked images in one forward pass.
+        autocast: run the model under autocast.
+    """
+
+    info = MethodInfo(
+        "Mean of random masks, weighted by the class's probability under them.",
+        "Petsiuk et al., BMVC 2018",
+        "1 + T forward",
+        resolution="patch",
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: int = 4000,
+        seed: int = 0,
+        cells: int = 7,
+        shown: float = 0.5,
+        baseline: float = 0.0,
+        *,
+        score: Score = "probability",
+        chunk: int | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(model, chunk=chunk, autocast=autocast)
+        if not 0 < shown < 1:
+            raise OptionError(f"shown is {shown}; give a probability between 0 and 1, such as 0.5")
+        self.samples, self.seed, self.cells = at_least_one("samples", samples), seed, at_least_one("cells", cells)
+        self.shown, self.baseline, self.score = shown, baseline, one_of("score", score, get_args(Score))
+
+    @classmethod
+    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+        """One pass for each mask."""
+        return {"samples": budget}
+
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        check_no_clips(images, "rise", "hides places of one image")
+        target = self._resolved(images, target, passes)
+        total, squares = torch.zeros(2, 1, dtype=images.dtype, device=images.device)
+        masks_of = partial(self.masks, (images.shape[-2], images.shape[-1]))
+        parts = under_masks(self, images, target, passes, masks_of, self.samples, self.score, self.baseline)
+        for masks, said in parts:
+            shown = masks[:, 0].to(said.dtype) / self.shown  # [n, H, W]
+            total = total + torch.einsum("nbk,nhw->bkhw", said, shown)
+            squares = squares + torch.einsum("nbk,nhw->bkhw", said.square(), shown.square())
+        mean = total / self.samples  # eq. (6)
+        spread = (squares / self.samples - mean.square()).clamp(min=0)
+        error = (spread / max(self.samples - 1, 1)).sqrt().to(images.dtype)
+        made = as_explanation(mean, images, target)
+        return replace(made, standard_error=error if target.several else error[:, 0], samples=self.samples)
+
+    def masks(self, size: tuple[int, int], start: int, stop: int) -> Tensor:
+        """Masks ``start`` to ``stop`` of this seed, for images of one size: ``[n, 1, H, W]``."""
+        return torch.stack([self._mask(size, index) for index in range(start, stop)])
+
+    def _mask(self, size: tuple[int, int], index: int) -> Tensor:
+        """Cells at random, enlarged beyond the image by one cell, of which a random window is taken."""
+        drawn = torch.rand(1, 1, self.cells, self.cells, generator=sample_generator(self.seed, index, "noise"))
+        cell = [-(-extent // self.cells) for extent in size]
+        wide = F.interpolate((drawn < self.shown).float(), [(self.cells + 1) * side for side in cell], mode="bilinear")
+        moves = sample_generator(self.seed, index, "spatial")
+        top, left = (int(torch.randint(side, (1,), generator=moves)) for side in cell)
+        return wide[0, :, top : top + size[0], left : left + size[1]]

@@ -1,0 +1,224 @@
+"""A linear model of which squares are shown, fitted to what the model says: LIME and Kernel SHAP."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.errors import OptionError
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, check_no_clips, one_of
+from dave_vit.methods.chunks import Passes
+from dave_vit.methods.hiding import Score, Squares, as_explanation, under_masks, whole
+from dave_vit.neighborhood.draws import sample_generator
+from dave_vit.precision import precise_dtype
+from dave_vit.targets import Target
+
+
+@METHODS.register("lime")
+class LIME(Method):
+    """The weights of a ridge regression of the score on which squares of the image are shown.
+
+    Images that show more squares count more, by a kernel of the cosine distance to the whole image, which is the first
+    of the samples' rows. Each weight is shared by the pixels of its square.
+
+    Args:
+        model: any module that maps inputs to logits.
+        samples: images with random squares hidden.
+        seed: the same seed hides the same squares, whatever the batch and the chunk.
+        patch: side of the squares in pixels; the model's own patches, or a 14th of the image where these are tiny.
+        width: of the kernel.
+        ridge: penalty on the squares of the weights.
+        baseline: what hidden pixels become; zero is the mean colour of normalised images.
+        score: the class's "probability", as published, or its "logit"; other targets are their own number.
+        chunk: images in one forward pass.
+        autocast: run the model under autocast.
+    """
+
+    info = MethodInfo(
+        "Weights of a linear model of which patches are shown, fitted near the image.",
+        "Ribeiro et al., KDD 2016",
+        "1 + T forward",
+        resolution="patch",
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: int = 1000,
+        seed: int = 0,
+        patch: int | None = None,
+        width: float = 0.25,
+        ridge: float = 1.0,
+        baseline: float = 0.0,
+        *,
+        score: Score = "probability",
+        chunk: int | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(model, chunk=chunk, autocast=autocast)
+        if not width > 0 or not ridge > 0:
+            raise OptionError(f"width is {width} and ridge is {ridge}; give numbers above 0")
+        self.samples, self.seed = at_least_one("samples", samples), seed
+        self.patch = None if patch is None else at_least_one("patch", patch)
+        self.width, self.ridge, self.baseline = width, ridge, baseline
+        self.score = one_of("score", score, get_args(Score))
+
+    @classmethod
+    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+        """One pass for each sample, and the image itself."""
+        return {"samples": max(1, budget - 1)}
+
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        check_no_clips(images, "lime", "hides places of one image")
+        squares = Squares.of(self.model, images, self.patch)
+        target, clean = whole(self, images, target, passes, self.score)
+        rows = self.rows(squares.count).to(images.device, precise_dtype(images.device))  # [T, P]
+        said = _said(self, images, target, passes, squares, rows)  # [T, b, K]
+        shown = torch.cat([torch.ones_like(rows[:1]), rows])
+        weights = kernel(shown, self.width)
+        found = ridge_regression(shown, weights, torch.cat([clean[None].to(said.dtype), said]), self.ridge)
+        return as_explanation(squares.shared(found), images, target)
+
+    def rows(self, count: int) -> Tensor:
+        """Which of the squares each sample of this seed shows, 0 or 1: ``[T, count]``."""
+        draws = [sample_generator(self.seed, index, "noise") for index in range(self.samples)]
+        return torch.stack([torch.randint(2, (count,), generator=draw) for draw in draws]).to(torch.float64)
+
+
+def kernel(shown: Tensor, width: float) -> Tensor:
+    """How much rows ``[n, P]`` count by their cosine distance to the row of ones: ``[n]``."""
+    distance = 1 - shown.mean(1).sqrt()
+    return torch.exp(-distance.square() / width**2).sqrt()
+
+
+def ridge_regression(shown: Tensor, weights: Tensor, said: Tensor, penalty: float) -> Tensor:
+    """Weights of the squares in a weighted ridge regression with an intercept: ``[b, K, P]``.
+
+    Args:
+        shown: which squares a row shows, ``[n, P]``.
+        weights: of the rows, ``[n]``.
+        said: what is regressed, ``[n, b, K]``.
+        penalty: on the squares of the weights, not on the intercept.
+    """
+    share = (weights / weights.sum()).unsqueeze(1)
+    centred = shown - (share * shown).sum(0)  # takes the intercept's place
+    left = centred.T * weights @ centred + penalty * torch.eye(shown.shape[1], dtype=shown.dtype, device=shown.device)
+    right = torch.einsum("np,n,nbk->pbk", centred, weights, said)
+    found: Tensor = torch.linalg.solve(left, right.flatten(1))
+    return found.reshape(right.shape).movedim(0, -1)
+
+
+@METHODS.register("kernel_shap")
+class KernelSHAP(Method):
+    """Shapley values of squares, by a regression weighted with the Shapley kernel.
+
+    They sum to the score of the image minus that of the image with everything hidden. Where all combinations of squares
+    fit into the samples, all are taken and the values are exact; otherwise combinations are drawn by the kernel, each
+    followed by its complement. Each value is shared by the pixels of its square.
+
+    Args:
+        model: any module that maps inputs to logits.
+        samples: combinations of squares.
+        seed: the same seed draws the same combinations, whatever the batch and the chunk.
+        patch: side of the squares in pixels; the model's own patches, or a 14th of the image where these are tiny.
+        baseline: what hidden pixels become; zero is the mean colour of normalised images.
+        score: the class's "logit", or its "probability"; other targets are their own number.
+        chunk: images in one forward pass.
+        autocast: run the model under autocast.
+    """
+
+    info = MethodInfo(
+        "Shapley values of patches, by a weighted regression.",
+        "Lundberg and Lee, NeurIPS 2017",
+        "2 + T forward",
+        resolution="patch",
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: int = 2048,
+        seed: int = 0,
+        patch: int | None = None,
+        baseline: float = 0.0,
+        *,
+        score: Score = "logit",
+        chunk: int | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(model, chunk=chunk, autocast=autocast)
+        self.samples, self.seed = at_least_one("samples", samples), seed
+        self.patch = None if patch is None else at_least_one("patch", patch)
+        self.baseline, self.score = baseline, one_of("score", score, get_args(Score))
+
+    @classmethod
+    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+        """One pass for each combination, the image itself, and nothing of it."""
+        return {"samples": max(1, budget - 2)}
+
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        check_no_clips(images, "kernel_shap", "hides places of one image")
+        squares = Squares.of(self.model, images, self.patch)
+        target, clean = whole(self, images, target, passes, self.score)  # [b, K]
+        rows, weights = (part.to(images.device, precise_dtype(images.device)) for part in self.rows(squares.count))
+        hidden = torch.zeros_like(rows[:1]) if len(rows) else rows.new_zeros(1, squares.count)
+        empty, *said = _said(self, images, target, passes, squares, torch.cat([hidden, rows]))
+        rise = (clean.to(empty.dtype) - empty).unsqueeze(-1)  # [b, K, 1]
+        found = shapley_regression(rows, weights, torch.stack(said) - empty, rise) if said else rise
+        return as_explanation(squares.shared(found), images, target)
+
+    def rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """Which of the squares each combination shows, ``[T, count]``, and how much it counts, ``[T]``."""
+        if count <= 32 and 2**count - 2 <= self.samples:
+            numbers = torch.arange(1, 2**count - 1).unsqueeze(1)
+            every = (numbers >> torch.arange(count) & 1).to(torch.float64)
+            return every, torch.tensor([_kernel(count, int(size)) for size in every.sum(1)], dtype=torch.float64)
+        drawn = [self._draw(count, index // 2) for index in range(self.samples)]
+        paired = [1 - row if index % 2 else row for index, row in enumerate(drawn)]
+        return torch.stack(paired), torch.ones(self.samples, dtype=torch.float64)
+
+    def _draw(self, count: int, index: int) -> Tensor:
+        """A size by the kernel's share of it, then any combination of that size."""
+        generator = sample_generator(self.seed, index, "noise")
+        sizes = torch.arange(1, count, dtype=torch.float64)
+        size = 1 + int(torch.multinomial(1 / (sizes * (count - sizes)), 1, generator=generator))
+        row = torch.zeros(count, dtype=torch.float64)
+        row[torch.randperm(count, generator=generator)[:size]] = 1
+        return row
+
+
+def _kernel(count: int, size: int) -> float:
+    """The Shapley kernel of a combination of so many of the squares."""
+    return (count - 1) / (math.comb(count, size) * size * (count - size))
+
+
+def shapley_regression(rows: Tensor, weights: Tensor, said: Tensor, rise: Tensor) -> Tensor:
+    """Values of the squares that add up to the rise and else fit best: ``[b, K, P]``.
+
+    Args:
+        rows: which squares a combination shows, ``[T, P]``.
+        weights: of the combinations, ``[T]``.
+        said: the score of each, minus that of nothing, ``[T, b, K]``.
+        rise: the score of the whole image minus that of nothing, ``[b, K, 1]``.
+    """
+    inverse: Tensor = torch.linalg.pinv(
+        rows.T * weights @ rows, hermitian=True
+    )  # fewer rows than squares: the smallest values
+    free = torch.einsum("pq,nq,n,nbk->bkp", inverse, rows, weights, said)
+    lever = inverse.sum(1)  # by how much each value moves where the sum is to change
+    return free + (rise - free.sum(-1, keepdim=True)) * lever / lever.sum()
+
+
+def _said(
+    method: LIME | KernelSHAP, images: Tensor, target: Target, passes: Passes, squares: Squares, rows: Tensor
+) -> Tensor:
+    """What the model says of images of which some squares are shown ``[n, P]``: ``[n, b, K]`` in the widest type."""
+
+    def masks(start: int, stop: int) -> Tensor:
+        return squares.masks(rows[start:stop]).unsqueeze(1)  # [n, 1, H, W]
+
+    parts = under_masks(method, images, target, passes, masks, len(rows), method.score, method.baseline)
+    return torch.cat([said for _, said in parts]).to(precise_dtype(images.device))
