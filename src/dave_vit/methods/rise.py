@@ -77,9 +77,11 @@ class RISE(Method):
             squares = squares + torch.einsum("nbk,nhw->bkhw", said.square(), shown.square())
         mean = total / self.samples  # eq. (6)
         spread = (squares / self.samples - mean.square()).clamp(min=0)
-        error = (spread / max(self.samples - 1, 1)).sqrt().to(images.dtype)
-        made = as_explanation(mean, images, target)
-        return replace(made, standard_error=error if target.several else error[:, 0], samples=self.samples)
+        error = (spread / max(self.samples - 1, 1)).sqrt()
+        mean, error = (part.to(images.dtype) for part in (mean, error))  # [b, K, H, W]
+        made = replace(as_explanation(mean, images, target), samples=self.samples)
+        mean, error = (part if target.several else part[:, 0] for part in (mean, error))
+        return replace(made, mean=mean, standard_error=error)
 
     def masks(self, size: tuple[int, int], start: int, stop: int) -> Tensor:
         """Masks ``start`` to ``stop`` of this seed, for images of one size: ``[n, 1, H, W]``."""

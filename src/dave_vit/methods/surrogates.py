@@ -135,6 +135,7 @@ class KernelSHAP(Method):
         "Lundberg and Lee, NeurIPS 2017",
         "2 + T forward",
         resolution="patch",
+        unit="logit",
     )
 
     def __init__(
