@@ -27,7 +27,7 @@ PIXELS: dict[str, tuple[str, dict[str, Any]]] = {
     "SAM with a point": ("SamImageProcessor", {"size": {"longest_edge": 64}, "pad_size": {"height": 64, "width": 64}}),
     "VideoMAE": ("VideoMAEImageProcessor", {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}),
     "TimeSformer": ("VideoMAEImageProcessor", {**_SQUARE, "do_center_crop": False}),
-    "ViViT": ("VivitImageProcessor", {**_SQUARE, "do_center_crop": False, "offset": False}),
+    "ViViT": ("VivitImageProcessor", {**_SQUARE, "do_center_crop": False}),
 }
 
 
@@ -55,7 +55,8 @@ def save(family: str, folder: Path) -> Path:
     model = tiny_models.drawn(entry.build())
     (model.model if hasattr(model, "constants") else model).save_pretrained(folder)
     name, options = PIXELS[family]
-    pixels = getattr(transformers, name)(**options, **_GREY)
+    grey = {"image_mean": [128 / 127.5 - 1] * 3, "image_std": [1.0] * 3} if family == "ViViT" else _GREY
+    pixels = getattr(transformers, name)(**options, **grey)
     if family == "Grounding DINO":
         pixels = transformers.GroundingDinoProcessor(pixels, _words())
     if family == "SAM with a point":

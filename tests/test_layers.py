@@ -40,6 +40,7 @@ ORDER = [
     "results",
     "scored",
     "written",
+    "filmed",
     "report",
     "bench",
     "analysis",

@@ -65,9 +65,9 @@ class Classified:
         return [by_index[index] for index in pick_targets(target, list(by_index), names)]
 
 
-def classify(model: Adapter, picture: Picture) -> Classified:
-    """Preprocesses an image and says what the model takes it for."""
-    inputs = model.preprocess(picture.image)
+def classify(model: Adapter, picture: Picture, inputs: Tensor | None = None) -> Classified:
+    """Preprocesses an image, unless that was done, and says what the model takes it for."""
+    inputs = model.preprocess(picture.image) if inputs is None else inputs
     logits = logits_of(model, inputs)[0].detach().double().cpu()  # [classes]
     if not (logits < torch.inf).all():  # -inf rules a class out; NaN is below nothing
         raise OutputError(f"{model.spec} gives logits that are not finite for {picture.name}; check its weights")

@@ -38,6 +38,11 @@ class Written:
     maps: tuple[Scored, ...]
 
     @property
+    def picture(self) -> Picture:
+        """The photograph."""
+        return self.maps[0].picture
+
+    @property
     def name(self) -> str:
         """What was explained."""
         return f"words:{','.join(map(str, self.numbers))}"

@@ -77,7 +77,7 @@ def explain(
     with output.progress(len(sources), "loading the model") as progress:
         explainer = Explainer(model.load(), method.name, weights=model.weights, against=method.against, **options)
         if kinds.wanted(explainer.model):
-            output.json(explain_kinds(explainer, sources, kinds, Results(out, sources), output))
+            output.json(explain_kinds(explainer, sources, kinds, target, Results(out, sources), output))
             return
         results = Results(out, sources)
         records = list(_explain_all(explainer, sources, target, results, (figure, animate, look), output, progress))

@@ -14,12 +14,13 @@ from dave_vit.errors import OptionError, readable
 
 if TYPE_CHECKING:
     from dave_vit.data.images import Picture
+    from dave_vit.filmed import Filmed
     from dave_vit.models import Adapter
     from dave_vit.results import Explainer
     from dave_vit.scored import Scored
     from dave_vit.written import Written
 
-Made = tuple[str, str, "Scored | Written"]
+Made = tuple[str, str, "Scored | Written | Filmed"]
 """What was asked, in the name of files; what is said of it; the maps themselves."""
 
 Score = Annotated[
@@ -54,9 +55,10 @@ class KindOptions:
         """Whether something else than a class is explained."""
         from dave_vit.models.prompted import Prompted
         from dave_vit.models.tasks import TaskModel
+        from dave_vit.models.video import VideoModel
 
         said = self.score is not None or self.boxes or self.prompt is not None
-        return said or isinstance(model, Prompted | TaskModel)
+        return said or isinstance(model, Prompted | TaskModel | VideoModel)
 
     def chosen(self) -> list[int] | None:
         """Numbers of the words."""
@@ -69,36 +71,52 @@ class KindOptions:
 
 
 def explain_kinds(
-    explainer: Explainer, sources: Sequence[str], kinds: KindOptions, folder: Results, output: Output
+    explainer: Explainer,
+    sources: Sequence[str],
+    kinds: KindOptions,
+    target: str,
+    folder: Results,
+    output: Output,
 ) -> list[dict[str, Any]]:
     """One record a map, after its files are written.
 
     Args:
         explainer: holds the model.
-        sources: the photographs.
+        sources: the photographs, or clips.
         kinds: what is explained of each.
+        target: the class of clips.
         folder: of the files.
         output: where words go.
     """
-    from dave_vit.data.images import read_picture
+    from dave_vit.models.video import VideoModel
 
     records = []
     for source in sources:
-        picture = read_picture(source)
-        for word, what, made in _made(explainer, picture, kinds):
+        still = not isinstance(explainer.model, VideoModel)
+        for word, what, made in _made(explainer, source, kinds) if still else _filmed(explainer, source, target):
             record, words = {"source": readable(source), **made.record()}, [word, method_word(explainer)]
             asked = {**question(explainer, made.name), "prompt": kinds.prompt}
-            record = folder.write(picture, asked, made.files(), record, words)
+            record = folder.write(made.picture, asked, made.files(), record, words)
             output.print(f"{source}: {what}", *(f"  {path}" for path in record["files"]))
             records.append(record)
     return records
 
 
-def _made(explainer: Explainer, picture: Picture, kinds: KindOptions) -> Iterator[Made]:
+def _filmed(explainer: Explainer, source: str, target: str) -> Iterator[Made]:
+    from dave_vit.filmed import explain_clip
+
+    made = explain_clip(explainer, source, target)
+    best = made.result.targets[0]
+    yield "" if target == "top1" else target, f"{best.name} {best.probability:.1%}", made
+
+
+def _made(explainer: Explainer, source: str, kinds: KindOptions) -> Iterator[Made]:
+    from dave_vit.data.images import read_picture
     from dave_vit.models.writer import Writer
     from dave_vit.scored import explain_boxes, explain_score
     from dave_vit.written import explain_words
 
+    picture = read_picture(source)
     if isinstance(explainer.model, Writer) and kinds.score is None:
         written = explain_words(explainer, picture, kinds.prompt, kinds.chosen())
         yield "", written.asked.answer, written

@@ -1,6 +1,6 @@
 """Pictures: maps over images, grids with scale bars, animations. Importing this loads matplotlib, not pyplot."""
 
-from dave_vit.viz.animation import Step, animate, save_animation
+from dave_vit.viz.animation import Step, animate, moving, save_animation
 from dave_vit.viz.cells import (
     contour_cell,
     image_cell,
@@ -37,6 +37,7 @@ __all__ = [
     "heat",
     "image_cell",
     "map_cell",
+    "moving",
     "overlay",
     "overlay_cell",
     "panel_cells",

@@ -50,13 +50,18 @@ def animate(
         raise OptionError("an animation of no steps; give at least one")
     frames = [_frame(as_image(image), step, steps[-1], side) for step in steps]
     pause = round(1000 * seconds / max(1, len(frames) - 1))
-    durations = [pause] * (len(frames) - 1) + [2000]
+    return moving(frames, [pause] * (len(frames) - 1) + [2000], kind)
+
+
+def moving(frames: Sequence[Image.Image], durations: Sequence[int], kind: str = "gif") -> bytes:
+    """Pictures one after the other, each for so many milliseconds, as an animated GIF or WebP."""
     if kind == "gif":  # one palette for all, or colours flicker
         palette = frames[-1].quantize(255)
         frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     buffer = io.BytesIO()
     options = {} if kind == "gif" else {"quality": 90}
-    frames[0].save(buffer, kind, save_all=True, append_images=frames[1:], duration=durations, loop=0, **options)
+    later = list(frames[1:])
+    frames[0].save(buffer, kind, save_all=True, append_images=later, duration=list(durations), loop=0, **options)
     return buffer.getvalue()
 
 

@@ -23,6 +23,7 @@ from dave_vit.models.prompted import PointSegmenter, TextDetector
 from dave_vit.models.state import RANDOM, Weights, classes_in, names_of, read_weights
 from dave_vit.models.tasks import Task, TaskModel, task_of
 from dave_vit.models.traits import Traits, square
+from dave_vit.models.video import VideoModel
 from dave_vit.models.writer import Writer
 from dave_vit.models.zero_shot import ZeroShot, wanted_prompts
 
@@ -58,6 +59,8 @@ def load(
         config = package().AutoConfig.from_pretrained(name)
         if writes(config):
             return _writer(name, config, given)
+        if any(each.endswith("ForVideoClassification") for each in config.architectures or ()):
+            return _video(name, config, given)
         if config.model_type in _PROMPTED:
             return _prompted(name, config, given)
         processor = package().AutoImageProcessor.from_pretrained(name)
@@ -104,6 +107,16 @@ def _writer(name: str, config: Any, weights: Weights | str | None) -> Adapter:
         return Writer(model, None, pixels, words, spec=f"hf:{name}", traits=traits)
     processor = package().AutoProcessor.from_pretrained(name)
     return Writer(model, processor, processor.image_processor, processor.tokenizer, spec=f"hf:{name}", traits=traits)
+
+
+def _video(name: str, config: Any, weights: Weights | str | None) -> Adapter:
+    model, missing = _made(package().AutoModelForVideoClassification, name, config, weights)
+    if missing:
+        raise ModelError(f"hf:{name} has no trained class head ({missing[0]} is missing); give a trained model")
+    processor = package().AutoImageProcessor.from_pretrained(name)
+    names = [config.id2label[index] for index in sorted(config.id2label)]
+    compete = _COMPETE.get(config.problem_type)
+    return VideoModel(model, processor, names, spec=f"hf:{name}", traits=Traits(patch=_patch(config), compete=compete))
 
 
 def _prompted(name: str, config: Any, weights: Weights | str | None) -> Adapter:

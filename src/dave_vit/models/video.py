@@ -1,0 +1,78 @@
+"""Video classifiers of transformers: clips in, class logits out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dave_vit.data.images import read_picture, to_rgb
+from dave_vit.models.adapter import Adapter, ImageLike, Preprocessing
+from dave_vit.models.traits import Traits
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What the processor does to each frame of a clip."""
+
+    processor: Any
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        return _clip(self.processor, [image])[0, 0]
+
+
+def _clip(processor: Any, frames: Sequence[Image.Image]) -> Tensor:
+    pixels: Tensor = processor(list(frames), return_tensors="pt")["pixel_values"]
+    return pixels
+
+
+def _colours(processor: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What is subtracted from colours in [0, 1], and what they are divided by; ViViT brings them to [-1, 1] first."""
+    scale = 255 * processor.rescale_factor
+    shift = 1.0 if getattr(processor, "offset", False) else 0.0
+    mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ([0.0] * 3, [1.0] * 3)
+    return tuple((value + shift) / scale for value in mean), tuple(value / scale for value in std)
+
+
+class VideoModel(Adapter):
+    """A classifier of clips ``[B, T, C, H, W]``.
+
+    Args:
+        model: of transformers.
+        processor: of its clips.
+        class_names: one name a logit.
+        spec: the name under which the model was loaded.
+        traits: what else is known of it.
+
+    Attributes:
+        frames: how many a clip has.
+    """
+
+    frames: int
+
+    def __init__(
+        self, model: Any, processor: Any, class_names: Sequence[str], *, spec: str, traits: Traits | None = None
+    ) -> None:
+        frame = Preprocessing(_Frame(processor), *_colours(processor))
+        super().__init__(model, frame, class_names, spec=spec, traits=traits)
+        self.processor, self.frames = processor, int(model.config.num_frames)
+
+    def clip(self, frames: Sequence[Image.Image]) -> Tensor:
+        """Frames as the model takes them, ``[1, T, C, H, W]``, on its device."""
+        return _clip(self.processor, [to_rgb(frame)[0] for frame in frames]).to(next(self.parameters()))
+
+    def preprocess(self, image: ImageLike | Sequence[ImageLike]) -> Tensor:
+        """Still pictures as clips in which nothing moves, ``[B, T, C, H, W]``."""
+        images = [image] if isinstance(image, Image.Image | str | Path) else list(image)
+        stills = [each if isinstance(each, Image.Image) else read_picture(each).image for each in images]
+        return torch.cat([self.clip([still] * self.frames) for still in stills])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits ``[B, classes]``."""
+        logits: Tensor = self.model(inputs).logits
+        return logits
