@@ -31,8 +31,8 @@ def words(monkeypatch):
     seen = {}
     from dave_vit.cli import evaluate
 
-    def note(plan, out, engine, threads, **output):
-        seen.update(plan=plan, out=out, engine=engine, threads=threads, **output)
+    def note(plan, out, how, **output):
+        seen.update(plan=plan, out=out, **how, **output)
 
     monkeypatch.setattr(evaluate, "_run", note)
     return seen
@@ -99,6 +99,34 @@ def test_flags_go_before_the_file(words, tmp_path):
     plan = words["plan"]
     assert (plan.data, plan.limit, plan.methods[0].method) == ("builtin:pair", 7, "effective")
     assert (plan.smoothing.kind, plan.smoothing.size) == ("gaussian", 9)
+
+
+def test_flags_go_before_what_the_file_says_of_a_method(words, tmp_path):
+    (tmp_path / "plan.toml").write_text(
+        """
+        methods = [
+            {method = "dave", against = "none", options = {samples = 9, seed = 4, rotation = 5}},
+            {method = "dave", label = "paper", options = {preset = "paper"}},
+            {method = "integrated_gradients", options = {steps = 7}},
+        ]"""
+    )
+
+    def options(*flags):
+        assert cli.run(["evaluate", "--plan", str(tmp_path / "plan.toml"), *flags]) == 0
+        return [dict(entry.options) for entry in words["plan"].methods]
+
+    assert options() == [{"samples": 9, "seed": 4, "rotation": 5}, {"preset": "paper"}, {"steps": 7}]
+    assert options("--samples", "3")[:2] == [
+        {"samples": 3, "seed": 4, "rotation": 5},
+        {"preset": "paper", "samples": 3},
+    ]
+    assert [one["preset"] for one in options("--preset", "exact")[:2]] == ["exact", "exact"]
+    assert "seed" not in options("--seed", "1")[0]
+    assert options("--seed", "1", "--set", "dave.seed=2")[0]["seed"] == 2
+    assert [one.get("samples", one.get("steps")) for one in options("--budget", "20")] == [19, 20, 20]
+    options("--against", "rivals")
+    assert [entry.against for entry in words["plan"].methods] == ["rivals"] * 3
+    assert cli.run(["evaluate", "--budget", "20", "--samples", "3"]) == 2
 
 
 def test_ray_is_an_engine(words):

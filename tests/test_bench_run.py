@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import re
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,22 +15,27 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from bench_world import COLOURS, load, paint, plan_of, preprocess, rows_of
-from dave_vit.bench import evaluate
+from dave_vit.bench import evaluate, provenance
+from dave_vit.bench import worker as bench_worker
+from dave_vit.bench.job import Job
 from dave_vit.bench.numbers.rows import Row, Scanned
+from dave_vit.bench.provenance import software
 from dave_vit.bench.tasks import Tasks, build_grids, settle
-from dave_vit.bench.worker import Job, Worker
+from dave_vit.bench.worker import Worker
 from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch, load_batch
 from dave_vit.data.grids import GridOptions
-from dave_vit.errors import DataError, OptionError
+from dave_vit.errors import DataError, DaveError, OptionError
 from dave_vit.maps import collapse
-from dave_vit.methods import create_method
+from dave_vit.methods import METHODS, Explanation, Method, create_method
 from dave_vit.metrics import METRICS, Case, create_metric, energypg
+from dave_vit.rules import PLAIN
 
-ROW = "model method metric image unit pictures target value dropped seed options versions device map_seconds seconds"
-ROW += " curve at"
+ROW = "model method metric image unit pictures target value dropped seed options versions device passes map_seconds"
+ROW += " seconds curve at"
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +137,6 @@ def test_a_finished_run_computes_nothing_again(done, squares, computed):
 
 
 def test_what_is_missing_is_computed_and_nothing_else(done, squares, computed, tmp_path):
-    import shutil
-
     run = tmp_path / "copy"
     shutil.copytree(done[0], run)
     lost = sorted((run / "rows").iterdir())[::3]
@@ -165,9 +169,44 @@ def test_another_plan_in_the_same_folder_is_refused(done, squares, change, words
     assert "\n" not in str(caught.value)
 
 
-def test_the_same_data_at_another_place_resumes(done, squares, tmp_path, computed):
-    import shutil
+@pytest.fixture
+def half(done, tmp_path) -> Path:
+    """A copy of the run without a shard and the summary."""
+    run = shutil.copytree(done[0], tmp_path / "half")
+    sorted((run / "rows").iterdir())[0].unlink()
+    (run / "summary.json").unlink()
+    return run
 
+
+def test_a_run_goes_on_with_its_own_versions_only(half, squares, monkeypatch):
+    before = dict(software())
+    monkeypatch.setattr(provenance, "software", lambda: {**before, "torch": "9.9", "code": "0"})
+    monkeypatch.setattr(bench_worker, "software", lambda: {**before, "torch": "9.9", "code": "0"})
+    with pytest.raises(OptionError, match="computed with other versions") as caught:
+        evaluate(plan_of(squares), half, loader=load)
+    assert f'torch was "{before["torch"]}", now "9.9"' in str(caught.value)
+    assert "\n" not in str(caught.value)
+    summary = evaluate(plan_of(squares), half, loader=load, allow_mixed=True)
+    (note,) = summary["notes"]
+    assert note.startswith("computed with mixed versions: code was")
+    assert note in (half / "report.md").read_text()
+    assert len(summary["versions"]) == 2
+    evaluate(plan_of(squares), half, loader=load)  # both are known now
+
+
+def test_a_run_goes_on_with_its_own_weights_only(half, squares):
+    def retrained(entry, device):
+        model = copy.deepcopy(load(entry, device))
+        model.head.bias.data[0] += 1e-3
+        return model
+
+    with pytest.raises(OptionError, match="a worker loads other weights of square:"):
+        evaluate(plan_of(squares), half, loader=retrained)
+    (note,) = evaluate(plan_of(squares), half, loader=retrained, allow_mixed=True)["notes"]
+    assert "square:" in note
+
+
+def test_the_same_data_at_another_place_resumes(done, squares, tmp_path, computed):
     shutil.copytree(squares, tmp_path / "moved")
     plan = plan_of(squares, data=f"folder:{tmp_path / 'moved'}")
     evaluate(plan, done[0], loader=load)
@@ -316,12 +355,108 @@ def test_sanity_is_tried_on_some_images_only(squares, tmp_path):
     assert (sanity["n"], sanity["dropped"], consistency["n"]) == (7, 0, 20)
 
 
+class _Blank(Method):
+    """Maps of nothing for some images, maps that are not finite for others, and an error on a batch of its choice."""
+
+    info = METHODS["effective"].info
+
+    def _explain(self, images, target, passes):
+        passed = self._gradient(images, target, PLAIN)
+        if _Blank.refused is not None and torch.equal(images[:1], _Blank.refused):
+            raise DaveError("not this batch")
+        values = -passed.weight.abs() if images.mean() < 0 else passed.weight * torch.nan
+        return Explanation(values, target.resolve(passed.logits).indices)
+
+
+def test_a_map_that_shows_nothing_counts_against_its_method(squares, tmp_path, monkeypatch):
+    monkeypatch.setattr(METHODS, "_entries", {**METHODS._entries, "blank": _Blank})
+    monkeypatch.setattr(_Blank, "refused", None, raising=False)
+    plan = plan_of(squares, methods=["blank", "effective"], metrics=["gridpg", "energypg", "pointing", "deletion"])
+    summary = evaluate(plan, tmp_path / "run", loader=load)
+    found = {(one["method"], one["metric"]): one for one in summary["results"]}
+    for metric, n in (("gridpg", 80), ("energypg", 20), ("pointing", 20)):
+        one = found["blank", metric]
+        assert (one["mean"], one["n"], one["empty"], one["dropped"]) == (0.0, n, n, 0)
+        assert found["effective", metric]["empty"] == 0
+    assert "n = 20, 20 x shows nothing" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_limited_metrics_score_the_same_images_after_a_failed_batch(squares, tmp_path, monkeypatch):
+    monkeypatch.setattr(METHODS, "_entries", {**METHODS._entries, "blank": _Blank})
+    monkeypatch.setattr(_Blank, "refused", preprocess(open_dataset(f"folder:{squares}").image(0)), raising=False)
+    metrics = [{"metric": "sanity", "options": {"images": 5, "stages": 1}}]
+    evaluate(plan_of(squares, methods=["blank", "effective"], metrics=metrics), tmp_path / "run", loader=load)
+    images = {}
+    for row in rows_of(tmp_path / "run"):
+        images.setdefault(row["method"], []).append((row["image"], row["dropped"]))
+    assert [name for name, _ in images["blank"]] == [name for name, _ in images["effective"]]
+    assert [reason for _, reason in images["blank"]][:3] == ["not this batch"] * 3
+    assert len(images["blank"]) == 5
+
+
+def test_an_entry_s_own_seed_is_the_one_that_is_recorded(squares, tmp_path):
+    own = {"method": "smoothgrad", "options": {"samples": 2, "seed": 7}}
+    evaluate(
+        plan_of(squares, methods=[own], metrics=["energypg"], seeds=[0, 1], limit=3), tmp_path / "run", loader=load
+    )
+    assert [row["seed"] for row in rows_of(tmp_path / "run")] == [7, 7, 7]
+
+
+def test_passes_are_counted_and_a_budget_sets_them(squares, tmp_path):
+    methods = ["input_x_gradient", "smoothgrad", {"method": "dave", "options": {"preset": "paper"}}]
+    plan = plan_of(squares, methods=methods, metrics=["gridpg", "energypg"], limit=14, budget=6)
+    summary = evaluate(plan, tmp_path / "run", loader=load)
+    assert [one["passes"] for one in summary["results"] if one["metric"] == "energypg"] == [1, 6, 6]
+    assert {row["passes"] for row in rows_of(tmp_path / "run") if row["method"] == "dave"} == {6}
+    assert "passes per map" in (tmp_path / "run" / "report.md").read_text()
+    assert "passes per map" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_batch_that_does_not_fit_is_halved_for_its_scores_too(squares, tmp_path):
+    class Small(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model, self.preprocess, self.class_names = model, model.preprocess, model.class_names
+
+        def forward(self, x):
+            if len(x) > 2 and not torch.is_grad_enabled() and not x.is_inference():
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return self.model(x)
+
+    quiet, small = (
+        evaluate(
+            plan_of(squares, methods=["effective"], metrics=["deletion"], limit=5, batch=5 if name == "small" else 1),
+            tmp_path / name,
+            loader=(lambda entry, device: Small(load(entry, device))) if name == "small" else load,
+        )["results"][0]
+        for name in ("quiet", "small")
+    )
+    assert small["n"] == quiet["n"] == 5
+    assert small["mean"] == pytest.approx(quiet["mean"], rel=1e-5)
+
+
 def test_the_smoothing_is_that_of_the_run(squares, tmp_path):
     plain, smooth = (
         evaluate(plan_of(squares, smoothing=kind, metrics=["energypg"], limit=4), tmp_path / kind, loader=load)
         for kind in ("none", "mean")
     )
     assert all(a["mean"] != b["mean"] for a, b in zip(plain["results"], smooth["results"], strict=True))
+
+
+def test_matched_columns_come_from_the_same_maps(squares, tmp_path):
+    sanity = {"metric": "sanity", "options": {"images": 2, "stages": 1}}
+    settings = {"methods": ["effective", "gradcam"], "limit": 16}
+    settings["metrics"] = [{"metric": "gridpg", "options": {"grids": 2}}, "energypg", sanity]
+    plan = plan_of(squares, **settings, matched=True)
+    both = evaluate(plan, tmp_path / "both", loader=load)
+    labels = ["gridpg", "gridpg/patch", "energypg", "energypg/patch", "sanity", "sanity/patch"]
+    assert [one["metric"] for one in both["results"]] == [label for label in labels for _ in range(2)]
+    alone = evaluate(plan_of(squares, **settings, smoothing="patch"), tmp_path / "alone", loader=load)
+    found = {(one["method"], one["metric"]): one["mean"] for one in both["results"]}
+    for one in alone["results"]:
+        assert found[one["method"], f"{one['metric']}/patch"] == pytest.approx(one["mean"], rel=1e-6)
+        assert found[one["method"], one["metric"]] != pytest.approx(one["mean"], rel=1e-6)
+    assert replace(plan, batch=2).metrics == plan.metrics
 
 
 def test_the_report_is_one_file_with_everything(done):
@@ -351,8 +486,6 @@ def test_a_model_that_knows_none_of_the_classes_is_refused(tmp_path):
         (data / name).rename(data / f"thing {name}")
     (data / "more").mkdir()
     (data / "boxes.csv").unlink()
-    import shutil
-
     shutil.copy(data / "thing red" / "0.png", data / "more" / "0.png")  # six classes now: no place for place either
     with pytest.raises(DataError, match="none of the 6 classes of the data"):
         evaluate(plan, tmp_path / "run", loader=load)

@@ -106,6 +106,8 @@ def test_tables_average_seeds_and_keep_reasons():
     table = Table(["a", "b"])
     usual = {
         "metric": "m",
+        "target": 0,
+        "passes": 1.0,
         "map_seconds": 1.0,
         "seconds": 2.0,
         "dropped": None,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dave_vit.data import DATASETS, open_dataset
 from dave_vit.data.batches import batches, load_batch
 from dave_vit.data.placement import Placements
 from dave_vit.data.sets.imagenet import ImageNet
@@ -34,7 +35,7 @@ def kaggle(tmp_path: Path) -> Path:
 
 def test_kaggle_layout(kaggle):
     data = ImageNet(kaggle)
-    assert [(item.name, item.label) for item in data] == [("a", 1), ("b", 0)]
+    assert [(item.name, item.label) for item in data] == [("images/a.JPEG", 1), ("images/b.JPEG", 0)]
     assert data[1].boxes == ((0, 0, 9, 9), (10, 10, 20, 20))
     assert data.class_names == ["tench, Tinca tinca", "goldfish"]
     assert data.unlabelled == 1
@@ -57,7 +58,20 @@ def test_class_folders(tmp_path):
     picture(tmp_path / "val" / "n01443537" / "x.JPEG")
     picture(tmp_path / "val" / "n01440764" / "y.JPEG")
     data = ImageNet(tmp_path)
-    assert [(item.name, item.label, item.boxes) for item in data] == [("x", 1, ()), ("y", 0, ())]
+    names = ["val/n01443537/x.JPEG", "val/n01440764/y.JPEG"]
+    assert [(item.name, item.label, item.boxes) for item in data] == [(names[0], 1, ()), (names[1], 0, ())]
+
+
+def test_images_of_one_stem_have_names_of_their_own(tmp_path, monkeypatch):
+    for folder in ("n01443537", "n01440764"):
+        picture(tmp_path / "val" / folder / "0.JPEG")
+        picture(tmp_path / "val" / folder / "0.png")
+    data = open_dataset(f"imagenet:{tmp_path}")
+    assert len({item.name for item in data}) == len(data) == 4
+    data.items.append(data.items[0])
+    monkeypatch.setattr(DATASETS, "_entries", {"twice": lambda rest, limit: data})
+    with pytest.raises(DataError, match=r"2 images are called 'val/.*/0.JPEG'; give each a name of its own"):
+        open_dataset("twice")
 
 
 @pytest.mark.parametrize("row", ["a,n00000002 1 2 20", "a,", "a", "a,n00000002 1 2 x 5"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dave_vit.errors import InputError, OptionError
-from dave_vit.maps import collapse, normalize, official_postprocess, positive, smooth
+from dave_vit.maps import collapse, normalize, official_postprocess, positive, smooth, to_patches
 
 maps = hnp.arrays(
     np.float32,
@@ -134,3 +134,13 @@ def test_the_official_postprocessing_is_reproduced(oracle_dir, pair):
     run = np.load(oracle_dir / f"dave_pipeline_{pair}.npz")
     out = official_postprocess(collapse(torch.from_numpy(run["agg"])[None]))
     assert np.abs(out.numpy() - run["out"]).max() < 1e-5
+
+
+def test_patches_are_means_brought_back_to_the_size_of_the_map():
+    draw = torch.rand(2, 10, 12, generator=torch.Generator().manual_seed(0))
+    means = torch.stack([draw[:, i : i + 4, j : j + 4].mean((1, 2)) for i in (0, 4, 8) for j in (0, 4, 8)], 1)
+    expected = torch.nn.functional.interpolate(means.view(2, 1, 3, 3), (10, 12), mode="bilinear")[:, 0]
+    torch.testing.assert_close(to_patches(draw, 4), expected)
+    torch.testing.assert_close(to_patches(torch.ones(1, 9, 9), 4), torch.ones(1, 9, 9))
+    with pytest.raises(OptionError, match="patches of 0 pixels"):
+        to_patches(draw, 0)

@@ -52,6 +52,20 @@ def smooth(maps: Tensor, kind: Smoothing = "none", size: int = 15, sigma: float 
     return _filter(maps, kernel) / _filter(torch.ones_like(maps[:1]), kernel)
 
 
+def to_patches(maps: Tensor, patch: int) -> Tensor:
+    """Maps as coarse as those of methods on tokens: [B,H,W] -> [B,H,W], mean of each patch, then bilinear.
+
+    Args:
+        maps: [B,H,W].
+        patch: side of a patch in pixels.
+    """
+    if patch < 1:
+        raise OptionError(f"patches of {patch} pixels; expected 1 or more")
+    wide = _widened(maps).unsqueeze(1)
+    means = F.avg_pool2d(wide, patch, ceil_mode=True, count_include_pad=False)  # [B,1,h,w]
+    return F.interpolate(means, maps.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
+
+
 def official_postprocess(maps: Tensor) -> Tensor:
     """The post-processing of the DAVE authors' public code: [B,H,W] -> [B,H,W] with maximum 1 per map.
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from dave_vit.errors import OptionError, missing_extra
 from dave_vit.maps import Smoothing as SmoothingKind
+from dave_vit.methods import METHODS
 from dave_vit.methods.options import checked, options_of
 from dave_vit.metrics import GridMetric, Metric, create_metric
 from dave_vit.models import ModelSpec
@@ -58,22 +59,38 @@ class MethodEntry:
     def __post_init__(self) -> None:
         check_fields(self, "a method of the plan")
 
-    @property
-    def seeded(self) -> bool:
-        """Whether another seed gives another map."""
-        return "seed" in options_of(self.method)
+    def seeds(self, common: tuple[int, ...]) -> tuple[int, ...]:
+        """The seeds that it runs with: its own, or the plan's; what draws nothing runs once."""
+        if "seed" in self.options:
+            return (int(self.options["seed"]),)
+        return common if "seed" in options_of(self.method) else common[:1]
+
+    def within(self, budget: int) -> MethodEntry:
+        """With the options that keep to a budget of forward passes."""
+        spent = METHODS[self.method].within(budget, **self.options)
+        for name in [name for name in spent if self.options.get(name, spent[name]) != spent[name]]:
+            said = f"{self.label} has {name} = {self.options[name]} and the plan a budget of {budget} passes"
+            raise OptionError(f"{said}; leave one of the two out")
+        return replace(self, options={**self.options, **spent})
 
 
 @dataclass(frozen=True)
 class MetricEntry:
-    """A metric with its options, and how results call it."""
+    """A metric with its options, how results call it, and its own smoothing of maps in place of the plan's."""
 
     metric: str
     options: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
+    smoothing: Smoothing | None = None
 
     def __post_init__(self) -> None:
+        if self.smoothing is not None:
+            object.__setattr__(self, "smoothing", _smoothing(self.smoothing))
         check_fields(self, "a metric of the plan")
+
+    def matched(self) -> MetricEntry:
+        """Of maps as coarse as those of tokens."""
+        return replace(self, label=f"{self.label}/patch", smoothing=Smoothing("patch"))
 
     def create(self) -> Metric:
         """The metric itself."""
@@ -82,14 +99,20 @@ class MetricEntry:
 
 @dataclass(frozen=True)
 class Smoothing:
-    """What is done to every map before it is scored: none, mean, gaussian, or the authors' "official" way."""
+    """What is done to every map before it is scored.
 
-    kind: SmoothingKind | Literal["official"] = "none"
+    Attributes:
+        kind: "none", "mean", "gaussian", "patch" (as coarse as maps of tokens are), or the authors' "official" way.
+        size: side of the window of "mean" and "gaussian" in pixels; odd.
+        sigma: of the Gaussian.
+    """
+
+    kind: SmoothingKind | Literal["patch", "official"] = "none"
     size: int = 15
     sigma: float | None = None
 
     def __post_init__(self) -> None:
-        known = (*get_args(SmoothingKind), "official")
+        known = (*get_args(SmoothingKind), "patch", "official")
         if self.kind not in known:
             raise OptionError(f"smoothing {self.kind!r}; expected one of {', '.join(known)}")
         check_fields(self, "smoothing")
@@ -110,7 +133,9 @@ class Plan:
         data: spec of a data set.
         limit: use the first so many images.
         seeds: of the methods that draw samples.
+        budget: forward passes of a map, for all methods that can take more or fewer.
         smoothing: of every map before it is scored.
+        matched: score all maps once more, smoothed to the resolution of patches.
         target: explain the image's "label" (the predicted class where there is none) or the "predicted" class.
         min_confidence: score only images that the model classifies correctly with more than this probability.
         batch: images in one pass.
@@ -124,7 +149,9 @@ class Plan:
     data: str = "builtin"
     limit: int | None = None
     seeds: tuple[int, ...] = (0,)
+    budget: int | None = None
     smoothing: Smoothing = Smoothing()
+    matched: bool = False
     target: Target = "label"
     min_confidence: float | None = None
     batch: int = 32
@@ -141,8 +168,14 @@ class Plan:
         object.__setattr__(self, "models", _labelled(self.models, [entry.spec for entry in self.models]))
         object.__setattr__(self, "methods", _labelled(self.methods, [entry.method for entry in self.methods]))
         object.__setattr__(self, "metrics", _labelled(self.metrics, [entry.metric for entry in self.metrics]))
+        if self.matched:
+            object.__setattr__(self, "metrics", _with_matched(self.metrics))
         for method in self.methods:
             checked(method.method, method.options)  # what is unknown is said now, not after hours
+        if self.budget is not None:
+            if self.budget < 1:
+                raise OptionError(f"a budget of {self.budget} passes; expected 1 or more")
+            object.__setattr__(self, "methods", tuple(entry.within(self.budget) for entry in self.methods))
         made = [entry.create() for entry in self.metrics]  # impossible options are refused here
         if len({(one.options, one.fixed) for one in made if isinstance(one, GridMetric)}) > 1:
             raise OptionError("the plan has metrics of different grids; give each a run of its own")
@@ -188,16 +221,29 @@ def make_plan(settings: Mapping[str, Any]) -> Plan:
     given["methods"] = _entries(MethodEntry, "method", given.get("methods", "dave"))
     given["metrics"] = _entries(MetricEntry, "metric", given.get("metrics", ("gridpg", "energypg", "deletion")))
     given["seeds"] = tuple(_listed(given.get("seeds", 0)))
-    smoothing = given.get("smoothing", "none")
-    if isinstance(smoothing, dict):
-        check(smoothing, get_type_hints(Smoothing), "smoothing")
-    given["smoothing"] = Smoothing(**smoothing) if isinstance(smoothing, dict) else Smoothing(smoothing)
+    given["smoothing"] = _smoothing(given.get("smoothing", "none"))
     return Plan(**given)
 
 
 def digest(content: Any) -> str:
     """A hash of plain data."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _smoothing(value: Any) -> Smoothing:
+    """Out of its kind, or of a table."""
+    if isinstance(value, Smoothing):
+        return value
+    if isinstance(value, dict):
+        check(value, get_type_hints(Smoothing), "smoothing")
+    return Smoothing(**value) if isinstance(value, dict) else Smoothing(value)
+
+
+def _with_matched(entries: tuple[MetricEntry, ...]) -> tuple[MetricEntry, ...]:
+    """Each metric followed by itself on maps as coarse as those of tokens, if the plan has that not yet."""
+    made = {entry.label: entry for entry in entries}
+    pairs = (pair for entry in entries for pair in ((entry,) if entry.smoothing else (entry, entry.matched())))
+    return tuple({entry.label: made.get(entry.label, entry) for entry in pairs}.values())
 
 
 def _listed(value: Any) -> Sequence[Any]:

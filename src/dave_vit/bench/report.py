@@ -102,6 +102,21 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What a map takes: forward passes of the explained picture, and seconds; None where no map was made."""
+
+    passes: float | None
+    seconds: float | None
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """Both for a table."""
+        if self.passes is None or self.seconds is None:
+            return "-", "-"
+        return f"{self.passes:.3g}", f"{self.seconds:.3g}"
+
+
+@dataclass(frozen=True)
 class View:
     """What the report shows of one model.
 
@@ -114,6 +129,7 @@ class View:
         differences: by metric, the mean of a first method minus a second one with its interval.
         curves: a plot for each metric that has any.
         examples: by method.
+        costs: of a map, by method.
     """
 
     model: str
@@ -124,6 +140,7 @@ class View:
     differences: Mapping[str, Mapping[tuple[str, str], Mapping[str, float]]]
     curves: Sequence[Drawing]
     examples: Mapping[str, Sequence[Example]]
+    costs: Mapping[str, Cost]
 
 
 def pages(plan: Plan, summary: Mapping[str, Any], views: Sequence[View]) -> dict[str, bytes]:
@@ -184,6 +201,7 @@ def view(
         differences,
         list(_curves(plan, collected)),
         examples,
+        _costs(plan, results),
     )
 
 
@@ -196,11 +214,20 @@ def _column(entry: MetricEntry, results: Sequence[Mapping[str, Any]]) -> Column:
     return Column(entry.label, metric.summary, arrow, best, counts.pop() if len(counts) == 1 else "")
 
 
+def _costs(plan: Plan, results: Mapping[tuple[str, str], Mapping[str, Any]]) -> dict[str, Cost]:
+    """Of single images where the plan has such a metric; maps of the cells of a grid share their passes."""
+    by_image = sorted(plan.metrics, key=lambda entry: isinstance(entry.create(), GridMetric))
+    found = ((method.label, results[method.label, by_image[0].label]) for method in plan.methods)
+    return {label: Cost(one["passes"], one["map_seconds"]) for label, one in found}
+
+
 def _left_out(results: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     for (method, metric), one in results.items():
-        if one["dropped"] or not one["n"]:
-            reasons = "; ".join(f"{count} x {reason}" for reason, count in one["reasons"].items())
-            yield f"{method}, {metric}", f"n = {one['n']}, {reasons or 'nothing to score'}"
+        reasons = [f"{count} x {reason}" for reason, count in one["reasons"].items()]
+        if one["empty"]:
+            reasons.append(f"{one['empty']} x shows nothing and counts as the worst")
+        if reasons or not one["n"]:
+            yield f"{method}, {metric}", f"n = {one['n']}, {'; '.join(reasons) or 'nothing to score'}"
 
 
 def _differences(summary: Mapping[str, Any], model: str, metric: str) -> dict[tuple[str, str], dict[str, float]]:

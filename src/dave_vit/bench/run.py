@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dave_vit.atomic import json_bytes
 from dave_vit.bench.engines import Engine
 from dave_vit.bench.engines.local import LocalEngine
+from dave_vit.bench.job import Job, Loader, check
 from dave_vit.bench.numbers.collect import Collected, collect
 from dave_vit.bench.numbers.rows import Scanned, read_scans
 from dave_vit.bench.numbers.summary import summarise
 from dave_vit.bench.plan import ModelEntry, Plan
+from dave_vit.bench.provenance import provenance
 from dave_vit.bench.report import Example, View, check_examples, example_columns, example_metric, pages, view
-from dave_vit.bench.store import DamagedFile, RunFolder
+from dave_vit.bench.store import DamagedFile, RunFolder, differences
 from dave_vit.bench.tasks import Task, Tasks, kept_grids
-from dave_vit.bench.worker import Job, Loader, check
 from dave_vit.data import open_dataset
 from dave_vit.errors import DataError
 from dave_vit.metrics import GridMetric
@@ -35,6 +37,7 @@ def evaluate(
     loader: Loader = ModelEntry.load,
     threads: int | None = None,
     watch: Watch | None = None,
+    allow_mixed: bool = False,
 ) -> dict[str, Any]:
     """Runs a plan, or what is left of it, and writes summary and report.
 
@@ -45,11 +48,13 @@ def evaluate(
         loader: from an entry of the plan to a model; for models that no spec names.
         threads: of torch in each worker on the CPU.
         watch: is told of progress.
+        allow_mixed: go on with other code, libraries or weights than the run was begun with; the report says so.
 
     Returns:
         The content of ``summary.json``.
     """
-    run = _Run(plan, RunFolder(out), Job(plan, loader, threads), engine or LocalEngine(), watch or _silent)
+    folder, job = RunFolder(out), Job(plan, loader, threads)
+    run = _Run(folder, job, engine or LocalEngine(), watch or _silent, allow_mixed=allow_mixed)
     with run.engine:
         return run.complete()
 
@@ -76,13 +81,17 @@ class _Scan:
 class _Run:
     """The phases of a run."""
 
-    def __init__(self, plan: Plan, folder: RunFolder, job: Job, engine: Engine, watch: Watch) -> None:
-        self.plan, self.folder, self.job, self.engine, self.watch = plan, folder, job, engine, watch
+    def __init__(self, folder: RunFolder, job: Job, engine: Engine, watch: Watch, *, allow_mixed: bool) -> None:
+        self.plan, self.folder, self.engine, self.watch = job.plan, folder, engine, watch
+        plan = self.plan
         data = open_dataset(plan.data, plan.limit)
         document = plan.document(data.digest())
-        if not folder.holds_plan:
-            check(job, data)
+        weights = {} if folder.holds_plan and not allow_mixed else check(job, data)
         folder.prepare(document)
+        now = provenance(weights)
+        self.made_with = folder.enter(now, allow_mixed=allow_mixed)
+        own = next(one for one in reversed(self.made_with) if one["software"] == now["software"])
+        self.job = job if allow_mixed else replace(job, made_with=own)
         self.count = len(data)
         self.tasks = Tasks(plan, document)
         self.damage: list[str] = []
@@ -100,7 +109,7 @@ class _Run:
         collected = [rows.get(scan.label, Collected()) for scan in scans]
         skipped = {one.name: one for scan in scans for one in scan.images if one.predicted is None}
         summary = summarise(self.plan, self.count, collected, [scan.left_out for scan in scans], list(skipped.values()))
-        summary["notes"] = [note for scan in scans for note in scan.notes]
+        summary["notes"] = [*_mixed(self.made_with), *(note for scan in scans for note in scan.notes)]
         views = self._views(summary, scans, collected)
         summary["notes"] += self.damage  # which may show until here
         report = pages(self.plan, summary, views)
@@ -188,6 +197,14 @@ class _Run:
                 path = self.folder / task.file
                 made = [Example(place, images[name], value, path) for place, (name, value) in picks.items()]
                 yield self.plan.methods[method].label, task, made
+
+
+def _mixed(made_with: list[dict[str, Any]]) -> list[str]:
+    """That a run was computed with several versions, where it was."""
+    return [
+        f"computed with mixed versions: {'; '.join(change.partition('.')[2] for change in differences(before, after))}"
+        for before, after in pairwise(made_with)
+    ]
 
 
 def _silent(what: str, done: int, total: int, before: int) -> None:

@@ -13,37 +13,56 @@ from torch import Tensor, nn
 from dave_vit.bench.numbers.rows import Row
 from dave_vit.bench.plan import MethodEntry, Smoothing
 from dave_vit.errors import DaveError
-from dave_vit.maps import collapse, official_postprocess, smooth
+from dave_vit.maps import collapse, official_postprocess, smooth, to_patches
 from dave_vit.methods import create_method
+from dave_vit.methods.options import fitting
 from dave_vit.metrics import Case, Metric
+from dave_vit.metrics.base import NO_MASS, NOT_FINITE
+from dave_vit.models import traits_of
+from dave_vit.run.layout import patch_side
 from dave_vit.targets import Contrast
+
+_TOKENS = 14  # along a side, for models whose patches are not known
 
 
 class MapMaker:
-    """A method of the plan with its options and seed, and the smoothing of the run.
+    """A method of the plan with its options and seed, and a smoothing.
 
     Args:
         entry: of the plan.
-        smoothing: of the plan.
+        smoothing: of the maps.
         seed: for methods that draw samples.
     """
 
     def __init__(self, entry: MethodEntry, smoothing: Smoothing, seed: int) -> None:
-        self.entry, self.smoothing = entry, smoothing
-        self.options = {**({"seed": seed} if entry.seeded else {}), **entry.options}
+        self.entry, self.smoothing, self.seed = entry, smoothing, seed
+        self.options = fitting(entry.method, seed=seed) | dict(entry.options)
 
     def maps(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
         """Maps [B,H,W] of targets [B], or [B,K,H,W] of targets [B,K]."""
+        return self.smoothed(model, self.raw(model, inputs, target))
+
+    def raw(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
+        """The same before they are smoothed."""
         method = create_method(self.entry.method, model, **self.options)
         wanted = target if self.entry.against is None else Contrast(target, self.entry.against)
         attribution = method.attribute(inputs, wanted).detach()
-        maps = self._smooth(collapse(attribution.flatten(0, -4)))  # [B * K,H,W]
+        maps = collapse(attribution.flatten(0, -4))  # [B * K,H,W]
         return maps.view(*target.shape, *maps.shape[1:])
 
-    def _smooth(self, maps: Tensor) -> Tensor:
-        if self.smoothing.kind == "official":
-            return official_postprocess(maps)
-        return smooth(maps, self.smoothing.kind, self.smoothing.size, self.smoothing.sigma)
+    def smoothed(self, model: nn.Module, raw: Tensor) -> Tensor:
+        """Maps of ``raw`` as they are scored."""
+        maps, how = raw.flatten(0, -3), self.smoothing
+        if how.kind == "official":
+            return official_postprocess(maps).view_as(raw)
+        if how.kind == "patch":
+            patch = traits_of(model).patch or patch_side(model) or max(1, raw.shape[-1] // _TOKENS)
+            return to_patches(maps, patch).view_as(raw)
+        return smooth(maps, how.kind, how.size, how.sigma).view_as(raw)
+
+    def with_smoothing(self, smoothing: Smoothing) -> MapMaker:
+        """The same method with another smoothing."""
+        return MapMaker(self.entry, smoothing, self.seed)
 
 
 @dataclass(frozen=True)
@@ -54,14 +73,23 @@ class Scorer:
         label: how results call it.
         metric: itself.
         options: hash of all options that decide its values for one method.
+        smoothing: of the maps that it scores.
     """
 
     label: str
     metric: Metric
     options: str
+    smoothing: Smoothing
+
+    def count(self, places: Sequence[int]) -> int:
+        """How many of the images or grids at these places, which rise, it is scored on."""
+        limit = self.metric.images
+        return len(places) if limit is None else sum(place < limit for place in places)
 
     def rows(self, case: Case, maps: Sequence[Row]) -> list[Row]:
         """The rows of a batch; what the metric cannot do with this model is a reason, never the end of the run.
+
+        A map that shows nothing has the worst value that the metric knows, and the reason beside it.
 
         Args:
             case: the maps, and what the metric looks at beside them.
@@ -78,6 +106,7 @@ class Scorer:
         for i, (one, value) in enumerate(zip(maps, scores.values.flatten().double().tolist(), strict=True)):
             if math.isnan(value):
                 (row,) = self.dropped([one], self.metric.reason(case, i))
+                row = replace(row, value=self.metric.worst) if row.dropped in (NO_MASS, NOT_FINITE) else row
             else:
                 row = replace(one, value=value, metric=self.label, options=self.options)
                 row = replace(row, curve=curves[i], at=list(scores.at)) if curves else row

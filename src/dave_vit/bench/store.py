@@ -1,6 +1,6 @@
 """The folder of a run: files that are whole or absent, claims that die with their process, one plan for ever.
 
-- ``plan.json``: what is computed, by content
+- ``plan.json``: what is computed, by content; ``versions.json``: with what code, libraries and weights
 - ``scan/``: which class each image has for each model; ``grids/``: the grids of each model
 - ``rows/*.parquet``: results, one file per shard; ``maps/*.npz``: maps, where they were asked for
 - ``examples/``: maps of the pictures in the report
@@ -79,6 +79,34 @@ class RunFolder:
             said = [change for change in changes if not change.startswith(_DATA)] or changes
             what = "; ".join(said[:3]) + ("; ..." if len(said) > 3 else "")
             raise OptionError(f"{self.path} holds a run of another plan ({what}); use another --out, or delete it")
+
+    def enter(self, made_with: Mapping[str, Mapping[str, str]], *, allow_mixed: bool = False) -> list[dict[str, Any]]:
+        """Notes what the run goes on with, or refuses where that is not what it was begun with.
+
+        Args:
+            made_with: software and weights; models that are not named are not compared.
+            allow_mixed: go on all the same.
+
+        Returns:
+            All that it was computed with so far, this included, the first one first.
+        """
+        with self.claim("plan", wait=True):
+            path = self / "versions.json"
+            try:
+                held: list[dict[str, Any]] = json.loads(path.read_bytes()) if path.exists() else []
+            except ValueError as error:
+                raise OptionError(f"{path}: damaged; use another --out, or delete the folder") from error
+            software, models = dict(made_with["software"]), dict(made_with["models"])
+            if any(one["software"] == software and models.items() <= one["models"].items() for one in held):
+                return held
+            now = {"software": software, "models": {**(held[-1]["models"] if held else {}), **models}}
+            if held and not allow_mixed:
+                what = "; ".join(change.partition(".")[2] for change in list(differences(held[-1], now))[:3])
+                how = "use another --out, install that version again, or go on with --allow-mixed"
+                raise OptionError(f"{self.path} was computed with other versions ({what}); {how}")
+            held.append(now)
+            self.write({"versions.json": json_bytes(held)})
+        return held
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Writes files in the order given, each whole or not at all, also if the machine stops."""

@@ -114,7 +114,8 @@ class Tasks:
         """Maps of some images for the report."""
         numbers = tuple(one.index for one in chosen)
         targets = tuple(self.target(one) for one in chosen)
-        return self._task("examples", model, method, self.plan.seeds[0], 0, numbers, targets)
+        seed = self.plan.methods[method].seeds(self.plan.seeds)[0]
+        return self._task("examples", model, method, seed, 0, numbers, targets)
 
     def target(self, image: Scanned) -> int:
         """The class that is explained."""
@@ -122,9 +123,9 @@ class Tasks:
         return -1 if wanted is None else wanted
 
     def _ways(self) -> Iterator[tuple[int, int]]:
-        """Methods and seeds; what draws nothing runs once."""
+        """Methods and their seeds."""
         for place, entry in enumerate(self.plan.methods):
-            for seed in self.plan.seeds if entry.seeded else self.plan.seeds[:1]:
+            for seed in entry.seeds(self.plan.seeds):
                 yield place, seed
 
     def _task(

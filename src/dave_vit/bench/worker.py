@@ -2,102 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit.atomic import npz_bytes
+from dave_vit.bench.job import Job, Subject
 from dave_vit.bench.numbers.rows import Row, Scanned, pack
-from dave_vit.bench.plan import ModelEntry, Plan, digest
+from dave_vit.bench.plan import digest
+from dave_vit.bench.provenance import software
 from dave_vit.bench.scoring import MapMaker, Scorer, clock
 from dave_vit.bench.tasks import Task
-from dave_vit.data import Dataset, Item, open_dataset
+from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch, load_batch
-from dave_vit.data.classes import class_map
 from dave_vit.data.grids import compose
-from dave_vit.data.placement import Placements
-from dave_vit.environment import device_name, listed, versions
-from dave_vit.errors import DaveError, ImageError, UnsupportedOperator
-from dave_vit.methods import create_method
+from dave_vit.environment import device_name, listed
+from dave_vit.errors import DaveError, ImageError
+from dave_vit.methods.chunks import Passes
 from dave_vit.metrics import Case, GridMetric
+from dave_vit.run.passes import counted
 
 Files = dict[str, bytes]
-Loader = Callable[[ModelEntry, str], nn.Module]
 _READERS = 4  # threads that decode images
 
 
 @dataclass(frozen=True)
-class Job:
-    """What all workers of a run share; it travels to other processes.
+class _Part:
+    """A batch on its way to rows.
 
     Attributes:
-        plan: what is computed.
-        loader: from an entry of the plan and a device to a model.
-        threads: of torch in each worker on the CPU; the sums of some operations depend on it.
+        inputs: [B,C,H,W].
+        target: [B] or [B,K].
+        regions: [B,H,W].
+        rows: one for each map.
+        places: of the inputs among all images or grids of the run, rising, [B].
     """
-
-    plan: Plan
-    loader: Loader = ModelEntry.load
-    threads: int | None = None
-
-
-class Subject:
-    """A model, and what its preprocessing does to classes, places and colours.
-
-    Args:
-        model: has ``preprocess`` and ``class_names``, as ``load_model`` gives it.
-        data: what it is evaluated on.
-    """
-
-    def __init__(self, model: Any, data: Dataset) -> None:
-        self.model: nn.Module = model
-        self.placements = Placements(model.preprocess)
-        self.classes = class_map(data.class_names, model.class_names)
-        self.black, self.white = (self._colour(grey) for grey in (0, 255))
-
-    def label(self, label: int | None) -> int | None:
-        """A label of the data set as a class of the model."""
-        return None if label is None else self.classes.get(label)
-
-    def picture(self, inputs: Tensor) -> npt.NDArray[np.uint8]:
-        """Preprocessed images as the model sees them, [B,H,W,3]."""
-        black, white = (torch.tensor(colour[:3]).view(1, 3, 1, 1) for colour in (self.black, self.white))
-        shown = (inputs[:, :3].detach().float().cpu() - black) / (white - black)
-        return np.asarray((shown.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy())
-
-    def _colour(self, grey: int) -> list[float]:
-        """A black or white pixel after preprocessing, one number per channel."""
-        shown = self.placements.preprocess(Image.new("RGB", (64, 64), (grey, grey, grey)))
-        shown = shown.reshape(shown.shape[-3:]).float()  # [C,H,W]
-        centre: list[float] = shown[:, shown.shape[1] // 2, shown.shape[2] // 2].tolist()
-        return centre
-
-
-def check(job: Job, data: Dataset) -> None:
-    """Loads each model of a plan and makes each method for it once, so that what cannot work is said at once."""
-    for entry in job.plan.models:
-        subject = Subject(job.loader(entry, "cpu"), data)
-        for method in job.plan.methods:
-            with suppress(UnsupportedOperator):  # its images are dropped, with the reason
-                create_method(method.method, subject.model, **method.options)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A batch on its way to rows: inputs [B,C,H,W], target [B] or [B,K], regions [B,H,W], and a row for each map."""
 
     inputs: Tensor
     target: Tensor
     regions: Tensor
     rows: list[Row]
+    places: list[int]
+
+    def cut(self, start: int, stop: int) -> _Part:
+        """Some of its inputs."""
+        each = len(self.rows) // len(self.inputs)
+        inputs, target, regions = (part[start:stop] for part in (self.inputs, self.target, self.regions))
+        return _Part(inputs, target, regions, self.rows[start * each : stop * each], self.places[start:stop])
 
 
 @dataclass
@@ -106,7 +62,6 @@ class _Shard:
 
     rows: list[Row] = field(default_factory=list)
     maps: list[tuple[Sequence[str], Tensor]] = field(default_factory=list)
-    done: int = 0
 
     def files(self, task: Task) -> Files:
         """Maps first: the rows say that the task is done."""
@@ -123,7 +78,9 @@ class Worker:
     """
 
     def __init__(self, job: Job, device: str) -> None:
-        self.plan, self.loader, self.device = job.plan, job.loader, torch.device(device)
+        for name, found in software().items():
+            job.compare("software", name, found)
+        self.plan, self.job, self.device = job.plan, job, torch.device(device)
         self.data = open_dataset(job.plan.data, job.plan.limit)
         self._readers = ThreadPoolExecutor(_READERS)
         self._subject: tuple[int, Subject] | None = None
@@ -147,7 +104,7 @@ class Worker:
             scanned += [self._unread(index, reason) for index, reason in batch.failures]
             if batch.indices:
                 with torch.no_grad():
-                    top = subject.model(batch.inputs).float().softmax(1).max(1)
+                    top = _logits(subject.model, batch.inputs).softmax(1).max(1)
                 rows = zip(batch.indices, batch.items, top.indices.tolist(), top.values.tolist(), strict=True)
                 scanned += [self._known(subject, *row) for row in rows]
         return {task.file: pack(sorted(scanned, key=lambda one: one.index), Scanned)}
@@ -164,16 +121,19 @@ class Worker:
     def _image_rows(self, task: Task) -> Files:
         shard = _Shard()
         wanted = dict(zip(task.images, task.targets, strict=True))
+        place = {index: task.start + number for number, index in enumerate(task.images)}
         for batch in self._batches(task):
             for index, reason in batch.failures:  # it could be read when the run began
                 item = self.data[index]
-                shard.rows += self._dropped(task, [self._row(task, item.name, _unit(item), wanted[index])], reason)
+                row = self._row(task, item.name, _unit(item), wanted[index])
+                shard.rows += self._dropped(task, [row], [place[index]], reason)
             if batch.indices:
                 targets = [wanted[index] for index in batch.indices]
                 pairs = zip(batch.items, targets, strict=True)
                 rows = [self._row(task, item.name, _unit(item), target) for item, target in pairs]
                 target = torch.tensor(targets, device=self.device)
-                self._score(task, _Part(batch.inputs, target, batch.regions, rows), shard)
+                places = [place[index] for index in batch.indices]
+                self._score(task, _Part(batch.inputs, target, batch.regions, rows, places), shard)
         return shard.files(task)
 
     def _grid_rows(self, task: Task) -> Files:
@@ -189,7 +149,9 @@ class Worker:
             shown = [_unit(self.data[index]) for index in numbers]
             rows = [replace(row, pictures=shown[i - i % cells :][:cells]) for i, row in enumerate(rows)]
             target = torch.tensor(targets, device=self.device).view(-1, cells)
-            self._score(task, _Part(inputs, target, torch.zeros_like(inputs[:, 0], dtype=torch.bool), rows), shard)
+            nowhere = torch.zeros_like(inputs[:, 0], dtype=torch.bool)
+            places = [task.start + at // cells + i for i in range(len(inputs))]
+            self._score(task, _Part(inputs, target, nowhere, rows, places), shard)
         return shard.files(task)
 
     def _row(self, task: Task, image: str, unit: str, target: int) -> Row:
@@ -201,7 +163,7 @@ class Worker:
             unit=unit,
             target=target,
             seed=task.seed,
-            versions=listed(versions()),
+            versions=listed(software()),
             device=device_name(self.device),
         )
 
@@ -215,41 +177,53 @@ class Worker:
         return tensors
 
     def _score(self, task: Task, part: _Part, shard: _Shard) -> None:
-        """Adds the rows of a batch under all metrics of its kind; its maps are made once."""
-        subject, maker = self._model(task), self._maker(task)
+        """Adds the rows of a batch under all metrics of its kind; in halves where memory does not suffice for it."""
+        count = len(part.inputs)
+        for made in Passes(count).run(lambda start, stop: self._scored(task, part.cut(start, stop)), count):
+            shard.rows += made.rows
+            shard.maps += made.maps
+
+    def _scored(self, task: Task, part: _Part) -> _Shard:
+        """The rows of a batch, whose maps are made once, and the maps where they are kept."""
+        subject, maker, made = self._model(task), self._maker(task), _Shard()
         started = clock(part.inputs)
         try:
-            maps = maker.maps(subject.model, part.inputs, part.target)
+            with counted() as count:
+                raw = maker.raw(subject.model, part.inputs, part.target)
         except DaveError as error:  # such as a method that finds nothing in this model
-            shard.rows += self._dropped(task, part.rows, str(error))
-            return
+            made.rows += self._dropped(task, part.rows, part.places, str(error))
+            return made
         seconds = (clock(part.inputs) - started) / len(part.rows)
-        rows = [replace(row, map_seconds=seconds) for row in part.rows]
-        case = Case(subject.model, part.inputs, part.target, maps, part.regions, maker.maps, subject.black)
+        passes = count.passes / len(part.inputs)
+        rows = [replace(row, passes=passes, map_seconds=seconds) for row in part.rows]
         if self.plan.save_maps:
-            shard.maps.append(([row.image for row in rows], maps.flatten(0, -3).cpu()))
-        place = task.start + shard.done
-        shard.done += len(part.inputs)
+            kept = maker.smoothed(subject.model, raw)
+            made.maps.append(([row.image for row in rows], kept.flatten(0, -3).cpu()))
         for scorer in self._scorers(task):
-            count = len(part.inputs) if scorer.metric.images is None else max(0, scorer.metric.images - place)
-            if count:
-                shard.rows += scorer.rows(_first(case, count), rows[: count * part.target[0].numel()])
+            if some := scorer.count(part.places):
+                case = _case(subject, part.cut(0, some), raw[:some], maker.with_smoothing(scorer.smoothing))
+                made.rows += scorer.rows(case, rows[: some * part.target[0].numel()])
+        return made
 
     def _maker(self, task: Task) -> MapMaker:
         return MapMaker(self.plan.methods[task.method], self.plan.smoothing, task.seed)
 
-    def _dropped(self, task: Task, rows: Sequence[Row], reason: str) -> list[Row]:
+    def _dropped(self, task: Task, rows: Sequence[Row], places: Sequence[int], reason: str) -> list[Row]:
         """Rows without a value for all metrics of the task."""
-        return [row for scorer in self._scorers(task) for row in scorer.dropped(rows, reason)]
+        each = len(rows) // len(places)
+        made = ((scorer, scorer.count(places) * each) for scorer in self._scorers(task))
+        return [row for scorer, some in made for row in scorer.dropped(rows[:some], reason)]
 
     def _scorers(self, task: Task) -> list[Scorer]:
         plan = self.plan
-        how = [plan.methods[task.method].options, plan.smoothing, plan.target, plan.min_confidence]
-        return [
-            Scorer(entry.label, metric, digest([*map(str, how), entry.metric, dict(entry.options)])[:12])
-            for entry, metric in self._metrics
-            if isinstance(metric, GridMetric) == (task.kind == "grids")
-        ]
+        made = []
+        for entry, metric in self._metrics:
+            if isinstance(metric, GridMetric) == (task.kind == "grids"):
+                smoothing = entry.smoothing or plan.smoothing
+                how = [plan.methods[task.method].options, smoothing, plan.target, plan.min_confidence]
+                options = digest([*map(str, how), entry.metric, dict(entry.options)])[:12]
+                made.append(Scorer(entry.label, metric, options, smoothing))
+        return made
 
     def _examples(self, task: Task) -> Files:
         subject, maker = self._model(task), self._maker(task)
@@ -267,7 +241,7 @@ class Worker:
     def _model(self, task: Task) -> Subject:
         if self._subject is None or self._subject[0] != task.model:
             self._subject = None  # the old one goes before the new one comes
-            model = self.loader(self.plan.models[task.model], str(self.device))
+            model = self.job.load(self.plan.models[task.model], str(self.device))
             self._subject = (task.model, Subject(model, self.data))
         return self._subject[1]
 
@@ -294,11 +268,16 @@ def pack_maps(kept: Sequence[tuple[Sequence[str], Tensor]]) -> bytes:
     return npz_bytes({"names": np.array(names), "maps": halved, "scale": scale.numpy()})
 
 
-def _first(case: Case, count: int) -> Case:
-    if count >= len(case.inputs):
-        return case
-    cut = {name: getattr(case, name)[:count] for name in ("inputs", "target", "maps", "regions")}
-    return replace(case, **cut)
+def _logits(model: nn.Module, inputs: Tensor) -> Tensor:
+    """[B,classes]; in parts where memory does not suffice for the batch."""
+    parts = Passes(len(inputs)).run(lambda start, stop: model(inputs[start:stop]).float(), len(inputs))
+    return torch.cat(parts)
+
+
+def _case(subject: Subject, part: _Part, raw: Tensor, maker: MapMaker) -> Case:
+    """What a metric looks at."""
+    maps = maker.smoothed(subject.model, raw)
+    return Case(subject.model, part.inputs, part.target, maps, part.regions, maker.maps, subject.black)
 
 
 def _unit(item: Item) -> str:

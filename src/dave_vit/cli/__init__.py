@@ -31,6 +31,7 @@ COMMANDS = (
     "doctor",
     "tune",
     "evaluate",
+    "diff",
     "analyze",
     "reproduce",
     "probe",

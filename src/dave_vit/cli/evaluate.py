@@ -65,6 +65,16 @@ class PlanOptions:
     ] = "gridpg,energypg,deletion"
     data: Data = "builtin"
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Use the first N images.")] = None
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            "--budget",
+            min=1,
+            metavar="PASSES",
+            help="Forward passes of a map, alike for all methods that draw samples or take steps.",
+            show_default="as each method has it",
+        ),
+    ] = None
     target: Annotated[
         Literal["label", "predicted"],
         typer.Option("--target", help="Explain the image's label or the predicted class."),
@@ -77,6 +87,9 @@ class PlanOptions:
     ] = None
     batch: Annotated[int, typer.Option("--batch", min=1, help="Images in one pass.")] = 32
     shard: Annotated[int, typer.Option("--shard", min=1, help="Images per file of results.")] = 32
+    matched: Annotated[
+        bool, typer.Option("--matched", help="Score all maps once more, smoothed to the resolution of patches.")
+    ] = False
     save_maps: Annotated[bool, typer.Option("--save-maps", help="Keep the maps as well, in half precision.")] = False
     file: Annotated[
         Path | None,
@@ -89,7 +102,7 @@ class SmoothingOptions:
     """What is done to every map before it is scored."""
 
     kind: Annotated[
-        Literal["none", "mean", "gaussian", "official"],
+        Literal["none", "mean", "gaussian", "patch", "official"],
         typer.Option("--smoothing", help="Of every map before it is scored."),
     ] = "none"
     size: Annotated[int, typer.Option("--smoothing-size", metavar="N", help="Side of the window in pixels; odd.")] = 15
@@ -122,6 +135,12 @@ class Execution:
             "--threads", min=1, max=1024, help="Of each worker on the CPU.", show_default="all cores, shared by workers"
         ),
     ] = None
+    allow_mixed: Annotated[
+        bool,
+        typer.Option(
+            "--allow-mixed", help="Go on with other code, libraries or weights than the folder was begun with."
+        ),
+    ] = False
 
 
 @app.command(
@@ -152,7 +171,8 @@ def evaluate(
     """
     flags = _flags(context, settings, methods, model)
     plan = _plan(settings.file, flags, given(context, smoothing), methods)
-    _run(plan, out, _engine(execution, model.device), _threads(execution), output=output)
+    how = {"engine": _engine(execution, model.device), "threads": _threads(execution)}
+    _run(plan, out, {**how, "allow_mixed": execution.allow_mixed}, output=output)
 
 
 def _flags(
@@ -178,7 +198,8 @@ def _plan(file: Path | None, flags: dict[str, Any], smoothing: dict[str, Any], m
         before = settings.get("smoothing", {})
         settings["smoothing"] = {**(before if isinstance(before, dict) else {"kind": before}), **smoothing}
     texts = _settings(methods.settings or [])
-    settings["methods"] = [_method(one, methods, texts) for one in _entries("method", settings["methods"], METHODS)]
+    entries = _entries("method", settings["methods"], METHODS)
+    settings["methods"] = [_method(one, flags, methods, texts) for one in entries]
     settings["metrics"] = [_metric(one, texts) for one in _entries("metric", settings["metrics"], METRICS)]
     for who in texts:
         raise OptionError(f"--set {who}.{next(iter(texts[who]))}: {who!r} is no method and no metric of this run")
@@ -208,17 +229,23 @@ def _settings(texts: list[str]) -> dict[str, dict[str, str]]:
     return found
 
 
-def _method(table: dict[str, Any], common: ScoredMethods, texts: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """A method's table with what the flags say of it; samples and preset go to the methods that take them."""
+def _method(
+    table: dict[str, Any], flags: dict[str, Any], common: ScoredMethods, texts: dict[str, dict[str, str]]
+) -> dict[str, Any]:
+    """A method's table under what the flags say of it; samples and preset go to the methods that take them."""
+    from dave_vit.methods import METHODS
     from dave_vit.methods.options import fitting, parsed
 
     name = str(table.get("method"))
     own = parsed(name, texts.pop(str(table.get("label") or name), {}))
-    return {
-        **({} if common.against is None else {"against": common.against}),
-        **table,
-        "options": {**fitting(name, samples=common.samples, preset=common.preset), **table["options"], **own},
-    }
+    before = dict(table["options"])
+    changed = {"seed"} if "seeds" in flags else set()  # what the file says of a method, and a flag says of all
+    if "budget" in flags:
+        changed |= METHODS[name].within(flags["budget"], **before).keys()
+    kept = {option: value for option, value in before.items() if option not in changed}
+    options = {**kept, **fitting(name, samples=common.samples, preset=common.preset), **own}
+    against = {} if common.against is None else {"against": common.against}
+    return {**table, **against, "options": options}
 
 
 def _metric(table: dict[str, Any], texts: dict[str, dict[str, str]]) -> dict[str, Any]:
@@ -241,11 +268,11 @@ def _threads(execution: Execution) -> int:
     return execution.threads or max(1, torch.get_num_threads() // (execution.workers or 1))
 
 
-def _run(plan: Plan, out: Path, engine: Engine, threads: int, *, output: Output) -> None:
+def _run(plan: Plan, out: Path, how: dict[str, Any], *, output: Output) -> None:
     from dave_vit.bench import evaluate as run_plan
 
     with _watching(Output(quiet=output.quiet or output.as_json)) as watch:
-        summary = run_plan(plan, out, engine=engine, threads=threads, watch=watch)
+        summary = run_plan(plan, out, watch=watch, **how)
     failures = list(_failures(summary))
     for text in (*summary["notes"], *failures):
         output.note(text)
@@ -293,10 +320,13 @@ def _table(plan: Plan, summary: dict[str, Any], model: str) -> Table:
 
     labels = [metric.label for metric in plan.metrics]
     found = {(one["method"], one["metric"]): one for one in summary["results"] if one["model"] == model}
-    table = Table("method", *labels, box=None, title=model, title_justify="left")
+    table = Table("method", *labels, "n", "passes", "s per map", box=None, title=model, title_justify="left")
     for method in plan.methods:
-        cells = [_cell(found[method.label, label], brief=len(labels) > 2) for label in labels]
-        table.add_row(method.label, *cells)
+        own = [found[method.label, label] for label in labels]
+        counts = dict.fromkeys(str(one["n"]) for one in own)
+        cost = own[-1]  # grids, whose cells share their passes, come first in tables
+        spent = ("-", "-") if cost["passes"] is None else (f"{cost['passes']:.3g}", f"{cost['map_seconds']:.3g}")
+        table.add_row(method.label, *(_cell(one, brief=len(labels) > 2) for one in own), " / ".join(counts), *spent)
     return table
 
 

@@ -56,6 +56,9 @@ class Scores:
     at: Sequence[float] = ()
 
 
+NO_MASS, NOT_FINITE = "no positive mass", "map is not finite"
+
+
 class Metric(ABC):
     """Base of all metrics.
 
@@ -63,12 +66,15 @@ class Metric(ABC):
         summary: one sentence.
         axis: what the horizontal axis of its curves is, where it has curves.
         higher_is_better: which direction is good.
+        worst: what a map scores that shows nothing, having no positive mass or values that are not finite; such maps
+            are left out where nothing is said.
         images: how many images of a data set it is scored on; all where nothing is said.
     """
 
     summary: ClassVar[str]
     axis: ClassVar[str] = ""
     higher_is_better: bool = True
+    worst: ClassVar[float | None] = None
     images: int | None = None
 
     @abstractmethod
@@ -78,7 +84,7 @@ class Metric(ABC):
     def reason(self, case: Case, index: int) -> str:
         """Why map ``index`` of a case has no score; the maps of a grid follow one another."""
         finite = case.maps.flatten(0, -3)[index].isfinite().all()
-        return "no positive mass" if finite else "map is not finite"
+        return NO_MASS if finite else NOT_FINITE
 
 
 class GridMetric(Metric):

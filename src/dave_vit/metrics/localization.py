@@ -85,6 +85,7 @@ class GridPG(GridMetric):
     """The grid pointing game: of a grid of images of distinct classes, how much of a class's map lies in its cell."""
 
     summary = "Share of the positive mass in the cell of the explained class, in grids of images."
+    worst = 0.0
 
     def score(self, case: Case) -> Scores:
         """[B,K], one number per cell."""
@@ -98,6 +99,8 @@ class _InRegion(Metric):
         largest: the region's share of the crop above which an image is left out; a box that fills the image scores
             full marks for any map.
     """
+
+    worst = 0.0
 
     def __init__(self, largest: float = 1.0) -> None:
         if not 0 < largest <= 1:

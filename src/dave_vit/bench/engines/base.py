@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dave_vit.bench.job import Job
 from dave_vit.bench.store import RunFolder
 from dave_vit.bench.tasks import Task
-from dave_vit.bench.worker import Job
 from dave_vit.registry import Registry
 
 Finished = Callable[[Task], None]

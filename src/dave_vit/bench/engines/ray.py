@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from dave_vit.bench.engines.base import ENGINES, EngineOptions, Finished
+from dave_vit.bench.job import Job
 from dave_vit.bench.store import RunFolder
 from dave_vit.bench.tasks import Task
-from dave_vit.bench.worker import Job, Worker
+from dave_vit.bench.worker import Worker
 from dave_vit.errors import DaveError, OptionError, first_line, missing_extra
 
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from dave_vit.bench.numbers.rows import read
 from dave_vit.bench.numbers.shared import Floats
 
-_COLUMNS = "model method metric image unit pictures value dropped versions device map_seconds seconds curve at".split()
+_COLUMNS = """model method metric image unit pictures target value dropped versions device passes map_seconds seconds
+    curve at""".split()
 
 
 @dataclass
@@ -38,10 +39,12 @@ class Table:
         self.columns: dict[str, int] = {}
         self.units: list[int] = []
         self._curves: dict[str, _Curves] = {}
-        self.seconds = np.zeros((len(methods), 3))  # of maps, of the metric, and how many
+        self._costs = np.zeros((len(methods), 4))  # passes, seconds of maps and of the metric, and of how many maps
+        self._empty: list[dict[str, str]] = [{} for _ in methods]
         self.pictures: list[list[int]] = []  # of each unit
         self._unit: dict[str, int] = {}
         self._picture: dict[str, int] = {}
+        self._shown: dict[str, object] = {}
         self._sum, self._count = np.zeros((len(methods), 64)), np.zeros((len(methods), 64))
         self._reasons: list[dict[str, str]] = [{} for _ in methods]
 
@@ -57,10 +60,24 @@ class Table:
         """Names of the columns."""
         return list(self.columns)
 
+    def shows(self, image: str) -> object:
+        """What a number is of: the pictures of its grid and the explained class; None where there is no such number."""
+        return self._shown.get(image)
+
     def reasons(self, method: int) -> Counter[str]:
         """Why images have no number, and how many of them."""
         scored = self._count[method]
         return Counter(reason for image, reason in self._reasons[method].items() if not scored[self.columns[image]])
+
+    def empty(self, method: int) -> Counter[str]:
+        """Why maps count as the worst there is, and how many of them."""
+        return Counter(self._empty[method].values())
+
+    def costs(self, method: int) -> dict[str, float | None]:
+        """What a map of a method took on average, and its score."""
+        *totals, maps = self._costs[method].tolist()
+        means = [total / maps if maps else None for total in totals]
+        return dict(zip(("passes", "map_seconds", "seconds"), means, strict=True))
 
     def mean_curves(self) -> dict[str, tuple[Floats, Floats]]:
         """By method, where on the axis the steps of its curves are, and the mean of the curves there."""
@@ -71,10 +88,13 @@ class Table:
         """Takes up one row of the run."""
         column = self._column(row)
         method = self.methods.index(row["method"])
-        self.seconds[method] += (row["map_seconds"], row["seconds"], 1)
+        if row["passes"] is not None:
+            self._costs[method] += (row["passes"], row["map_seconds"], row["seconds"], 1)
         if row["value"] is None:
             self._reasons[method][row["image"]] = row["dropped"]
             return
+        if row["dropped"]:
+            self._empty[method][row["image"]] = row["dropped"]
         self._sum[method, column] += row["value"]
         self._count[method, column] += 1
         if row["curve"] is not None:
@@ -93,6 +113,7 @@ class Table:
                 shown = row["pictures"] or [unit]
                 self.pictures.append([self._picture.setdefault(one, len(self._picture)) for one in shown])
             self.units.append(self._unit[unit])
+            self._shown[image] = (row["pictures"], row["target"])
         return self.columns[image]
 
     def _add_curve(self, row: dict[str, Any]) -> None:

@@ -25,11 +25,12 @@ class Row:
         pictures: what a grid shows; None where the unit is the picture itself.
         target: explained class.
         value: the score; None where there is none.
-        dropped: why there is none.
+        dropped: why there is none, or why it is the worst: a map that shows nothing.
         seed: of the method.
         options: hash of all options that decide the value.
         versions: of the libraries.
         device: where it was computed.
+        passes: how often the explained picture went forward for its maps; None where there is no map.
         map_seconds: what the map took.
         seconds: what the metric took.
         curve: what the value sums up.
@@ -49,6 +50,7 @@ class Row:
     options: str = ""
     versions: str
     device: str
+    passes: float | None = None
     map_seconds: float = 0.0
     seconds: float = 0.0
     curve: Sequence[float] | None = None
@@ -120,8 +122,8 @@ def read_scans(paths: Iterable[Path]) -> Iterable[Scanned]:
 def _schema(arrow: Any, kind: type[Row] | type[Scanned]) -> Any:
     text, few = arrow.string(), arrow.dictionary(arrow.int32(), arrow.string())
     whole, real, curve = arrow.int32(), arrow.float64(), arrow.list_(arrow.float32())
-    types = {"target": whole, "seed": whole, "value": real, "map_seconds": real, "seconds": real, "curve": curve}
-    types |= {"at": curve, "index": whole, "label": whole, "predicted": whole, "confidence": real}
+    types = {"target": whole, "seed": whole, "value": real, "passes": real, "map_seconds": real, "seconds": real}
+    types |= {"curve": curve, "at": curve, "index": whole, "label": whole, "predicted": whole, "confidence": real}
     types |= {"pictures": arrow.list_(text), **dict.fromkeys(_WORDS, few)}
     return arrow.schema([(one.name, types.get(one.name, text)) for one in fields(kind)])
 

@@ -50,14 +50,14 @@ def estimates(
     sums, counts = (_by_unit(part, units) for part in (np.where(there, values, 0.0), there.astype(np.float64)))
     totals = counts.sum(1)
     means = np.divide(sums.sum(1), totals, out=np.full(len(totals), np.nan), where=totals > 0)
-    shown = _members(pictures) if pictures is not None else np.empty((counts.shape[1], 0))
-    shared = bool((shown.sum(0) > 1).any())
-    if shared:
-        spread, tails = _of_pictures(sums, counts, means, shown, seed)
+    own = [[unit] for unit in range(counts.shape[1])] if pictures is None else pictures
+    if len({one for shown in own for one in shown}) < sum(map(len, own)):  # units share pictures
+        members = _members(own)
+        spread, tails = _of_pictures(sums, counts, means, members, seed)
+        images = ((counts > 0) @ members > 0).sum(1)
     else:
         spread, tails = _resampled(sums, counts, seed), _tails((counts > 0).sum(1))
-    there_shown = (counts > 0) @ shown if shown.shape[1] else counts
-    images = (there_shown > 0).sum(1)
+        images = (counts > 0) @ np.array([len(shown) for shown in own])
     return [
         _estimate(mean, spread[:, row], int(totals[row]), int(images[row]), tails[row])
         for row, mean in enumerate(means)

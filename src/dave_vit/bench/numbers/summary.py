@@ -61,7 +61,6 @@ def _results(model: str, entry: MetricEntry, table: Table, missing: Mapping[str,
     rows = []
     for number, (method, estimate) in enumerate(zip(table.methods, means, strict=True)):
         reasons = table.reasons(number) + before
-        maps, scores, count = table.seconds[number]
         rows.append(
             {
                 "model": model,
@@ -70,9 +69,9 @@ def _results(model: str, entry: MetricEntry, table: Table, missing: Mapping[str,
                 **vars(estimate),
                 "dropped": reasons.total(),
                 "reasons": dict(reasons.most_common()),
+                "empty": table.empty(number).total(),
                 "higher_is_better": metric.higher_is_better,
-                "map_seconds": maps / count if count else None,
-                "seconds": scores / count if count else None,
+                **table.costs(number),
             }
         )
     return rows

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
-from dave_vit.data.base import Dataset
+from dave_vit.data.base import Dataset, FileDataset
 from dave_vit.errors import DataError, OptionError
 from dave_vit.registry import Registry, import_all
 
@@ -31,7 +32,17 @@ def open_dataset(spec: str, limit: int | None = None) -> Dataset:
     data = make(rest, limit)
     if not len(data):
         raise DataError(f"{spec}: no images")
+    if isinstance(data, FileDataset):
+        _check_names(spec, data)
     return data
+
+
+def _check_names(spec: str, data: FileDataset) -> None:
+    """Results go by the names of images."""
+    names = Counter(item.name for item in data.items)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        raise DataError(f"{spec}: {names[twice[0]]} images are called {twice[0]!r}; give each a name of its own")
 
 
 import_all(__name__)

@@ -66,7 +66,8 @@ class ImageNet(FileDataset):
             if wnid not in number:
                 raise DataError(f"{path.name}: class {wnid!r} is not one of the {len(number)} classes of ImageNet")
             boxes = truth.boxes if truth else ()
-            self.items.append(Item(path.stem, number[wnid], boxes, str(path.relative_to(self.root))))
+            file = path.relative_to(self.root).as_posix()  # files of one stem may lie in several folders
+            self.items.append(Item(file, number[wnid], boxes, file))
         if not self.items:
             looked = "LOC_val_solution.csv, class folders such as n01440764, or ILSVRC2012_bbox_val_v3 XML files"
             raise DataError(f"{self.root}: {self.unlabelled} images and no label for any; looked for {looked}")
