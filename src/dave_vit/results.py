@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,15 +19,18 @@ from dave_vit.atomic import json_bytes, npz_bytes
 from dave_vit.data.images import Picture
 from dave_vit.data.labels import pick_targets
 from dave_vit.environment import device_name, versions
-from dave_vit.errors import OutputError
+from dave_vit.errors import ModelError, OutputError
 from dave_vit.methods import DAVE, Explanation, Method, create_method
 from dave_vit.methods.options import options_of
 from dave_vit.models import Adapter
+from dave_vit.models.geometry import Geometry
 from dave_vit.run.passes import logits_of
 from dave_vit.targets import Contrast
 
 if TYPE_CHECKING:
-    from dave_vit.viz import Drawing, Panel, Scales, View
+    from dave_vit.viz import Drawing, Panel, Photo, Scales, View
+
+_MUCH_SEEN = 0.6  # share of a photograph below which it is said that much was cut off
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Classified:
 
     Attributes:
         picture: the image itself.
-        inputs: preprocessed [1, C, H, W].
+        inputs: preprocessed [1, C, H, W]; [N, C, H, W] of N tiles.
         predictions: all classes, the likeliest first.
     """
 
@@ -66,16 +70,24 @@ class Classified:
 
 
 def classify(model: Adapter, picture: Picture, inputs: Tensor | None = None) -> Classified:
-    """Preprocesses an image, unless that was done, and says what the model takes it for."""
-    inputs = model.preprocess(picture.image) if inputs is None else inputs
-    logits = logits_of(model, inputs)[0].detach().double().cpu()  # [classes]
+    """Preprocesses an image, unless that was done, and says what the model takes it for; on average, of tiles."""
+    if inputs is None:
+        corners = _parts(model, picture)
+        inputs = model.preprocess([picture.image.crop(box) for box in corners] if len(corners) > 1 else picture.image)
+    logits = logits_of(model, inputs).detach().double().cpu()  # [parts, classes]
     if not (logits < torch.inf).all():  # -inf rules a class out; NaN is below nothing
         raise OutputError(f"{model.spec} gives logits that are not finite for {picture.name}; check its weights")
-    probabilities = logits.softmax(0).tolist()
-    order = logits.argsort(descending=True).tolist()
+    probabilities, mean = logits.softmax(1).mean(0), logits.mean(0)
+    order = (probabilities if len(logits) > 1 else mean).argsort(descending=True).tolist()
     names = model.class_names
-    predictions = (Prediction(index, names[index], probabilities[index], float(logits[index])) for index in order)
+    predictions = (Prediction(index, names[index], float(probabilities[index]), float(mean[index])) for index in order)
     return Classified(picture, inputs, tuple(predictions))
+
+
+def _parts(model: Adapter, picture: Picture) -> list[tuple[int, int, int, int]]:
+    """The parts of an image that the model looks at one by one."""
+    size, cut = picture.image.size, model.preprocessing.parts
+    return cut(size) if cut is not None else [(0, 0, *size)]
 
 
 class Explainer:
@@ -112,9 +124,9 @@ class Explainer:
     def refine(self, classified: Classified, targets: Sequence[Prediction]) -> Iterator[Result]:
         """The result after each chunk of samples; methods without samples give one."""
         indices = [target.index for target in targets]
-        classes = torch.tensor(indices if len(indices) == 1 else [indices])
-        wanted = classes if self.against is None else Contrast(classes, self.against)
         inputs, start = classified.inputs, time.perf_counter()
+        classes = torch.tensor((indices if len(indices) == 1 else [indices]) * len(inputs))
+        wanted = classes if self.against is None else Contrast(classes, self.against)
         stages = getattr(self.method, "refine", None)
         for explanation in stages(inputs, wanted) if stages else [self.method.explain(inputs, wanted)]:
             if inputs.is_cuda:
@@ -159,12 +171,40 @@ class Result:
 
     @property
     def panels(self) -> list[Panel]:
-        """Map, title, standard error and sureness of each target."""
+        """Map, title, error and sureness of each target, as the model saw it; those of tiles after each other."""
         from dave_vit.viz import panels_of
 
         names = dict(enumerate(self.explainer.model.class_names))
         titles = {target.index: f"{target.name} ({target.probability:.1%})" for target in self.targets}
         return panels_of(self.explanation, names | titles, unit=self.unit)
+
+    @cached_property
+    def photo(self) -> Photo:
+        """The photograph, and where in it the model looked; its input where that cannot be found out."""
+        from dave_vit.viz import Photo, to_pillow
+        from dave_vit.viz.layers import as_image
+
+        model, picture = self.explainer.model, self.classified.picture
+        try:
+            places = [
+                Geometry.of(model.preprocessing, (box[2] - box[0], box[3] - box[1])).within(picture.image.size, box[:2])
+                for box in _parts(model, picture)
+            ]
+        except ModelError:
+            shown = to_pillow(as_image(self.image))
+            return Photo(shown, (Geometry(shown.size, shown.size, (1.0, 1.0), (0.0, 0.0)),))
+        return Photo(picture.image, tuple(places))
+
+    @property
+    def placed(self) -> list[Panel]:
+        """The panels of each target for looking at, in the photograph's own proportions."""
+        return self.photo.panels(self._groups)
+
+    @property
+    def _groups(self) -> list[list[Panel]]:
+        """For each target the panels of all parts of the image."""
+        each = len(self.targets)
+        return [self.panels[number::each] for number in range(each)]
 
     @property
     def unit(self) -> str:
@@ -174,9 +214,11 @@ class Result:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader has to know: what was done to the image, and whether the map rests on too few samples."""
-        doubt = self.explanation.doubts[0]
-        return (*self.classified.picture.notes, *([doubt] if doubt else []))
+        """What a reader has to know: what was done to the image, what was cut off, and whether samples are too few."""
+        seen = self.photo.seen
+        cut = f"the model sees {seen:.0%} of the photograph, what is in the frame; --fit pad or tiles shows it all"
+        doubts = [doubt for doubt in self.explanation.doubts if doubt][:1]
+        return (*self.classified.picture.notes, *([cut] if seen < _MUCH_SEEN else []), *doubts)
 
     @property
     def made(self) -> str:
@@ -192,33 +234,36 @@ class Result:
         return ", ".join(filter(None, parts))
 
     def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
-        """The map over the image; several targets in several hues, and where they are signed beside each other."""
-        from dave_vit.viz import blend, enlarged, overlay, scale, soften
+        """The map over the whole photograph, with a frame around what the model saw."""
+        from dave_vit.viz import photo_overlay
 
-        panels, signed = self.panels, view == "signed"
-        if len(panels) > 1 and not signed:
-            return enlarged(blend(self.image, [panel.map for panel in panels], shared=scales == "shared"))
-        softened = [soften(panel.values(view), signed=signed) for panel in panels]
-        like = softened if scales == "shared" else None
-        drawn = [overlay(self.image, scale(values, signed=signed, like=like)) for values in softened]
-        return enlarged(np.concatenate(drawn, 1))
+        return photo_overlay(self.photo, self._groups, view, scales)
 
     def figure(self, view: View = "map", scales: Scales = "shared") -> Drawing:
-        """Image, maps and sureness side by side."""
+        """Photograph, maps and sureness side by side."""
         from dave_vit.viz import side_by_side
 
         title = f"{self.classified.picture.name}: {self.made}, {self.explainer.model.spec}"
         notes = [f"Note: {note}." for note in self.notes]
-        return side_by_side(self.image, self.panels, title=title, view=view, scales=scales, notes=notes)
+        photo = self.photo.resized(2)
+        shown = photo.framed(photo.image)
+        return side_by_side(shown, self.placed, title=title, view=view, scales=scales, notes=notes)
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Raw numbers: attribution [C, H, W], map, mean of the samples and its error [H, W]; [K, ...] of K targets."""
-        maps = torch.stack([torch.as_tensor(panel.map) for panel in self.panels])
-        arrays = {"attribution": self.explanation.attribution[0], "map": maps[0] if len(maps) == 1 else maps}
-        if self.explanation.standard_error is not None and self.explanation.mean is not None:
-            arrays |= {"mean": self.explanation.mean[0], "standard_error": self.explanation.standard_error[0]}
-        kept = {name: tensor.detach().float().cpu().numpy() for name, tensor in arrays.items()}
+        """Raw numbers: attribution [C, H, W], map, mean of the samples and its error [H, W].
+
+        [K, ...] of K targets, and [N, ...] or [N, K, ...] of N tiles.
+        """
+        made = self.explanation
+        arrays = {"attribution": made.attribution, "map": made.map}
+        if made.standard_error is not None and made.mean is not None:
+            arrays |= {"mean": made.mean, "standard_error": made.standard_error}
+        kept = {name: self._one(tensor).detach().float().cpu().numpy() for name, tensor in arrays.items()}
         return kept | {"target": np.array([target.index for target in self.targets])}
+
+    def _one(self, tensor: Tensor) -> Tensor:
+        """What belongs to the image, or to each of its tiles."""
+        return tensor[0] if len(tensor) == 1 else tensor
 
     def record(self) -> dict[str, Any]:
         """All that is needed to make it again, ready for JSON."""
@@ -227,6 +272,7 @@ class Result:
             "image": {"name": picture.name, "size": list(picture.image.size), "notes": list(picture.notes)},
             "model": self.explainer.model.spec,
             "weights": self.explainer.weights,
+            "prepare": _said(self.explainer.model),
             "targets": [asdict(target) for target in self.targets],
             "against": self.against,
             "top5": [asdict(prediction) for prediction in self.classified.top5],
@@ -237,6 +283,8 @@ class Result:
             "samples": self.explanation.samples,
             **self._found(),
             "shape": list(inputs.shape[1:]),
+            "crop": self.photo.boxes[0] if len(self.photo.boxes) == 1 else self.photo.boxes,
+            "seen": round(self.photo.seen, 3),
             "seconds": round(self.seconds, 3),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "device": device_name(inputs.device),
@@ -257,9 +305,9 @@ class Result:
         made, method = self.explanation, self.explainer.method
         found: dict[str, Any] = {"unit": self.unit or None, "notes": list(self.notes)}
         if made.chance is not None:
-            found["chance"] = made.chance[0].tolist()
+            found["chance"] = self._one(made.chance).tolist()
         if made.significant is not None:
-            found["significant"] = made.significant[0].tolist()
+            found["significant"] = self._one(made.significant).tolist()
         if made.rung is not None and isinstance(method, DAVE):
             rung = int(made.rung[0])
             found |= {"rung": rung, "neighborhood": _plain((method.neighborhood, *method.narrower)[rung])}
@@ -281,6 +329,11 @@ class Result:
             "overlay.png": picture.getvalue(),
             f"panels.{figure}": self.figure(view, scales).data(figure),
         }
+
+
+def _said(model: Adapter) -> dict[str, Any] | None:
+    """What the user said of the preprocessing."""
+    return None if model.prepare is None else {name: part for name, part in asdict(model.prepare).items() if part}
 
 
 def settings(method: Method) -> dict[str, Any]:

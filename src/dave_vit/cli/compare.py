@@ -11,7 +11,7 @@ import typer
 
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.files import Results
-from dave_vit.cli.options import Look, MethodsOptions, ModelOptions, Out, grouped, names_of
+from dave_vit.cli.options import Look, MethodsOptions, Out, PreparedModel, grouped, names_of
 from dave_vit.errors import DaveError, ImageError, OptionError, readable
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def compare(
     *,
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="A file, or - for standard input.", show_default=False)],
     methods: MethodsOptions = _DEFAULT,
-    model: ModelOptions,
+    model: PreparedModel,
     target: Target = "top1",
     where: Where,
     look: Look = _LOOK,
@@ -208,9 +208,10 @@ def _drawing(results: dict[str, Result], rows: Sequence[dict[str, Any]], region:
     from dave_vit.viz import HUES, draw, image_cell
 
     first = next(iter(results.values()))
-    cells = [image_cell(first.image)]
+    photo = first.photo.resized(2)
+    cells = [image_cell(photo.framed(photo.image))]
     if region is not None:
-        cells = [replace(cells[0], contours=(region.double().numpy(), ((0.5, HUES[1]),)))]
+        cells = [replace(cells[0], contours=(photo.place([region.double()]).numpy(), ((0.5, HUES[1]),)))]
     for row, cell in zip(rows, _cells(results, look), strict=True):
         score = f", energy {row['energy']:.1%}" if row.get("energy") is not None else ""
         cells.append(cell.titled(f"{row['method']}{score}"))
@@ -223,7 +224,7 @@ def _cells(results: dict[str, Result], look: Look) -> list[Cell]:
     """The maps; those that are parts of a logit share a scale where that is asked for."""
     from dave_vit.viz import panel_cells
 
-    panels = {name: result.panels[0] for name, result in results.items()}
+    panels = {name: result.placed[0] for name, result in results.items()}
     together = [name for name, panel in panels.items() if panel.unit and look.scales == "shared"]
     shared = panel_cells([panels[name] for name in together], view=look.view)
     alone = {name: panel_cells([panel], view=look.view)[0] for name, panel in panels.items() if name not in together}

@@ -13,7 +13,7 @@ import typer
 from dave_vit.cli.common import Output, Progress, command, examples
 from dave_vit.cli.files import Results, method_word, question
 from dave_vit.cli.kinds import KindOptions, explain_kinds
-from dave_vit.cli.options import Look, MethodOptions, ModelOptions, Out, grouped
+from dave_vit.cli.options import Look, MethodOptions, Out, PreparedModel, grouped
 from dave_vit.errors import ImageError, OptionError, readable
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ Animate = Annotated[
 def explain(
     *,
     images: Images,
-    model: ModelOptions,
+    model: PreparedModel,
     target: Target = "top1",
     method: MethodOptions,
     out: Out = Path("dave-out"),
@@ -159,8 +159,8 @@ def _files(results: list[Result], figure: str, animate: str | None, look: Look) 
 
 def _report(result: Result, record: dict[str, Any], output: Output) -> dict[str, Any]:
     """Tells what was found, and returns its record."""
-    for doubt in filter(None, result.explanation.doubts):
-        output.note(f"{result.classified.picture.name}: {doubt}")
+    for note in result.notes[len(result.classified.picture.notes) :]:
+        output.note(f"{record['source']}: {note}")
     explained = [target.index for target in result.targets]
     shown = list(result.classified.top5)
     shown += [target for target in result.targets if target not in shown]

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,8 @@ def question(explainer: Explainer, target: str) -> dict[str, Any]:
     """All that decides a result, as plain data."""
     options = {name: value for name, value in explainer.options.items() if name != "chunk"}
     said = {"model": explainer.model.spec, "weights": explainer.weights, "against": explainer.against}
-    return {**said, "method": explainer.name, "options": options, "target": target}
+    prepare = explainer.model.prepare and asdict(explainer.model.prepare)
+    return {**said, "prepare": prepare, "method": explainer.name, "options": options, "target": target}
 
 
 def method_word(explainer: Explainer) -> str:

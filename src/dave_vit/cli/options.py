@@ -25,7 +25,7 @@ from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
     from dave_vit.bench import ModelEntry
-    from dave_vit.models import Adapter
+    from dave_vit.models import Adapter, Prepare
 
 R = TypeVar("R")
 
@@ -159,11 +159,68 @@ class ModelOptions:
     classes: Classes = None
     device: Device = "auto"
 
+    @property
+    def prepare(self) -> Prepare | None:
+        """What is said of the preprocessing, if anything."""
+        return None
+
     def load(self) -> Adapter:
         """The model, in evaluation mode."""
         from dave_vit.models import load_model
 
-        return load_model(self.spec, self.weights, pick_device(self.device), classes=self.classes)
+        device = pick_device(self.device)
+        return load_model(self.spec, self.weights, device, classes=self.classes, prepare=self.prepare)
+
+
+@dataclass(frozen=True)
+class PreparedModel(ModelOptions):
+    """One model, where it runs, and what is done to photographs before it sees them."""
+
+    fit: Annotated[
+        Literal["crop", "pad", "squash", "tiles"] | None,
+        typer.Option(
+            "--fit",
+            help="How photographs become the model's input: their middle, all of them with margins, all of them "
+            "squashed, or tiles one by one.",
+            show_default="the model's own",
+        ),
+    ] = None
+    size: Annotated[
+        int | None, typer.Option("--size", metavar="PIXELS", help="Side of the model's input.", show_default="its own")
+    ] = None
+    mean: Annotated[
+        str | None,
+        typer.Option("--mean", metavar="R,G,B", help="Subtracted from colours in 0 to 1.", show_default="its own"),
+    ] = None
+    std: Annotated[
+        str | None, typer.Option("--std", metavar="R,G,B", help="Colours are divided by it.", show_default="its own")
+    ] = None
+    crop: Annotated[
+        float | None,
+        typer.Option(
+            "--crop", metavar="SHARE", help="Of the photograph's shorter side that is seen.", show_default="its own"
+        ),
+    ] = None
+
+    @property
+    def prepare(self) -> Prepare | None:
+        """What is said of the preprocessing, if anything."""
+        from dave_vit.models import Prepare
+
+        said = Prepare(self.size, _colours("mean", self.mean), _colours("std", self.std), self.crop, self.fit)
+        return None if said == Prepare() else said
+
+
+def _colours(name: str, text: str | None) -> tuple[float, float, float] | None:
+    """Three numbers, or one for all three colours."""
+    if text is None:
+        return None
+    try:
+        numbers = [float(part) for part in text.split(",")]
+        red, green, blue = numbers * 3 if len(numbers) == 1 else numbers
+    except ValueError as error:
+        raise OptionError(f"--{name} {text}; expected three numbers such as 0.5,0.5,0.5, or one") from error
+    return red, green, blue
 
 
 @dataclass(frozen=True)

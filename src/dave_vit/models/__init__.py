@@ -3,6 +3,7 @@
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.inputs import ImageTokens, PackedPatches, WithInputs, with_embeddings, with_inputs
 from dave_vit.models.loading import ModelSpec, load_model
+from dave_vit.models.prepare import Prepare
 from dave_vit.models.traits import Traits, traits_of
 from dave_vit.run.layout import TokenLayout, token_layout
 
@@ -11,6 +12,7 @@ __all__ = [
     "ImageTokens",
     "ModelSpec",
     "PackedPatches",
+    "Prepare",
     "Preprocessing",
     "TokenLayout",
     "Traits",

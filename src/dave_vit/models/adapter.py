@@ -26,11 +26,14 @@ class Preprocessing:
         transform: the model library's own transform of an RGB picture: ``[C, H, W]`` or ``[1, C, H, W]``.
         mean: what the transform subtracts from each of the three colours in [0, 1].
         std: what it divides by.
+        parts: from the width and height of a picture to the parts of it (left, top, right, bottom) that are looked at
+            one by one; None where the picture is looked at as a whole.
     """
 
     transform: Callable[[Image.Image], Tensor]
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    parts: Callable[[tuple[int, int]], list[tuple[int, int, int, int]]] | None = None
 
     def __call__(self, image: ImageLike) -> Tensor:
         """A picture or the path of one, as a batch of one: ``[1, C, H, W]``."""
@@ -75,6 +78,7 @@ class Adapter(nn.Module):
         self.class_names = list(class_names)
         self.spec = spec
         self.traits = traits or Traits()
+        self.prepare: Any = None  # a `Prepare`, where the user said anything of the preprocessing
         self.eval()
 
     @property

@@ -44,6 +44,24 @@ class Geometry:
         (step_x, start_x), (step_y, start_y) = axes
         return cls(photo, (seen.shape[2], seen.shape[1]), (step_x, step_y), (start_x, start_y))
 
+    @property
+    def seen(self) -> Box:
+        """What the input shows (x0, y0, x1, y1), in pixels of the photograph and cut at its edges."""
+        low = [max(0.0, self.start[axis]) for axis in (0, 1)]
+        ends = [self.start[axis] + self.inputs[axis] * self.step[axis] for axis in (0, 1)]
+        return (low[0], low[1], min(float(self.photo[0]), ends[0]), min(float(self.photo[1]), ends[1]))
+
+    def within(self, photo: tuple[int, int], corner: tuple[int, int]) -> Geometry:
+        """The same in a larger photograph, of which this one is a part with its upper left corner there."""
+        start = (self.start[0] + corner[0], self.start[1] + corner[1])
+        return Geometry(photo, self.inputs, self.step, start)
+
+    def resized(self, photo: tuple[int, int]) -> Geometry:
+        """The same in the photograph resized to this width and height."""
+        by = [photo[axis] / self.photo[axis] for axis in (0, 1)]
+        step, start = ((pair[0] * by[0], pair[1] * by[1]) for pair in (self.step, self.start))
+        return Geometry(photo, self.inputs, step, start)
+
     def box(self, corners: Box) -> Box:
         """A box (x0, y0, x1, y1) of the photograph, in its pixels, as fractions of the input."""
         placed = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,6 +13,7 @@ from dave_vit.errors import ModelError, OptionError
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.classes import Classes
 from dave_vit.models.families import FAMILIES
+from dave_vit.models.prepare import Prepare
 
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  # timm's own prefixes
 
@@ -36,6 +38,7 @@ def load_model(
     *,
     classes: Classes | None = None,
     prompts: Sequence[str] | None = None,
+    prepare: Prepare | None = None,
 ) -> Adapter:
     """A model with its preprocessing and class names.
 
@@ -46,6 +49,7 @@ def load_model(
         device: where the model is put; the CPU where nothing is said.
         classes: a file of class names (text, one a line, or JSON), or the names themselves.
         prompts: sentences that become the classes of a zero-shot classifier (CLIP, SigLIP).
+        prepare: what is done to photographs, in the place of the model's own preprocessing.
 
     Returns:
         A module in evaluation mode that maps preprocessed inputs ``[B, C, H, W]`` to logits; ``.preprocess`` turns a
@@ -61,10 +65,14 @@ def load_model(
         able = _names(other for other in FAMILIES if FAMILIES[other].zero_shot)
         raise OptionError(f"prompts make a zero-shot classifier of {able} models; {spec!r} is none of them")
     source = str(weights) if weights is not None else None
-    options = {} if prompts is None else {"prompts": prompts}
+    options: dict[str, Any] = {} if prompts is None else {"prompts": prompts}
+    if prepare is not None and family.bare:
+        options["prepare"] = prepare
     where = checked_device(device) if device is not None else None  # before a download
     adapter = family.load(name, source, classes, **options)
     _check_finite(adapter, source or spec)
+    if prepare is not None:
+        adapter.preprocessing, adapter.prepare = prepare.of(adapter.preprocessing), prepare
     return adapter.to(where) if where is not None else adapter
 
 

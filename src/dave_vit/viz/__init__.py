@@ -15,6 +15,7 @@ from dave_vit.viz.colors import COLORMAPS, DAVE, HUES
 from dave_vit.viz.figures import Cell, Drawing, draw
 from dave_vit.viz.layers import Scaled, blend, enlarged, heat, overlay, scale, soften, to_pillow
 from dave_vit.viz.panels import Panel, Scales, View, comparison, panel_cells, panels_of, show, side_by_side
+from dave_vit.viz.photo import Photo, photo_overlay
 from dave_vit.viz.strip import strip
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Cell",
     "Drawing",
     "Panel",
+    "Photo",
     "Scaled",
     "Scales",
     "Step",
@@ -42,6 +44,7 @@ __all__ = [
     "overlay_cell",
     "panel_cells",
     "panels_of",
+    "photo_overlay",
     "save_animation",
     "scale",
     "show",

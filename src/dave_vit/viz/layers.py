@@ -115,18 +115,19 @@ def overlay(image: ImageLike, values: MapLike | Scaled, *, strength: float = 0.9
     return shown
 
 
-def blend(image: ImageLike, maps: Sequence[MapLike], *, strength: float = 0.95, shared: bool = True) -> Array:
+def blend(image: ImageLike, maps: Sequence[MapLike | Scaled], *, strength: float = 0.95, shared: bool = True) -> Array:
     """Maps of several targets over one image, each softened and in its own hue: [H, W, 3] in [0, 1].
 
     Args:
         image: as the model saw it.
-        maps: its maps, [H, W] each.
+        maps: its maps, [H, W] each, which are softened first; or maps that have been scaled already.
         strength: how much of the image the largest value covers.
         shared: whether all maps have one scale, so that a weak one stays weak.
     """
-    softened = [soften(values) for values in maps]
-    like = softened if shared else None
-    levels = np.stack([scale(values, like=like).values for values in softened])  # [K, H, W]
+    softened = [soften(values) for values in maps if not isinstance(values, Scaled)]
+    scaled = [scale(values, like=softened if shared else None) for values in softened]
+    ready = [values for values in maps if isinstance(values, Scaled)]
+    levels = np.stack([each.values for each in (*scaled, *ready)])  # [K, H, W]
     hues = np.stack([hue(index) for index in range(len(maps))])  # [K, 3]
     colour = hues[levels.argmax(0)]  # the strongest alone: mixed hues would be taken for another target's
     alpha = strength * levels.max(0)[..., None]

@@ -19,6 +19,7 @@ from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
+from dave_vit.models.prepare import Prepare
 from dave_vit.models.prompted import PointSegmenter, TextDetector
 from dave_vit.models.state import RANDOM, Weights, classes_in, names_of, read_weights
 from dave_vit.models.tasks import Task, TaskModel, task_of
@@ -44,7 +45,11 @@ _COMPETE = {None: True, "single_label_classification": True, "multi_label_classi
 
 
 def load(
-    name: str, weights: str | None = None, classes: Classes | None = None, prompts: Sequence[str] | None = None
+    name: str,
+    weights: str | None = None,
+    classes: Classes | None = None,
+    prompts: Sequence[str] | None = None,
+    prepare: Prepare | None = None,
 ) -> Adapter:
     """A model of the transformers library.
 
@@ -53,9 +58,10 @@ def load(
         weights: a local file instead of the folder's own weights, "random", or None.
         classes: names of the classes, or a file of them.
         prompts: makes a zero-shot classifier of a CLIP or SigLIP model; one sentence a class.
+        prepare: stands in for the image processor of a folder that has none.
     """
     spec, given = f"hf:{name}", _read(weights)
-    with _readable(name, spec):
+    with _readable(name, spec, prepare):
         config = package().AutoConfig.from_pretrained(name)
         if writes(config):
             return _writer(name, config, given)
@@ -63,7 +69,7 @@ def load(
             return _video(name, config, given)
         if config.model_type in _PROMPTED:
             return _prompted(name, config, given)
-        processor = package().AutoImageProcessor.from_pretrained(name)
+        processor = _processor(name, prepare)
         task = task_of(config)
         if task is not None and prompts is None:
             return _of_task(task, name, config, given, processor)
@@ -77,6 +83,20 @@ def load(
         )
     known = names_of(given) if isinstance(given, Weights) else None
     return wrap(model, processor, classes if classes is not None else known, spec=spec)
+
+
+def _processor(name: str, prepare: Prepare | None) -> Any:
+    """The image processor of a model, or one that does what the user says where it has none."""
+    if prepare is None or not Path(name).is_dir() or _has(name, _PREPROCESSING):
+        return package().AutoImageProcessor.from_pretrained(name)
+    size = {"height": prepare.size, "width": prepare.size}
+    return package().ViTImageProcessor(
+        size=size, image_mean=list(prepare.mean or ()), image_std=list(prepare.std or ())
+    )
+
+
+def _has(folder: str, files: Sequence[str]) -> bool:
+    return any((Path(folder) / one).is_file() for one in files)
 
 
 def _of_task(task: Task, name: str, config: Any, weights: Weights | str | None, processor: Any) -> Adapter:
@@ -263,15 +283,18 @@ def _features(output: Any) -> Tensor:
 
 
 @contextmanager
-def _readable(name: str, spec: str) -> Iterator[None]:
+def _readable(name: str, spec: str, prepare: Prepare | None = None) -> Iterator[None]:
     """What transformers raises on unfit folders and names, in one line; nobody is asked about a local folder."""
     local = Path(name).is_dir()
     if local:
-        wanted = {"config.json": ("config.json",), _PREPROCESSING[0]: _PREPROCESSING}
-        missing = [file for file, any_of in wanted.items() if not any((Path(name) / one).is_file() for one in any_of)]
-        if missing:
+        if not _has(name, ["config.json"]):
             raise ModelError(
-                f"{name}: {missing[0]} is missing; save model and image processor there with save_pretrained"
+                f"{name}: config.json is missing; save model and image processor there with save_pretrained"
+            )
+        if not _has(name, _PREPROCESSING) and not (prepare and prepare.complete):
+            raise ModelError(
+                f"{name}: {_PREPROCESSING[0]} is missing; save the image processor there with save_pretrained, or say "
+                "what it does, such as --size 224 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5"
             )
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"{name}: no such folder; give the folder of a saved model, or its name on the hub")
@@ -307,4 +330,4 @@ def package() -> Any:
     return transformers
 
 
-FAMILIES.register("hf")(Family(load, zero_shot=True, backbone=backbone))
+FAMILIES.register("hf")(Family(load, zero_shot=True, bare=True, backbone=backbone))

@@ -1,0 +1,170 @@
+"""A user's own preprocessing, and ways to fit photographs into a model's input other than the model's own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dave_vit.errors import OptionError
+from dave_vit.models.adapter import Preprocessing
+from dave_vit.models.geometry import Geometry
+
+Fit = Literal["crop", "pad", "squash", "tiles"]
+Corners = tuple[int, int, int, int]
+_PROBE = 400  # side of the picture by which a preprocessing shows what it cuts off
+_TILE_OVERLAP = 0.1  # of a tile's side, at least, between neighbours
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """What is done to photographs in the place of what the model's own preprocessing does.
+
+    Attributes:
+        size: side of the square input, in pixels.
+        mean: what is subtracted from each of the three colours in [0, 1].
+        std: what they are then divided by.
+        crop: share of the photograph's shorter side that the input shows.
+        fit: "crop" to the middle; "pad" with the mean colour, so that all is seen; "squash" all of it into the input;
+            "tiles" that overlap and together cover it, each explained by itself.
+
+    Example:
+        >>> model = load_model("hf:my-model", prepare=Prepare(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)))
+    """
+
+    size: int | None = None
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
+    crop: float | None = None
+    fit: Fit | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is not None and self.size < 1:
+            raise OptionError(f"size {self.size}; expected pixels, at least 1")
+        if self.crop is not None and not 0 < self.crop <= 1:
+            raise OptionError(f"crop {self.crop}; expected a share of the shorter side, above 0 and at most 1")
+        if self.std is not None and not all(part > 0 for part in self.std):
+            raise OptionError(f"std {self.std}; expected three numbers above 0")
+
+    @property
+    def complete(self) -> bool:
+        """Whether it does without a preprocessing of the model's own."""
+        return self.size is not None and self.mean is not None and self.std is not None
+
+    def of(self, own: Preprocessing) -> Preprocessing:
+        """The preprocessing to use, where `own` is the model's."""
+        base = own if (self.size, self.mean, self.std, self.crop) == (None,) * 4 else self._standard(own)
+        if self.fit is None:
+            return base
+        around = _Around(base, "squash" if self.fit == "tiles" else self.fit)
+        return replace(base, transform=around, parts=partial(tiles, around.aspect) if self.fit == "tiles" else None)
+
+    def _standard(self, own: Preprocessing) -> Preprocessing:
+        shown = own.transform(Image.new("RGB", (_PROBE, _PROBE)))
+        if shown.shape[-3] != 3:
+            raise OptionError(f"this model takes {shown.shape[-3]} channels; its own preprocessing cannot be replaced")
+        size = self.size or int(shown.shape[-1])
+        mean, std = self.mean or own.mean, self.std or own.std
+        return Preprocessing(Standard(size, mean, std, self.crop or 1.0), tuple(mean), tuple(std))
+
+
+@dataclass(frozen=True)
+class Standard:
+    """The usual transform: resize, cut the middle out, subtract the mean, divide by the standard deviation."""
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop: float = 1.0
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        """A picture as ``[3, size, size]``."""
+        side = min(picture.size) * self.crop
+        left, top = ((extent - side) / 2 for extent in picture.size)
+        box = (left, top, left + side, top + side)
+        shown = picture.resize((self.size, self.size), Image.Resampling.BICUBIC, box=box)
+        colours = torch.from_numpy(np.asarray(shown, dtype=np.float32) / 255).permute(2, 0, 1)
+        mean, std = (torch.tensor(part, dtype=torch.float32).view(3, 1, 1) for part in (self.mean, self.std))
+        return (colours - mean) / std
+
+
+@dataclass(frozen=True)
+class _Around:
+    """A preprocessing that is shown a photograph amid what it cuts off, so that it cuts off no part of it."""
+
+    own: Preprocessing
+    fit: Literal["crop", "pad", "squash"]
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        fitted = {"crop": self._cropped, "pad": self._padded, "squash": self._squashed}[self.fit](picture)
+        return self.own.transform(fitted)
+
+    @cached_property
+    def aspect(self) -> float:
+        """Width of the input over its height."""
+        across, down = self._geometry.inputs
+        return across / down
+
+    @cached_property
+    def _geometry(self) -> Geometry:
+        return Geometry.of(self.own, (_PROBE, _PROBE))
+
+    def _cropped(self, picture: Image.Image) -> Image.Image:
+        """The largest middle part of the input's proportions; the preprocessing's own crop comes on top."""
+        (across, down), (width, height) = _inside(picture.size, self.aspect), picture.size
+        left, top = (width - across) // 2, (height - down) // 2
+        return picture.crop((left, top, left + across, top + down))
+
+    def _padded(self, picture: Image.Image) -> Image.Image:
+        width, height = picture.size
+        size = max(width, math.ceil(height * self.aspect)), max(height, math.ceil(width / self.aspect))
+        return self._amid(self._on_canvas(picture, size))
+
+    def _squashed(self, picture: Image.Image) -> Image.Image:
+        longer = max(picture.size)
+        size = _inside((longer, longer), self.aspect)
+        return self._amid(picture.resize(size, Image.Resampling.BICUBIC))
+
+    def _amid(self, picture: Image.Image) -> Image.Image:
+        """A picture of the input's proportions amid what is cut off."""
+        shares = [self._geometry.inputs[axis] * self._geometry.step[axis] / _PROBE for axis in (0, 1)]
+        across, down = (max(side, round(side / share)) for side, share in zip(picture.size, shares, strict=True))
+        return self._on_canvas(picture, (across, down))
+
+    def _on_canvas(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+        red, green, blue = (round(255 * part) for part in self.own.mean)
+        canvas = Image.new("RGB", size, (red, green, blue))
+        canvas.paste(picture, ((size[0] - picture.width) // 2, (size[1] - picture.height) // 2))
+        return canvas
+
+
+def _inside(size: tuple[int, int], aspect: float) -> tuple[int, int]:
+    """The largest width and height of these proportions inside of others."""
+    width, height = size
+    return max(1, min(width, round(height * aspect))), max(1, min(height, round(width / aspect)))
+
+
+def tiles(aspect: float, size: tuple[int, int]) -> list[Corners]:
+    """Parts of the input's proportions, evenly spread and overlapping, that together cover a photograph.
+
+    Args:
+        aspect: width of the input over its height.
+        size: width and height of the photograph.
+    """
+    width, height = size
+    across, down = _inside(size, aspect)
+    lefts, tops = _starts(width, across), _starts(height, down)
+    return [(left, top, left + across, top + down) for top in tops for left in lefts]
+
+
+def _starts(extent: int, tile: int) -> list[int]:
+    if tile >= extent:
+        return [0]
+    count = max(2, math.ceil((extent - tile) / (tile * (1 - _TILE_OVERLAP))) + 1)
+    return [round(number * (extent - tile) / (count - 1)) for number in range(count)]
