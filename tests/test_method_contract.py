@@ -29,7 +29,7 @@ FEW = {  # few samples and steps, so that the suite is quick
     **tiny_models.HIDING,
 }
 # Methods on tokens need attention among all tokens of an image; bcos needs a B-cos model.
-ON_TOKENS = {"raw_attention", "rollout", "attention_flow", "chefer_lrp", "chefer_generic", "legrad", "iia"}
+ON_TOKENS = {"raw_attention", "rollout", "attention_flow", "chefer_lrp", "chefer_generic", "legrad", "iia", "tis"}
 REFUSED = {"vit": {"bcos"}, "torchvision": {"bcos"}, "swin": {"bcos", *ON_TOKENS}, "cnn": {"bcos", *ON_TOKENS}}
 ON_A_VIT = [name for name in NAMES if name not in REFUSED["vit"]]
 MODELS: dict[str, nn.Module] = {}
@@ -275,6 +275,8 @@ FIXED = {
     "chefer_lrp": 2,
     "scorecam": 1 + 24,
     "occlusion": 1 + 9,
+    "vit_cx": 1 + 2 * 38 / 3,
+    "greedy": 108,
 }  # passes of methods whose number is not one and cannot be chosen
 
 
@@ -384,8 +386,10 @@ def test_the_table_of_methods_is_complete(name):
 
 def stated(passes: str, kind: str) -> int:
     """The number in a phrase such as "1 + T forward, T backward", with the options of FEW."""
-    found = re.search(rf"([0-9TDn^+ ]|steps|windows)+(?= {kind})", passes)
-    return eval(found[0].replace("^", "**"), {"T": 3, "steps": 4, "n": 2, "D": 24, "windows": 4}) if found else 0
+    found = re.search(rf"([0-9TDNPRn^+()/ ]|steps|windows)+(?= {kind})", passes)
+    values = {"T": 3, "steps": 4, "n": 2, "D": 24, "windows": 4, "N": 24, "P": 4, "R": 2}
+    spelled = re.sub(r"(?<=[0-9A-Z]) (?=[A-Z(])", " * ", found[0]).replace("^", "**") if found else "0"
+    return eval(spelled, values)
 
 
 @pytest.mark.parametrize("name", ON_A_VIT)

@@ -60,6 +60,9 @@ HIDING = {  # options of methods that hide parts of the image, for few passes
     "rise": {"samples": 3, "cells": 2},
     "lime": {"samples": 3, "patch": 16},
     "kernel_shap": {"samples": 3, "patch": 16},
+    "vit_cx": {"distance": 0.0},
+    "tis": {"samples": 3},
+    "greedy": {"patch": 16, "rounds": 2},
 }
 OF_THE_LOGIT = {  # options with which a class is explained by its logit, as a function of the logits can say it
     "dave": {"preset": "paper"},

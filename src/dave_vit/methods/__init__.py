@@ -8,6 +8,7 @@ from dave_vit.methods import (  # noqa: F401 - registers
     fullgrad,
     gradcam,
     gradients,
+    greedy,
     iia,
     legrad,
     libragrad,
@@ -18,6 +19,8 @@ from dave_vit.methods import (  # noqa: F401 - registers
     rise,
     scorecam,
     surrogates,
+    tis,
+    vit_cx,
 )
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, create_method
 from dave_vit.methods.dave import DAVE, Effective, Equivariant

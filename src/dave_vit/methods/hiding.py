@@ -28,7 +28,7 @@ def whole(method: Method, images: Tensor, target: Target, passes: Passes, score:
     """The target with its classes known, and what is explained of the images as they are: ``[b, K]``."""
     logits = _logits(method, images, target, passes)
     target = target.resolve(logits)
-    return target, _told(logits, target, score)
+    return target, told(logits, target, score)
 
 
 def answers(method: Method, rows: Tensor, target: Target, passes: Passes, score: Score = "logit") -> Tensor:
@@ -42,19 +42,20 @@ def answers(method: Method, rows: Tensor, target: Target, passes: Passes, score:
         score: "probability" is the softmax of the class; only a class by itself has one, all else is its own number.
     """
     flat, wanted = rows.flatten(0, 1), target.repeated(len(rows))
-    return _told(_logits(method, flat, wanted, passes), wanted, score).reshape(*rows.shape[:2], -1)
+    return told(_logits(method, flat, wanted, passes), wanted, score).reshape(*rows.shape[:2], -1)
 
 
 def _logits(method: Method, rows: Tensor, target: Target, passes: Passes) -> Tensor:
     with precision(rows, method.autocast):
-        logits = clean_logits(method.model, rows, passes, target.read)
-    return logits.to(working_dtype(logits.dtype))
+        return clean_logits(method.model, rows, passes, target.read)
 
 
-def _told(logits: Tensor, target: Target, score: Score) -> Tensor:
+def told(logits: Tensor, target: Target, score: Score) -> Tensor:
+    """What is explained of each row, out of the model's logits: ``[rows, K]``, in float32 at least."""
+    logits = logits.to(working_dtype(logits.dtype))
     if score == "probability" and target.score is None and target.opponent is None:
         logits = logits.softmax(1)
-    return target.rows(logits).T  # [rows, K]
+    return target.rows(logits).T
 
 
 def under_masks(

@@ -105,7 +105,7 @@ class Layered(nn.Module):
     def forward(self, inputs: Tensor) -> Any:
         """The model's own logits."""
         with ExitStack() as stack:
-            for paths, blocks in _block_lists(self):
+            for paths, blocks in block_lists(self):
                 stack.enter_context(self._tapped(paths, blocks, len(inputs)))
             output = self._run(inputs)
             logits = self._read(output, len(inputs) * (1 + len(self.blocks)))
@@ -130,7 +130,7 @@ class Layered(nn.Module):
 
         def tap(module: nn.Module, args: Any, output: Any) -> Any:
             tokens = output[0] if isinstance(output, tuple) else output
-            if threading.get_ident() != thread or not _is_tokens(tokens, states, batch):
+            if threading.get_ident() != thread or not is_tokens(tokens, states, batch):
                 return output
             states.append(tokens)
             if len(states) < len(blocks):
@@ -148,12 +148,13 @@ class Layered(nn.Module):
                 handle.remove()
 
 
-def _is_tokens(value: Any, before: list[Tensor], batch: int) -> bool:
+def is_tokens(value: Any, before: list[Tensor], batch: int) -> bool:
+    """Whether a block returned tokens ``[batch, N, D]``, as many and as wide as those of the blocks before."""
     fits = isinstance(value, Tensor) and value.ndim == 3 and len(value) == batch
     return fits and all(value.shape == state.shape for state in before)
 
 
-def _block_lists(model: nn.Module) -> Iterator[tuple[list[str], list[nn.Module]]]:
+def block_lists(model: nn.Module) -> Iterator[tuple[list[str], list[nn.Module]]]:
     """Lists of at least two modules of one class, with their paths; none inside of another."""
     inside: tuple[str, ...] = ()
     for path, module in model.named_modules():

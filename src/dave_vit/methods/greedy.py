@@ -1,0 +1,94 @@
+"""An upper reference: patches in the order in which hiding or showing them is best for the score itself."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, check_no_clips, one_of
+from dave_vit.methods.chunks import Passes
+from dave_vit.methods.hiding import Score, Squares, as_explanation, under_masks
+from dave_vit.targets import Target
+
+Goal = Literal["deletion", "insertion"]
+
+
+@METHODS.register("greedy")
+class Greedy(Method):
+    """When each patch is hidden, where in every round those go whose loss costs the score least.
+
+    It asks the model what the metric asks. So it shows how high deletion or insertion can get, and explains nothing
+    beyond that. Values are places in the order, from 0 to 1; the last to go is the highest.
+
+    Args:
+        model: any module that maps inputs to logits.
+        rounds: in each, every patch that is left is tried alone, and an equal share of all patches goes.
+        goal: "deletion" hides patches of the whole image; "insertion" shows patches, the best first.
+        patch: side of the squares in pixels; the model's own patches, or a 14th of the image where these are tiny.
+        baseline: what hidden pixels become; zero is the mean colour of normalised images.
+        score: the class's "probability", as the metrics take it, or its "logit".
+        chunk: images in one forward pass.
+        autocast: run the model under autocast.
+    """
+
+    info = MethodInfo(
+        "Order in which patches can go at the least cost of probability: an upper reference of deletion.",
+        "reference",
+        "1 + P (R + 1) / 2 forward, of P patches in R rounds",
+        resolution="patch",
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rounds: int = 14,
+        goal: Goal = "deletion",
+        patch: int | None = None,
+        baseline: float = 0.0,
+        *,
+        score: Score = "probability",
+        chunk: int | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(model, chunk=chunk, autocast=autocast)
+        self.rounds, self.baseline = at_least_one("rounds", rounds), baseline
+        self.patch = None if patch is None else at_least_one("patch", patch)
+        self.goal: Goal = one_of("goal", goal, get_args(Goal))
+        self.score: Score = one_of("score", score, get_args(Score))
+
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        check_no_clips(images, "greedy", "hides places of one image")
+        squares = Squares.of(self.model, images, self.patch)
+        target = self._resolved(images, target, passes)
+        places = [self._places(images, single, passes, squares) for single in target.singles()]  # K of [b, P]
+        return as_explanation(squares.masks(torch.stack(places, 1)), images, target)
+
+    def _places(self, images: Tensor, target: Target, passes: Passes, squares: Squares) -> Tensor:
+        """How late each square goes, or how early it comes: ``[b, P]``, up to 1."""
+        count, deleting = squares.count, self.goal == "deletion"
+        left = torch.arange(count, device=images.device).expand(len(images), count)  # of each image, [b, left]
+        shown = images.new_full((len(images), count), float(deleting))
+        places = torch.zeros_like(shown)
+        for part in torch.arange(count).tensor_split(min(self.rounds, count)):
+            said = self._tried(images, target, passes, squares, shown, left)  # [b, left]
+            order = left.gather(1, said.sort(dim=1, descending=True, stable=True).indices)
+            chosen, left = order[:, : len(part)], order[:, len(part) :].sort(1).values
+            shown = shown.scatter(1, chosen, float(not deleting))
+            value = (part + 1) / count if deleting else 1 - part / count
+            places = places.scatter(1, chosen, value.to(places).expand_as(chosen))
+        return places
+
+    def _tried(
+        self, images: Tensor, target: Target, passes: Passes, squares: Squares, shown: Tensor, left: Tensor
+    ) -> Tensor:
+        """The score with each of the squares that are left turned over by itself: ``[b, left]``."""
+
+        def masks(start: int, stop: int) -> Tensor:
+            turned = shown.expand(stop - start, *shown.shape)  # [n, b, P]
+            each = left[:, start:stop].T.unsqueeze(2)  # [n, b, 1]
+            return squares.masks(turned.scatter(2, each, 1 - turned.gather(2, each)))
+
+        parts = under_masks(self, images, target, passes, masks, left.shape[1], self.score, self.baseline)
+        return torch.cat([said[..., 0] for _, said in parts]).T

@@ -1,0 +1,181 @@
+"""Transformer input sampling: what the model says of some of its tokens, chosen by how its own channels see them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.errors import OptionError, UnsupportedOperator
+from dave_vit.methods.base import METHODS, MethodInfo, at_least_one, one_of
+from dave_vit.methods.chunks import Passes
+from dave_vit.methods.hiding import Score, told
+from dave_vit.methods.legrad import block_lists, is_tokens
+from dave_vit.methods.tokens import TokenGraph, TokenMethod, token_graph
+from dave_vit.neighborhood.draws import sample_generator
+from dave_vit.precision import precise_dtype
+from dave_vit.rules.sets.sampled import sampled
+from dave_vit.run.observe import Observation, observation
+from dave_vit.targets import Target
+
+_ROUNDS = 100  # of k-means, which comes to rest long before
+
+
+@METHODS.register("tis")
+class TIS(TokenMethod):
+    """The mean score of the samples that a token is part of.
+
+    Each channel of each block's tokens is a map of the patches. Their k-means centres, of which the highest patches are
+    kept, say which tokens a sample has. The others are taken out of the sequence, not covered in the image.
+
+    Args:
+        model: a model with softmax attention among all tokens, whose blocks are modules in a list.
+        samples: centres.
+        seed: of the channels that k-means begins with.
+        kept: share of the patches that a sample keeps.
+        score: the class's "probability", as published, or its "logit"; other targets are their own number.
+        options: ``resolution``, ``chunk`` (samples in one forward pass) and ``autocast``.
+    """
+
+    info = MethodInfo(
+        "Mean probability of the class over samples of tokens that a patch is part of.",
+        "Englebert et al., ICCV 2023 workshop",
+        "1 + T forward",
+        resolution="patch",
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        samples: int = 1024,
+        seed: int = 0,
+        kept: float = 0.5,
+        *,
+        score: Score = "probability",
+        **options: Any,
+    ) -> None:
+        super().__init__(model, **options)
+        if not 0 < kept <= 1:
+            raise OptionError(f"kept is {kept}; give a share of the patches above 0, up to 1")
+        self.samples, self.seed, self.kept = at_least_one("samples", samples), seed, kept
+        self.score: Score = one_of("score", score, get_args(Score))
+
+    @classmethod
+    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+        """One pass for each sample, and the image itself."""
+        return {"samples": max(1, budget - 1)}
+
+    def _subject(self, target: Target) -> nn.Module:
+        return Remembering(getattr(self.model, "_orig_mod", self.model))
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+        graph = token_graph(observed, images)
+        _check_readout(graph, observed)
+        channels = cast(Remembering, observed.model).channels(graph.layout.tokens)  # [b, channels, N]
+        grids = []
+        for index, points in enumerate(channels[..., graph.layout.prefix :]):
+            shown = self.shown(points)  # [T, patches]
+            prefix = shown.new_ones(len(shown), graph.layout.prefix)  # class and register tokens stay
+            said = self._said(images[index], target.part(index, index + 1), torch.cat([prefix, shown], 1), passes)
+            weight = shown.to(said.dtype)
+            grids.append(said.T @ weight / weight.sum(0).clamp(min=1))  # [K, patches]
+        return torch.stack(grids).reshape(len(images), -1, *graph.layout.grid)
+
+    def shown(self, points: Tensor) -> Tensor:
+        """Which patches each sample keeps, out of channels ``[channels, patches]``: ``[T, patches]``."""
+        centres = centres_of(points.to(precise_dtype(points.device)), self.samples, self.seed)
+        best = centres.topk(max(1, int(self.kept * points.shape[1])), 1).indices
+        return torch.zeros_like(centres, dtype=torch.bool).scatter(1, best, value=True)
+
+    def _said(self, image: Tensor, target: Target, kept: Tensor, passes: Passes) -> Tensor:
+        """What is explained of one image ``[C, H, W]`` of which some tokens ``[T, N]`` are kept: ``[T, K]``."""
+
+        def compute(start: int, stop: int) -> Tensor:
+            rows, wanted = image.expand(stop - start, *image.shape), target.repeated(stop - start)
+            rules = sampled(kept[start:stop])
+            with observation(self.model, rows, rules=rules, autocast=self.autocast, read=wanted.read) as observed:
+                return told(observed.logits.detach(), wanted, self.score)
+
+        return torch.cat(passes.run(compute, len(kept)))
+
+
+def centres_of(points: Tensor, count: int, seed: int) -> Tensor:
+    """Centres of clusters of points ``[n, D]`` by Lloyd's algorithm, ``[count, D]``; all points where they are no more.
+
+    It begins with points drawn at random. A centre that loses all its points stays where it is.
+    """
+    if len(points) <= count:
+        return points
+    drawn = torch.randperm(len(points), generator=sample_generator(seed, 0, "noise"))[:count]
+    centres, before = points[drawn.to(points.device)], None
+    for _ in range(_ROUNDS):
+        nearest = torch.cdist(points, centres).argmin(1)  # [n]
+        if before is not None and torch.equal(nearest, before):
+            break
+        members = nn.functional.one_hot(nearest, count).to(points.dtype)  # [n, count]; a product adds in a fixed order
+        sizes = members.sum(0).unsqueeze(1)
+        centres = torch.where(sizes > 0, members.T @ points / sizes.clamp(min=1), centres)
+        before = nearest
+    return centres
+
+
+def _check_readout(graph: TokenGraph, observed: Observation) -> None:
+    """Refuse models in whose read-out a token that is taken out would still count."""
+    read = (graph.readout() > 0).sum(-1)
+    if graph.pooling is None and observed.pooled is None and bool((read > 1).any()):
+        raise UnsupportedOperator(
+            "tis takes tokens out, and this model reads all of them in a way that is neither attention nor a mean; use "
+            "rise, which covers places of the image instead"
+        )
+
+
+class Remembering(nn.Module):
+    """A model that remembers the tokens after each of its blocks.
+
+    Hooks do it, for the time of a pass and in this thread only; none is left afterwards.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._states: list[list[Tensor]] = []
+
+    def forward(self, inputs: Tensor) -> Any:
+        """The model's own output."""
+        self._states = []
+        with ExitStack() as stack:
+            for _, blocks in block_lists(self):
+                stack.enter_context(self._tapped(blocks, len(inputs)))
+            return self.model(inputs)
+
+    def channels(self, tokens: int) -> Tensor:
+        """All channels of all blocks, as values of the tokens: ``[b, channels, tokens]``."""
+        for states in self._states:
+            if states and states[0].shape[1] == tokens:
+                return torch.cat(states, 2).mT
+        raise UnsupportedOperator(
+            "tis reads the tokens after every block, and this model's blocks are no list of modules that return them; "
+            "use chefer_generic, or dave, which works on any model"
+        )
+
+    @contextmanager
+    def _tapped(self, blocks: list[nn.Module], batch: int) -> Iterator[None]:
+        states: list[Tensor] = []
+        self._states.append(states)
+        thread = threading.get_ident()
+
+        def tap(module: nn.Module, args: Any, output: Any) -> None:
+            tokens = output[0] if isinstance(output, tuple) else output
+            if threading.get_ident() == thread and is_tokens(tokens, states, batch):
+                states.append(tokens.detach())
+
+        handles = [block.register_forward_hook(tap) for block in blocks]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()

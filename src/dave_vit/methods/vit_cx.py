@@ -1,0 +1,119 @@
+"""ViT-CX: masks that the model's own features make, weighed by the causal effect of what they show."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.errors import OptionError, missing_extra
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips, one_of
+from dave_vit.methods.chunks import Passes
+from dave_vit.methods.gradcam import features
+from dave_vit.methods.hiding import Score, answers, as_explanation, told
+from dave_vit.methods.scorecam import enlarged, from_zero_to_one
+from dave_vit.neighborhood.draws import sample_generator
+from dave_vit.run.observe import observation
+from dave_vit.targets import Target
+
+
+@METHODS.register("vit_cx")
+class ViTCX(Method):
+    """Masks made of clusters of feature maps, weighted by what they show of the class, coverage taken out.
+
+    The features are those of ``gradcam``. Each channel, enlarged to the image and scaled from 0 to 1, is a mask; masks
+    that point in nearly the same direction are added up. Noise lies on what a mask hides, and the effect of noise
+    alone is taken off the score.
+
+    Args:
+        model: any module that maps inputs to logits.
+        seed: of the noise: the same for every image, batch and chunk.
+        distance: masks are joined as long as no two of a cluster are farther apart than this in cosine distance.
+        noise: standard deviation, in units of the preprocessed image.
+        score: the class's "probability", as published, or its "logit"; other targets are their own number.
+        chunk: masked images in one forward pass.
+        autocast: run the model under autocast.
+    """
+
+    info = MethodInfo(
+        "Clusters of the last block's feature maps, weighted by the class's probability under them.",
+        "Xie et al., IJCAI 2023",
+        "1 + 2 N forward, N being the clusters",
+        resolution="patch",
+    )
+
+    def __init__(
+        self,
+        model: nn.Module,
+        seed: int = 0,
+        distance: float = 0.1,
+        noise: float = 0.1,
+        *,
+        score: Score = "probability",
+        chunk: int | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(model, chunk=chunk, autocast=autocast)
+        if distance < 0 or noise < 0:
+            raise OptionError(f"distance is {distance} and noise is {noise}; give numbers of at least 0")
+        self.seed, self.distance, self.noise = seed, distance, noise
+        self.score: Score = one_of("score", score, get_args(Score))
+
+    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+        check_no_clips(images, "vit_cx", "hides places of one image")
+        with observation(self.model, images, autocast=self.autocast, read=target.read) as observed:
+            target = target.resolve(observed.logits)
+            clean = told(observed.logits.detach(), target, self.score)  # [b, K]
+            source, as_picture = features(observed, images)
+            held = as_picture(source.detach()).to(images.dtype)  # [b, D, h, w]
+        maps = []
+        for index, channels in enumerate(held):
+            image, wanted = images[index : index + 1], target.part(index, index + 1)
+            masks = clustered(from_zero_to_one(enlarged(channels[None], images))[0], self.distance)  # [N, H, W]
+            effects = clean[index] + self._effects(image, wanted, masks, passes)  # [N, K]
+            shares = masks / masks.sum(0).clamp(
+                min=torch.finfo(masks.dtype).tiny
+            )  # pixels under many masks count no more
+            maps.append(torch.einsum("nk,nhw->khw", effects.to(shares.dtype), shares) / len(masks))
+        return as_explanation(torch.stack(maps), images, target)
+
+    def _effects(self, image: Tensor, target: Target, masks: Tensor, passes: Passes) -> Tensor:
+        """What each mask ``[N, H, W]`` takes from the score beyond what its noise takes: ``[N, K]``."""
+        parts = []
+        start = 0
+        while start < len(masks):
+            some = masks[start : start + max(1, passes.rows // 2)][:, None, None]  # [n, 1, 1, H, W]
+            noise = self._noise(image, start, len(some)) * (1 - some)
+            seen = torch.cat([image * some + noise, image + noise])  # [2 n, 1, C, H, W]
+            masked, noisy = answers(self, seen, target, passes, self.score)[:, 0].chunk(2)
+            parts.append(masked - noisy)
+            start += len(some)
+        return torch.cat(parts)
+
+    def _noise(self, image: Tensor, start: int, count: int) -> Tensor:
+        draws = [sample_generator(self.seed, index, "noise") for index in range(start, start + count)]
+        drawn = torch.stack([torch.randn(image.shape, generator=draw, device="cpu") for draw in draws])
+        return self.noise * drawn.to(image.device, image.dtype)  # [n, 1, C, H, W]
+
+
+def clustered(masks: Tensor, distance: float) -> Tensor:
+    """Masks ``[D, H, W]`` joined by complete linkage and scaled from 0 to 1: ``[N, H, W]``, by their first member."""
+    flat = torch.nn.functional.normalize(masks.flatten(1), dim=1)
+    apart = (1 - flat @ flat.T).double().cpu()
+    labels = torch.tensor(_labels(apart, distance))
+    first = sorted(set(labels.tolist()), key=labels.tolist().index)
+    members = (labels == torch.tensor(first)[:, None]).to(masks.device, masks.dtype)  # [N, D]
+    return from_zero_to_one(torch.einsum("nd,dhw->nhw", members, masks))
+
+
+def _labels(apart: Tensor, distance: float) -> Any:
+    """The cluster of each point, out of their distances ``[D, D]``."""
+    try:
+        from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise missing_extra("scipy", "eval") from error
+    if len(apart) < 2:
+        return [1] * len(apart)
+    above = apart[*torch.triu_indices(len(apart), len(apart), 1)].clamp(min=0)
+    return fcluster(linkage(above.numpy(), "complete"), distance, "distance")
