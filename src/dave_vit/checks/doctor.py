@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dave_vit.checks.held import NotReplayed, replayed
+from dave_vit.checks.steady import changing
 from dave_vit.checks.wide import Wide
 from dave_vit.conserve import Balance
 from dave_vit.errors import OutputError
@@ -16,6 +18,7 @@ from dave_vit.models.adapter import Adapter
 from dave_vit.models.tasks import TaskModel
 from dave_vit.rules import EFFECTIVE
 from dave_vit.run import gradient
+from dave_vit.run.gradient import Gradient
 from dave_vit.run.layout import TokenLayout, token_layout
 from dave_vit.run.passes import logits_of
 from dave_vit.targets import Target
@@ -38,6 +41,9 @@ class Diagnosis:
         constants: how many additive constants (biases, positions, tokens) contribute the rest.
         functions: how often each function met a tensor that carries the input.
         layout: where the tokens lie, or why there is no single grid.
+        changing: the function that met a constant which is another one for another image; empty where none did.
+        held: what <W, d> leaves over of the score's change between the images x and x + d, with all operators held,
+            relative to the score; None where the model cannot be replayed.
     """
 
     dtype: torch.dtype
@@ -48,20 +54,33 @@ class Diagnosis:
     constants: int
     functions: dict[str, int]
     layout: TokenLayout | str
+    changing: str = ""
+    held: float | None = None
 
     @property
     def exact(self) -> bool:
         """Whether maps of this model are exact."""
-        return self.gap < LIMITS[self.dtype] and self.forward < max(1e-6, 10 * torch.finfo(self.dtype).eps)
+        return not self.fault
+
+    @property
+    def fault(self) -> str:
+        """What speaks against it; empty where nothing does."""
+        limit = LIMITS[self.dtype]
+        if not self.gap < limit:
+            return f"{self.gap:.1e} of the logit is unaccounted for"
+        if not self.forward < max(1e-6, 10 * torch.finfo(self.dtype).eps):
+            return f"the logits change by {self.forward:.1e} under the interception"
+        if self.changing:
+            return f"what {self.changing} takes for a constant changes with the image"
+        if self.held is not None and not self.held < limit:
+            return f"with all operators held, {self.held:.1e} of the logit's change is not that of the map"
+        return ""
 
     @property
     def verdict(self) -> str:
         """In plain words."""
         if not self.exact:
-            return (
-                f"not exact: {self.gap:.1e} of the logit is unaccounted for; please report this model, since it should "
-                "have been refused"
-            )
+            return f"not exact: {self.fault}; please report this model, since it should have been refused"
         share = f"{self.image_part:.4g} of the logit {self.logit:.4g} comes from the image"
         apply = "work as well" if isinstance(self.layout, TokenLayout) else "do not apply to it"
         tokens = f"attention-based methods {apply}"
@@ -104,6 +123,7 @@ def _examined(model: Adapter, inputs: Tensor) -> Diagnosis:
     plain = logits_of(model, inputs, read)
     parts = gradient(model, inputs, score, rules=EFFECTIVE, record_constants=True)
     balance = Balance.of(parts, inputs)
+    wanted = Target.of(score, len(inputs)).resolve(plain)
     try:
         layout: TokenLayout | str = token_layout(model, inputs, read)
     except OutputError as error:
@@ -117,4 +137,17 @@ def _examined(model: Adapter, inputs: Tensor) -> Diagnosis:
         constants=len(parts.constants),
         functions=parts.functions,
         layout=layout,
+        changing=changing(model, inputs, read),
+        held=_held_gap(model, inputs, parts, wanted),
     )
+
+
+def _held_gap(model: nn.Module, inputs: Tensor, parts: Gradient, wanted: Target) -> float | None:
+    shift = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(1), dtype=inputs.dtype).to(inputs.device)
+    try:
+        other = replayed(model, inputs, inputs + shift, wanted.read)
+    except NotReplayed:
+        return None
+    change = float(wanted.rows(other).sum()) - float(parts.score)
+    told = float((parts.weight * shift).sum())
+    return abs(change - told) / max(abs(float(parts.score)), abs(told), torch.finfo(inputs.dtype).tiny)

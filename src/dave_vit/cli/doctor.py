@@ -39,8 +39,10 @@ def doctor(
 ) -> None:
     """Check whether a model is explained exactly.
 
-    The logit must equal what the image contributes plus what biases, positions and tokens contribute. Exits with 2 and
-    the reason where the model holds a function that has no exact rule. `--weights random` needs no download.
+    Three things must hold. The logit equals what the image contributes plus what biases, positions and tokens
+    contribute. What is taken for a constant is the same for other images. With all operators held, the logit of another
+    image differs by what the map says. Exits with 2 and the reason where the model holds a function that has no exact
+    rule. `--weights random` needs no download.
     """
     from dave_vit.checks.doctor import examine
 
@@ -85,6 +87,8 @@ def _facts(found: Any) -> dict[str, Any]:
         "dtype": str(found.dtype).removeprefix("torch."),
         "gap": found.gap,
         "forward_difference": found.forward,
+        "changing_constant": found.changing or None,
+        "held_difference": found.held,
         "logit": found.logit,
         "image_part": found.image_part,
         "constants": found.constants,
@@ -102,6 +106,18 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", f"{facts['model']}, {facts['classes']} classes, input {'x'.join(map(str, facts['input']))}"),
         ("gap", f"{facts['gap']:.1e} ({facts['dtype']})"),
         ("forward", f"{facts['forward_difference']:.1e} away from the plain forward pass"),
+        ("constants", f"{facts['constants']}, {_steady(facts['changing_constant'])}"),
+        ("held", _replay(facts["held_difference"])),
         ("tokens", f"{grid[0]} x {grid[1]} patches, {prefix} before them" if grid else facts["token_note"]),
         ("functions", ", ".join(f"{name} {count}" for name, count in seen)),
     ]
+
+
+def _steady(changing: str | None) -> str:
+    return f"but one of {changing} changes with the image" if changing else "the same for every image tried"
+
+
+def _replay(difference: float | None) -> str:
+    if difference is None:
+        return "not replayed: the model writes in a way that cannot be followed"
+    return f"{difference:.1e} away from the map, for another image with all operators held"

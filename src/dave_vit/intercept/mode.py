@@ -178,7 +178,7 @@ class Interception(TorchFunctionMode):
             return func(*args, **kwargs)
         if not (spelling.inplace or kwargs.get("inplace")):
             return self._settle(rule(Call(self, func, spelling.name), *args, **kwargs))
-        call = Call(self, _out_of_place(func) if spelling.inplace else func, spelling.name)
+        call = Call(self, out_of_place(func) if spelling.inplace else func, spelling.name)
         kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
         # A derivative that looks at this argument again is given one that the write leaves alone.
         state, first = state_of(args[0]), args[0]
@@ -262,7 +262,8 @@ def _origin(carrier: Tensor) -> str:
     return carrier.grad_fn.name() if carrier.grad_fn is not None else "a leaf"
 
 
-def _out_of_place(func: Any) -> Any:
+def out_of_place(func: Any) -> Any:
+    """The function that returns what an in-place one writes."""
     name = function_name(func).name
     homes = (Tensor, torch.nn.functional, torch)
     return next((getattr(home, name) for home in homes if hasattr(home, name)), None)
