@@ -9,13 +9,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from bench_world import load, load_at_home, load_fatal, paint, plan_of, rows_of
 from dave_vit.bench import LocalEngine, create_engine, evaluate, pick_devices
-from dave_vit.bench.engines.ray import RayEngine, group, plan_pool
+from dave_vit.bench.dispatch import Dispatch, Lost
+from dave_vit.bench.engines import local
+from dave_vit.bench.engines.ray import RayEngine, plan_pool
+from dave_vit.bench.job import Job
+from dave_vit.bench.store import RunFolder
 from dave_vit.bench.tasks import Task
 from dave_vit.errors import OptionError, UnknownName
 
@@ -184,6 +189,26 @@ def test_an_error_of_a_member_reaches_the_caller(squares, tmp_path):
         evaluate(plan, tmp_path / "run", engine=LocalEngine(["cpu", "cpu"]), loader=load_at_home, threads=1)
 
 
+def test_waiting_for_others_takes_longer_and_longer_looks(squares, tmp_path, monkeypatch):
+    """A second command that finds everything claimed must not ask a file server five times a second."""
+    job, tasks = Job(plan_of(squares)), [Task("scan", f"s{i}", 0, -1, 0, i, (i,)) for i in range(2000)]
+    folder, pauses = RunFolder(tmp_path), []
+    monkeypatch.setattr(local, "Worker", lambda *arguments: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(local, "_attempt", lambda *arguments: False)  # all in other hands
+    monkeypatch.setattr(RunFolder, "present", lambda self, files: set(files) if len(pauses) > 9 else set())
+
+    def pause(seconds):
+        pauses.append(seconds)
+
+    monkeypatch.setattr(local.time, "sleep", pause)
+    told = []
+    local.work(job, folder, tasks, "cpu", finished=told.append)
+    assert told == tasks
+    assert pauses[:3] == [0.4, 0.8, 1.6]
+    assert max(pauses) == 5.0
+    assert len(pauses) == 10
+
+
 def test_engines_go_by_name():
     assert create_engine("local", device="cpu", workers=2) == LocalEngine(["cpu", "cpu"])
     ray = create_engine("ray", address="auto", workers=3)
@@ -212,6 +237,8 @@ def test_devices():
         ({"CPU": 16}, 1, 3, 3, {"num_cpus": 1}),
         ({"CPU": 16, "GPU": 4}, 1, None, 4, {"num_gpus": 1, "num_cpus": 1}),
         ({"CPU": 4, "GPU": 1}, 1, 2, 2, {"num_gpus": 0.5, "num_cpus": 1}),
+        ({"CPU": 16, "GPU": 2}, 1, 3, 3, {"num_gpus": 0.5, "num_cpus": 1}),  # two thirds would leave one without a GPU
+        ({"CPU": 16, "GPU": 1}, 1, 3, 3, {"num_gpus": 0.333, "num_cpus": 1}),
     ],
 )
 def test_pools_fit_their_cluster(cluster, threads, workers, actors, resources):
@@ -228,11 +255,104 @@ def test_pools_are_not_larger_than_the_work():
         plan_pool({"CPU": 64}, 3, 1, "cuda", None)
 
 
-def test_tasks_of_the_same_images_stay_together_where_there_are_enough():
-    tasks = [
-        Task("images", f"{start}-{method}", 0, method, 0, start, (start,)) for start in range(8) for method in (0, 1)
-    ]
-    together = group(tasks, actors=2)
-    assert [len(part) for part in together] == [2] * 8
-    assert all(len({task.start for task in part}) == 1 for part in together)
-    assert [len(part) for part in group(tasks, actors=3)] == [1] * 16
+TASKS = [Task("images", f"{start}-{method}", 0, method, 0, start, (start,)) for start in range(4) for method in (0, 1)]
+
+
+class Imagined:
+    """A cluster in the mind: actors compute by returning a task's name, and die or join as they are told."""
+
+    def __init__(self, *, deadly: dict[str, int] | None = None, rooms: list[int] | None = None, stillborn: int = 0):
+        self.deadly, self.rooms, self.stillborn = dict(deadly or {}), list(rooms or [2]), stillborn
+        self.calls: list[tuple[int, str]] = []
+        self.hired = 0
+
+    def room(self):
+        return self.rooms.pop(0) if len(self.rooms) > 1 else self.rooms[0]
+
+    def hire(self):
+        self.hired += 1
+        return self.hired, (self.hired, "ready")
+
+    def call(self, actor, task):
+        self.calls.append((actor, task.name))
+        return actor, task.name
+
+    def ended(self, calls):
+        return calls[:1]
+
+    def result(self, call):
+        _, what = call
+        if what == "ready" and self.stillborn:
+            self.stillborn -= 1
+            raise Lost("no memory")
+        if self.deadly.get(what):
+            self.deadly[what] -= 1
+            raise Lost("killed")
+        return what
+
+
+def dispatched(cluster: Imagined) -> list[str]:
+    done = []
+    Dispatch(cluster, lambda task, result: done.append((task.name, result))).run(TASKS)
+    assert all(name == result for name, result in done)
+    return [name for name, _ in done]
+
+
+def test_actors_stay_with_the_images_that_they_have_read():
+    cluster = Imagined()
+    assert sorted(dispatched(cluster)) == sorted(task.name for task in TASKS)
+    for actor in (1, 2):
+        chunks = [name.partition("-")[0] for who, name in cluster.calls if who == actor]
+        assert chunks == sorted(chunks, key=chunks.index)  # one after the other, none twice
+
+
+def test_what_a_lost_actor_had_begun_is_done_by_another():
+    cluster = Imagined(deadly={"2-0": 2, "0-1": 1}, stillborn=1)
+    done = dispatched(cluster)
+    assert sorted(done) == sorted(task.name for task in TASKS)  # each once
+    assert cluster.hired == 2 + 1 + 3
+
+
+def test_a_task_that_kills_every_actor_ends_the_run():
+    with pytest.raises(RuntimeError, match=r"actors die at 1-0, 3 times \(killed\); if memory is too small"):
+        dispatched(Imagined(deadly={"1-0": 9}))
+    with pytest.raises(RuntimeError, match="no actor can begin, 3 times"):
+        dispatched(Imagined(stillborn=9))
+
+
+def test_a_node_that_joins_later_helps():
+    cluster = Imagined(rooms=[1, 1, 1, 3])
+    dispatched(cluster)
+    assert {who for who, _ in cluster.calls} == {1, 2, 3}
+
+
+# The driver of a run on Ray; its actors are slow enough for it to be killed between two tasks.
+DRIVER = """
+import sys
+from bench_world import load, plan_of
+from dave_vit.bench import evaluate
+from dave_vit.bench.engines.ray import RayEngine
+
+plan = plan_of(sys.argv[1], methods=["effective", "input_x_gradient"], metrics=["energypg"])
+evaluate(plan, sys.argv[2], engine=RayEngine(device="cpu", workers=1), loader=load, threads=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_driver_that_is_killed_loses_nothing_that_was_written(squares, tmp_path):
+    pytest.importorskip("ray")
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": path}
+    run = tmp_path / "run"
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, squares, run], env=home)
+    while not written(run) and driver.poll() is None:
+        time.sleep(0.02)
+    driver.kill()
+    driver.wait()
+    finished = written(run)
+    assert finished
+    plan = plan_of(squares, methods=["effective", "input_x_gradient"], metrics=["energypg"])
+    evaluate(plan, run, loader=load, threads=1)  # any engine goes on
+    assert finished.items() <= written(run).items()
+    evaluate(plan, tmp_path / "quiet", loader=load, threads=1)
+    assert rows_of(run) == rows_of(tmp_path / "quiet")

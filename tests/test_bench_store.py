@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -49,13 +50,43 @@ def test_a_claim_is_free_again_after_an_error(tmp_path):
         assert mine
 
 
+def test_without_locks_every_claim_is_granted_and_files_are_still_whole(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    folder = RunFolder(tmp_path)
+    with folder.claim("shard") as first, folder.claim("shard") as second, folder.claim("plan", wait=True) as third:
+        assert (first, second, third) == (True, True, True)
+        folder.write({"rows/x.parquet": b"first"})
+        folder.write({"rows/x.parquet": b"second"})
+    assert (tmp_path / "rows" / "x.parquet").read_bytes() == b"second"
+    monkeypatch.setattr("fcntl.flock", lambda *arguments: os.stat(tmp_path / "absent"))
+    with pytest.raises(FileNotFoundError), folder.claim("shard"):
+        pass  # another trouble of the disk is no matter of locks
+
+
+def test_looking_for_thousands_of_files_is_one_look_at_their_folder(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    folder.write({f"rows/{number}.parquet": b"" for number in range(3)})
+    looks = []
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: looks.append(path) or listed(path))
+    monkeypatch.setattr(os, "stat", None)
+    found = folder.present([f"rows/{number}.parquet" for number in range(5000)] + ["scan/0.parquet"])
+    monkeypatch.undo()
+    assert found == {f"rows/{number}.parquet" for number in range(3)}
+    assert len(looks) == 2
+
+
 def test_files_are_synced_before_they_get_their_name(tmp_path, monkeypatch):
     events = []
     sync, rename = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda file: events.append("sync") or sync(file))
     monkeypatch.setattr(os, "replace", lambda a, b: events.append("rename") or rename(a, b))
     RunFolder(tmp_path).write({"rows/x.parquet": b"1", "y": b"2"})
-    assert events == ["sync", "rename", "sync"] * 2  # the file; its name; the folder that holds the name
+    # the file; its name; the folder that holds the name, and the one that holds a folder that is new
+    assert events == ["sync", "rename", "sync", "sync", "sync", "rename", "sync"]
     assert (tmp_path / "rows" / "x.parquet").read_bytes() == b"1"
 
 

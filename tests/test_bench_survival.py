@@ -66,7 +66,9 @@ def eventually(condition, seconds: float) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name
+)
 def test_workers_end_with_their_parent(number, tmp_path):
     folder = paint(tmp_path / "data")
     (tmp_path / "team.py").write_text(TEAM)
@@ -84,7 +86,8 @@ def test_workers_end_with_their_parent(number, tmp_path):
     assert not list((tmp_path / "run").rglob("*.part")) or number == signal.SIGKILL
     if number != signal.SIGKILL:
         assert parent.returncode == 128 + number
-        assert error.strip() == f"stopped by {number.name}; what was finished is kept"
+        who = "" if number == signal.SIGINT else f" by {number.name}"
+        assert error.strip() == f"stopped{who}; what was finished is kept"
 
 
 def cut(data: bytes) -> bytes:

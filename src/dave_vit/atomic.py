@@ -19,20 +19,30 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """A temporary name beside `path`, which takes its place where the block ends well and vanishes otherwise.
 
     An error of the disk, which knows no file where it comes from writing or syncing, gets the name of this one.
+
+    Args:
+        path: of the file.
+        durable: whether it is on the disk when the block has ended, so that a machine that stops does not lose it.
 
     Example:
         >>> with replacing(folder / "rows.parquet") as temporary:
         ...     write_table(rows, temporary)
     """
+    fresh = [folder for folder in path.parents if durable and not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         yield temporary
+        if durable:
+            _sync(temporary, os.O_RDWR)
         os.replace(temporary, path)
+        if durable:  # the folder holds the name, and the one above it that of a folder that was made for it
+            for folder in (path.parent, *(one.parent for one in fresh)):
+                _sync_folder(folder)
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
@@ -40,21 +50,35 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_files(contents: Mapping[Path, bytes]) -> None:
-    """Writes files that belong together: none is put in its place before all have been written."""
+def write_files(contents: Mapping[Path, bytes], *, durable: bool = False) -> None:
+    """Writes files that belong together: none is put in its place before all have been written, the first one last."""
     with ExitStack() as stack:
         for path, data in contents.items():
-            stack.enter_context(replacing(path)).write_bytes(data)
+            stack.enter_context(replacing(path, durable=durable)).write_bytes(data)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Writes one file."""
-    write_files({path: data})
+    write_files({path: data}, durable=durable)
 
 
 def write_json(path: Path, data: Any) -> None:
     """Writes one JSON file."""
     write_bytes(path, json_bytes(data))
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename last; on Windows, where folders cannot be opened, renames already do."""
+    if os.name != "nt":
+        _sync(folder, os.O_RDONLY)
 
 
 def json_bytes(data: Any) -> bytes:

@@ -7,14 +7,16 @@ from typing import Any
 from dave_vit.bench import MethodEntry
 from dave_vit.methods.options import fitting
 
-_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {"dave-paper": ("dave", {"preset": "paper"})}
+_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    f"dave-{preset}": ("dave", {"preset": preset}) for preset in ("paper", "official")
+}
 
 
 def method_entry(label: str, samples: int) -> MethodEntry:
     """A method of a plan; the number of samples, or of steps, goes to those that take any.
 
     Args:
-        label: name of a method, or "dave-paper" for DAVE with the paper's preset.
+        label: name of a method, or "dave-paper" and "dave-official" for DAVE with that preset.
         samples: the paper's T.
     """
     name, options = _OPTIONS.get(label, (label, {}))

@@ -50,7 +50,9 @@ class Options(Sampled):
 
     images: tuple[str, ...] = files()
     methods: tuple[str, ...] = flag(
-        ("dave", "dave-paper", "attn_lrp", "legrad"), "Names of `dave methods`, or dave-paper.", metavar="A,B,..."
+        ("dave", "dave-paper", "attn_lrp", "legrad"),
+        "Names of `dave methods`, dave-paper or dave-official.",
+        metavar="A,B,...",
     )
     n: int = count(6)
 

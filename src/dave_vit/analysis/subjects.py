@@ -101,7 +101,7 @@ def files() -> tuple[str, ...]:
 
 def method_flag() -> str:
     """A field for a method, as a flag."""
-    return flag("dave", "One of `dave methods`, or dave-paper.", metavar="NAME")
+    return flag("dave", "One of `dave methods`, dave-paper or dave-official.", metavar="NAME")
 
 
 def shown_data(spec: str) -> str:

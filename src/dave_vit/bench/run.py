@@ -132,7 +132,8 @@ class _Run:
 
     def _compute(self, what: str, tasks: list[Task]) -> None:
         total = sum(len(task.images) for task in tasks)
-        before = sum(len(task.images) for task in tasks if (self.folder / task.file).exists())
+        there = self.folder.present(task.file for task in tasks)
+        before = sum(len(task.images) for task in tasks if task.file in there)
         done = 0
 
         def finished(task: Task) -> None:

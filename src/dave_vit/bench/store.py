@@ -9,22 +9,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dave_vit.atomic import json_bytes, replacing
+from dave_vit.atomic import json_bytes, write_bytes
 from dave_vit.errors import DataError, OptionError
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes may then compute a shard twice, and still write it whole
+except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+# What file systems say that know no locks; two processes may then compute a shard twice, and still write it whole.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
 _DATA = "data was"  # by content, which another limit changes as well: said where nothing else is to be said
 
@@ -111,12 +115,13 @@ class RunFolder:
     def write(self, files: Mapping[str, bytes]) -> None:
         """Writes files in the order given, each whole or not at all, also if the machine stops."""
         for name, data in files.items():
-            path = self / name
-            with replacing(path) as temporary, open(temporary, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            _sync_folder(path.parent)
+            write_bytes(self / name, data, durable=True)
+
+    def present(self, files: Iterable[str]) -> set[str]:
+        """Those of some files that are there: one look at each folder, however many they are."""
+        wanted = set(files)
+        folders = {name.rpartition("/")[0] for name in wanted}
+        return wanted & {f"{folder}/{name}" for folder in folders for name in _listed(self / folder)}
 
     @contextmanager
     def claim(self, key: str, *, wait: bool = False) -> Iterator[bool]:
@@ -178,15 +183,14 @@ def _lock(descriptor: int, *, wait: bool) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
     return True
 
 
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename last; where folders cannot be opened, as on Windows, renames already do."""
-    if fcntl is None:
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+def _listed(folder: Path) -> list[str]:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,18 @@ class Output:
                 self._bar = None
 
     @contextmanager
+    def live(self) -> Iterator[Live]:
+        """A place on standard error whose content changes; where that is no terminal, each content is printed."""
+        from rich.live import Live as Place
+
+        console = _console(stderr=True)
+        if self.quiet or not console.is_terminal:
+            yield Live(None if self.quiet else console.print, is_terminal=False)
+            return
+        with Place(console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as place:
+            yield Live(lambda *parts: place.update(_stacked(*parts), refresh=True), is_terminal=True)
+
+    @contextmanager
     def _aside(self) -> Iterator[None]:
         """Takes the progress bar away while something else is printed."""
         bar = self._bar
@@ -95,6 +107,25 @@ class Output:
         yield
         if bar is not None:
             bar.start()
+
+
+@dataclass(frozen=True)
+class Live:
+    """What `Output.live` gives: called with texts and tables, it shows them."""
+
+    _show: Callable[..., None] | None
+    is_terminal: bool
+
+    def __call__(self, *parts: Any) -> None:
+        """Shows what there is; parts that are None are left out."""
+        if self._show is not None:
+            self._show(*(part for part in parts if part is not None))
+
+
+def _stacked(*parts: Any) -> Any:
+    from rich.console import Group
+
+    return Group(*parts)
 
 
 class Progress:

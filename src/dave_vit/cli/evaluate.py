@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dave_vit.cli.common import Output, Progress, command, examples
+from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.options import (
     Data,
     MethodsOptions,
@@ -23,6 +21,7 @@ from dave_vit.cli.options import (
     names_of,
     setting,
 )
+from dave_vit.cli.watching import bars, numbers
 from dave_vit.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -135,6 +134,9 @@ class Execution:
             "--threads", min=1, max=1024, help="Of each worker on the CPU.", show_default="all cores, shared by workers"
         ),
     ] = None
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show first numbers with their intervals while the run goes on.")
+    ] = False
     allow_mixed: Annotated[
         bool,
         typer.Option(
@@ -172,7 +174,7 @@ def evaluate(
     flags = _flags(context, settings, methods, model)
     plan = _plan(settings.file, flags, given(context, smoothing), methods)
     how = {"engine": _engine(execution, model.device), "threads": _threads(execution)}
-    _run(plan, out, {**how, "allow_mixed": execution.allow_mixed}, output=output)
+    _run(plan, out, {**how, "allow_mixed": execution.allow_mixed}, watched=execution.watch, output=output)
 
 
 def _flags(
@@ -268,10 +270,12 @@ def _threads(execution: Execution) -> int:
     return execution.threads or max(1, torch.get_num_threads() // (execution.workers or 1))
 
 
-def _run(plan: Plan, out: Path, how: dict[str, Any], *, output: Output) -> None:
+def _run(plan: Plan, out: Path, how: dict[str, Any], *, watched: bool, output: Output) -> None:
     from dave_vit.bench import evaluate as run_plan
+    from dave_vit.bench.live import Live
 
-    with _watching(Output(quiet=output.quiet or output.as_json)) as watch:
+    show = Output(quiet=output.quiet or output.as_json)
+    with numbers(show, Live(plan, out).results) if watched else bars(show) as watch:
         summary = run_plan(plan, out, watch=watch, **how)
     failures = list(_failures(summary))
     for text in (*summary["notes"], *failures):
@@ -294,24 +298,6 @@ def _failures(summary: dict[str, Any]) -> Iterator[str]:
         if not one["n"] and one["reasons"] and who not in told:
             told.add(who)
             yield f"{one['method']} on {one['model']}: {next(iter(one['reasons']))}"
-
-
-@contextmanager
-def _watching(output: Output) -> Iterator[Any]:
-    """What a run tells of its progress becomes a bar for each of its phases."""
-    with ExitStack() as stack:
-        phase: list[tuple[str, Progress, float]] = []
-
-        def watch(what: str, done: int, total: int, before: int) -> None:
-            if not phase or phase[-1][0] != what:
-                stack.close()  # the bar of the phase before
-                phase.append((what, stack.enter_context(output.progress(total - before, what)), time.monotonic()))
-            _, bar, started = phase[-1]
-            now = max(done - before, 0)
-            rate = now / max(time.monotonic() - started, 1e-6)
-            bar.update(done=now, text=f"{what}: {done} of {total}, {rate:.3g} a second")
-
-        yield watch
 
 
 def _table(plan: Plan, summary: dict[str, Any], model: str) -> Table:

@@ -90,10 +90,10 @@ class Section:
 
     def write(self, folder: Path) -> list[Path]:
         """Writes figures, CSV and JSON, the JSON last; returns their paths."""
-        files = {folder / name: data for picture in self.pictures for name, data in picture.files().items()}
+        files = {folder / f"{self.name}.json": json_bytes(self.record())}  # named first, it appears last
+        files |= {folder / name: data for picture in self.pictures for name, data in picture.files().items()}
         if self.rows:
             files[folder / f"{self.name}.csv"] = csv_bytes(self.rows)
-        files[folder / f"{self.name}.json"] = json_bytes(self.record())
         write_files(files)
         return list(files)
 

@@ -42,6 +42,7 @@ _BLUE, _SKY, _GREEN, _ORANGE, _RED, _PINK, _GREY, _BLACK = (
 STYLES = {
     "dave": Style("DAVE, default", DAVE, "-", "o"),
     "dave-paper": Style("DAVE, as in the paper", DAVE, "--", "D"),
+    "dave-official": Style("DAVE, as in the authors' code", DAVE, ":", "s"),
     "equivariant": Style("equivariant average", "#8a63b8", "-.", "p"),
     "effective": Style("effective transformation", "#5b3a8c", ":", "h"),
     "integrated_gradients": Style("integrated gradients", _BLUE, "-", "^"),

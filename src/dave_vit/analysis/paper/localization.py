@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dave_vit.analysis.catalog import method_entry
 from dave_vit.analysis.paper.suites import Counts, Group, published
 from dave_vit.analysis.subjects import shown_data
-from dave_vit.bench import MetricEntry, Plan, create_engine, evaluate
+from dave_vit.bench import MetricEntry, Plan, Smoothing, create_engine, evaluate
 from dave_vit.bench.numbers.collect import collect
 from dave_vit.bench.numbers.summary import rests_on
 from dave_vit.bench.run import Watch
@@ -19,7 +19,15 @@ from dave_vit.viz import Drawing
 from dave_vit.viz.plots import Floats, canvas, draw_curves, style
 
 METRICS = ("gridpg", "energypg", "deletion")
+POSTPROCESSED = ("gridpg/official", "energypg/official")  # of the same maps, as the authors' code treats its own
 _TITLES = {"gridpg": "GridPG", "energypg": "EnergyPG", "deletion": "deletion"}
+_POSTPROCESSED = (
+    "The second table of a model has the same maps of all methods with the post-processing of the authors' code: "
+    "positive part, half of it Gaussian over 11 pixels, bilateral over 5. That code has it inside of the function that "
+    "explains; the paper's text has no such step. So a published number may be one of a method and its filter "
+    "together: look for it in both tables, and compare methods with each other within one table only. What a row gains "
+    "from the first to the second is the filter's, which any map can have."
+)
 _BASELINES = {"zero": "zero, as in the paper", "mean": "the mean colour of the picture"}
 
 
@@ -36,13 +44,19 @@ class Place:
 def plans(group: Group, counts: Counts, place: Place) -> dict[str, Plan]:
     """The runs of a group: grids from a larger pool of pictures than the one that images are scored on."""
     methods = tuple(method_entry(label, counts.samples) for label in group.methods)
-    grids = MetricEntry("gridpg", {"grids": counts.grids})
+    grids = _both(MetricEntry("gridpg", {"grids": counts.grids}))
     deletion = MetricEntry("deletion", {"steps": counts.deletion_steps, "baseline": group.baseline})
-    made = {"grids": ((grids,), counts.pool), "images": ((MetricEntry("energypg"), deletion), counts.pictures)}
+    images = (*_both(MetricEntry("energypg")), deletion)
+    made = {"grids": (grids, counts.pool), "images": (images, counts.pictures)}
     return {
         name: Plan(group.models, methods, metrics, data=place.data, limit=limit, seeds=(place.seed,), batch=8)
         for name, (metrics, limit) in made.items()
     }
+
+
+def _both(entry: MetricEntry) -> tuple[MetricEntry, MetricEntry]:
+    """A metric of raw maps, and of the same maps with the authors' post-processing."""
+    return entry, replace(entry, label=f"{entry.metric}/official", smoothing=Smoothing("official"))
 
 
 def section(group: Group, counts: Counts, place: Place, watch: Watch | None = None) -> Section:
@@ -59,10 +73,10 @@ def section(group: Group, counts: Counts, place: Place, watch: Watch | None = No
         "Mean and 95 % interval of a bootstrap over images, in per cent; higher is better in all three. GridPG: share "
         "of the positive part inside of the class's own cell of a 2x2 grid, chance is 25. EnergyPG: share inside of "
         "the object's region. Deletion: area under the probability of the target while pixels are removed, the least "
-        f"important first; a removed pixel becomes {_BASELINES.get(group.baseline, group.baseline)}. Maps are not "
-        "smoothed. Bold: the best mean of a column."
+        f"important first; a removed pixel becomes {_BASELINES.get(group.baseline, group.baseline)}. Maps of the "
+        "first table are not smoothed. Bold: the best mean of a column."
     )
-    text = " ".join([text, *(f"Note: {note}." for note in notes)])
+    text = " ".join([text, _POSTPROCESSED, *(f"Note: {note}." for note in notes)])
     facts = {
         "models": " + ".join(entry.label for entry in group.models),
         "data": shown_data(place.data),
@@ -78,7 +92,7 @@ def section(group: Group, counts: Counts, place: Place, watch: Watch | None = No
 
 def _row(one: Mapping[str, Any]) -> dict[str, Number]:
     """A row of the CSV file, in per cent."""
-    said = published(one["metric"], one["model"], one["method"])
+    said = published(one["metric"].partition("/")[0], one["model"], one["method"])
     mean = None if one["mean"] is None else 100 * one["mean"]
     ends = {name: None if one[name] is None else 100 * one[name] for name in ("low", "high")}
     kept = {name: one[name] for name in ("model", "method", "metric")}
@@ -87,29 +101,33 @@ def _row(one: Mapping[str, Any]) -> dict[str, Number]:
 
 
 def tables(group: Group, results: list[dict[str, Any]]) -> list[Table]:
-    """One table per model, with the paper's number and the difference where there is one."""
+    """Two tables per model, raw and post-processed, with the paper's number and the difference where there is one."""
     made = []
     for entry in group.models:
         own = {(one["method"], one["metric"]): one for one in results if one["model"] == entry.label}
-        best = {
-            metric: max((own[name, metric]["mean"] or 0.0) for name in group.methods if (name, metric) in own)
-            for metric in METRICS
-        }
-        rows = [
-            (style(name).words, *(cell(own[name, metric], best[metric]) for metric in METRICS))
-            for name in group.methods
-        ]
-        counts = "; ".join(_counts(metric, [own[name, metric] for name in group.methods]) for metric in METRICS)
-        caption = f"{entry.label}: {counts}."
-        made.append(Table(("method", *(_TITLES[metric] for metric in METRICS)), tuple(rows), caption))
+        made.append(_table(entry.label, group.methods, METRICS, own))
+        made.append(_table(f"{entry.label}, with the authors' post-processing", group.methods, POSTPROCESSED, own))
     return made
+
+
+def _table(
+    title: str, methods: Sequence[str], metrics: Sequence[str], own: Mapping[tuple[str, str], Mapping[str, Any]]
+) -> Table:
+    best = {metric: max(own[name, metric]["mean"] or 0.0 for name in methods) for metric in metrics}
+    rows = [(style(name).words, *(cell(own[name, metric], best[metric]) for metric in metrics)) for name in methods]
+    counts = "; ".join(_counts(metric, [own[name, metric] for name in methods]) for metric in metrics)
+    return Table(("method", *(_title(metric) for metric in metrics)), tuple(rows), f"{title}: {counts}.")
+
+
+def _title(metric: str) -> str:
+    return _TITLES[metric.partition("/")[0]]
 
 
 def _counts(metric: str, results: Sequence[Mapping[str, Any]]) -> str:
     """What the numbers of a column rest on; method by method where that differs."""
     said = [rests_on(one) for one in results]
     apart = ", ".join(f"{style(one['method']).words} {words}" for one, words in zip(results, said, strict=True))
-    return f"{_TITLES[metric]} {said[0] if len(set(said)) == 1 else apart}"
+    return f"{_title(metric)} {said[0] if len(set(said)) == 1 else apart}"
 
 
 def cell(one: Mapping[str, Any], best: float) -> str:

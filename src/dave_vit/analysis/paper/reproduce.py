@@ -93,7 +93,7 @@ def _finished(options: Options, name: str, key: str, make: Make) -> Record:
     files = {out / "figures" / file: data for picture in made.pictures for file, data in picture.files().items()}
     if made.rows:
         files[out / "tables" / f"{name}.csv"] = csv_bytes(made.rows)
-    write_files({**files, path: json_bytes(record)})
+    write_files({path: json_bytes(record), **files}, durable=True)  # the record, named first, appears last
     return record
 
 

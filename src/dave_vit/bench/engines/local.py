@@ -13,8 +13,8 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
 from threading import Thread
 from typing import Any
 
@@ -28,7 +28,7 @@ from dave_vit.bench.worker import Worker
 from dave_vit.errors import DaveError, OptionError
 from dave_vit.models.loading import checked_device
 
-_WAIT = 0.2  # seconds between looks at what others do
+_WAIT, _LONGEST = 0.2, 5.0  # seconds between looks at what others do: at first, and where nothing changes
 MOST_WORKERS = 1024  # each is a process with a model of its own
 _LIVES = 3  # how often a process that was killed is started again
 
@@ -51,7 +51,7 @@ class LocalEngine:
 
     def run(self, job: Job, folder: RunFolder, tasks: Sequence[Task], finished: Finished) -> None:
         """Computes all tasks that are not done; returns when all are, whoever did them."""
-        left = sum(not (folder / task.file).exists() for task in tasks)
+        left = len(tasks) - len(folder.present(task.file for task in tasks))
         devices = self.devices[: max(left, 1)]
         if len(devices) == 1:
             with threads(job.threads):
@@ -93,21 +93,22 @@ def work(
 ) -> None:
     """Goes round the tasks, from ``start`` on, until all are done; those that others have claimed are left to them."""
     made: list[Worker] = []  # when there is work
-    pending = [*tasks[start:], *tasks[:start]]
+    pending, pause = [*tasks[start:], *tasks[:start]], _WAIT
     try:
         while pending:
-            busy = []
+            busy, there = [], folder.present(task.file for task in pending)
             for task in pending:
-                if not (folder / task.file).exists():
+                if task.file not in there:
                     made = made or [Worker(job, device)]
                     if not _attempt(made[0], folder, task):
                         busy.append(task)
                         continue
                 if finished:
                     finished(task)
+            pause = _WAIT if len(busy) < len(pending) else min(2 * pause, _LONGEST)
             pending = busy
             if pending:
-                time.sleep(_WAIT)
+                time.sleep(pause)
     finally:
         for worker in made:
             worker.close()
@@ -133,6 +134,17 @@ def threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@dataclass
+class _Member:
+    """A process of a team, and the line on which it tells what is done."""
+
+    device: str
+    start: int
+    process: Any
+    line: Connection
+    lives: int = _LIVES
+
+
 class _Team:
     """One process per device, started again where one is killed."""
 
@@ -141,40 +153,52 @@ class _Team:
         self._context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
 
     def run(self, finished: Finished) -> None:
-        lives = [_LIVES] * len(self.devices)
-        crew = [self._start(i) for i in range(len(self.devices))]
-        pending = self.tasks
+        pending = {task.file: task for task in self.tasks}
+        crew: list[_Member] = []
         try:
+            for number, device in enumerate(self.devices):  # apart from each other: neighbours share their images
+                crew.append(self._started(device, number * len(self.tasks) // len(self.devices)))
             while pending:
-                pending = self._report(pending, finished)
-                for i, (process, line) in enumerate(crew):
-                    if process.exitcode in (None, 0):
-                        continue
-                    _raise_from(line)
-                    lives[i] -= 1
-                    if not lives[i]:
-                        raise RuntimeError(f"a worker on {self.devices[i]} died {_LIVES} times ({process.exitcode})")
-                    crew[i] = self._start(i)
-                time.sleep(_WAIT)
+                for file in self._heard(crew) or self.folder.present(pending):  # silent where others are at work
+                    if task := pending.pop(file, None):
+                        finished(task)
         finally:
-            for process, _ in crew:
-                process.terminate()
-                process.join()
+            for member in crew:
+                member.process.terminate()
+                member.process.join()
 
-    def _start(self, number: int) -> tuple[Any, Connection]:
+    def _heard(self, crew: list[_Member]) -> list[str]:
+        """Files that members tell of, after some seconds at most; those that died are started again."""
+        if not crew:  # all have seen all tasks done, or in other hands
+            time.sleep(_WAIT)
+        ready = wait([member.line for member in crew], timeout=_LONGEST)
+        files = []
+        for place, member in reversed(list(enumerate(crew))):
+            if member.line in ready:
+                said = _received(member.line)
+                if isinstance(said, BaseException):
+                    raise said
+                files += [said] if said else []
+                if said is None:
+                    crew[place : place + 1] = self._after(member)
+        return files
+
+    def _after(self, member: _Member) -> list[_Member]:
+        """Who takes the place of a member that ended: nobody where its work was done."""
+        member.process.join()
+        if member.process.exitcode == 0:
+            return []
+        if member.lives == 1:
+            raise RuntimeError(f"a worker on {member.device} died {_LIVES} times ({member.process.exitcode})")
+        return [replace(self._started(member.device, member.start), lives=member.lives - 1)]
+
+    def _started(self, device: str, start: int) -> _Member:
         here, there = self._context.Pipe(duplex=False)
-        start = number * len(self.tasks) // len(self.devices)  # apart from each other: neighbours share their images
-        arguments = (self.job, str(self.folder.path), self.tasks, self.devices[number], start, there)
+        arguments = (self.job, str(self.folder.path), self.tasks, device, start, there)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)
         process.start()
         there.close()
-        return process, here
-
-    def _report(self, pending: list[Task], finished: Finished) -> list[Task]:
-        done = [task for task in pending if (self.folder / task.file).exists()]
-        for task in done:
-            finished(task)
-        return [task for task in pending if task not in set(done)] if done else pending
+        return _Member(device, start, process, here)
 
 
 def _serve(job: Job, folder: str, tasks: Sequence[Task], device: str, start: int, line: Connection) -> None:
@@ -183,7 +207,7 @@ def _serve(job: Job, folder: str, tasks: Sequence[Task], device: str, start: int
     Thread(target=_end_with_parent, daemon=True).start()
     try:
         torch.set_num_threads(job.threads or 1)
-        work(job, RunFolder(folder), tasks, device, start=start)
+        work(job, RunFolder(folder), tasks, device, start=start, finished=lambda task: line.send(task.file))
     except (DaveError, OSError) as error:  # of the user, of the disk
         line.send(error)
         raise SystemExit(1) from error
@@ -200,9 +224,10 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _raise_from(line: Connection) -> None:
+def _received(line: Connection) -> str | BaseException | None:
+    """What a member says: a file that is there, or what went wrong; None where it has ended."""
     try:
-        if line.poll():
-            raise line.recv()
+        said: str | BaseException = line.recv()
     except EOFError:
-        return
+        return None
+    return said

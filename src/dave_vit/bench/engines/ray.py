@@ -1,29 +1,33 @@
-"""The engine of a cluster: Ray Data with a pool of actors.
+"""The engine of a cluster: Ray actors, which are handed one task at a time.
 
-Actors compute tasks and send their files back; the driver writes them, so that workers need not share the run's folder.
-They must see the data and the weights under the same names as the driver.
+Actors compute tasks and send their files back; the driver writes each at once, so that workers need not share the run's
+folder and a driver that dies loses what actors were at, no more. Actors must see the data and the weights under the
+same names as the driver.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import pickle
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from dave_vit.bench.dispatch import Dispatch, Lost
 from dave_vit.bench.engines.base import ENGINES, EngineOptions, Finished
 from dave_vit.bench.job import Job
 from dave_vit.bench.store import RunFolder
 from dave_vit.bench.tasks import Task
-from dave_vit.bench.worker import Worker
+from dave_vit.bench.worker import Files, Worker
 from dave_vit.errors import DaveError, OptionError, first_line, missing_extra
+
+_LOOK = 5.0  # seconds between looks at what the cluster has
 
 
 @dataclass
@@ -49,32 +53,22 @@ class RayEngine:
         self._stack.close()
 
     def run(self, job: Job, folder: RunFolder, tasks: Sequence[Task], finished: Finished) -> None:
-        """Computes all tasks that are not done, and writes them; Ray tries again what a killed actor had begun."""
+        """Computes all tasks that are not done, and writes them; what a killed actor had begun is done again."""
         import ray
 
-        pending = []
+        there = folder.present(task.file for task in tasks)
         for task in tasks:
-            if (folder / task.file).exists():
+            if task.file in there:
                 finished(task)
-            else:
-                pending.append(task)
-        if not pending:
-            return
-        pool = plan_pool(ray.cluster_resources(), len(pending), job.threads or 1, self.device, self.workers)
-        groups = group(pending, pool.actors)
-        rows = ray.data.from_items([{"tasks": pickle.dumps(part)} for part in groups], override_num_blocks=len(groups))
-        results = rows.map_batches(
-            _Actor,
-            fn_constructor_args=(job, pool.device),
-            batch_size=1,
-            compute=ray.data.ActorPoolStrategy(size=pool.actors, max_tasks_in_flight_per_actor=1),
-            **pool.resources,
-        )
-        for row in results.iter_rows():
-            if row["error"]:
-                raise pickle.loads(row["error"])
-            folder.write(pickle.loads(row["files"]))
-            finished(pickle.loads(row["task"]))
+        pending = [task for task in tasks if task.file not in there]
+
+        def done(task: Task, files: Files) -> None:
+            folder.write(files)
+            finished(task)
+
+        if pending:
+            with closing(_Actors(ray, job, self.device, self.workers, len(pending))) as actors:
+                Dispatch(actors, done).run(pending)
 
 
 @ENGINES.register("ray")
@@ -83,21 +77,85 @@ def _ray(options: EngineOptions) -> RayEngine:
 
 
 class _Actor:
-    """Computes groups of tasks; one worker for its life."""
+    """Computes tasks; one worker for its life."""
 
     def __init__(self, job: Job, device: str) -> None:
         torch.set_num_threads(job.threads or 1)
         self._make: Callable[[], Worker] = lambda: Worker(job, device)
         self._worker: Worker | None = None
 
-    def __call__(self, batch: dict[str, Any]) -> Iterator[dict[str, list[bytes]]]:
-        for task in pickle.loads(batch["tasks"][0]):
-            try:
-                self._worker = self._worker or self._make()
-                files, error = pickle.dumps(self._worker.compute(task)), b""
-            except DaveError as failure:  # the user can repair it; Ray would bury it in a trace
-                files, error = b"", pickle.dumps(failure)
-            yield {"task": [pickle.dumps(task)], "files": [files], "error": [error]}
+    def ready(self) -> None:
+        """Returns when the actor has begun."""
+
+    def compute(self, task: Task) -> Files | DaveError:
+        """The files of a task, or what the user can repair: raised, it would be buried in a trace of Ray's."""
+        try:
+            self._worker = self._worker or self._make()
+            return self._worker.compute(task)
+        except DaveError as failure:
+            return failure
+
+
+class _Actors:
+    """The actors of a run on a Ray cluster, for `Dispatch`.
+
+    Args:
+        ray: the module.
+        job: what they compute.
+        device: see `RayEngine`.
+        workers: see `RayEngine`.
+        tasks: how many there are.
+    """
+
+    def __init__(self, ray: Any, job: Job, device: str, workers: int | None, tasks: int) -> None:
+        self.ray, self.job, self._tasks, self._workers = ray, job, tasks, workers
+        self._hired: list[Any] = []
+        self._pool = self._planned(ray.cluster_resources(), device)
+
+    def room(self) -> int:
+        """As many as the cluster, as it is now, has room for; none while all GPUs are gone."""
+        cluster, device = self.ray.cluster_resources(), self._pool.device  # which stays what it was at first
+        if device == "cuda" and not cluster.get("GPU"):
+            return 0
+        self._pool = self._planned(cluster, device)
+        return self._pool.actors
+
+    def hire(self) -> tuple[Any, Any]:
+        """A new actor, which Ray places when there is room."""
+        pool = self._pool
+        made = self.ray.remote(**pool.resources)(_Actor).remote(self.job, pool.device)
+        self._hired.append(made)
+        return made, made.ready.remote()
+
+    def call(self, actor: Any, task: Task) -> Any:
+        """Has an actor compute a task."""
+        return actor.compute.remote(task)
+
+    def ended(self, calls: Sequence[Any]) -> list[Any]:
+        """One call that has ended, or none after some seconds: a node may have joined meanwhile."""
+        if not calls:
+            time.sleep(_LOOK)
+            return []
+        ended, _ = self.ray.wait(list(calls), num_returns=1, timeout=_LOOK)
+        return list(ended)
+
+    def result(self, call: Any) -> Any:
+        """What a call gave."""
+        try:
+            result = self.ray.get(call)
+        except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError) as error:
+            raise Lost(first_line(error)) from error
+        if isinstance(result, DaveError):
+            raise result
+        return result
+
+    def _planned(self, cluster: dict[str, float], device: str) -> Pool:
+        return plan_pool(cluster, self._tasks, self.job.threads or 1, device, self._workers)
+
+    def close(self) -> None:
+        """Ends all actors."""
+        for actor in self._hired:
+            self.ray.kill(actor)
 
 
 @dataclass(frozen=True)
@@ -124,27 +182,19 @@ def plan_pool(cluster: dict[str, float], tasks: int, threads: int, device: str, 
     cpus, gpus = cluster.get("CPU", 1.0), int(cluster.get("GPU", 0))
     if device != "cpu" and gpus:
         actors = max(1, min(workers or gpus, tasks))
-        share = 1.0 if actors <= gpus else gpus / actors
+        share = _whole(1 / -(-actors // gpus))  # as many on each: three on two GPUs are two on one of them
         return Pool(actors, "cuda", {"num_gpus": share, "num_cpus": _whole(min(1.0, cpus / (2 * actors)))})
     if device not in ("auto", "cpu"):
         raise OptionError(f"device {device!r}, and the cluster has no GPU; use cpu")
     actors = max(1, min(workers or int(cpus // threads) or 1, tasks))
-    # Whole CPUs for all actors of a small cluster would leave none for the tasks that feed them.
+    # Whole CPUs for all actors of a small cluster would leave none for anything else that runs there.
     free = cpus - 1 if cpus > 1 else 0.5
     return Pool(actors, "cpu", {"num_cpus": _whole(min(float(threads), free / actors))})
 
 
 def _whole(cpus: float) -> float:
-    """Ray takes fractions below one, and whole numbers above."""
-    return float(int(cpus)) if cpus >= 1 else round(cpus, 3)
-
-
-def group(tasks: Sequence[Task], actors: int) -> list[list[Task]]:
-    """Tasks that read the same images stay together, unless that leaves actors without work."""
-    together: dict[Any, list[Task]] = {}
-    for task in tasks:
-        together.setdefault(task.chunk, []).append(task)
-    return list(together.values()) if len(together) >= 4 * actors else [[task] for task in tasks]
+    """Ray takes fractions below one, and whole numbers above; never a little more than there is."""
+    return float(int(cpus)) if cpus >= 1 else int(1000 * cpus) / 1000
 
 
 @contextmanager
@@ -154,7 +204,6 @@ def _cluster(address: str | None) -> Iterator[None]:
         os.environ.setdefault(name, value)  # read when Ray is imported
     try:
         import ray
-        import ray.data
     except ImportError as error:
         raise missing_extra("ray", "cluster") from error
     if ray.is_initialized():
@@ -168,8 +217,6 @@ def _cluster(address: str | None) -> Iterator[None]:
         else:
             _connect(ray, address, quiet)
         stack.callback(ray.shutdown)
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
-        ray.data.DataContext.get_current().enable_progress_bars = False
         yield
 
 

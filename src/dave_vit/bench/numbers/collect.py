@@ -132,14 +132,17 @@ class Collected:
     devices: set[str] = field(default_factory=set)
 
 
-def collect(paths: Iterable[Path], methods: Sequence[str]) -> dict[str, Collected]:
+def collect(
+    paths: Iterable[Path], methods: Sequence[str], into: dict[str, Collected] | None = None
+) -> dict[str, Collected]:
     """Reads rows, file by file; by the label of their model.
 
     Args:
         paths: of the Parquet files.
         methods: labels of the plan.
+        into: what was read before, to which these are added.
     """
-    models: dict[str, Collected] = {}
+    models = {} if into is None else into
     for columns in read(paths, _COLUMNS):
         for values in zip(*(columns[name] for name in _COLUMNS), strict=True):
             row = dict(zip(_COLUMNS, values, strict=True))
