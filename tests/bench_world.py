@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -81,17 +82,19 @@ def load(entry, device):
     return _vit(entry.spec.partition(":")[2]).to(device)
 
 
+CALLS = itertools.count(1)  # of this process; a model that counts by itself would be another one after each pass
+
+
 class _Fatal(nn.Module):
     """A model that kills its process once, in the middle of the run."""
 
     def __init__(self, model: nn.Module, mark: Path) -> None:
         super().__init__()
-        self.model, self.mark, self.calls = model, mark, 0
+        self.model, self.mark = model, mark
         self.preprocess, self.class_names = model.preprocess, model.class_names
 
     def forward(self, x):
-        self.calls += 1
-        if self.calls == 8 and not self.mark.exists():
+        if next(CALLS) == 8 and not self.mark.exists():
             self.mark.write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
         return self.model(x)
