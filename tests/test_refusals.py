@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +15,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dave_vit
+from dave_vit import load_model
+from dave_vit.bench.plan import make_plan
+from dave_vit.data import open_dataset
+from dave_vit.data.images import decode
+from dave_vit.errors import DaveError
+from dave_vit.methods.options import checked
 from exactness import Tokens, drawn, refusal
+from hostile_files import BOX_TABLES, PICTURES, WEIGHTS, good_png
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "refusals.md"
 SOURCE = Path(dave_vit.__file__).parent
@@ -23,8 +31,16 @@ X = drawn(1, 5, 6, seed=1)
 
 def lines() -> list[str]:
     """What messages say, by the page."""
-    rows = re.findall(r"^\| (.+?) \| .+ \| .+ \|$", PAGE.read_text(), re.MULTILINE)
-    return [row for row in rows if row != "the message says"]
+    return rows_under("the message says")
+
+
+def rows_under(head: str) -> list[str]:
+    """The first column of the tables whose first column has this head."""
+    found, here = [], ""
+    for row in re.findall(r"^\| (.+?) \| .+ \| .+ \|$", PAGE.read_text(), re.MULTILINE):
+        here = row if row in ("the message says", "given") else here
+        found += [row] if here == head and row != head else []
+    return found
 
 
 class Square(torch.autograd.Function):
@@ -175,3 +191,37 @@ def test_no_refusal_is_missing():
     assert len(phrases()) > 12
     for phrase in phrases():
         assert any(line in phrase or phrase in line for line in lines()), phrase
+
+
+def _table(content: bytes, folder: Path) -> None:
+    (folder / "red").mkdir()
+    (folder / "red" / "0.png").write_bytes(good_png())
+    (folder / "boxes.csv").write_bytes(content)
+    open_dataset(f"folder:{folder}")
+
+
+BEFORE: dict[str, Callable[[Path], object]] = {
+    "no side may be more than 100 times the other": lambda folder: decode(PICTURES["1x20000"], "a"),
+    "not an image that can be read": lambda folder: decode(PICTURES["text"], "a"),
+    "damaged or cut off": lambda folder: decode(PICTURES["cut off"], "a"),
+    "holds NaN or infinity": lambda folder: load_model("builtin", WEIGHTS["nan"](folder)),
+    "expected four numbers": lambda folder: _table(BOX_TABLES["inf"], folder),
+    "no UTF-8 text": lambda folder: _table(BOX_TABLES["latin-1"], folder),
+    "expected 0 to 2147483647": lambda folder: make_plan({"seeds": [-1]}),
+    "is not available on this machine": lambda folder: load_model("builtin", device="cuda:99"),
+    "has no option": lambda folder: checked("dave", {"rotatoin": 3}),
+    "of method 'dave' is": lambda folder: checked("dave", {"rotation": "wide"}),
+    "of the plan is": lambda folder: make_plan({"batch": "x"}),
+}
+
+
+def test_the_page_knows_what_is_refused_before():
+    assert rows_under("given") == list(BEFORE)
+
+
+@pytest.mark.parametrize("line", BEFORE)
+def test_each_is_brought_about_before(line, tmp_path):
+    with pytest.raises(DaveError) as said:
+        BEFORE[line](tmp_path)
+    assert line in str(said.value)
+    assert "\n" not in str(said.value)

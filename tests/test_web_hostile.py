@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -166,3 +169,70 @@ def test_one_who_leaves_stops_the_work_before_preprocessing(monkeypatch):
         time.sleep(0.3)
     assert prepared == []
     assert slow.passes == 0
+
+
+POST = (
+    "POST /api/explain?samples=2&stream={} HTTP/1.1\r\n"
+    "Host: 127.0.0.1\r\nConnection: close\r\nContent-Length: {}\r\n\r\n"
+)
+
+
+@pytest.mark.slow
+def test_hundreds_of_requests_at_once():
+    """Each is answered or turned away, none breaks the server, and it answers as before afterwards."""
+    data = encoded(picture())
+    explain = POST.format("false", len(data)).encode() + data
+    look = b"GET /api/classes HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    with running(create_app([Served(adapter())], hosts=LOOPBACK)) as port, ThreadPoolExecutor(40) as threads:
+        answers = list(threads.map(lambda number: ask(port, explain if number % 2 else look), range(400)))
+        codes = Counter(answer.split(b" ")[1].decode() for answer in answers)
+        print(f"400 requests by 40 at once: {dict(codes)}")
+        assert codes.keys() <= {"200", "503"}
+        assert codes["200"] > 200
+        assert ask(port, explain).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.slow
+def test_dozens_of_streams_that_break_off():
+    slow, data = Slow(), encoded(picture())
+    slow.free.set()
+    with running(create_app([Served(slow.model)], hosts=LOOPBACK)) as port:
+        for _ in range(60):
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                connection.sendall(POST.format("true", len(data)).encode() + data)
+                connection.recv(64)
+        whole = POST.format("false", len(data)).encode() + data
+        assert until(lambda: ask(port, whole).startswith(b"HTTP/1.1 200"))
+        done = slow.passes
+        time.sleep(0.3)
+        assert slow.passes == done  # nobody computes for those who left
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks memory up in /proc")
+def test_the_page_does_not_grow_over_many_explanations():
+    data = encoded(picture())
+
+    def explain(client: TestClient, times: int) -> int:
+        for _ in range(times):
+            assert client.post("/api/explain", params={"samples": 2, "stream": False}, content=data).status_code == 200
+        gc.collect()
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) // 1024
+
+    with TestClient(create_app([Served(adapter())])) as client:
+        before, after = explain(client, 20), explain(client, 100)
+    print(f"{before} MB after 20 explanations on the page, {after} MB after 120")
+    assert after - before < 30
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_names_with_formulas_can_be_taken_away(monkeypatch):
+    model = adapter()
+    model.class_names = [f"${name}^_y$" for name in model.class_names]
+    with TestClient(create_app([Served(model)])) as client:
+        question = {"samples": 2, "stream": False, "name": "$x^_y$.png"}
+        files = client.post("/api/explain", params=question, content=encoded(picture())).json()["finished"]["files"]
+        assert len(files) == 4
+        for path in files.values():
+            assert client.get(path).status_code == 200
