@@ -341,6 +341,17 @@ class TestBatch:
         assert refusal(model, drawn(4, 5, 6)) is None
         assert "batch" in (refusal(model, drawn(3, 5, 6)) or "")
 
+    def test_code_that_is_another_one_for_a_single_image(self):
+        """A stack of several activations is no gate, a stack of one is."""
+
+        def stacked(x):
+            gates = F.gelu(x)
+            return torch.stack([row * 1 for row in gates]) * gates
+
+        assert refusal(Tokens(stacked), drawn(1, 5, 6)) is not None
+        assert refusal(Tokens(stacked), drawn(2, 5, 6)) is None
+        assert refusal(Tokens(stacked), drawn(5, 5, 6)) is None
+
     def test_copies_of_one_image_say_nothing_of_others(self):
         model = Tokens(lambda x: x - x.mean(0) * 0.5)
         assert refusal(model, drawn(1, 5, 6).repeat(4, 1, 1)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import io
 import itertools
@@ -17,6 +18,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import typer
 import yaml
 
 from dave_vit import bench, cli, results
@@ -38,19 +40,29 @@ STRANGE += ["", "\x00", os.fsdecode(b"\xff")]
 """Values of flags, of which most fit nothing."""
 SETTINGS = [None, 3, -1, 0.5, True, "x", "", [], {}, [[]], [{}], {"a": 1}, [None], float("nan"), float("inf"), 10**30]
 SETTINGS += [[{"method": 3}], [{"metric": "gridpg", "options": 3}], {"kind": 3}, {"method": "dave", "label": []}]
-FLAGS = {
-    "explain good.png": "--model --weights --classes --device --target --method --samples --seed --preset --set "
-    "--format --animate",
-    "compare good.png": "--model --methods --weights --device --target --samples --seed --box --mask --classes",
-    "evaluate --limit 1": "--model --metric --methods --data --limit --samples --seed --smoothing --smoothing-size "
-    "--smoothing-sigma --target --min-confidence --batch --shard --plan --engine --device --workers --threads --set",
-    "doctor": "--model --weights --device --seed",
-    "analyze rotation": "--model --weights --data --n --step --tolerance --seed --device",
-    "analyze convergence": "--samples --reference --preset",
-    "reproduce builtin": "--model --weights --data --device --seed",
-    "probe none": "--val --split --rate --epochs --model --seed --device",
-    "serve": "--model --weights --device --port",
-}
+COMMANDS = [
+    "explain good.png",
+    "compare good.png",
+    "evaluate --limit 1",
+    "doctor",
+    "tune",
+    "diff none none",
+    "analyze rotation",
+    "analyze convergence",
+    "reproduce builtin",
+    "probe none",
+    "serve",
+]
+
+
+def flags_of(line: str) -> list[str]:
+    """The flags of a command that take a value; what is written and where is not put to the test."""
+    name, *more = line.split()
+    command = typer.main.get_command(importlib.import_module(f"dave_vit.cli.{name}").app)
+    if hasattr(command, "get_command"):
+        command = command.get_command(typer.Context(command), more[0])
+    options = [one for one in command.params if one.opts[0].startswith("-") and not getattr(one, "is_flag", False)]
+    return [one.opts[0] for one in options if one.name not in ("help", "out")]
 
 
 class Reached(BaseException):
@@ -147,8 +159,8 @@ def of_metrics() -> Iterator[Invocation]:
 
 
 def of_flags() -> Iterator[Invocation]:
-    for command, flags in FLAGS.items():
-        yield from (words(*command.split(), flag, word) for flag, word in itertools.product(flags.split(), STRANGE))
+    for command in COMMANDS:
+        yield from (words(*command.split(), flag, word) for flag, word in itertools.product(flags_of(command), STRANGE))
 
 
 def of_plans() -> Iterator[Invocation]:
@@ -220,8 +232,8 @@ def test_several_bad_flags_at_once(desk):
     draw = random.Random(SEED)
 
     def drawn() -> list[str]:
-        command = draw.choice(list(FLAGS))
-        flags = draw.sample(FLAGS[command].split(), draw.randint(2, 3))
+        command = draw.choice(COMMANDS)
+        flags = draw.choices(flags_of(command), k=draw.randint(2, 3))
         return [*command.split(), *(word for flag in flags for word in (flag, draw.choice(STRANGE + WORDS)))]
 
     check([drawn] * 60, 1.0)

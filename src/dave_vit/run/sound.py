@@ -120,11 +120,18 @@ class _Look:
         alone = {place: said for place, said in tried.items() if said is not None}
         fixed = not alone  # the model takes batches of this size only: no image can be looked at alone
         shown = inputs if fixed else inputs[places[-1] : places[-1] + 1].clone()
-        watched, random = self._watched(shown)
+        plain = alone.get(places[-1])
+        try:
+            watched, random = self._watched(shown)
+        except UnsupportedOperator:
+            if len(shown) == len(inputs):
+                raise
+            shown, plain = inputs, None  # other code for one image than for several, which may be covered
+            watched, random = self._watched(shown)
         if any(bool(torch.isnan(output).any()) for output in (watched if logits is None else [logits])):
             raise OutputError("the model's output holds NaN; check the weights, the masks and the range of the input")
         limit = _COARSE if self.autocast is not None else _ROUNDING.get(inputs.dtype, _COARSE)
-        if _differ(watched, alone.get(places[-1]) or self._plain(shown), limit):
+        if _differ(watched, plain or self._plain(shown), limit):
             raise UnsupportedOperator(
                 "the logits change under the interception, so that the map would be another model's; remove what asks "
                 "for modes, or for gradients inside of the model (torch.func, torch.autograd.grad)"
