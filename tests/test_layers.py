@@ -41,6 +41,7 @@ ORDER = [
     "scored",
     "written",
     "filmed",
+    "matched",
     "report",
     "bench",
     "analysis",

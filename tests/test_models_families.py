@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from converted_weights import save_transformers, to_torchvision, to_transformers
-from dave_vit import DAVE, conservation_gap, effective_transformation
+from dave_vit import DAVE, cli, conservation_gap, effective_transformation
 from dave_vit.errors import ModelError, OptionError, UnknownName
 from dave_vit.models import load_model, token_layout
+from dave_vit.models.sentences import similarity
 from dave_vit.neighborhood import Noise
 from dave_vit.rules import EFFECTIVE
 from dave_vit.run import gradient
@@ -183,6 +184,20 @@ class TestZeroShot:
         expected = CLIPModel.from_pretrained(clip_folder)(**inputs).logits_per_image
         torch.testing.assert_close(model(model.preprocess(picture())), expected, atol=1e-4, rtol=1e-4)
         assert conservation_gap(model.double(), model.preprocess(picture())) < 1e-9
+
+    def test_words_of_a_sentence_given_the_picture(self, clip_folder, tmp_path, capsys):
+        picture().save(tmp_path / "photo.png")
+        line = ["explain", str(tmp_path / "photo.png"), "--model", f"hf:{clip_folder}", "--prompt", "a cat", "--json"]
+        assert cli.run([*line, "--out", str(tmp_path / "out"), "--method", "effective"]) == 0
+        (record,) = json.loads(capsys.readouterr().out)
+        assert [word["text"] for word in record["words"]] == ["a", "c", "a", "t"]
+        model = load_model(f"hf:{clip_folder}", prompts=["x", "a cat"]).double()
+        inputs = model.preprocess(picture())
+        words = model.of_words(inputs, 1)
+        assert conservation_gap(words, words.embedded, similarity) < 1e-9
+        assert similarity(words(words.embedded)).item() == pytest.approx(model(inputs)[0, 1].item())
+        shares = [share for _, share in model.words(inputs, 1)]
+        assert shares == pytest.approx([word["share"] for word in record["words"]], rel=1e-3, abs=1e-5)
 
     def test_without_prompts_it_says_so(self, clip_folder):
         with pytest.raises(ModelError, match="give prompts"):

@@ -76,7 +76,7 @@ def test_refusals(folders, marked, tmp_path, capsys):
         ("SAM with a point", [], "--prompt x,y"),
         ("SAM with a point", ["--prompt", "500,5"], "outside of the picture"),
         ("Grounding DINO", [], "finds what a text names"),
-        ("DPT", ["--prompt", "x"], "takes no prompt"),
+        ("DPT", ["--prompt", "x"], "without a text half"),
     ]:
         assert cli.run([*line, f"hf:{folders(family)}", *options]) == 2
         assert said in capsys.readouterr().err

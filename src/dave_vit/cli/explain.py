@@ -75,7 +75,7 @@ def explain(
         options = {"chunk": _frame_samples(method), **options}
     sources = find_images(images)
     with output.progress(len(sources), "loading the model") as progress:
-        explainer = Explainer(model.load(), method.name, weights=model.weights, against=method.against, **options)
+        explainer = Explainer(kinds.load(model), method.name, weights=model.weights, against=method.against, **options)
         if kinds.wanted(explainer.model):
             output.json(explain_kinds(explainer, sources, kinds, target, Results(out, sources), output))
             return

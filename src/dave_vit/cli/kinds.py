@@ -10,17 +10,19 @@ import typer
 
 from dave_vit.cli.common import Output
 from dave_vit.cli.files import Results, method_word, question
+from dave_vit.cli.options import ModelOptions, pick_device
 from dave_vit.errors import OptionError, readable
 
 if TYPE_CHECKING:
     from dave_vit.data.images import Picture
     from dave_vit.filmed import Filmed
+    from dave_vit.matched import Matched
     from dave_vit.models import Adapter
     from dave_vit.results import Explainer
     from dave_vit.scored import Scored
     from dave_vit.written import Written
 
-Made = tuple[str, str, "Scored | Written | Filmed"]
+Made = tuple[str, str, "Scored | Written | Filmed | Matched"]
 """What was asked, in the name of files; what is said of it; the maps themselves."""
 
 Score = Annotated[
@@ -34,7 +36,10 @@ Score = Annotated[
 ]
 Boxes = Annotated[bool, typer.Option("--boxes", help="One map for each box that a detector finds.")]
 Threshold = Annotated[float, typer.Option("--threshold", help="The least probability of a box.")]
-Prompt = Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="A question to a model that writes text.")]
+Prompt = Annotated[
+    str | None,
+    typer.Option("--prompt", metavar="TEXT", help="For models that take one: a question, what to find, a sentence."),
+]
 Words = Annotated[
     str | None,
     typer.Option("--words", metavar="N,N,...", help="Words of its answer to explain, from 1.", show_default="all"),
@@ -50,6 +55,17 @@ class KindOptions:
     threshold: Threshold = 0.5
     prompt: Prompt = None
     words: Words = None
+
+    def load(self, model: ModelOptions) -> Adapter:
+        """The model, which may need the prompt to be made."""
+        from dave_vit.models import load_model
+        from dave_vit.models.families import FAMILIES
+        from dave_vit.models.loading import parse_spec
+
+        if self.prompt is None or not FAMILIES[parse_spec(model.spec)[0]].zero_shot:
+            return model.load()
+        device = pick_device(model.device)
+        return load_model(model.spec, model.weights, device, classes=model.classes, prompts=[self.prompt])
 
     def wanted(self, model: Adapter) -> bool:
         """Whether something else than a class is explained."""
@@ -112,12 +128,18 @@ def _filmed(explainer: Explainer, source: str, target: str) -> Iterator[Made]:
 
 def _made(explainer: Explainer, source: str, kinds: KindOptions) -> Iterator[Made]:
     from dave_vit.data.images import read_picture
+    from dave_vit.matched import explain_match
+    from dave_vit.models.sentences import Sentences
     from dave_vit.models.writer import Writer
     from dave_vit.scored import explain_boxes, explain_score
     from dave_vit.written import explain_words
 
-    picture = read_picture(source)
-    if isinstance(explainer.model, Writer) and kinds.score is None:
+    picture, model = read_picture(source), explainer.model
+    if isinstance(model, Sentences) and kinds.score is None:
+        matched = explain_match(explainer, picture, model)
+        yield kinds.prompt or "", matched.line, matched
+        return
+    if isinstance(model, Writer) and kinds.score is None:
         written = explain_words(explainer, picture, kinds.prompt, kinds.chosen())
         yield "", written.asked.answer, written
         return

@@ -50,12 +50,21 @@ class ZeroShot(nn.Module):
         return self.scale * features @ self.text.T + self.bias
 
 
-def wanted_prompts(prompts: Sequence[str] | None, classes: Classes | None, spec: str) -> tuple[list[str], list[str]]:
-    """Prompts and the names they are shown under; a file of class names serves as prompts where there are none."""
+def wanted_prompts(
+    prompts: Sequence[str] | None, classes: Classes | None, spec: str, *, least: int = 2
+) -> tuple[list[str], list[str]]:
+    """Prompts and the names they are shown under; a file of class names serves as prompts where there are none.
+
+    Args:
+        prompts: sentences.
+        classes: names of them, or the sentences themselves.
+        spec: of the model, for messages.
+        least: how many sentences are needed.
+    """
     if isinstance(prompts, str):
         raise OptionError(f"prompts is one string, {prompts!r}; give a list of sentences, one for each class")
     given = list(prompts) if prompts is not None else read_classes(classes) if classes is not None else []
-    if len(given) < 2:
+    if len(given) < least:
         raise OptionError(
             f'{spec} compares pictures with sentences; give two or more: prompts=["a cat", "a dog"], or --classes FILE '
             "with one a line"

@@ -66,6 +66,12 @@ def _blip2() -> Any:
     return package().Blip2Config(num_query_tokens=4, image_token_index=_IMAGE, **values)
 
 
+def _captioner() -> Any:
+    decoder = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "activation_function": "gelu"}
+    halves = package().ViTConfig(**VIT), package().GPT2Config(**decoder, **_MARKS, vocab_size=64, use_cache=False)
+    return package().VisionEncoderDecoderConfig.from_encoder_decoder_configs(*halves)
+
+
 def _two_halves(name: str) -> Any:
     return getattr(package(), f"{name}Config")(**TWO_HALVES)
 
@@ -110,6 +116,13 @@ _ARCHITECTURES: tuple[tuple[str, str, Callable[[], Any], dict[str, Any], Any], .
         "PaliGemmaForConditionalGeneration",
         _paligemma,
         {**_asked(16, use_cache=False), **_TYPES},
+        _ANSWER,
+    ),
+    (
+        "ViT and GPT-2",
+        "VisionEncoderDecoderModel",
+        _captioner,
+        {"decoder_input_ids": torch.tensor([[1, 5, 6]]), "use_cache": False},
         _ANSWER,
     ),
     ("BLIP-2", "Blip2ForConditionalGeneration", _blip2, _asked(4), _ANSWER),

@@ -128,6 +128,7 @@ _DPT = {**_DEEP, "backbone_out_indices": [0, 1, 2, 3], **_FUSED}
 # family, class, configuration, what else an entry has
 _TASKS: tuple[tuple[str, str, Callable[[], Any], dict[str, Any]], ...] = (
     ("DETR", "DetrForObjectDetection", partial(_detr, "Detr", ["stage4"]), {}),
+    ("DETR, eager attention", "DetrForObjectDetection", partial(_detr, "Detr", ["stage4"]), {"attention": "eager"}),
     ("Conditional DETR", "ConditionalDetrForObjectDetection", partial(_detr, "ConditionalDetr", ["stage4"]), {}),
     (
         "Deformable DETR",
@@ -164,6 +165,12 @@ _TASKS: tuple[tuple[str, str, Callable[[], Any], dict[str, Any]], ...] = (
         {"score": _first_mask, "constants": _POINT, "attention": "eager"},
     ),
     ("DPT", "DPTForDepthEstimation", partial(_config, "DPT", _DPT), {"score": Value()}),
+    (
+        "DPT, eager attention",
+        "DPTForDepthEstimation",
+        partial(_config, "DPT", _DPT),
+        {"score": Value(), "attention": "eager"},
+    ),
     ("Depth Anything", "DepthAnythingForDepthEstimation", _depth_anything, {"score": Value(), "size": (56, 56)}),
 )
 _CLIPS: tuple[tuple[str, str, dict[str, Any]], ...] = (

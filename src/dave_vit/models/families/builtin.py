@@ -24,6 +24,8 @@ from dave_vit.models.traits import Traits
 from dave_vit.registry import Registry
 
 SIZE, PATCH = 224, 16
+CAPTIONS = "builtin-captions"
+_WORDS = "transformer.wte.weight"  # of the captions' decoder: the embedding of words
 _WEIGHTS = Path(__file__).parent.parent / "weights"
 
 
@@ -66,13 +68,15 @@ BUILTIN.register("builtin-bcos")(
 
 
 def load(name: str, weights: str | None = None, classes: Classes | None = None) -> Adapter:
-    """An embedded model: "builtin" or "builtin-bcos".
+    """An embedded model: "builtin", "builtin-bcos" or "builtin-captions".
 
     Args:
         name: of the model.
         weights: a local file for the same architecture, "random", or None for the embedded weights.
         classes: names of the classes, or a file of them.
     """
+    if name == CAPTIONS:
+        return _captioner(weights)
     made = BUILTIN[name]
     model = made.create()
     if weights != RANDOM:
@@ -80,6 +84,36 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
     preprocessing = Preprocessing(partial(_transformed, made.encode), (made.centre,) * 3, (made.spread,) * 3)
     names = class_names(len(CLASS_NAMES), classes, known=CLASS_NAMES)
     return Adapter(model, preprocessing, names, spec=name, traits=made.traits)
+
+
+def _captioner(weights: str | None) -> Adapter:
+    """The model that names objects in words: the embedded encoder, and a decoder with weights of its own."""
+    from dave_vit.models.architectures.captioner import captioner, tokenizer
+    from dave_vit.models.families.hf import package, quiet
+    from dave_vit.models.writer import Writer
+
+    transformers, encoder = package(), read_weights(_WEIGHTS / "builtin.safetensors")
+    with quiet():
+        model = captioner(transformers, encoder.state)
+    if weights != RANDOM:
+        given = read_weights(weights or _WEIGHTS / f"{CAPTIONS}.safetensors")
+        head = {"lm_head.weight": given.state[_WORDS]} if _WORDS in given.state else {}  # the same matrix
+        load_state(model.decoder, replace(given, state={**given.state, **head}))
+    traits = Traits(patch=PATCH)
+    return Writer(model.float(), None, EmbeddedPixels(), tokenizer(transformers), spec=CAPTIONS, traits=traits)
+
+
+@dataclass(frozen=True)
+class EmbeddedPixels:
+    """The preprocessing of the embedded model in the form of transformers' image processors."""
+
+    do_normalize: bool = True
+    image_mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    image_std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    def __call__(self, images: Image.Image, return_tensors: str = "pt") -> dict[str, Tensor]:
+        """The one picture as ``pixel_values``."""
+        return {"pixel_values": _transformed(_centred, images)}
 
 
 def _transformed(encode: Callable[[Tensor], Tensor], picture: Image.Image) -> Tensor:

@@ -21,6 +21,7 @@ from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
 from dave_vit.models.prepare import Prepare
 from dave_vit.models.prompted import PointSegmenter, TextDetector
+from dave_vit.models.sentences import Sentences
 from dave_vit.models.state import RANDOM, Weights, classes_in, names_of, read_weights
 from dave_vit.models.tasks import Task, TaskModel, task_of
 from dave_vit.models.traits import Traits, square
@@ -74,7 +75,7 @@ def load(
         if task is not None and prompts is None:
             return _of_task(task, name, config, given, processor)
         if prompts is not None or (classes is not None and _is_two_halves(config)):
-            return _zero_shot(name, config, given, *wanted_prompts(prompts, classes, spec), processor)
+            return _zero_shot(name, config, given, *wanted_prompts(prompts, classes, spec, least=1), processor)
         model, missing = _made(package().AutoModelForImageClassification, name, config, given)
     if missing:  # transformers would draw them at random and go on
         prompted = "give prompts (prompts=[...] or --classes FILE), or " if _is_two_halves(config) else ""
@@ -252,18 +253,19 @@ def _zero_shot(
     # SigLIP was trained with sentences padded to one length, and without a mask.
     padding = "max_length" if config.model_type.startswith("siglip") else True
     tokens = tokenizer(prompts, padding=padding, truncation=True, return_tensors="pt")
-    return wrap_zero_shot(model, dict(tokens), names, processor, spec=f"hf:{name}")
+    return wrap_zero_shot(model, tokenizer, dict(tokens), names, processor, spec=f"hf:{name}")
 
 
 def wrap_zero_shot(
-    model: Any, tokens: dict[str, Tensor], names: Sequence[str], processor: Any, *, spec: str
+    model: Any, tokenizer: Any, tokens: dict[str, Tensor], names: Sequence[str], processor: Any, *, spec: str
 ) -> Adapter:
     """A CLIP or SigLIP model that classifies by prompts."""
     text = text_features(model.eval(), tokens)
     bias = getattr(model, "logit_bias", None)
     classifier = ZeroShot(model, encode_image, text, scale=model.logit_scale.exp(), bias=bias)
     traits = Traits(patch=_patch(model.config.vision_config), compete=classifier.compete)
-    return Adapter(classifier, preprocessing(processor), names, spec=spec, traits=traits)
+    pixels = preprocessing(processor)
+    return Sentences(classifier, pixels, names, tokenizer=tokenizer, tokens=tokens, spec=spec, traits=traits)
 
 
 def encode_image(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -299,14 +301,14 @@ def _readable(name: str, spec: str, prepare: Prepare | None = None) -> Iterator[
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelError(f"{name}: no such folder; give the folder of a saved model, or its name on the hub")
     try:
-        with nullcontext() if local else hub_access(spec), _quiet():
+        with nullcontext() if local else hub_access(spec), quiet():
             yield
     except (ValueError, KeyError, RuntimeError, ImportError, OSError) as error:
         raise ModelError(f"{spec} cannot be used as an image classifier: {first_line(error)[:200]}") from error
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without progress bars and reports: what matters of them is raised."""
     from transformers.utils import logging
 
