@@ -21,8 +21,14 @@ from tiny_models import images as tiny_images
 from tiny_models import vit
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model() -> nn.Module:
+    return vit()
+
+
+@pytest.fixture
+def own() -> nn.Module:
+    """A model for a test that changes it."""
     return vit()
 
 
@@ -126,8 +132,8 @@ class TestInterface:
         conv = nn.Sequential(nn.Conv2d(3, 4, 5, stride=3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
         assert DAVE(conv, samples=2).attribute(torch.randn(1, 3, 37, 29)).shape == (1, 3, 37, 29)
 
-    def test_float64(self, model, images):
-        attribution = DAVE(model.double(), samples=2).attribute(images.double())
+    def test_float64(self, own, images):
+        attribution = DAVE(own.double(), samples=2).attribute(images.double())
         assert attribution.dtype == torch.float64
 
     def test_a_chunk_too_large_for_memory_is_halved(self, model, images, monkeypatch):
@@ -217,9 +223,9 @@ class TestPresets:
         assert dave.postprocess is None
 
     @pytest.mark.parametrize(("name", "level"), [("deit3_base_patch16_224", 0.9), ("vit_small_patch16_224", 0.1)])
-    def test_official(self, model, name, level):
-        model.default_cfg = {"architecture": name}
-        dave = DAVE(model, preset="official")
+    def test_official(self, own, name, level):
+        own.default_cfg = {"architecture": name}
+        dave = DAVE(own, preset="official")
         spatial = Spatial(flip=0.5, rotation=20.0, scale=(0.9, 1.1), translation=0.1, wrap=False)
         noise = Noise("variance_preserving", level, "linspace")
         assert dave.neighborhood == Neighborhood(spatial, noise, noise_first=False, pull_back="adjoint")
@@ -239,16 +245,16 @@ class TestPresets:
         assert dave.neighborhood.pull_back == "adjoint"
         assert dave.reducer == Shrinkage()
 
-    def test_a_model_may_recommend_its_noise(self, model):
-        model.traits = Traits(noise=Noise("additive", 0.2), fill=0.5)
-        assert DAVE(model, preset="paper").neighborhood.noise == Noise("additive", 0.2)
-        assert DAVE(model, preset="paper").neighborhood.fill == 0.5
+    def test_a_model_may_recommend_its_noise(self, own):
+        own.traits = Traits(noise=Noise("additive", 0.2), fill=0.5)
+        assert DAVE(own, preset="paper").neighborhood.noise == Noise("additive", 0.2)
+        assert DAVE(own, preset="paper").neighborhood.fill == 0.5
 
     @pytest.mark.parametrize("preset", ["default", "paper", "official"])
-    def test_a_users_own_attributes_are_not_taken_for_traits(self, model, preset):
-        usual = DAVE(model, preset=preset).neighborhood
-        model.fill, model.noise, model.traits = 0.7, Noise("additive", 0.2), {"fill": 0.7}
-        assert DAVE(model, preset=preset).neighborhood == usual
+    def test_a_users_own_attributes_are_not_taken_for_traits(self, own, preset):
+        usual = DAVE(own, preset=preset).neighborhood
+        own.fill, own.noise, own.traits = 0.7, Noise("additive", 0.2), {"fill": 0.7}
+        assert DAVE(own, preset=preset).neighborhood == usual
 
     def test_estimators_only_shrink(self, model, images):
         mean = collapse(DAVE(model, samples=8, reducer=Mean()).attribute(images, 0))
