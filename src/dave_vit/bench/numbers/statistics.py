@@ -58,10 +58,9 @@ def estimates(
     else:
         spread, tails = _resampled(sums, counts, seed), _tails((counts > 0).sum(1))
         images = (counts > 0) @ np.array([len(shown) for shown in own])
-    return [
-        _estimate(mean, spread[:, row], int(totals[row]), int(images[row]), tails[row])
-        for row, mean in enumerate(means)
-    ]
+    lows, highs = _percentiles(spread, np.asarray(tails))
+    rows = zip(means.tolist(), lows.tolist(), highs.tolist(), totals.astype(int).tolist(), images.tolist(), strict=True)
+    return [Estimate(*row) if row[3] else NOTHING for row in rows]
 
 
 def paired(
@@ -132,8 +131,12 @@ def _resampled(sums: Floats, counts: Floats, seed: int) -> Floats:
     return np.concatenate(means) if means else np.empty((0, len(sums)))
 
 
-def _estimate(mean: float, spread: Floats, n: int, images: int, tail: float) -> Estimate:
-    if not n:
-        return NOTHING
-    low, high = np.nanquantile(spread, (tail, 1 - tail))
-    return Estimate(float(mean), float(low), float(high), n, images)
+def _percentiles(spread: Floats, tails: Floats) -> Floats:
+    """The lower and the upper end of the interval of each row, [2, rows], between neighbours where need be."""
+    ordered, columns = np.sort(spread, axis=0), np.arange(spread.shape[1])  # what is missing comes last
+    last = np.maximum(np.isfinite(ordered).sum(0) - 1, 0)
+    place = np.stack([tails, 1 - tails]) * last
+    below = np.floor(place).astype(np.int64)
+    above = np.minimum(below + 1, last)
+    share = place - below
+    return np.asarray((1 - share) * ordered[below, columns] + share * ordered[above, columns])
