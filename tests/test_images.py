@@ -167,7 +167,10 @@ def test_folders_give_their_images_in_order(tmp_path):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "c.png").write_bytes(b"")
-    expected = ["-", str(tmp_path / "a.JPG"), str(tmp_path / "b.png"), "missing.png"]
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "d.png").write_bytes(b"")
+    inside = [str(tmp_path / name) for name in ("a.JPG", "b.png", "inner/c.png")]
+    expected = ["-", *inside, "missing.png"]
     assert find_images(["-", tmp_path, "missing.png"]) == expected
 
 

@@ -6,16 +6,25 @@ import difflib
 import pkgutil
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Generic, TypeVar
 
-from dave_vit.errors import UnknownName
+from dave_vit.errors import OptionError, UnknownName, first_line
 
 T = TypeVar("T")
 
 
 def nearest(name: str, names: list[str]) -> str:
-    """A clause that names up to three close matches, or nothing where none is close."""
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    """A clause that names up to three close matches, or nothing where none is close.
+
+    Names that begin with what was typed come first, the shortest of them before others: `deit_tiny` means
+    `deit_tiny_patch16_224`.
+    """
+    begun = sorted((known for known in names if name and known.startswith(name)), key=lambda known: (len(known), known))
+    close = [*begun, *difflib.get_close_matches(name, names, n=3, cutoff=0.5)]
+    close = list(dict.fromkeys(close))[:3]
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
@@ -23,6 +32,22 @@ def import_all(package: str) -> None:
     """Import every module of a package, so that each registers what it holds: one file more is all it takes."""
     for module in pkgutil.iter_modules(import_module(package).__path__):
         import_module(f"{package}.{module.name}")
+
+
+def import_file(path: str | Path) -> ModuleType:
+    """A user's own Python file, imported as a module of its name; what it registers is known from then on."""
+    file = Path(path)
+    if not file.is_file():
+        raise OptionError(f"{path}: no such file; give a Python file")
+    spec = spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise OptionError(f"{path}: not a Python file; its name must end in .py")
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever a user's own code raises
+        raise OptionError(f"{path} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
+    return module
 
 
 class Registry(Generic[T]):

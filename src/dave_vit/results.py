@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,9 @@ from dave_vit.environment import device_name, versions
 from dave_vit.errors import ModelError, OutputError
 from dave_vit.methods import DAVE, Explanation, Method, create_method
 from dave_vit.methods.options import options_of
+from dave_vit.methods.settings import plain, settings
 from dave_vit.models import Adapter
+from dave_vit.models.familiar import unfamiliar
 from dave_vit.models.geometry import Geometry
 from dave_vit.run.passes import logits_of
 from dave_vit.targets import Contrast
@@ -51,11 +53,13 @@ class Classified:
         picture: the image itself.
         inputs: preprocessed [1, C, H, W]; [N, C, H, W] of N tiles.
         predictions: all classes, the likeliest first.
+        unfamiliar: whether it is unlike the pictures that the model was made for, as far as that is known.
     """
 
     picture: Picture
     inputs: Tensor
     predictions: tuple[Prediction, ...]
+    unfamiliar: bool = False
 
     @property
     def top5(self) -> tuple[Prediction, ...]:
@@ -81,7 +85,7 @@ def classify(model: Adapter, picture: Picture, inputs: Tensor | None = None) -> 
     order = (probabilities if len(logits) > 1 else mean).argsort(descending=True).tolist()
     names = model.class_names
     predictions = (Prediction(index, names[index], float(probabilities[index]), float(mean[index])) for index in order)
-    return Classified(picture, inputs, tuple(predictions))
+    return Classified(picture, inputs, tuple(predictions), bool(unfamiliar(model, logits).all()))
 
 
 def _parts(model: Adapter, picture: Picture) -> list[tuple[int, int, int, int]]:
@@ -217,8 +221,10 @@ class Result:
         """What a reader has to know: what was done to the image, what was cut off, and whether samples are too few."""
         seen = self.photo.seen
         cut = f"the model sees {seen:.0%} of the photograph, what is in the frame; --fit pad or tiles shows it all"
+        strange = f"unlike anything that {self.explainer.model.spec} was made for: its answer means little"
         doubts = [doubt for doubt in self.explanation.doubts if doubt][:1]
-        return (*self.classified.picture.notes, *([cut] if seen < _MUCH_SEEN else []), *doubts)
+        said = [*([strange] if self.classified.unfamiliar else []), *([cut] if seen < _MUCH_SEEN else [])]
+        return (*self.classified.picture.notes, *said, *doubts)
 
     @property
     def made(self) -> str:
@@ -310,7 +316,7 @@ class Result:
             found["significant"] = self._one(made.significant).tolist()
         if made.rung is not None and isinstance(method, DAVE):
             rung = int(made.rung[0])
-            found |= {"rung": rung, "neighborhood": _plain((method.neighborhood, *method.narrower)[rung])}
+            found |= {"rung": rung, "neighborhood": plain((method.neighborhood, *method.narrower)[rung])}
         return found
 
     def files(self, figure: str = "png", *, view: View = "map", scales: Scales = "shared") -> dict[str, bytes]:
@@ -334,21 +340,3 @@ class Result:
 def _said(model: Adapter) -> dict[str, Any] | None:
     """What the user said of the preprocessing."""
     return None if model.prepare is None else {name: part for name, part in asdict(model.prepare).items() if part}
-
-
-def settings(method: Method) -> dict[str, Any]:
-    """The options of a method as they turned out, defaults included."""
-    public = {name: _plain(value) for name, value in vars(method).items() if not name.startswith("_")}
-    return {name: value for name, value in public.items() if value is not None}
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can hold; None for anything else, such as the model."""
-    if isinstance(value, bool | int | float | str):
-        return value
-    if is_dataclass(value) and not isinstance(value, type):
-        fields = {name: _plain(part) for name, part in vars(value).items()}
-        return {"type": type(value).__name__, **{name: part for name, part in fields.items() if part is not None}}
-    if isinstance(value, tuple | list):
-        return [_plain(part) for part in value]
-    return None

@@ -18,9 +18,10 @@ from dave_vit.data.images import Picture
 from dave_vit.environment import device_name, versions
 from dave_vit.errors import OptionError
 from dave_vit.methods import Explanation
+from dave_vit.methods.settings import settings
 from dave_vit.models.geometry import Geometry
 from dave_vit.models.named_scores import named_score
-from dave_vit.results import Explainer, settings
+from dave_vit.results import Explainer
 from dave_vit.run.passes import logits_of
 from dave_vit.targets import Target
 

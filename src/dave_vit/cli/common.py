@@ -16,6 +16,8 @@ from dave_vit.errors import readable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dave_vit.models import Adapter
+
 
 def command(**options: Any) -> typer.Typer:
     """What a module of a command calls `app`."""
@@ -52,6 +54,14 @@ class Output:
         if not self.quiet:
             with self._aside():
                 typer.echo(f"note: {readable(text)}", err=True)
+
+    def advise(self, model: Adapter) -> None:
+        """Says what a model knows, where most people want another one."""
+        from dave_vit.models.familiar import advice
+
+        said = advice(model)
+        if said is not None:
+            self.note(f"{model.spec} {said}")
 
     def error(self, text: str) -> None:
         """One item of several failed; the command goes on and exits with 2 at its end."""

@@ -11,7 +11,7 @@ import typer
 
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.files import Results
-from dave_vit.cli.options import Look, MethodsOptions, Out, PreparedModel, grouped, names_of
+from dave_vit.cli.options import Look, MethodsOptions, Out, Plugins, PreparedModel, grouped, names_of
 from dave_vit.errors import DaveError, ImageError, OptionError, readable
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def compare(
     look: Look = _LOOK,
     out: Out = Path("dave-out"),
     figure: Figure = "png",
+    plugins: Plugins,
     output: Output,
 ) -> None:
     """Draw the maps of several methods for one image and one class into one figure.
@@ -91,6 +92,7 @@ def compare(
     for note in picture.notes:
         output.note(f"{image}: {note}")
     loaded = model.load()
+    output.advise(loaded)
     region = _region(loaded, picture, where)
     results = _results(loaded, picture, names, target, methods, output)
     rows = [_row(name, result, region) for name, result in results.items()]

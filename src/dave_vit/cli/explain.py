@@ -13,7 +13,7 @@ import typer
 from dave_vit.cli.common import Output, Progress, command, examples
 from dave_vit.cli.files import Results, method_word, question
 from dave_vit.cli.kinds import KindOptions, explain_kinds
-from dave_vit.cli.options import Look, MethodOptions, Out, PreparedModel, grouped
+from dave_vit.cli.options import Look, MethodOptions, Out, Plugins, PreparedModel, grouped
 from dave_vit.errors import ImageError, OptionError, readable
 
 if TYPE_CHECKING:
@@ -25,9 +25,13 @@ Images = Annotated[
     list[str], typer.Argument(metavar="IMAGE", help="Files, folders, or - for standard input.", show_default=False)
 ]
 Target = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
-        "--target", "-t", metavar="CLASS", help="Name, part of a name or index of a class, top1 to top5, or all-top5."
+        "--target",
+        "-t",
+        metavar="CLASS",
+        help="Name, part of a name or index of a class, top1 to top5, or all-top5; several with commas or repeated.",
+        show_default="top1",
     ),
 ]
 Figure = Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the side-by-side figure.")]
@@ -50,13 +54,14 @@ def explain(
     *,
     images: Images,
     model: PreparedModel,
-    target: Target = "top1",
+    targets: Target = None,
     method: MethodOptions,
     out: Out = Path("dave-out"),
     look: Look,
     figure: Figure = "png",
     animate: Animate = None,
     kinds: KindOptions,
+    plugins: Plugins,
     output: Output,
 ) -> None:
     """Explain what the model saw in images.
@@ -73,9 +78,11 @@ def explain(
     options = method.options()
     if animate:
         options = {"chunk": _frame_samples(method), **options}
+    target = ",".join(targets or ["top1"])
     sources = find_images(images)
     with output.progress(len(sources), "loading the model") as progress:
         explainer = Explainer(kinds.load(model), method.name, weights=model.weights, against=method.against, **options)
+        output.advise(explainer.model)
         if kinds.wanted(explainer.model):
             output.json(explain_kinds(explainer, sources, kinds, target, Results(out, sources), output))
             return

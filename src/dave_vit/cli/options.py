@@ -83,7 +83,8 @@ def data_flag(text: str) -> Any:
 Model = Annotated[
     str,
     model_flag(
-        "builtin, timm:NAME (or just NAME), hf:NAME_OR_FOLDER, torchvision:NAME, openclip:NAME or bcos:NAME.",
+        "builtin, timm:NAME (or just NAME), hf:NAME_OR_FOLDER, torchvision:NAME, openclip:NAME, bcos:NAME or "
+        "FILE.py:FUNCTION.",
     ),
 ]
 Models = Annotated[list[str] | None, model_flag("As of `dave explain`; repeatable.", show_default="builtin")]
@@ -275,6 +276,31 @@ class MethodsOptions:
     samples: Samples = None
     seed: Seed = 0
     against: Against = None
+
+
+def _imported(paths: list[Path] | None) -> list[Path] | None:
+    """Registers what is in a user's own files, before anything else is read."""
+    from dave_vit.registry import import_file
+
+    for path in paths or []:
+        import_file(path)
+    return paths
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """Files of the user's own."""
+
+    plugins: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--plugin",
+            metavar="FILE",
+            callback=_imported,
+            is_eager=True,
+            help="A Python file that registers methods of your own; repeatable.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

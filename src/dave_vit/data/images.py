@@ -37,7 +37,7 @@ class Picture:
 
 
 def find_images(sources: Iterable[str | Path]) -> list[str]:
-    """Files as named, and the images of folders in the order of their names; `-` stays as it is.
+    """Files as named, and the images of folders and their subfolders in the order of their names; `-` stays as it is.
 
     What cannot be read is kept as well, a missing file or a folder without images: reading it says so, and the others
     can still be read.
@@ -49,9 +49,13 @@ def find_images(sources: Iterable[str | Path]) -> list[str]:
 
 
 def _images_in(folder: Path) -> list[str]:
-    entries = (entry for entry in sorted(folder.iterdir()) if not entry.name.startswith("."))
+    entries = (entry for entry in sorted(folder.rglob("*")) if not _is_hidden(entry.relative_to(folder)))
     images = [str(entry) for entry in entries if entry.suffix.lower() in SUFFIXES and entry.is_file()]
     return [image for image in images if not _is_result(image)] or [str(folder)]
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _is_result(image: str) -> bool:
@@ -73,7 +77,7 @@ def read_picture(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> Picture
     except (FileNotFoundError, ValueError) as error:  # no file can have a name with a null byte
         raise ImageError(f"{source}: no such file") from error
     except IsADirectoryError as error:
-        raise ImageError(f"{source}: no image in this folder (folders inside of it are not searched)") from error
+        raise ImageError(f"{source}: no image in this folder") from error
     except OSError as error:
         raise ImageError(f"{source}: cannot be read ({error.strerror})") from error
     picture = decode(data, str(source), max_pixels=max_pixels)

@@ -13,12 +13,16 @@ def pick_targets(wanted: str | None, ranking: Sequence[int], names: Sequence[str
     """The classes to explain.
 
     Args:
-        wanted: "top1" to "top5", "all-top5", what `find_class` takes, or None for the predicted class.
+        wanted: "top1" to "top5", "all-top5", what `find_class` takes, several of these with commas between, or None
+            for the predicted class.
         ranking: class indices, the likeliest first.
         names: class names in the order of the logits.
     """
     if wanted is None:
         return [ranking[0]]
+    if "," in wanted and not _is_name(wanted, names):
+        parts = [part for part in wanted.split(",") if part.strip()]
+        return list(dict.fromkeys(index for part in parts for index in pick_targets(part, ranking, names)))
     text = wanted.strip().casefold()
     if text == "all-top5":
         return list(ranking[:5])
@@ -29,3 +33,8 @@ def pick_targets(wanted: str | None, ranking: Sequence[int], names: Sequence[str
     if not 1 <= at <= min(5, len(ranking)):
         raise TargetError(f"target {wanted!r}; expected top1 to top{min(5, len(ranking))}, an index or a class name")
     return [ranking[at - 1]]
+
+
+def _is_name(text: str, names: Sequence[str]) -> bool:
+    """Whether a text is the name of a class as it is: some hold commas."""
+    return text.strip().casefold() in (name.casefold() for name in names)

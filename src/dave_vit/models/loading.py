@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ def load_model(
 
     Args:
         spec: "builtin", "timm:NAME" (a bare name means timm), "hf:NAME_OR_FOLDER", "torchvision:NAME",
-            "openclip:NAME" or "bcos:NAME".
+            "openclip:NAME", "bcos:NAME", or "FILE.py:FUNCTION", a function of your own that makes a model.
         weights: a local .safetensors or .pth file instead of a download, or "random" for none at all.
         device: where the model is put; the CPU where nothing is said.
         classes: a file of class names (text, one a line, or JSON), or the names themselves.
@@ -86,6 +87,8 @@ def _check_finite(model: Adapter, source: str) -> None:
 def parse_spec(spec: str) -> tuple[str, str]:
     """Family and name of a spec; a bare name is timm's."""
     family, colon, name = spec.partition(":")
+    if re.fullmatch(r".+\.py:\w+", spec):
+        return "module", spec
     if family.startswith("builtin") and not name:
         return "builtin", family
     if not colon or family in _TIMM_SOURCES:

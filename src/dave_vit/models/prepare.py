@@ -70,8 +70,12 @@ class Prepare:
         if shown.shape[-3] != 3:
             raise OptionError(f"this model takes {shown.shape[-3]} channels; its own preprocessing cannot be replaced")
         size = self.size or int(shown.shape[-1])
-        mean, std = self.mean or own.mean, self.std or own.std
-        return Preprocessing(Standard(size, mean, std, self.crop or 1.0), tuple(mean), tuple(std))
+        return self.standard(Standard(size, self.mean or own.mean, self.std or own.std))
+
+    def standard(self, transform: Standard) -> Preprocessing:
+        """The usual preprocessing, with the share of photographs that is said."""
+        chosen = replace(transform, crop=self.crop or 1.0)
+        return Preprocessing(chosen, tuple(chosen.mean), tuple(chosen.std))
 
 
 @dataclass(frozen=True)

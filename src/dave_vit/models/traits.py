@@ -24,12 +24,16 @@ class Traits:
         patch: side of the square patches that become tokens, in pixels; None where there are none or it is not known.
         compete: whether classes compete, as after training with softmax, or each logit stands for itself, as after
             training with sigmoids; None where it is not known.
+        knows: what kind of pictures the model was made for, in words, where it is not photographs.
+        clear: how far the largest logits of such pictures stand out, at least; see `dave_vit.models.familiar`.
     """
 
     noise: Noise | None = None
     fill: float = 0.0
     patch: int | None = None
     compete: bool | None = None
+    knows: str | None = None
+    clear: float | None = None
 
 
 def traits_of(model: nn.Module) -> Traits:

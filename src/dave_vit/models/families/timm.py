@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -94,10 +95,20 @@ def check_name(name: str) -> None:
     if name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
         return
     if not timm.is_model(base):
-        raise UnknownName(f"timm has no model {base!r}{nearest(base, timm.list_models())}")
+        raise UnknownName(f"timm has no model {base!r}{_meant(name) or nearest(base, timm.list_models())}")
     tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{base}.*")]
     if tag and tag not in tags:
         raise UnknownName(f"timm's {base} has no tag {tag!r}; it has {', '.join(filter(None, tags)) or 'none'}")
+
+
+def _meant(name: str) -> str:
+    """What a name means that is one of the user's files or folders."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return f"; {name} is a folder: write --model hf:{name} if a model of transformers is saved in it"
+    if path.is_file() and path.suffix == ".py":
+        return f"; {name} is a module: write --model {name}:FUNCTION, a function in it that makes the model"
+    return f"; {name} is a file: write --model NAME --weights {name} if it holds weights" if path.is_file() else ""
 
 
 def build(name: str, **options: Any) -> nn.Module:

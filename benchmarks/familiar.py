@@ -1,0 +1,58 @@
+"""How often the embedded models call a picture unfamiliar: their own, which is a false alarm, and photographs.
+
+python benchmarks/familiar.py --photos FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from dave_vit import load_model
+from dave_vit.data import open_dataset
+from dave_vit.data.images import SUFFIXES, read_picture
+from dave_vit.models import Adapter
+from dave_vit.models.familiar import unfamiliar
+
+
+def share(model: Adapter, pictures: Sequence[Image.Image]) -> float:
+    """Of pictures that are called unfamiliar."""
+    found = []
+    for start in range(0, len(pictures), 16):
+        with torch.inference_mode():
+            found.append(unfamiliar(model, model(model.preprocess(pictures[start : start + 16]))))
+    return float(torch.cat(found).float().mean())
+
+
+def embedded(split: str, family: str, seed: int, count: int) -> list[Image.Image]:
+    """Pictures of the embedded benchmark, each once."""
+    step = 2 if split == "pair" else 1  # a picture of two targets is two items
+    data = open_dataset(f"builtin:{split}:{family}:{seed}", limit=step * count)
+    return [data.image(index) for index in range(0, step * count, step)]
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--photos", help="a folder of photographs, with its subfolders")
+    parser.add_argument("--seed", type=int, default=12)
+    parser.add_argument("--count", type=int, default=300)
+    given = parser.parse_args()
+    kinds = [("single", "seen"), ("pair", "seen"), ("plain", "seen"), ("single", "unseen")]
+    sets = {" ".join(kind): embedded(*kind, given.seed, given.count) for kind in kinds}
+    if given.photos:
+        files = [path for path in sorted(Path(given.photos).rglob("*")) if path.suffix.lower() in SUFFIXES]
+        sets["photographs"] = [read_picture(path).image for path in files]
+    print("| pictures | number | builtin | builtin-bcos |\n|---|---|---|---|")
+    models = [load_model(spec) for spec in ("builtin", "builtin-bcos")]
+    for name, pictures in sets.items():
+        shares = " | ".join(f"{share(model, pictures):.1%}" for model in models)
+        print(f"| {name} | {len(pictures)} | {shares} |")
+
+
+if __name__ == "__main__":
+    main()

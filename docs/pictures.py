@@ -1,0 +1,66 @@
+"""Makes the pictures of the documentation: python docs/pictures.py [--weights FILE].
+
+Each is what one command line draws; the same lines stand under the pictures in gallery.md and README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shlex
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+DOCS = Path(__file__).resolve().parent
+MODEL = "timm:deit_tiny_patch16_224"
+RIVALS = "dave,gradcam,chefer_lrp,legrad,rollout,attn_lrp,integrated_gradients"
+# The picture in docs/figures, the line without its model, and the ending of the file that is shown.
+PICTURES = {
+    "rivals": (f"dave compare chelsea.jpg --methods {RIVALS}", "chelsea.compare.dave.png"),
+    "why-not": ("dave explain coffee.jpg --target espresso --against cup --view signed", "dave.panels.png"),
+    "overlay": ("dave explain chelsea.jpg", "chelsea.dave.png"),
+    "panels": ("dave explain chelsea.jpg", "chelsea.dave.panels.png"),
+    "classes": ("dave explain chelsea.jpg --target 'Egyptian cat,tabby,lynx'", "dave.panels.png"),
+    "tiles": ("dave explain chelsea.jpg --fit tiles", "dave.panels.png"),
+}
+
+
+def line(name: str) -> str:
+    """The command that makes a picture, as the documentation shows it."""
+    return f"{PICTURES[name][0]} --model {MODEL}"
+
+
+def main() -> None:
+    """Runs every line once, on the photographs in docs/photos."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--weights", help="a local file instead of a download")
+    parser.add_argument("--only", help="one picture", choices=PICTURES)
+    given = parser.parse_args()
+    for name in [given.only] if given.only else PICTURES:
+        _make(name, given.weights)
+
+
+def _make(name: str, weights: str | None) -> None:
+    from dave_vit.cli import run
+
+    with tempfile.TemporaryDirectory() as folder:
+        words = shlex.split(line(name))[1:]
+        words[1] = str(DOCS / "photos" / words[1])
+        if run([*words, "--out", folder, "--quiet", *(["--weights", weights] if weights else [])]):
+            raise SystemExit(f"failed: {line(name)}")
+        found = next(path for path in sorted(Path(folder).iterdir()) if path.name.endswith(PICTURES[name][1]))
+        (DOCS / "figures" / f"{name}.png").write_bytes(_small(found.read_bytes()))
+
+
+def _small(png: bytes) -> bytes:
+    """The same picture in 256 colours, a third of the size."""
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as picture:
+        picture.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT).save(buffer, "png", optimize=True)
+    return buffer.getvalue()
+
+
+if __name__ == "__main__":
+    main()
