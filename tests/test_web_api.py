@@ -102,10 +102,11 @@ def test_the_choices(client):
     assert {"samples", "noise", "noise_level", "reducer", "preset", "seed"} == set(methods["dave"])
     assert methods["effective"] == []
     assert [len(colours) for colours in info["colormaps"].values()] == [256] * 3
-    for path in info["examples"][:2]:
+    assert info["models"][0]["knows"] == f"This model knows {len(NAMES)} classes."
+    for path in info["models"][0]["examples"][:2]:
         with Image.open(io.BytesIO(client.get(path).content)) as image:
             assert image.size == (224, 224)
-    assert client.get(f"/api/examples/{len(info['examples'])}.png").status_code == 422
+    assert "no example '9'" in error(client.get("/api/examples/9.png"))
 
 
 def test_classes_are_searched(client):
@@ -115,7 +116,8 @@ def test_classes_are_searched(client):
 
 def test_the_interface_is_described(client):
     described = client.get("/api/openapi.json").json()
-    paths = {"info", "classes", "examples/{number}.png", "look", "explain", "results/{token}/{ending}"}
+    paths = {"info", "classes", "examples/{name}.png", "look", "explain", "results/{token}/{ending}"}
+    paths |= {"verdict", "refusals", "results/{first}/{second}/both.png"}
     assert set(described["paths"]) == {f"/api/{path}" for path in paths}
     options = {parameter["name"] for parameter in described["paths"]["/api/explain"]["post"]["parameters"]}
     assert {"model", "method", "target", "samples", "noise_level", "reducer", "seed"} <= options
@@ -137,6 +139,30 @@ def test_a_look_gives_the_top_five_and_what_the_model_sees(client):
         assert (image.format, image.size) == ("PNG", (SIZE, SIZE))
 
 
+def test_a_look_tells_of_other_classes_too(client):
+    given = {"content": encoded(picture())}
+    seen = client.post("/api/look", params={"also": range(len(NAMES))}, **given).json()
+    assert {guess["name"] for guess in seen["top5"] + seen["also"]} == set(NAMES)
+    assert client.post("/api/look", **given).json()["also"] == []
+
+
+def test_what_is_known_of_a_model_before_the_first_map(client):
+    found = client.get("/api/verdict").json()
+    assert (found["exact"], found["text"][:5]) == (True, "good:")
+    reasons = client.get("/api/refusals").json()
+    assert "no B-cos module" in reasons["bcos"]
+    assert not {"dave", "effective", "rollout", "integrated_gradients"} & set(reasons)
+    for name, reason in reasons.items():
+        assert error(explain(client, method=name, samples=None, stream=False)).endswith(reason[-40:])
+
+
+def test_names_that_fit_several_classes_come_with_these(client):
+    told = explain(client, target="c", stream=False).json()
+    assert [one["name"] for one in told["candidates"]] == ["cat", "tiger cat", "cock"]
+    (*_, (name, told)) = events(explain(client, target="catt"))
+    assert (name, told["candidates"][0]) == ("failed", {"index": 0, "name": "cat"})
+
+
 def test_a_class_against_another(client):
     answer = explain(client, stream=False, target="hen", against="dog").json()
     files = answer["finished"]["files"]
@@ -155,9 +181,9 @@ def test_the_map_refines_until_it_is_what_the_method_gives(client):
     expected = explainer.explain(classified, classified.pick("hen")).panels[0]
     last = steps[-1]
     assert last["target"]["name"] == "hen"
-    for plane, wanted in ((last["map"], expected.map), (last["standard_error"], expected.standard_error)):
+    for name in ("map", "standard_error", "signed", "sureness"):
+        plane, wanted = last[name], getattr(expected, name)
         np.testing.assert_allclose(numbers(plane, last), wanted.numpy(), atol=plane["unit"])
-    assert len(base64.b64decode(last["overlay"])) == SIZE * SIZE
     assert last["finished"]
     assert not any(step["finished"] for step in steps[:-1])
 
@@ -208,6 +234,15 @@ def test_the_latest_results_can_be_taken_away(client):
     with Image.open(io.BytesIO(client.get(kept[-1]["panels.png"]).content)) as figure:
         assert figure.width > 900
     assert client.get(f"/api/results/{'x' * 16}/json").status_code == 404
+
+
+def test_two_results_in_one_figure(client):
+    tokens = [explain(client, stream=False, target=name).json()["finished"]["token"] for name in ("hen", "dog")]
+    answer = client.get(f"/api/results/{tokens[0]}/{tokens[1]}/both.png", params={"view": "signed"})
+    assert answer.headers["content-disposition"].endswith("my%20cat.both.png")
+    with Image.open(io.BytesIO(answer.content)) as figure:
+        assert figure.width > 2 * figure.height
+    assert client.get(f"/api/results/{tokens[0]}/{'x' * 16}/both.png").status_code == 404
 
 
 # --- refusals

@@ -17,13 +17,13 @@ from tiny_models import SIZE, vit
 NAMES = ["cat", "tiger cat", "dog", "hen", "cock", "owl", "fox"]
 
 
-def adapter(spec: str = "tiny") -> Adapter:
+def adapter(spec: str = "tiny", **shape: int) -> Adapter:
     def transform(image: Image.Image) -> torch.Tensor:
         pixels = np.asarray(image.resize((SIZE, SIZE)), dtype=np.float32) / 255
         return torch.from_numpy(pixels).permute(2, 0, 1) * 2 - 1
 
     half = (0.5, 0.5, 0.5)
-    return Adapter(vit(num_classes=len(NAMES)), Preprocessing(transform, half, half), NAMES, spec=spec)
+    return Adapter(vit(num_classes=len(NAMES), **shape), Preprocessing(transform, half, half), NAMES, spec=spec)
 
 
 def picture(size: tuple[int, int] = (40, 24)) -> Image.Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from unicodedata import category
 
 
@@ -26,7 +27,16 @@ class OutputError(DaveError):
 
 
 class TargetError(DaveError):
-    """The target is not a class of the model, or does not fit the batch."""
+    """The target is not a class of the model, or does not fit the batch.
+
+    Args:
+        message: the line.
+        candidates: index and name of classes that may have been meant.
+    """
+
+    def __init__(self, message: str, candidates: Iterable[tuple[int, str]] = ()) -> None:
+        super().__init__(message)
+        self.candidates = tuple(candidates)
 
 
 class InputError(DaveError):

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit.checks.held import NotReplayed, replayed
@@ -15,6 +17,7 @@ from dave_vit.checks.wide import Wide
 from dave_vit.conserve import Balance
 from dave_vit.errors import OutputError
 from dave_vit.models.adapter import Adapter
+from dave_vit.models.prompted import Prompted
 from dave_vit.models.tasks import TaskModel
 from dave_vit.rules import EFFECTIVE
 from dave_vit.run import gradient
@@ -85,6 +88,14 @@ class Diagnosis:
         apply = "work as well" if isinstance(self.layout, TokenLayout) else "do not apply to it"
         tokens = f"attention-based methods {apply}"
         return f"good: dave explains this model exactly; {share}, the rest from its constants; {tokens}"
+
+
+def subject(model: Adapter, picture: Image.Image | None = None, *, seed: int = 0) -> tuple[Adapter, Tensor]:
+    """The model with any prompt, where it takes one, and what it is examined on ``[1, C, H, W]``; noise by default."""
+    if picture is None:
+        picture = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (256, 256, 3), dtype=np.uint8))
+    model = model.tried(picture) if isinstance(model, Prompted) else model
+    return model, model.preprocess(picture)
 
 
 def examine(model: Adapter, inputs: Tensor) -> Diagnosis:

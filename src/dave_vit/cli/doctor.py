@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.options import Json, ModelOptions, Seed, grouped
 from dave_vit.errors import UnsupportedOperator
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dave_vit.models import Adapter
 
 app = command()
 
@@ -44,10 +39,11 @@ def doctor(
     image differs by what the map says. Exits with 2 and the reason where the model holds a function that has no exact
     rule. `--weights random` needs no download.
     """
-    from dave_vit.checks.doctor import examine
+    from dave_vit.checks.doctor import examine, subject
+    from dave_vit.data.images import read_picture
 
     output = Output(as_json=as_json)
-    loaded, inputs = _examined(model.load(), image, seed)
+    loaded, inputs = subject(model.load(), None if image is None else read_picture(image).image, seed=seed)
     facts: dict[str, Any] = {"model": loaded.spec, "input": list(inputs.shape), "classes": len(loaded.class_names)}
     try:
         found = examine(loaded, inputs)
@@ -60,23 +56,6 @@ def doctor(
     output.print("", found.verdict)
     if not found.exact:
         raise UnsupportedOperator(f"{loaded.spec}: {found.verdict}")
-
-
-def _examined(model: Adapter, image: str | None, seed: int) -> tuple[Adapter, Tensor]:
-    """The model with any prompt, where it takes one, and what it is examined on."""
-    from dave_vit.data.images import read_picture
-    from dave_vit.models.prompted import Prompted
-
-    picture = read_picture(image).image if image is not None else _noise(seed)
-    model = model.tried(picture) if isinstance(model, Prompted) else model
-    return model, model.preprocess(picture)
-
-
-def _noise(seed: int) -> Any:
-    import numpy as np
-    from PIL import Image
-
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (256, 256, 3), dtype=np.uint8))
 
 
 def _facts(found: Any) -> dict[str, Any]:

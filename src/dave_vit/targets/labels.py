@@ -38,7 +38,8 @@ def find_class(wanted: str, names: Sequence[str]) -> int:
             return fitting[0]
         if fitting:
             raise TargetError(
-                f"target {wanted!r} fits {len(fitting)} classes: {_listed(fitting, names)}; give an index"
+                f"target {wanted!r} fits {len(fitting)} classes: {_listed(fitting, names)}; give an index",
+                [(index, names[index]) for index in fitting],
             )
     close = _nearest(text, lowered)
     hint = (
@@ -46,7 +47,7 @@ def find_class(wanted: str, names: Sequence[str]) -> int:
         if close
         else f"the model has {len(names)}: {_listed([0, 1], names)}; ..."
     )
-    raise TargetError(f"no class is called {wanted!r}; {hint}")
+    raise TargetError(f"no class is called {wanted!r}; {hint}", [(index, names[index]) for index in close])
 
 
 def _nearest(text: str, names: Sequence[str]) -> list[int]:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
 
-from fastapi import APIRouter, FastAPI, Path, Query, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
@@ -19,13 +19,26 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from dave_vit._version import __version__
-from dave_vit.errors import DaveError, ImageError
+from dave_vit.errors import DaveError, ImageError, TargetError
+from dave_vit.viz import Scales, View
 from dave_vit.web.cards import info
+from dave_vit.web.checking import Checks
 from dave_vit.web.explaining import Desk, NotKept, Served
 from dave_vit.web.guard import Guard
-from dave_vit.web.images import TooLarge, example, example_count, read_upload
+from dave_vit.web.images import TooLarge, example, read_upload
 from dave_vit.web.jobs import Busy, Job, Jobs
-from dave_vit.web.schema import ExplainQuery, Failure, Info, Limits, Look, LookQuery, Queued, Step
+from dave_vit.web.schema import (
+    Candidate,
+    ExplainQuery,
+    Failure,
+    Info,
+    Limits,
+    Look,
+    LookQuery,
+    Queued,
+    Step,
+    Verdict,
+)
 
 T = TypeVar("T")
 _LOG = logging.getLogger("dave_vit.web")
@@ -42,6 +55,8 @@ _FAILURES = {
 }
 _GONE = 499  # nobody reads it; known from nginx
 _FOUND = 20  # classes in the answer to a search
+_MEANT = 12  # classes that an ambiguous name may have meant
+_AGAIN = 2  # seconds after which to ask a busy server again
 
 
 def create_app(
@@ -75,6 +90,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.include_router(_choices(info(models, limits, seed), desk), prefix="/api", tags=["choices"])
+    app.include_router(_checks(Checks(desk, jobs)), prefix="/api", tags=["choices"])
     app.include_router(_work(desk, jobs), prefix="/api", tags=["work"])
     app.include_router(_results(desk, downloads), prefix="/api", tags=["work"])
     app.routes.extend(_pages())
@@ -99,10 +115,27 @@ def _choices(choices: Info, desk: Desk) -> APIRouter:
         names = desk.served(model).model.class_names
         return [name for name in names if wanted in name.casefold()][:_FOUND]
 
-    @router.get("/examples/{number}.png", response_class=Response, responses=_failures(422))
-    def picture(number: Annotated[int, Path(ge=0, lt=example_count())]) -> Response:
+    @router.get("/examples/{name}.png", response_class=Response, responses=_failures(422))
+    def picture(name: str) -> Response:
         """An example image: PNG."""
-        return Response(example(number), media_type="image/png")
+        return Response(example(name), media_type="image/png")
+
+    return router
+
+
+def _checks(checks: Checks) -> APIRouter:
+    """What takes a while to find out, and is kept."""
+    router = APIRouter()
+
+    @router.get("/verdict", responses=_failures(422))
+    async def verdict(request: Request, model: str | None = None) -> Verdict:
+        """Whether a model is explained exactly, as `dave doctor` finds it."""
+        return await checks.verdict(model, request.is_disconnected)
+
+    @router.get("/refusals", responses=_failures(422))
+    async def refusals(request: Request, model: str | None = None) -> dict[str, str]:
+        """The methods that cannot explain a model, each with its reason."""
+        return await checks.refusals(model, request.is_disconnected)
 
     return router
 
@@ -144,13 +177,25 @@ def _results(desk: Desk, downloads: Jobs) -> APIRouter:
     ) -> Response:
         """A file of a result; the latest results are kept."""
         name, data = await _last(downloads.submit(desk.file(token, ending)), request)
-        return Response(
-            data,
-            media_type="image/png" if ending.endswith("png") else "application/octet-stream",
-            headers={"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}"},
-        )
+        return _attached(name, data)
+
+    @router.get("/results/{first}/{second}/both.png", response_class=Response, responses=_failures(404, 422, 503))
+    async def both(
+        request: Request, first: str, second: str, view: View = "map", scales: Scales = "shared"
+    ) -> Response:
+        """The maps of two results in one figure: PNG."""
+        name, data = await _last(downloads.submit(desk.both(first, second, view, scales)), request)
+        return _attached(name, data)
 
     return router
+
+
+def _attached(name: str, data: bytes) -> Response:
+    return Response(
+        data,
+        media_type="image/png" if name.endswith("png") else "application/octet-stream",
+        headers={"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}"},
+    )
 
 
 def _failures(*codes: int) -> dict[int | str, dict[str, Any]]:
@@ -177,11 +222,16 @@ async def _events(job: Job[Step], request: Request, ahead: Callable[[], int]) ->
     except Exception as error:
         if not isinstance(error, DaveError):
             _LOG.exception("request failed")
-        yield _event("failed", Failure(error=_told(error)))
+        yield _event("failed", _failure(error))
 
 
 def _event(name: str, data: BaseModel) -> str:
     return f"event: {name}\ndata: {data.model_dump_json()}\n\n"
+
+
+def _failure(error: Exception) -> Failure:
+    meant = error.candidates[:_MEANT] if isinstance(error, TargetError) else ()
+    return Failure(error=_told(error), candidates=[Candidate(index=index, name=name) for index, name in meant])
 
 
 def _told(error: Exception) -> str:
@@ -200,7 +250,8 @@ async def _answer(request: Request, error: Exception) -> Response:
         status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 422)
     else:
         status = 422 if isinstance(error, RequestValidationError) else getattr(error, "status_code", 500)
-    return JSONResponse({"error": _told(error)}, status, {"Retry-After": "2"} if status == 503 else None)
+    told = _failure(error).model_dump()
+    return JSONResponse(told, status, {"Retry-After": str(_AGAIN)} if status == 503 else None)
 
 
 def _pages() -> list[Route]:

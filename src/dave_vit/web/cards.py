@@ -15,7 +15,7 @@ from dave_vit.neighborhood.noise import NoiseKind
 from dave_vit.reduce import REDUCERS
 from dave_vit.viz import COLORMAPS
 from dave_vit.web.explaining import Served, takes
-from dave_vit.web.images import example_count
+from dave_vit.web.images import EXAMPLES
 from dave_vit.web.schema import Info, Limits, MethodCard, ModelCard, PresetCard
 
 
@@ -27,7 +27,6 @@ def info(models: Sequence[Served], limits: Limits, seed: int) -> Info:
         methods=[_method(name) for name in sorted(METHODS, key=lambda name: name != "dave")],
         reducers=list(REDUCERS),
         noises=list(get_args(NoiseKind)),
-        examples=[f"/api/examples/{number}.png" for number in range(example_count())],
         limits=limits,
         seed=seed,
         colormaps={name: [to_hex(colours(level)) for level in range(256)] for name, colours in COLORMAPS.items()},
@@ -36,7 +35,23 @@ def info(models: Sequence[Served], limits: Limits, seed: int) -> Info:
 
 def _model(served: Served) -> ModelCard:
     presets = {name: _preset(served, name) for name in PRESETS}
-    return ModelCard(name=served.name, classes=len(served.model.class_names), presets=presets)
+    return ModelCard(
+        name=served.name,
+        classes=len(served.model.class_names),
+        knows=_knows(served),
+        examples=[f"/api/examples/{name}.png" for name in EXAMPLES],
+        presets=presets,
+    )
+
+
+def _knows(served: Served) -> str:
+    classes = len(served.model.class_names)
+    if served.name != "builtin" or served.weights:
+        return f"This model knows {classes} classes."
+    return (
+        f"This model knows {classes} emoji and nothing else; for photographs start "
+        "dave serve --model timm:vit_base_patch16_224"
+    )
 
 
 def _preset(served: Served, name: str) -> PresetCard:

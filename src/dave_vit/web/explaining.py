@@ -8,7 +8,7 @@ import shlex
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from dave_vit.methods.options import fitting, most_samples, options_of
 from dave_vit.models import Adapter
 from dave_vit.registry import nearest
 from dave_vit.results import Explainer, Result, classify
-from dave_vit.viz import Scaled, scale, soften, to_pillow
+from dave_vit.viz import Drawing, Scaled, Scales, View, draw, image_cell, panel_cells, scale, to_pillow
 from dave_vit.viz.layers import MapLike, as_image, as_map
 from dave_vit.web.images import file_name, png_text, read_picture
 from dave_vit.web.jobs import Check, Work
@@ -107,8 +107,13 @@ class Desk:
             check()
             classified = classify(model, picture)
             shown = to_pillow(as_image(model.preprocessing.picture(classified.inputs)[0]))
+            others = [guess for guess in classified.predictions[5:] if guess.index in query.also]
             yield Look(
-                name=picture.name, top5=list(classified.top5), picture=png_text(shown), notes=list(picture.notes)
+                name=picture.name,
+                top5=list(classified.top5),
+                also=others,
+                picture=png_text(shown),
+                notes=list(picture.notes),
             )
 
         return work
@@ -132,7 +137,8 @@ class Desk:
                     yield step
             token = self._keep(result)
             files = {ending: f"/api/results/{token}/{ending}" for ending in ENDINGS}
-            yield step.model_copy(update={"finished": Finished(files=files, command=command(served, query, result))})
+            finished = Finished(token=token, files=files, command=command(served, query, result))
+            yield step.model_copy(update={"finished": finished})
 
         return work
 
@@ -140,12 +146,25 @@ class Desk:
         """Name and content of a file of an earlier result."""
 
         def work(check: Check) -> Generator[tuple[str, bytes], None, None]:
-            kept = self._kept.get(token)
-            if kept is None:
-                raise NotKept("this result is no longer kept; make it again")
+            kept = self._find(token)
             yield f"{kept.result.classified.picture.name}.{ending}", kept.files[ending]
 
         return work
+
+    def both(self, first: str, second: str, view: View, scales: Scales) -> Work[tuple[str, bytes]]:
+        """Name and content of a figure with the maps of two results."""
+
+        def work(check: Check) -> Generator[tuple[str, bytes], None, None]:
+            results = [self._find(token).result for token in (first, second)]
+            yield f"{results[0].classified.picture.name}.both.png", joint(results, view, scales).data("png")
+
+        return work
+
+    def _find(self, token: str) -> _Kept:
+        kept = self._kept.get(token)
+        if kept is None:
+            raise NotKept("this result is no longer kept; make it again")
+        return kept
 
     def _keep(self, result: Result) -> str:
         token = secrets.token_urlsafe(12)
@@ -203,6 +222,18 @@ def command(served: Served, query: ExplainQuery, result: Result) -> str:
     return shlex.join(words)
 
 
+def joint(results: Sequence[Result], view: View, scales: Scales) -> Drawing:
+    """The maps of some results beside each other; those of one unit can share a scale."""
+    units = {result.unit or result.explainer.name for result in results}
+    panels = [replace(result.panels[0], target=_titled(result)) for result in results]
+    cells = panel_cells(panels, view=view, scales=scales if len(units) == 1 else "own")
+    return draw([[image_cell(results[0].image), *cells]], title=results[0].classified.picture.name)
+
+
+def _titled(result: Result) -> str:
+    return f"{result.panels[0].target}\n{result.explainer.name}, {result.explainer.model.spec}"
+
+
 @contextmanager
 def _watched(model: Adapter, check: Check) -> Iterator[None]:
     """Checks before every pass of the model, for methods that take many passes and give one map."""
@@ -214,21 +245,24 @@ def _watched(model: Adapter, check: Check) -> Iterator[None]:
 
 
 def _step(result: Result) -> Step:
-    panel = result.panels[0]
+    panel, against = result.panels[0], result.against
     values = as_map(panel.map)  # [H, W]
-    error = panel.standard_error
-    shown = scale(soften(values)).values * 255
+    error, signed = panel.standard_error, values if panel.signed is None else panel.signed
     return Step(
         target=result.targets[0],
+        against=against["name"] if isinstance(against, dict) else against,
         method=result.explainer.name,
         samples=result.explanation.samples,
         total=result.explainer.most_samples if error is not None else 1,
         seconds=round(result.seconds, 3),
         width=values.shape[1],
         height=values.shape[0],
+        unit=panel.unit,
+        notes=list(result.notes),
         map=_plane(values, scale(values)),
-        overlay=base64.b64encode(shown.round().astype(np.uint8).tobytes()).decode(),
+        signed=_plane(signed, scale(signed, signed=True)),
         standard_error=None if error is None else _plane(error, scale(error)),
+        sureness=None if panel.sureness is None else _plane(panel.sureness, scale(panel.sureness)),
     )
 
 

@@ -12,19 +12,19 @@ from starlette.requests import Request
 
 from dave_vit.data.images import Picture, decode
 from dave_vit.data.sets.builtin import Embedded
-from dave_vit.errors import DaveError
+from dave_vit.errors import DaveError, UnknownName
 
 # Number of the item in its split; two targets in a picture show best what another class changes.
-_EXAMPLES = (
-    ("pair", 14),
-    ("pair", 26),
-    ("pair", 0),
-    ("pair", 6),
-    ("pair", 18),
-    ("single", 8),
-    ("single", 16),
-    ("single", 4),
-)
+EXAMPLES = {
+    "1": ("pair", 14),
+    "2": ("pair", 26),
+    "3": ("pair", 0),
+    "4": ("pair", 6),
+    "5": ("pair", 18),
+    "6": ("single", 8),
+    "7": ("single", 16),
+    "8": ("single", 4),
+}
 _NAME_LENGTH = 80
 
 
@@ -66,15 +66,12 @@ def png_text(image: Image.Image) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def example_count() -> int:
-    """How many examples there are."""
-    return len(_EXAMPLES)
-
-
 @cache
-def example(number: int) -> bytes:
+def example(name: str) -> bytes:
     """The PNG file of an example."""
-    split, index = _EXAMPLES[number]
+    if name not in EXAMPLES:
+        raise UnknownName(f"no example {name!r}; there are: {', '.join(EXAMPLES)}")
+    split, index = EXAMPLES[name]
     buffer = io.BytesIO()
     Embedded(split).image(index).save(buffer, "png")
     return buffer.getvalue()

@@ -40,15 +40,23 @@ class Jobs:
         self._lock = threading.Lock()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="dave-worker")
 
-    def submit(self, work: Work[T]) -> Job[T]:
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        with self._lock:
+            return not self._open
+
+    def submit(self, work: Work[T], *, counted: bool = True) -> Job[T]:
         """Queues some work, to be called from a running event loop.
 
         Args:
             work: given a check that it calls now and then, an iterator of results.
+            counted: whether it takes one of the places in the queue.
         """
-        job = Job(work)
+        job = Job(work, counted=counted)
         with self._lock:
-            self._check_room()
+            if counted:
+                self._check_room()
             self._open.append(job)
         self._worker.submit(self._run, job)
         return job
@@ -59,7 +67,7 @@ class Jobs:
             self._check_room()
 
     def _check_room(self) -> None:
-        wanted = [other for other in self._open if not other.left]
+        wanted = [other for other in self._open if other.counted and not other.left]
         if len(wanted) > self._waiting:
             raise Busy(f"the server is busy, {len(wanted)} requests are before yours; try again in a moment")
 
@@ -87,8 +95,8 @@ class Jobs:
 class Job(Generic[T]):
     """Some work on its way."""
 
-    def __init__(self, work: Work[T]) -> None:
-        self._work = work
+    def __init__(self, work: Work[T], *, counted: bool = True) -> None:
+        self._work, self.counted = work, counted
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._leaving = threading.Event()

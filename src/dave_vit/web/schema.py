@@ -40,6 +40,8 @@ class _Query(BaseModel):
 class LookQuery(_Query):
     """What to classify an image with."""
 
+    also: Annotated[list[int], Field(max_length=20, description="classes to tell of beside the likeliest")] = []
+
 
 class ExplainQuery(_Query):
     """What to explain, and how. Options that the method does not take are an error."""
@@ -58,10 +60,18 @@ class ExplainQuery(_Query):
     stream: Annotated[bool, Field(description="every step as it comes (server-sent events), or the last one")] = True
 
 
+class Candidate(BaseModel):
+    """A class that may have been meant."""
+
+    index: int
+    name: str
+
+
 class Failure(BaseModel):
     """What went wrong, in one line."""
 
     error: str
+    candidates: Annotated[list[Candidate], Field(description="classes that may have been meant")] = []
 
 
 class PresetCard(BaseModel):
@@ -73,11 +83,20 @@ class PresetCard(BaseModel):
     reducer: str
 
 
+class Verdict(BaseModel):
+    """What the doctor says of a model."""
+
+    exact: bool
+    text: str
+
+
 class ModelCard(BaseModel):
     """A model of this server."""
 
     name: str
     classes: int
+    knows: Annotated[str, Field(description="what it was made for")]
+    examples: Annotated[list[str], Field(description="addresses of images that fit it")]
     presets: dict[str, PresetCard]
 
 
@@ -102,7 +121,6 @@ class Info(BaseModel):
     methods: list[MethodCard]
     reducers: list[str]
     noises: list[str]
-    examples: list[str]
     limits: Limits
     seed: int
     colormaps: Annotated[dict[str, list[str]], Field(description="256 colours each, from low to high")]
@@ -113,6 +131,7 @@ class Look(BaseModel):
 
     name: str
     top5: list[Prediction]
+    also: Annotated[list[Prediction], Field(description="the other classes that were asked for")]
     picture: Annotated[str, Field(description="PNG in base64: the image after preprocessing")]
     notes: Annotated[list[str], Field(description="what was done to the image that may surprise")]
 
@@ -135,6 +154,7 @@ class Plane(BaseModel):
 class Finished(BaseModel):
     """What can be taken away in the end."""
 
+    token: Annotated[str, Field(description="names the result while it is kept")]
     files: Annotated[dict[str, str], Field(description="addresses by the ending of the file's name")]
     command: Annotated[str, Field(description="the command line that makes the same result")]
 
@@ -143,13 +163,17 @@ class Step(BaseModel):
     """The map after some samples."""
 
     target: Prediction
+    against: Annotated[str | None, Field(description='the class that it is set against, or "rivals"')]
     method: str
     samples: int
     total: int
     seconds: float
     width: int
     height: int
-    map: Plane
-    overlay: Annotated[str, Field(description="the map smoothed for display, 0 to 255, bytes in base64")]
+    unit: Annotated[str, Field(description="of map, signed and standard_error; empty where it is the method's own")]
+    notes: Annotated[list[str], Field(description="what a reader has to know")]
+    map: Annotated[Plane, Field(description="what speaks for the target")]
+    signed: Annotated[Plane, Field(description="that with what speaks against it, below zero")]
     standard_error: Annotated[Plane | None, Field(description="of methods that draw samples")] = None
+    sureness: Annotated[Plane | None, Field(description="standard errors between a pixel's average and zero")] = None
     finished: Annotated[Finished | None, Field(description="in the last step")] = None

@@ -1,23 +1,45 @@
 // What the page asks the server for.
 
+const AGAIN = 30; // times that a busy server is asked again
+
 export class Failure extends Error {
-  constructor(message, status = 0) {
+  constructor(message, status = 0, candidates = []) {
     super(message);
     this.status = status;
+    this.candidates = candidates;
   }
 }
 
-async function ask(path, options = {}) {
-  let response;
+async function once(path, options) {
   try {
-    response = await fetch(path, options);
+    return await fetch(path, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Failure("The server does not answer. Is dave serve still running?");
   }
-  if (response.ok) return response;
-  const told = await response.json().catch(() => ({}));
-  throw new Failure(sentence(told.error || `The server answered with ${response.status}`), response.status);
+}
+
+// busy: called with what a busy server says, before it is asked again
+async function ask(path, { busy, ...options } = {}) {
+  for (let left = AGAIN; ; left--) {
+    const response = await once(path, options);
+    if (response.ok) return response;
+    const told = await response.json().catch(() => ({}));
+    const said = sentence(told.error || `The server answered with ${response.status}`);
+    if (response.status !== 503 || !left) throw new Failure(said, response.status, told.candidates);
+    busy?.(said);
+    await pause(Number(response.headers.get("Retry-After")) || 2, options.signal);
+  }
+}
+
+function pause(seconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, 1000 * seconds);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    });
+  });
 }
 
 // Names of files, which come before a colon, stay as they are.
@@ -27,7 +49,7 @@ function sentence(text) {
 
 function address(path, options) {
   const given = Object.entries(options).filter(([, value]) => value !== undefined && value !== "");
-  return `${path}?${new URLSearchParams(given)}`;
+  return `${path}?${new URLSearchParams(given.flatMap(([key, value]) => [value].flat().map((one) => [key, one])))}`;
 }
 
 export async function info() {
@@ -38,17 +60,25 @@ export async function classes(model, search) {
   return (await ask(address("/api/classes", { model, search }))).json();
 }
 
+export async function verdict(model) {
+  return (await ask(address("/api/verdict", { model }))).json();
+}
+
+export async function refusals(model) {
+  return (await ask(address("/api/refusals", { model }))).json();
+}
+
 export async function example(path) {
   return (await ask(path)).blob();
 }
 
-export async function look(blob, options, signal) {
-  return (await ask(address("/api/look", options), { method: "POST", body: blob, signal })).json();
+export async function look(blob, options, signal, busy) {
+  return (await ask(address("/api/look", options), { method: "POST", body: blob, signal, busy })).json();
 }
 
 // The events of a run, one after the other; leaving the loop or aborting ends the work on the server.
-export async function* explain(blob, options, signal) {
-  const response = await ask(address("/api/explain", options), { method: "POST", body: blob, signal });
+export async function* explain(blob, options, signal, busy) {
+  const response = await ask(address("/api/explain", options), { method: "POST", body: blob, signal, busy });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   try {
@@ -59,8 +89,9 @@ export async function* explain(blob, options, signal) {
       text = events.pop();
       for (const event of events) {
         const [name, data] = event.split("\n").map((line) => line.slice(line.indexOf(":") + 2));
-        if (name === "failed") throw new Failure(sentence(JSON.parse(data).error));
-        yield [name, JSON.parse(data)];
+        const told = JSON.parse(data);
+        if (name === "failed") throw new Failure(sentence(told.error), 0, told.candidates);
+        yield [name, told];
       }
     }
   } catch (error) {
@@ -80,11 +111,6 @@ export function plane({ data, unit, limit, caption }) {
   const view = new DataView(bytes(data).buffer);
   const values = Float32Array.from({ length: view.byteLength / 2 }, (_, at) => view.getInt16(2 * at, true) * unit);
   return { values, limit, caption };
-}
-
-// Bytes as numbers from 0 to 1.
-export function levels(text) {
-  return Float32Array.from(bytes(text), (byte) => byte / 255);
 }
 
 // The pixels of a PNG in base64.

@@ -1,112 +1,161 @@
-// The page: what is chosen, and which panels show it.
+// The page: an image, what is asked about it, and which panels show the answer.
 
+import * as address from "./address.js";
 import * as api from "./api.js";
+import * as store from "./store.js";
+import { later, showModel, soon } from "./about.js";
+import { OPTIONS, changed, choose, model, offer, options, restore, showMethod, usePreset } from "./choices.js";
+import { Classes } from "./classes.js";
+import { $ } from "./dom.js";
+import { exampleName, showExamples, takeImages } from "./images.js";
+import { Pair } from "./pair.js";
 import { Panel } from "./panel.js";
 import { table } from "./paint.js";
+import { Session } from "./session.js";
+import { Zoom } from "./zoom.js";
 
-const $ = (id) => document.getElementById(id);
 const NARROW = "(max-width: 62rem)"; // one column, as in style.css
-const OPTIONS = ["samples", "preset", "noise", "noise_level", "reducer", "seed"];
+const CLICK = 300; // milliseconds: what leaving a field changes must not move what is being clicked
+const LOOK = { view: "map", scales: "shared", mix: "50", above: "0", smoothing: "1" };
 
 const page = {
   colours: {},
-  mix: 0.5,
-  image: null,
+  look: {},
+  notes: [],
   announce: (text) => ($("status").textContent = text),
   point: (at) => panels.forEach((panel) => panel.point(at)),
   source: () => ({ url: state.url, name: state.name }),
-  found,
+  found: (panel, guess) => sameModel(panel) && classes.found(guess, panel === panels[0]),
+  told: (panel) => (sameModel(panel) ? "" : panel.request.options.model),
+  draw,
+  done,
+  limit,
+  meant,
 };
 const panels = [new Panel(page), new Panel(page)];
-// target: the index of a class, or what was typed
-const state = { info: null, blob: null, name: "", url: "", classes: [], target: null, looking: null };
+const pair = new Pair($("pair"), page, panels);
+const session = new Session($("session"));
+const zoom = new Zoom(() => document.querySelectorAll(".stage"));
+const classes = new Classes(asked, opposed);
+// image: the name under which the address knows it; pictures: the image as models see it, by their names
+const state = { info: null, blob: null, name: "", url: "", image: "", pictures: {}, looking: null, replace: true };
 
-// --- choices
-
-function fill(select, values, chosen) {
-  select.replaceChildren(...values.map((value) => new Option(value.text ?? value, value.value ?? value)));
-  if (chosen !== undefined) select.value = chosen;
+function sameModel(panel) {
+  return panel.request.options.model === $("model").value;
 }
 
-function model() {
-  return state.info.models.find((card) => card.name === $("model").value);
+// --- the address
+
+function choices() {
+  const said = { image: state.image };
+  if (model() !== state.info.models[0]) said.model = model().name;
+  if (state.blob && classes.target !== classes.list[0]?.index) said.target = classes.target;
+  if ($("against").value) said.against = $("against").value;
+  if ($("method").value !== "dave") said.method = $("method").value;
+  for (const name of OPTIONS) if (changed(name)) said[name] = $(name).value;
+  if ($("compare").checked) Object.assign(said, { compare: $("compare-show").value }, compared());
+  for (const [name, usual] of Object.entries(LOOK)) if ($(name).value !== usual) said[name] = $(name).value;
+  return said;
 }
 
-function method(name) {
-  return state.info.methods.find((card) => card.name === name);
+function compared() {
+  const said = { "compare-class": $("compare-class").value, "compare-method": $("compare-method").value };
+  if ($("compare-model").value !== $("model").value) said["compare-model"] = $("compare-model").value;
+  return said;
 }
 
-function usePreset() {
-  const preset = model().presets[$("preset").value];
-  for (const name of ["samples", "noise", "noise_level", "reducer"]) $(name).value = preset[name];
+function remember(replace = state.replace) {
+  address.write(choices(), replace);
+  state.replace = false;
 }
 
-function showMethod() {
-  const chosen = method($("method").value);
-  const also = $("compare").checked ? method($("compare-method").value).takes : [];
-  $("method-note").textContent = `${chosen.summary} ${chosen.paper}.`;
-  for (const field of document.querySelectorAll("[data-option]")) {
-    const used = [...chosen.takes, ...also].includes(field.dataset.option);
-    field.classList.toggle("unused", !used);
-    field.querySelector("input, select").disabled = !used;
-  }
+// Shows what the address says.
+async function follow() {
+  const said = address.read();
+  const before = { image: state.image, model: $("model").value };
+  restore(said);
+  $("compare").checked = Boolean(said.compare);
+  choose("compare-show", said.compare, "beside");
+  for (const [name, usual] of Object.entries(LOOK)) choose(name, said[name], usual);
+  if (before.model !== $("model").value) showModel();
+  readLook();
+  showCompare();
+  state.replace = true; // this entry is there already
+  if (!said.image) return leave();
+  if (said.image === before.image && before.model === $("model").value) return again(said);
+  const kept = await recall(said.image);
+  if (kept) await look(kept.blob, kept.name, said.image, said);
+  else complain("The image of this address is not in this browser: addresses hold all choices, but no images. Choose it again.");
 }
 
-// Only what differs from the preset is sent, so that the command line stays short.
-function options(name) {
-  const preset = model().presets[$("preset").value];
-  const sent = {};
-  for (const option of OPTIONS.filter((known) => method(name).takes.includes(known))) {
-    const value = $(option).value;
-    const usual = option === "preset" ? "default" : preset[option];
-    const own = method(name).takes.includes("preset"); // other methods know nothing of the preset's number
-    if (value !== String(usual) || (option === "samples" && !own)) sent[option] = value;
-  }
-  return sent;
+async function recall(image) {
+  const path = state.info.models.flatMap((card) => card.examples).find((one) => exampleName(one) === image);
+  if (!path) return store.find(image);
+  return { blob: await api.example(path), name: `${image}.png` };
+}
+
+function again(said) {
+  classes.use({ top5: classes.list, also: [] }, said);
+  runAll();
+}
+
+// Back to the page without an image.
+function leave() {
+  Object.assign(state, { blob: null, image: "", name: "" });
+  panels.forEach((panel) => panel.stop());
+  for (const id of ["image-note", "look", "classes-card"]) $(id).hidden = true;
+  $("empty").hidden = false;
+  document.body.classList.remove("explained");
+  show();
 }
 
 // --- the image
 
-async function open(blob, name) {
+async function open(blob, name, image) {
   complain("");
   if (blob.size > state.info.limits.bytes) {
     complain(`${name} has ${(blob.size / 1e6).toFixed(1)} MB; at most ${state.info.limits.bytes / 1e6} MB are taken.`);
     return;
   }
-  await look(blob, name);
+  await look(blob, name, image ?? store.newName());
 }
 
-// What cannot be read leaves everything as it was.
-async function look(blob, name) {
+// What cannot be read leaves everything as it was. said: what the address says of the classes
+async function look(blob, name, image, said = {}) {
   state.looking?.abort();
+  later();
   const looking = (state.looking = new AbortController());
   page.announce("Looking at the image.");
   try {
-    const seen = await api.look(blob, { model: $("model").value, name }, looking.signal);
-    const image = await api.pixels(seen.picture);
+    const also = [said.target, said.against, said["compare-class"]].filter((one) => /^\d+$/.test(one ?? ""));
+    const chosen = $("model").value;
+    const seen = await api.look(blob, { model: chosen, name, also }, looking.signal, complain);
+    const picture = await api.pixels(seen.picture);
     if (looking.signal.aborted) return;
     if (blob !== state.blob) {
       URL.revokeObjectURL(state.url);
       state.url = URL.createObjectURL(blob);
+      if (!image.startsWith("example-")) store.keep(image, blob, name);
     }
-    Object.assign(state, { blob, name, classes: seen.top5, target: seen.top5[0].index });
-    page.image = image;
-    showSeen(seen);
+    Object.assign(state, { blob, name, image, pictures: { [chosen]: picture } });
+    page.notes = seen.notes;
+    showSeen(seen, said);
     runAll();
   } catch (error) {
     if (error.name !== "AbortError") complain(error.message);
   }
 }
 
-function showSeen(seen) {
+function showSeen(seen, said) {
   complain("");
   $("image-note").hidden = false;
   $("image-note").textContent = [state.name, ...seen.notes].join(" · ");
   $("empty").hidden = true;
-  $("mix-row").hidden = false;
+  $("look").hidden = false;
   $("classes-card").hidden = false;
-  if (matchMedia(NARROW).matches) $("classes-card").scrollIntoView();
-  showClasses((seen.top5[1] ?? seen.top5[0]).index);
+  document.body.classList.add("explained");
+  if (matchMedia(NARROW).matches) $("results").scrollIntoView();
+  classes.use(seen, said);
   page.announce(`The model sees: ${seen.top5.map((guess) => guess.name).join(", ")}.`);
 }
 
@@ -115,167 +164,186 @@ function complain(text) {
   $("image-alert").textContent = text;
 }
 
-// --- classes
+// --- running
 
-// What was typed becomes one of the classes once the server has found it.
-function found(panel, guess) {
-  const known = state.classes.some((other) => other.index === guess.index);
-  const typed = panel === panels[0] && typeof state.target === "string";
-  if (!known) state.classes.push(guess);
-  if (typed) state.target = guess.index;
-  if (typed || !known) showClasses($("compare-class").value);
-}
-
-function showClasses(second) {
-  $("classes").replaceChildren(...state.classes.map(classRow));
-  showOpponents();
-  fill($("compare-class"), state.classes.map((guess) => ({ text: guess.name, value: guess.index })), second);
-}
-
-// What a class may be set against: its rivals, nothing, or another class.
-function showOpponents() {
-  const usual = { text: "as the method has it", value: "" };
-  const words = [usual, { text: "its rivals", value: "rivals" }, { text: "nothing", value: "none" }];
-  const others = state.classes.map((guess) => ({ text: guess.name, value: String(guess.index) }));
-  const kept = [...words, ...others].some(({ value }) => value === $("against").value) ? $("against").value : "";
-  fill($("against"), [...words, ...others], kept);
-}
-
-function classRow(guess) {
-  const row = document.createElement("label");
-  const input = Object.assign(document.createElement("input"), { type: "radio", name: "class", value: guess.index });
-  input.checked = guess.index === state.target;
-  input.addEventListener("change", () => {
-    state.target = guess.index;
-    run(0);
-  });
-  const name = Object.assign(document.createElement("span"), { className: "name", textContent: guess.name });
-  const share = Object.assign(document.createElement("span"), { className: "share" });
-  share.textContent = `${(100 * guess.probability).toFixed(1)} %`;
-  const level = Object.assign(document.createElement("i"), { className: "level" });
-  level.style.width = `${100 * guess.probability}%`;
-  row.append(input, name, share, level);
-  return row;
-}
-
-async function suggest() {
+async function run(number) {
+  if (!state.blob) return;
+  const [name, chosen] = number ? [$("compare-method").value, $("compare-model").value] : [$("method").value, $("model").value];
+  const wanted = number ? $("compare-class").value : classes.target;
+  const title = classes.named(wanted)?.name ?? wanted;
+  const same = chosen === $("model").value; // other models number their classes otherwise
+  const said = { model: chosen, name: state.name, target: same ? wanted : title, method: name };
+  // no class is set against itself: the other way round
+  const against = $("against").value === String(wanted) ? classes.target : $("against").value;
+  if (against !== "") said.against = same ? against : (classes.named(against)?.name ?? against);
+  const panel = panels[number];
   try {
-    const names = await api.classes($("model").value, $("other-class").value);
-    $("class-names").replaceChildren(...names.map((name) => new Option(name)));
-  } catch {
-    // suggestions are a help, no need
+    panel.image = await pictureFor(chosen);
+    await panel.run({ blob: state.blob, options: { ...said, ...options(name) }, title });
+  } catch (error) {
+    complain(error.message);
   }
 }
 
-// --- running
-
-function run(number) {
-  if (!state.blob) return;
-  const name = number === 0 ? $("method").value : $("compare-method").value;
-  const wanted = number === 0 ? state.target : $("compare-class").value;
-  const known = state.classes.find((guess) => String(guess.index) === String(wanted));
-  panels[number].run({
-    blob: state.blob,
-    options: { model: $("model").value, name: state.name, target: wanted, method: name, ...opponent(), ...options(name) },
-    title: known ? known.name : wanted,
-  });
-}
-
-function opponent() {
-  return $("against").value ? { against: $("against").value } : {};
+async function pictureFor(name) {
+  state.pictures[name] ??= await api.pixels((await api.look(state.blob, { model: name, name: state.name })).picture);
+  return state.pictures[name];
 }
 
 function runAll() {
   show();
   run(0);
   if ($("compare").checked) run(1);
+  remember();
 }
+
+// Another class or method of the first panel was chosen.
+function asked() {
+  run(0);
+  changedByHand();
+}
+
+// chosen: whether a class was just set against another, which only a signed map shows fully
+function opposed(chosen) {
+  if (chosen === true) {
+    $("view").value = "signed";
+    readLook();
+  }
+  runAll();
+  changedByHand();
+}
+
+// One of the classes that an ambiguous name fits.
+function meant(panel, index) {
+  if (panel === panels[0]) return classes.choose(index);
+  panel.run({ ...panel.request, options: { ...panel.request.options, target: index } });
+}
+
+function changedByHand() {
+  remember();
+  setTimeout(inSight, CLICK);
+}
+
+function inSight() {
+  if (!state.blob) return;
+  const box = panels[0].canvas.getBoundingClientRect();
+  const seen = Math.min(box.bottom, innerHeight) - Math.max(box.top, 0);
+  if (seen < box.height / 2) $("panels").scrollIntoView({ behavior: "smooth", block: "start" });
+}
+
+// A map is done.
+function done(panel) {
+  if (!panel.finished) return;
+  page.announce(`Map of ${panel.target.name} is done.`);
+  pair.draw();
+  soon(0);
+  if (panel !== panels[0]) return;
+  document.title = `${panel.find(".title").textContent} · DAVE`;
+  const { model: of, method } = panel.request.options;
+  session.add(location.hash, panel.canvas, `${panel.find(".title").textContent}, ${method}, ${of}, ${state.name}`);
+}
+
+// --- showing
 
 function show() {
   const count = !state.blob ? 0 : $("compare").checked ? 2 : 1;
+  $("pair").hidden = count < 2;
   if ($("panels").childElementCount === count) return; // what is moved loses focus and clicks
   $("panels").replaceChildren(...panels.slice(0, count).map((panel) => panel.root));
   $("panels").classList.toggle("two", count === 2);
+  zoom.apply();
+}
+
+function showCompare() {
+  $("compare-options").hidden = !$("compare").checked;
+  $("scales-field").hidden = !$("compare").checked;
+  if (!$("compare").checked) panels[1].stop();
+  showMethod();
+  show();
+}
+
+function draw() {
+  panels.forEach((panel) => panel.draw());
+  if ($("compare").checked) pair.draw($("compare-show").value);
+}
+
+// The number in the brightest colour. kind: "shown" or "soft"
+function limit(panel, kind) {
+  const shared = $("compare").checked && page.look.scales === "shared";
+  const like = shared ? panels.filter((other) => other.planes && other.kind === panel.kind) : [panel];
+  return Math.max(...like.map((other) => other[kind].limit));
+}
+
+function readLook() {
+  page.look = {
+    view: $("view").value,
+    scales: $("scales").value,
+    mix: $("mix").value / 100,
+    above: $("above").value / 100,
+    smoothing: Number($("smoothing").value),
+  };
+  $("above-said").textContent = `${$("above").value} %`;
+  panels.forEach((panel) => panel.soften());
+  draw();
 }
 
 // --- wiring
 
-function chosen(input) {
-  if (input.files?.length) open(input.files[0], input.files[0].name);
-  input.value = ""; // the same file can be chosen again
-}
-
-function taken(transfer, event) {
-  const file = [...(transfer?.files ?? [])][0];
-  if (!file) return;
-  event.preventDefault();
-  open(file, file.name || "pasted.png");
-}
-
-function dragging(event) {
-  event.preventDefault();
-  $("drop").classList.toggle("over", event.type === "dragover");
-}
-
-function addExamples(paths) {
-  paths.forEach((path, number) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.ariaLabel = `Example ${number + 1}`;
-    button.append(Object.assign(new Image(64, 64), { src: path, alt: "" }));
-    button.addEventListener("click", async () => {
-      try {
-        open(await api.example(path), `example-${number + 1}.png`);
-      } catch (error) {
-        complain(error.message);
-      }
-    });
-    $("examples").append(button);
-  });
+async function openExample(path) {
+  try {
+    await open(await api.example(path), `${exampleName(path)}.png`, exampleName(path));
+  } catch (error) {
+    complain(error.message);
+  }
 }
 
 function listen() {
-  $("file").addEventListener("change", () => chosen($("file")));
-  for (const name of ["dragover", "dragleave", "drop"]) addEventListener(name, dragging);
-  addEventListener("drop", (event) => taken(event.dataTransfer, event));
-  addEventListener("paste", (event) => taken(event.clipboardData, event));
-  $("mix").addEventListener("input", () => {
-    page.mix = $("mix").value / 100;
-    panels.forEach((panel) => panel.draw());
-  });
+  takeImages(open);
+  addEventListener("hashchange", follow);
+  for (const name of Object.keys(LOOK)) {
+    $(name).addEventListener("input", readLook);
+    $(name).addEventListener("change", () => remember(true));
+  }
   $("model").addEventListener("change", () => {
     usePreset();
-    if (state.blob) look(state.blob, state.name);
+    showModel();
+    showExamples(openExample);
+    if (state.blob) look(state.blob, state.name, state.image);
+    else remember();
   });
   $("preset").addEventListener("change", usePreset);
-  $("against").addEventListener("change", runAll);
   $("method").addEventListener("change", () => {
     showMethod();
-    run(0);
+    asked();
   });
-  for (const name of OPTIONS) $(name).addEventListener("change", () => $(name).reportValidity() && runAll());
+  for (const name of OPTIONS) {
+    $(name).addEventListener("change", () => {
+      if (!$(name).reportValidity()) return;
+      runAll();
+      changedByHand();
+    });
+  }
   $("compare").addEventListener("change", () => {
-    $("compare-options").hidden = !$("compare").checked;
-    panels[1].stop();
-    showMethod();
-    show();
+    showCompare();
+    draw();
     if ($("compare").checked) run(1);
+    remember();
   });
-  $("compare-class").addEventListener("change", () => run(1));
-  $("compare-method").addEventListener("change", () => {
-    showMethod();
-    run(1);
+  for (const name of ["compare-class", "compare-method", "compare-model"]) {
+    $(name).addEventListener("change", () => {
+      showMethod();
+      run(1);
+      changedByHand();
+    });
+  }
+  $("compare-show").addEventListener("change", () => {
+    draw();
+    remember();
   });
-  $("other-class").addEventListener("input", suggest);
-  $("other").addEventListener("submit", (event) => {
-    event.preventDefault();
-    const text = $("other-class").value.trim();
-    if (!text) return;
-    state.target = text;
-    showClasses($("compare-class").value);
-    run(0);
-    $("other-class").value = "";
-  });
+  $("zoom-in").addEventListener("click", () => zoom.by(2));
+  $("zoom-out").addEventListener("click", () => zoom.by(0.5));
+  $("zoom-reset").addEventListener("click", () => zoom.reset());
+  for (const stage of [...panels.flatMap((panel) => [...panel.root.querySelectorAll(".stage")]), $("pair").querySelector(".stage")]) zoom.listen(stage);
 }
 
 async function start() {
@@ -285,21 +353,15 @@ async function start() {
     complain(error.message);
     return;
   }
-  const { models, methods, reducers, noises, colormaps, limits, seed, examples } = state.info;
-  for (const [name, hexes] of Object.entries(colormaps)) page.colours[name] = table(hexes);
-  fill($("model"), models.map((card) => card.name));
-  fill($("method"), methods.map((card) => card.name), "dave");
-  fill($("compare-method"), methods.map((card) => card.name), "dave");
-  fill($("preset"), Object.keys(model().presets), "default");
-  fill($("noise"), noises);
-  fill($("reducer"), reducers);
-  $("samples").max = limits.samples;
-  $("seed").value = seed;
-  usePreset();
-  showOpponents();
+  for (const [name, hexes] of Object.entries(state.info.colormaps)) page.colours[name] = table(hexes);
+  offer(state.info);
   showMethod();
-  addExamples(examples);
+  showModel();
+  showExamples(openExample);
+  readLook();
   listen();
+  if (location.hash) await follow();
+  else state.replace = false;
 }
 
 start();

@@ -1,7 +1,8 @@
 // One result: it runs a request, shows the map while it refines, and hands out the files.
 
-import { Failure, explain, levels, plane } from "./api.js";
-import { bar, blend, heat } from "./paint.js";
+import { Failure, explain, plane } from "./api.js";
+import { digits, make, percent } from "./dom.js";
+import { bar, blend, heat, limitOf, smooth } from "./paint.js";
 
 const FILES = {
   "panels.png": ["Figure", "PNG"],
@@ -13,21 +14,17 @@ const PAUSE = 120; // milliseconds: of choices in quick succession only the last
 const HINT = "Point at the map, or use the arrow keys on it, to read its values.";
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
-export function digits(value) {
-  const size = Math.abs(value);
-  return size === 0 ? "0" : size < 0.001 || size >= 10000 ? value.toExponential(2) : value.toPrecision(3);
-}
-
 export class Panel {
   // page: what all panels share; see app.js
   constructor(page) {
     this.page = page;
+    this.image = null; // as its model sees it
     this.root = document.getElementById("panel").content.firstElementChild.cloneNode(true);
     this.canvas = this.find("canvas.map");
     this.find(".stop").addEventListener("click", () => (this.going ? this.stop() : this.run(this.request)));
     this.find(".retry").addEventListener("click", () => this.run(this.request));
     this.find(".copy").addEventListener("click", () => this.copy());
-    for (const canvas of [this.canvas, this.find("canvas.error")]) {
+    for (const canvas of this.root.querySelectorAll(".layer canvas")) {
       canvas.addEventListener("pointermove", (event) => this.hover(event, canvas));
       canvas.addEventListener("pointerdown", (event) => this.hover(event, canvas));
       canvas.addEventListener("pointerleave", () => page.point(null));
@@ -45,6 +42,7 @@ export class Panel {
     this.stop();
     const going = (this.going = new AbortController());
     this.request = request;
+    this.finished = null;
     this.title(request.title, "");
     this.fail(null);
     this.find(".taken").hidden = true;
@@ -55,11 +53,12 @@ export class Panel {
     this.count("Starting", null);
     try {
       await new Promise((resolve) => setTimeout(resolve, PAUSE));
-      for await (const [name, data] of explain(request.blob, request.options, going.signal)) {
+      const busy = () => this.count("Busy: asking again", null);
+      for await (const [name, data] of explain(request.blob, request.options, going.signal, busy)) {
         if (name === "queued") this.wait(data.ahead);
         if (name === "step") this.step(data);
       }
-      this.announceEnd();
+      this.page.done(this);
     } catch (error) {
       if (error.name !== "AbortError") this.fail(error);
     } finally {
@@ -88,51 +87,74 @@ export class Panel {
   }
 
   step(step) {
-    const { samples, total, width, height, target, finished } = step;
+    const { samples, total, width, height, target } = step;
     this.size = { width, height };
-    this.map = plane(step.map);
-    this.soft = levels(step.overlay);
+    this.planes = { map: plane(step.map), signed: plane(step.signed) };
     this.error = step.standard_error && plane(step.standard_error);
+    this.sureness = step.sureness && plane(step.sureness);
+    this.kind = step.unit || step.method; // maps of one kind can be compared
     this.target = target;
     this.page.found(this, target);
-    const share = (100 * target.probability).toFixed(1);
-    this.title(target.name, `${step.method} · ${share} % likely · ${step.seconds.toFixed(1)} s`);
+    this.title(titled(step), told(step, this.page.told(this)));
     this.count(this.error ? `${samples} of ${total} samples` : "Done", samples / total);
     this.find(".views").hidden = false;
     this.find(".views").classList.remove("stale");
     this.find(".readout").hidden = false;
-    this.draw();
-    if (finished) this.finish(finished);
+    this.soften();
+    this.page.draw();
+    if (step.finished) this.finish(step);
+  }
+
+  // For the present view: the map itself, and smoothed for lying over the image.
+  soften() {
+    if (!this.planes) return;
+    const { width, height } = this.size;
+    const { view, smoothing } = this.page.look;
+    const shown = this.planes[view];
+    const usual = Math.max(1, 2 * Math.round((Math.min(width, height) / 45 - 1) / 2) + 1); // as the figures have it
+    const kept = view === "signed" ? shown.values : shown.values.map((value) => Math.max(0, value));
+    const values = smooth(kept, width, height, smoothing && 2 * Math.floor((usual * smoothing) / 2) + 1);
+    this.soft = { values, limit: limitOf(values) };
+  }
+
+  get shown() {
+    return this.planes[this.page.look.view];
   }
 
   draw() {
-    if (!this.map || !this.page.image) return;
-    const { image, mix, colours } = this.page;
+    if (!this.planes || !this.image) return;
+    const { look, colours } = this.page;
     const { width, height } = this.size;
-    if (image.width !== width || image.height !== height) return;
-    blend(this.canvas, image, this.map, this.soft, mix, colours.dave);
-    this.canvas.ariaLabel = `Map of ${this.target.name}. Arrow keys read its values.`;
+    if (this.image.width !== width || this.image.height !== height) return;
+    const signed = look.view === "signed";
+    const tones = signed ? colours.dave_signed : colours.dave;
+    const map = { ...this.shown, limit: this.page.limit(this, "shown") };
+    const soft = { ...this.soft, limit: this.page.limit(this, "soft") };
+    blend(this.canvas, this.image, map, soft, { ...look, signed }, tones);
+    this.canvas.ariaLabel = `Map of ${this.target.name}. Arrow keys read its values, plus and minus zoom.`;
     const [first, second] = this.root.querySelectorAll("figure");
-    this.scale(first, this.map, colours.dave);
-    const known = Boolean(this.error);
+    first.querySelector(".strong").textContent = signed ? "For and against" : "Map";
+    this.scale(first, map, tones, signed);
+    const known = Boolean(this.sureness);
+    for (const part of [".scale", ".layer", ".meaning"]) second.querySelector(part).hidden = !known;
     second.querySelector(".none").hidden = known;
-    second.querySelector(".scale").hidden = !known;
-    second.querySelector("canvas.error").hidden = !known;
     if (known) {
-      heat(second.querySelector("canvas.error"), this.error, width, height, colours.dave_uncertainty);
-      second.querySelector("canvas.error").ariaLabel = "Standard error of each pixel";
-      this.scale(second, this.error, colours.dave_uncertainty);
+      heat(second.querySelector("canvas.sure"), this.sureness, width, height, colours.dave_uncertainty);
+      second.querySelector("canvas.sure").ariaLabel = "Sureness of each pixel";
+      this.scale(second, this.sureness, colours.dave_uncertainty);
     }
     this.point(this.at);
   }
 
-  scale(figure, { limit, caption }, colours) {
+  scale(figure, { limit, caption }, colours, signed = false) {
     bar(figure.querySelector(".scale canvas"), colours);
+    figure.querySelector(".low").textContent = signed ? `−${digits(limit)}` : "0";
     figure.querySelector(".limit").textContent = digits(limit);
     figure.querySelector(".limit").title = `The brightest colour: ${caption}`;
   }
 
-  finish({ files, command }) {
+  finish({ finished, notes }) {
+    const { files, command } = (this.finished = finished);
     const row = this.find(".downloads");
     row.replaceChildren();
     for (const [ending, [label, kind]] of Object.entries(FILES)) row.append(link(files[ending], label, kind));
@@ -141,11 +163,8 @@ export class Panel {
     own.download = name;
     row.append(own);
     this.find(".command code").replaceChildren(...command.split(" ").flatMap(unbroken));
+    this.find(".notes").textContent = notes.filter((note) => !this.page.notes.includes(note)).map(asSentence).join(" ");
     this.find(".taken").hidden = false;
-  }
-
-  announceEnd() {
-    if (this.target) this.page.announce(`Map of ${this.target.name} is done.`);
   }
 
   title(text, below) {
@@ -167,7 +186,16 @@ export class Panel {
     this.find(".views").hidden = this.find(".readout").hidden = true; // they are another request's
     if (!(error instanceof Failure)) console.error(error);
     alert.querySelector("span").textContent = error instanceof Failure ? error.message : "The page failed.";
+    const offered = (error.candidates ?? []).map((one) => this.candidate(one));
+    alert.querySelector(".candidates").replaceChildren(...offered);
+    alert.querySelector(".retry").hidden = offered.length > 0; // the same again would fail again
     this.count(error.status === 503 ? "Busy" : "Failed", 0);
+  }
+
+  candidate({ index, name }) {
+    const button = make("button", { type: "button", textContent: name });
+    button.addEventListener("click", () => this.page.meant(this, index));
+    return button;
   }
 
   async copy() {
@@ -207,7 +235,7 @@ export class Panel {
     const { width, height } = this.size;
     this.at = at && { x: within(at.x, width), y: within(at.y, height) };
     for (const mark of this.root.querySelectorAll(".mark")) {
-      mark.hidden = !at || mark.previousElementSibling.hidden;
+      mark.hidden = !at;
       if (!at) continue;
       mark.style.left = `${(100 * (this.at.x + 0.5)) / width}%`;
       mark.style.top = `${(100 * (this.at.y + 0.5)) / height}%`;
@@ -219,26 +247,33 @@ export class Panel {
     const { x, y } = this.at;
     const pixel = y * this.size.width + x;
     const spread = this.error ? ` ± ${digits(this.error.values[pixel])}` : "";
-    return `x ${x}, y ${y}: ${digits(this.map.values[pixel])}${spread}`;
+    return `x ${x}, y ${y}: ${digits(this.shown.values[pixel])}${spread}`;
   }
+}
+
+function titled({ target, against }) {
+  return against && against !== "rivals" ? `${target.name}, not ${against}` : target.name;
+}
+
+function told({ target, against, method, seconds }, model) {
+  const rivals = against === "rivals" ? "against its rivals" : "";
+  return [method, model, `${percent(target.probability)} likely`, rivals, `${seconds.toFixed(1)} s`].filter(Boolean).join(" · ");
 }
 
 function within(value, size) {
   return Math.min(size - 1, Math.max(0, value));
 }
 
-// A word that is never broken at its hyphens, and the space after it.
-function unbroken(word) {
-  return [Object.assign(document.createElement("span"), { textContent: word }), " "];
+function asSentence(text) {
+  return `${text[0].toUpperCase()}${text.slice(1)}.`;
 }
 
-function link(address, label, kind) {
-  const made = document.createElement("a");
-  made.href = address;
-  made.download = "";
-  made.className = "button";
-  const small = document.createElement("small");
-  small.textContent = kind;
-  made.append(label, " ", small);
-  return made;
+// A word that is never broken at its hyphens, and the space after it.
+function unbroken(word) {
+  return [make("span", { textContent: word }), " "];
+}
+
+export function link(address, label, kind) {
+  const small = make("small", { textContent: kind });
+  return make("a", { href: address, download: "", className: "button" }, label, " ", small);
 }

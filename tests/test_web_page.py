@@ -1,0 +1,239 @@
+"""The web page as people keep it open: its address, two classes or models against each other, and ways of looking."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from browser_world import Visit, expect, held, launched, served, serving, visiting  # noqa: F401
+from web_world import NAMES, encoded
+
+pytestmark = pytest.mark.slow
+
+
+def shares(visit: Visit, selector: str = "canvas.map") -> np.ndarray:
+    """Colours of each pixel, [pixels, 3]."""
+    return visit.pixels(selector).reshape(-1, 4)[:, :3].astype(int)
+
+
+def test_the_address_brings_everything_back(visit):
+    page = visit.page
+    visit.explained()
+    first, opened = page.locator(".panel .title").text_content(), visit.pixels()
+    page.locator("#classes label").nth(2).click()
+    expect(page.locator(".panel .title")).not_to_have_text(first)
+    visit.finished()
+    page.select_option("#method", "effective")
+    expect(visit.finished().locator(".subtitle")).to_contain_text("effective")
+    chosen, shown = page.locator(".panel .title").text_content(), visit.pixels()
+    page.reload()
+    expect(visit.finished().locator(".title")).to_have_text(chosen)
+    expect(page.locator("#method")).to_have_value("effective")
+    np.testing.assert_array_equal(visit.pixels(), shown)
+    page.go_back()
+    page.go_back()
+    expect(visit.finished().locator(".title")).to_have_text(first)
+    expect(page.locator("#method")).to_have_value("dave")
+    np.testing.assert_array_equal(visit.pixels(), opened)
+    page.go_back()
+    expect(page.locator("#empty")).to_be_visible()
+    expect(page.locator(".panel")).to_have_count(0)
+    assert visit.complaints == []
+
+
+def test_an_address_is_shared(visit, browser):
+    page = visit.page
+    page.fill("#samples", "2")
+    page.get_by_role("button", name="Example 2", exact=True).click()
+    visit.finished()
+    page.locator("#classes .versus").nth(1).click()
+    title = visit.finished().locator(".title")
+    expect(title).to_contain_text(", not ")
+    with browser.new_context() as context:
+        other = Visit(context.new_page(), visit.base)
+        other.start(page.url.removeprefix(f"{visit.base}/"))
+        expect(other.finished().locator(".title")).to_have_text(title.text_content())
+        expect(other.page.locator("#samples")).to_have_value("2")
+        np.testing.assert_array_equal(other.pixels(), visit.pixels())
+        other.page.goto(f"{visit.base}/#image=elsewhere&method=rollout&model=nothing")
+        expect(other.page.locator("#image-alert")).to_contain_text("addresses hold all choices, but no images")
+        expect(other.page.locator("#method")).to_have_value("rollout")
+
+
+def test_the_model_is_examined_and_methods_that_cannot_run_are_grey(visit):
+    page = visit.page
+    expect(page.locator("#verdict summary")).to_have_text("Explained exactly", timeout=30_000)
+    page.locator("#verdict summary").click()
+    expect(page.locator("#verdict p")).to_contain_text("comes from the image")
+    expect(page.locator("#knows")).to_have_text(f"This model knows {len(NAMES)} classes.")
+    grey = page.locator("#method option[disabled]")
+    reason = re.compile("no B-cos module")
+    expect(grey.and_(page.locator("[value=bcos]"))).to_have_attribute("title", reason, timeout=30_000)
+    expect(page.locator("#method option:not([disabled])").and_(page.locator("[value=rollout]"))).to_have_count(1)
+    page.locator("#refused summary").click()
+    expect(page.locator("#refused li").first).to_contain_text("bcos: bcos explains B-cos networks")
+
+
+def test_why_this_and_not_that_with_one_click(visit):
+    page = visit.page
+    visit.explained(4)
+    names = page.locator("#classes .name").all_text_contents()
+    plain = visit.pixels()
+    page.get_by_role("button", name=f"Why {names[0]} and not {names[1]}?").click()
+    expect(visit.finished().locator(".title")).to_have_text(f"{names[0]}, not {names[1]}")
+    expect(page.locator("#view")).to_have_value("signed")
+    expect(page.locator("#against option:checked")).to_have_text(names[1])
+    expect(page.locator(".panel figure .low").first).to_have_text(re.compile("^\N{MINUS SIGN}"))
+    page.fill("#mix", "100")
+    red, _, blue = shares(visit).T
+    assert (red - blue > 30).any()  # orange: against
+    assert (blue - red > 30).any()  # violet: for
+    assert "--against" in page.locator(".panel code").text_content()
+    page.locator("#classes .versus[aria-pressed=true]").click()
+    expect(visit.finished().locator(".title")).to_have_text(names[0])
+    page.select_option("#view", "map")
+    page.fill("#mix", "50")
+    np.testing.assert_array_equal(visit.pixels(), plain)
+
+
+def test_a_class_is_set_against_another_by_the_list(visit):
+    visit.explained()
+    names = visit.page.locator("#classes .name").all_text_contents()
+    visit.page.select_option("#against", label=names[2])
+    expect(visit.finished().locator(".title")).to_have_text(f"{names[0]}, not {names[2]}")
+    expect(visit.page.locator("#classes .versus").nth(2)).to_have_attribute("aria-pressed", "true")
+    visit.page.select_option("#against", "rivals")
+    expect(visit.finished().locator(".title")).to_have_text(names[0])
+    expect(visit.page.locator(".panel .subtitle")).to_contain_text("against its rivals")
+
+
+def test_names_that_fit_several_classes_are_offered_as_buttons(visit):
+    page = visit.page
+    visit.explained()
+    page.fill("#other-class", "c")
+    page.press("#other-class", "Enter")
+    offered = page.locator(".panel .candidates button")
+    expect(offered).to_have_text(["cat", "tiger cat", "cock"])
+    expect(page.locator(".panel .retry")).to_be_hidden()
+    offered.nth(1).click()
+    expect(visit.finished().locator(".title")).to_have_text("tiger cat")
+    expect(page.get_by_role("radio", name="tiger cat")).to_be_checked()
+
+
+def test_sureness_is_shown_and_what_it_means(visit):
+    panel = visit.explained(12)
+    figure = panel.locator("figure").nth(1)
+    expect(figure.locator(".strong")).to_have_text("Sureness")
+    expect(figure.locator(".meaning")).to_contain_text("below 2 it may be chance")
+    assert len(np.unique(visit.pixels("canvas.sure"))) > 10
+    visit.page.fill("#samples", "1")
+    visit.page.press("#samples", "Enter")
+    expect(panel.locator(".notes")).to_contain_text("take more")
+
+
+def test_two_classes_have_one_colour_scale(visit):
+    page = visit.page
+    visit.explained(4)
+    page.check("#compare")
+    limits = [visit.finished(number).locator("figure .limit").first for number in (0, 1)]
+    assert limits[0].text_content() == limits[1].text_content()
+    page.select_option("#scales", "own")
+    expect(limits[1]).not_to_have_text(limits[0].text_content())
+    page.select_option("#compare-method", "rollout")
+    page.select_option("#scales", "shared")
+    expect(visit.finished(1).locator(".subtitle")).to_contain_text("rollout")
+    expect(limits[1]).not_to_have_text(limits[0].text_content())  # of another kind: never one scale
+
+
+def test_what_is_weak_is_hidden_and_what_is_fine_is_smoothed(visit):
+    page = visit.page
+    visit.explained(4, encoded(Image.new("RGB", (32, 32), "grey")))  # all that is seen is the map
+    page.fill("#mix", "100")
+    whole = shares(visit)
+    page.fill("#above", "60")
+    expect(page.locator("#above-said")).to_have_text("60 %")
+    darkest = np.array([0x1F, 0x15, 0x3B])
+    dark = [(np.abs(pixels - darkest).max(1) <= 1).mean() for pixels in (whole, shares(visit))]
+    assert dark[1] > dark[0]
+    page.fill("#above", "0")
+    page.fill("#mix", "50")
+    steps = []
+    for smoothing in ("0", "5"):
+        page.fill("#smoothing", smoothing)
+        steps.append(np.abs(np.diff(shares(visit).reshape(32, 32, 3), axis=1)).mean())
+    assert steps[1] < steps[0]
+    assert "smoothing=5" in page.url
+
+
+def test_maps_are_zoomed_and_moved_together(visit):
+    page = visit.page
+    panel = visit.explained()
+    stage, canvas = panel.locator(".stage").first.bounding_box(), panel.locator("canvas.map")
+    expect(canvas).not_to_have_css("image-rendering", "pixelated")
+    page.click("#zoom-in")
+    boxes = [panel.locator(f"canvas.{name}").bounding_box() for name in ("map", "sure")]
+    assert [round(box["width"] / stage["width"], 2) for box in boxes] == [2, 2]
+    expect(canvas).to_have_css("image-rendering", "pixelated")
+    page.mouse.move(stage["x"] + 100, stage["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(stage["x"] + 130, stage["y"] + 140, steps=4)
+    page.mouse.up()
+    moved = canvas.bounding_box()
+    assert abs(moved["x"] - boxes[0]["x"] - 30) <= 1
+    assert abs(moved["y"] - boxes[0]["y"] - 40) <= 1
+    page.mouse.move(moved["x"] + 0.5 * moved["width"], moved["y"] + 0.5 * moved["height"])
+    expect(panel.locator(".readout")).to_contain_text("x 16, y 16")
+    canvas.focus()
+    page.keyboard.press("0")
+    assert canvas.bounding_box()["width"] == stage["width"]
+
+
+def test_two_models_their_divider_their_difference_and_one_figure(visit, tmp_path):
+    page = visit.page
+    visit.explained(4)
+    page.check("#compare")
+    page.select_option("#compare-class", label=page.locator(".panel .title").first.text_content())
+    page.select_option("#compare-model", "other")
+    expect(visit.finished(1).locator(".subtitle")).to_contain_text("other")
+    first, second = (shares(visit, f".panel:nth-child({number}) canvas.map") for number in (1, 2))
+    assert np.abs(first - second).max() > 0
+    page.select_option("#compare-show", "swipe")
+    page.fill("#divider", "100")
+    np.testing.assert_array_equal(shares(visit, "canvas.both"), first)
+    page.fill("#divider", "0")
+    np.testing.assert_array_equal(shares(visit, "canvas.both"), second)
+    page.select_option("#compare-show", "difference")
+    expect(page.locator("#pair .strong")).to_contain_text(" minus ")
+    red, _, blue = shares(visit, "canvas.both").T
+    assert (red - blue > 30).any()
+    assert (blue - red > 30).any()
+    with page.expect_download() as taken:
+        page.locator("#pair .joint a").click()
+    assert taken.value.suggested_filename == "noise.both.png"
+    assert all("503" in text for text in visit.complaints)  # asked again by itself
+
+
+def test_earlier_maps_of_the_session_are_a_click_away(visit):
+    page = visit.page
+    visit.explained()
+    first = page.locator(".panel .title").text_content()
+    page.locator("#classes label").nth(1).click()
+    expect(page.locator("#session button")).to_have_count(2)
+    page.get_by_role("button", name=f"Back to {first}").click()
+    expect(visit.finished().locator(".title")).to_have_text(first)
+    expect(page.locator("#classes input").first).to_be_checked()
+
+
+def test_on_a_phone_the_map_comes_first_and_is_in_sight_when_an_option_changes(browser, tiny):
+    with browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True) as context:
+        visit = Visit(context.new_page(), tiny)
+        visit.start()
+        panel = visit.explained()
+        order = [visit.page.locator(name).bounding_box()["y"] for name in (".panel canvas.map", "#classes", "#method")]
+        assert order == sorted(order)
+        visit.page.locator("#method").scroll_into_view_if_needed()
+        visit.page.select_option("#method", "effective")
+        expect(panel.locator("canvas.map")).to_be_in_viewport(ratio=0.5)
