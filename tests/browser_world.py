@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is absent; run: pip install playwright")
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra web: pip install 'dave-vit[web]'")
 
+from dave_vit.models import Adapter  # noqa: E402
 from dave_vit.web import Limits, Served, create_app  # noqa: E402
 from web_world import Slow, adapter, encoded, picture, until  # noqa: E402
 
@@ -22,7 +24,7 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 QUIET = ("background-networking", "component-update", "sync", "gpu")  # a browser's own errands
 ARGS = ["--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in QUIET)]
 STARTING = 60_000  # milliseconds; importing torch on a busy machine takes a while
-LIMITS = Limits(bytes=200_000, waiting=1)
+LIMITS = Limits(bytes=400_000, waiting=1)
 
 
 @dataclass
@@ -39,7 +41,7 @@ class Visit:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", lambda line: self.complaints.append(line.text) if line.type == "error" else None)
         self.page.goto(f"{self.base}/{address}")
-        expect(self.page.locator("#examples button")).to_have_count(8)
+        expect(self.page.locator("#examples button").first).to_be_visible()
 
     def open_picture(self, data: bytes | None = None, name: str = "noise.png") -> None:
         given = encoded(picture()) if data is None else data
@@ -63,6 +65,19 @@ class Visit:
         return np.array(data)
 
 
+@contextmanager
+def running(models: Sequence[Adapter]) -> Iterator[str]:
+    """The address of a server with these models."""
+    app = create_app([Served(model) for model in models], LIMITS)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert until(lambda: server.started)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(10)
+
+
 @pytest.fixture(name="browser", scope="module")
 def launched() -> Iterator[playwright.Browser]:
     if BROWSER is None:
@@ -78,15 +93,9 @@ def serving() -> Iterator[tuple[str, Slow]]:
     """The address of a server whose models are tiny, and the first of them, which can be held up."""
     slow = Slow()
     slow.free.set()
-    app = create_app([Served(slow.model), Served(adapter("other", depth=1))], LIMITS)
-    running = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
-    thread = threading.Thread(target=running.run, daemon=True)
-    thread.start()
-    assert until(lambda: running.started)
-    yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}", slow
-    slow.free.set()
-    running.should_exit = True
-    thread.join(10)
+    with running([slow.model, adapter("other", depth=1)]) as address:
+        yield address, slow
+        slow.free.set()
 
 
 @pytest.fixture(name="slow")

@@ -84,6 +84,17 @@ def test_watching_shows_first_numbers_while_the_run_goes_on(world, tmp_path, cap
     assert capsys.readouterr().err == ""
 
 
+def test_a_log_gets_a_line_now_and_then(world, tmp_path, capsys, monkeypatch):
+    from dave_vit.cli import watching
+
+    words = ["evaluate", *world, "--metric", "energypg", "--methods", "effective", "--shard", "2", "--threads", "1"]
+    assert cli.run([*words, "--out", str(tmp_path / "short")]) == 0
+    assert "evaluating" not in capsys.readouterr().err
+    monkeypatch.setattr(watching, "_EVERY_LINE", 0.0)
+    assert cli.run([*words, "--out", str(tmp_path / "run")]) == 0
+    assert re.search(r"note: evaluating: 4 of 5, .* a second, .* left\n", capsys.readouterr().err)
+
+
 def test_the_time_left_is_told_in_words():
     from dave_vit.cli.watching import _duration
 

@@ -52,6 +52,8 @@ def test_matplotlib_knows_the_colormaps_by_name():
 def test_every_method_has_a_style_of_its_own():
     looks = {(one.colour, one.dash, one.marker) for one in STYLES.values()}
     assert len(looks) == len(STYLES)
+    colours = {name: one.colour for name, one in STYLES.items() if not name.startswith("dave-")}
+    assert len(set(colours.values())) == len(colours)
     assert set(METHODS) <= set(STYLES)
     assert style("dave").colour == style("dave-paper").colour == style("dave-16").colour == viz.DAVE
     assert style("dave-16").words == "dave-16"

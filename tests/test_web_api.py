@@ -103,9 +103,11 @@ def test_the_choices(client):
     assert methods["effective"] == []
     assert [len(colours) for colours in info["colormaps"].values()] == [256] * 3
     assert info["models"][0]["knows"] == f"This model knows {len(NAMES)} classes."
-    for path in info["models"][0]["examples"][:2]:
+    photographs = info["models"][0]["examples"]  # no emoji for a model that was not made for them
+    assert photographs == ["/api/examples/cat.png", "/api/examples/coffee.png"]
+    for path in (photographs[0], "/api/examples/1.png"):
         with Image.open(io.BytesIO(client.get(path).content)) as image:
-            assert image.size == (224, 224)
+            assert image.size == ((224, 224) if path.endswith("1.png") else (448, 298))
     assert "no example '9'" in error(client.get("/api/examples/9.png"))
 
 
@@ -117,7 +119,7 @@ def test_classes_are_searched(client):
 def test_the_interface_is_described(client):
     described = client.get("/api/openapi.json").json()
     paths = {"info", "classes", "examples/{name}.png", "look", "explain", "results/{token}/{ending}"}
-    paths |= {"verdict", "refusals", "results/{first}/{second}/both.png"}
+    paths |= {"ask", "verdict", "refusals", "results/{first}/{second}/both.png"}
     assert set(described["paths"]) == {f"/api/{path}" for path in paths}
     options = {parameter["name"] for parameter in described["paths"]["/api/explain"]["post"]["parameters"]}
     assert {"model", "method", "target", "samples", "noise_level", "reducer", "seed"} <= options
@@ -141,7 +143,7 @@ def test_a_look_gives_the_top_five_and_what_the_model_sees(client):
 
 def test_a_look_tells_of_other_classes_too(client):
     given = {"content": encoded(picture())}
-    seen = client.post("/api/look", params={"also": range(len(NAMES))}, **given).json()
+    seen = client.post("/api/look", params={"also": list(range(len(NAMES)))}, **given).json()
     assert {guess["name"] for guess in seen["top5"] + seen["also"]} == set(NAMES)
     assert client.post("/api/look", **given).json()["also"] == []
 
@@ -243,6 +245,12 @@ def test_two_results_in_one_figure(client):
     with Image.open(io.BytesIO(answer.content)) as figure:
         assert figure.width > 2 * figure.height
     assert client.get(f"/api/results/{tokens[0]}/{'x' * 16}/both.png").status_code == 404
+
+
+def test_a_prompt_to_a_model_that_writes_nothing(client):
+    answer = client.post("/api/ask", params={"prompt": "what is it?"}, content=encoded(picture()))
+    assert (answer.status_code, error(answer)) == (422, "this model writes no text; a prompt is for models that do")
+    assert "writes no text" in error(explain(client, word=1, stream=False))
 
 
 # --- refusals

@@ -45,6 +45,8 @@ def test_the_embedded_model_from_an_example_to_the_files(browser, command, tmp_p
         visit.start()
         page = visit.page
         page.fill("#samples", "6")
+        expect(page.locator("#knows")).to_contain_text("knows 100 emoji and nothing else")
+        expect(page.locator("#examples button")).to_have_count(8)
         page.get_by_role("button", name="Example 1", exact=True).click()
         panel = visit.finished()
         expect(page.locator("#classes label")).to_have_count(5)
@@ -190,8 +192,8 @@ def test_what_goes_wrong_is_said_and_leaves_the_page_usable(visit):
     alert = visit.page.locator("#image-alert")
     visit.open_picture(b"no image at all", "notes.png")
     expect(alert).to_contain_text("not an image")
-    visit.open_picture(b"x" * 200_001, "large.png")
-    expect(alert).to_contain_text("at most 0.2 MB")
+    visit.open_picture(b"x" * 400_001, "large.png")
+    expect(alert).to_contain_text("at most 0.4 MB")
     assert not any("large.png" in url for url in visit.requests)  # it was not sent at all
     visit.page.fill("#samples", "2")
     visit.open_picture()

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from browser_world import Visit, expect, held, launched, served, serving, visiting  # noqa: F401
-from web_world import NAMES, encoded
+import writer_folders
+from browser_world import Visit, expect, held, launched, running, served, serving, visiting  # noqa: F401
+from dave_vit import create_method, load_model
+from dave_vit.viz.widget import contents, script
+from web_world import NAMES, adapter, encoded, picture
 
 pytestmark = pytest.mark.slow
+
+
+RENDER = """async ([script, given]) => {
+    const { default: made } = await import(`data:text/javascript,${encodeURIComponent(script)}`);
+    const binary = ["map", "signed", "sureness", "pictures"];
+    const views = Object.fromEntries(binary.map((name) => [name, new DataView(new Uint8Array(given[name]).buffer)]));
+    const el = document.createElement("div");
+    document.body.replaceChildren(el);
+    made.render({ model: { get: (name) => views[name] ?? given[name] }, el });
+}"""
 
 
 def shares(visit: Visit, selector: str = "canvas.map") -> np.ndarray:
@@ -237,3 +251,64 @@ def test_on_a_phone_the_map_comes_first_and_is_in_sight_when_an_option_changes(b
         visit.page.locator("#method").scroll_into_view_if_needed()
         visit.page.select_option("#method", "effective")
         expect(panel.locator("canvas.map")).to_be_in_viewport(ratio=0.5)
+
+
+@pytest.fixture
+def writing(tmp_path) -> Iterator[str]:
+    """The address of a server whose model answers questions."""
+    pytest.importorskip("transformers", reason="needs the extra hf")
+    with running([load_model(f"hf:{writer_folders.save('LLaVA', tmp_path)}", device="cpu")]) as address:
+        yield address
+
+
+def test_a_model_that_writes_is_asked_and_its_words_are_explained(browser, writing):
+    with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
+        visit = Visit(context.new_page(), writing)
+        visit.start()
+        page = visit.page
+        expect(page.locator("#knows")).to_contain_text("writes about images")
+        page.select_option("#method", "effective")
+        visit.open_picture(encoded(picture((120, 80))))
+        expect(page.locator("#classes-card")).to_be_hidden()
+        page.fill("#prompt", "what is on the table ?")
+        page.press("#prompt", "Enter")
+        words = page.locator("#answer button")
+        expect(words.nth(2)).to_be_visible()
+        assert page.locator(".panel").count() == 0
+        words.nth(1).click()
+        panel = visit.finished()
+        expect(panel.locator(".title")).to_have_text(words.nth(1).text_content())
+        assert page.locator("canvas.map").evaluate("canvas => [canvas.width, canvas.height]") == [120, 80]
+        first = visit.pixels()
+        assert "--prompt 'what is on the table ?' --words 2" in panel.locator("code").text_content()
+        words.nth(2).click()
+        expect(words.nth(2)).to_have_attribute("aria-pressed", "true")
+        expect(panel.locator("code")).to_contain_text("--words 3")
+        assert np.abs(visit.pixels() - first).max() > 0
+        page.go_back()
+        expect(panel.locator("code")).to_contain_text("--words 2")
+        np.testing.assert_array_equal(visit.pixels(), first)
+        with page.expect_download() as taken:
+            panel.get_by_role("link", name="Word PNG").click()
+        assert taken.value.suggested_filename == "noise.words.png"
+        assert visit.complaints == []
+
+
+def test_the_widget_of_notebooks_draws_with_the_same_controls(browser):
+    model = adapter()
+    given = contents(create_method("dave", model, samples=4).explain(model.preprocess(picture()), [0]))
+    plain = {name: list(value) if isinstance(value, bytes) else value for name, value in given.items()}
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.evaluate(RENDER, [script(), plain])
+        drawn = Visit(page, "")
+        first = shares(drawn, "canvas.dave-map")
+        assert len(np.unique(first)) > 10
+        page.get_by_label("View").select_option("signed")
+        signed = shares(drawn, "canvas.dave-map")
+        assert np.abs(signed - first).max() > 0
+        page.get_by_label("Image to map").fill("0")
+        seen = np.asarray(picture().resize((32, 32))).reshape(-1, 3)
+        assert np.abs(shares(drawn, "canvas.dave-map") - seen).max() <= 1
+        page.get_by_label("View").select_option("sureness")
+        expect(page.locator("output")).to_contain_text(f"{NAMES[0]}: the brightest colour is")

@@ -73,6 +73,11 @@ class Output:
         if self.as_json:
             typer.echo(readable(json.dumps(data, indent=2, ensure_ascii=False)))
 
+    @property
+    def on_terminal(self) -> bool:
+        """Whether progress is looked at; otherwise it goes to a log."""
+        return _console(stderr=True).is_terminal
+
     @contextmanager
     def progress(self, total: float, text: str = "") -> Iterator[Progress]:
         """A progress bar on standard error; it vanishes when done, and shows on terminals only."""

@@ -17,7 +17,10 @@ _EVERY, _EVERY_LINE = 2.0, 30.0  # seconds between two looks: on a terminal, in 
 
 @contextmanager
 def bars(output: Output) -> Iterator[Watch]:
-    """What a run tells of its progress becomes a bar for each of its phases."""
+    """What a run tells of its progress becomes a bar for each of its phases, or in a log a line now and then."""
+    if not output.on_terminal:
+        yield _lines(output)
+        return
     with ExitStack() as stack:
         phase: list[tuple[str, Progress, float]] = []
 
@@ -31,6 +34,19 @@ def bars(output: Output) -> Iterator[Watch]:
             bar.update(done=now, text=f"{what}: {done} of {total}, {rate:.3g} a second")
 
         yield watch
+
+
+def _lines(output: Output) -> Watch:
+    shown = _Shown(_EVERY_LINE)
+    shown.noted(0.0)  # what takes less needs none
+
+    def watch(what: str, done: int, total: int, before: int) -> None:
+        line = shown.line(what, done, total, before)
+        if shown.due(last=False):
+            output.note(line)
+            shown.noted(0.0)
+
+    return watch
 
 
 @contextmanager

@@ -167,6 +167,11 @@ class Explanation:
         picture: bytes = self._figure()._repr_png_()
         return picture
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        """The maps with controls where anywidget is installed, and as a picture, for notebooks."""
+        shown: dict[str, Any] = import_module("dave_vit.viz.widget").bundle(self, self._repr_png_())
+        return shown
+
 
 class Method(ABC):
     """Base of all methods: options that never change, and one step that explains a chunk of images.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.colors import to_hex, to_rgb
 
 from dave_vit.viz.colors import DAVE
 from dave_vit.viz.figures import Drawing
@@ -38,7 +39,7 @@ _BLUE, _SKY, _GREEN, _ORANGE, _RED, _PINK, _GREY, _BLACK = (
     "#767676",
     "#222222",
 )
-# One hue for each family of methods; within a family dashes and markers differ.
+# One hue for each family of methods; within a family shades, dashes and markers differ.
 STYLES = {
     "dave": Style("DAVE, default", DAVE, "-", "o"),
     "dave-paper": Style("DAVE, as in the paper", DAVE, "--", "D"),
@@ -79,6 +80,31 @@ STYLES = {
     "bcos": Style("B-cos inherent", _BLACK, "-", "X"),
     "center": Style("centre", _BLACK, ":", "+"),
 }
+
+
+def _apart(styles: dict[str, Style]) -> dict[str, Style]:
+    """Shades of its hue for the members of a family, so that no two methods share a colour; DAVE's presets are one."""
+    families: dict[str, list[str]] = {}
+    for name, one in styles.items():
+        if one.colour != DAVE:
+            families.setdefault(one.colour, []).append(name)
+    shades = {name: (place, len(names)) for names in families.values() for place, name in enumerate(names)}
+    return {
+        name: replace(one, colour=_shade(one.colour, *shades[name])) if name in shades else one
+        for name, one in styles.items()
+    }
+
+
+def _shade(colour: str, place: int, count: int) -> str:
+    """The hue itself for the first of a family, then darker and lighter ones in turn; of black only lighter ones."""
+    hue = np.array(to_rgb(colour))
+    dark = hue.mean() < 0.2
+    part = 0.75 * (place / count if dark else ((place + 1) // 2) / (count // 2 + 1))
+    towards = np.ones(3) if dark or place % 2 == 0 else np.zeros(3)
+    return to_hex((1 - part) * hue + part * towards)
+
+
+STYLES = _apart(STYLES)
 SERIES = (_BLUE, _ORANGE, _GREEN, _RED, _SKY, _BLACK)
 """Colours of models and estimators, in their order; violet stays with DAVE."""
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))

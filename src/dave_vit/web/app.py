@@ -28,6 +28,8 @@ from dave_vit.web.guard import Guard
 from dave_vit.web.images import TooLarge, example, read_upload
 from dave_vit.web.jobs import Busy, Job, Jobs
 from dave_vit.web.schema import (
+    Answer,
+    AskQuery,
     Candidate,
     ExplainQuery,
     Failure,
@@ -150,6 +152,13 @@ def _work(desk: Desk, jobs: Jobs) -> APIRouter:
         data = await read_upload(request, desk.limits.bytes)
         return await _last(jobs.submit(desk.look(data, query)), request)
 
+    @router.post("/ask", openapi_extra=_BODY, responses=_failures(413, 415, 422, 503))
+    async def ask(request: Request, query: Annotated[AskQuery, Query()]) -> Answer:
+        """What a model writes about an image, which is the body of the request; see `word` of `/api/explain`."""
+        jobs.check_room()
+        data = await read_upload(request, desk.limits.bytes)
+        return await _last(jobs.submit(desk.ask(data, query)), request)
+
     @router.post("/explain", response_model=Step, openapi_extra=_BODY, responses=_failures(413, 415, 422, 503))
     async def explain(request: Request, query: Annotated[ExplainQuery, Query()]) -> Any:
         """What a class owes to each pixel of an image; the image is the body of the request.
@@ -159,7 +168,7 @@ def _work(desk: Desk, jobs: Jobs) -> APIRouter:
         """
         jobs.check_room()
         data = await read_upload(request, desk.limits.bytes)
-        job = jobs.submit(desk.explain(data, query))
+        job = jobs.submit((desk.explain if query.word is None else desk.explain_word)(data, query))
         if not query.stream:
             return await _last(job, request)
         return StreamingResponse(_events(job, request, partial(jobs.ahead, job)), media_type="text/event-stream")
@@ -173,7 +182,7 @@ def _results(desk: Desk, downloads: Jobs) -> APIRouter:
 
     @router.get("/results/{token}/{ending}", response_class=Response, responses=_failures(404, 422, 503))
     async def result(
-        request: Request, token: str, ending: Literal["panels.png", "overlay.png", "npz", "json"]
+        request: Request, token: str, ending: Literal["panels.png", "overlay.png", "words.png", "npz", "json"]
     ) -> Response:
         """A file of a result; the latest results are kept."""
         name, data = await _last(downloads.submit(desk.file(token, ending)), request)

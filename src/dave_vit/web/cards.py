@@ -11,11 +11,12 @@ from matplotlib.colors import to_hex
 from dave_vit._version import __version__
 from dave_vit.methods import METHODS
 from dave_vit.methods.presets import PRESETS
+from dave_vit.models.writer import Writer
 from dave_vit.neighborhood.noise import NoiseKind
 from dave_vit.reduce import REDUCERS
 from dave_vit.viz import COLORMAPS
 from dave_vit.web.explaining import Served, takes
-from dave_vit.web.images import EXAMPLES
+from dave_vit.web.images import EXAMPLES, PHOTOS
 from dave_vit.web.schema import Info, Limits, MethodCard, ModelCard, PresetCard
 
 
@@ -38,15 +39,24 @@ def _model(served: Served) -> ModelCard:
     return ModelCard(
         name=served.name,
         classes=len(served.model.class_names),
+        writes=isinstance(served.model, Writer),
+        prompts=isinstance(served.model, Writer) and served.model.processor is not None,
         knows=_knows(served),
-        examples=[f"/api/examples/{name}.png" for name in EXAMPLES],
+        examples=[f"/api/examples/{name}.png" for name in (EXAMPLES if _embedded(served) else PHOTOS)],
         presets=presets,
     )
 
 
+def _embedded(served: Served) -> bool:
+    """Whether it was made for emoji."""
+    return served.name.startswith("builtin") and not served.weights
+
+
 def _knows(served: Served) -> str:
     classes = len(served.model.class_names)
-    if served.name != "builtin" or served.weights:
+    if isinstance(served.model, Writer):
+        return "This model writes about images; each of its words has a map."
+    if not _embedded(served):
         return f"This model knows {classes} classes."
     return (
         f"This model knows {classes} emoji and nothing else; for photographs start "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import secrets
 import shlex
 from collections import OrderedDict
@@ -13,21 +12,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from torch import nn
 
+from dave_vit.data.images import Picture
 from dave_vit.errors import DaveError, OptionError, UnknownName
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import fitting, most_samples, options_of
 from dave_vit.models import Adapter
 from dave_vit.registry import nearest
 from dave_vit.results import Explainer, Result, classify
-from dave_vit.viz import Drawing, Scaled, Scales, View, draw, image_cell, panel_cells, scale, to_pillow
-from dave_vit.viz.layers import MapLike, as_image, as_map
+from dave_vit.viz import Drawing, Scales, View, draw, image_cell, panel_cells, scale, to_pillow
+from dave_vit.viz.layers import as_image, as_map
 from dave_vit.web.images import file_name, png_text, read_picture
 from dave_vit.web.jobs import Check, Work
-from dave_vit.web.schema import ExplainQuery, Finished, Limits, Look, LookQuery, Plane, Step
+from dave_vit.web.schema import Answer, AskQuery, ExplainQuery, Finished, Limits, Look, LookQuery, Step, plane
+from dave_vit.web.writing import answer, word_of
+from dave_vit.written import Written
 
 ENDINGS = ("panels.png", "overlay.png", "npz", "json")
+ENDINGS_OF_WORDS = ("words.png", "npz", "json")
 _STEPS = 24  # of a map that refines
 _CHUNK = 4  # views in a pass of other methods: a request that goes away ends between two passes
 _KEPT_PIXELS = 60_000_000  # results hold their images
@@ -67,8 +70,8 @@ class Served:
 class _Kept:
     """A result, whose files are made when the first of them is asked for."""
 
-    def __init__(self, result: Result) -> None:
-        self.result = result
+    def __init__(self, picture: Picture, result: Result | Written) -> None:
+        self.picture, self.result = picture, result
 
     @cached_property
     def files(self) -> dict[str, bytes]:
@@ -135,9 +138,40 @@ class Desk:
                 for result in explainer.refine(classified, targets):
                     step = _step(result)
                     yield step
-            token = self._keep(result)
-            files = {ending: f"/api/results/{token}/{ending}" for ending in ENDINGS}
-            finished = Finished(token=token, files=files, command=command(served, query, result))
+            said = ["--target", str(targets[0].index)] + (["--against", query.against] if query.against else [])
+            token = self._keep(_Kept(picture, result))
+            finished = Finished(
+                token=token, files=_addresses(token, ENDINGS), command=command(served, query, said, explainer)
+            )
+            yield step.model_copy(update={"finished": finished, "notes": list(result.notes)})
+
+        return work
+
+    def ask(self, data: bytes, query: AskQuery) -> Work[Answer]:
+        """What a model writes about an image."""
+        model = self.served(query.model).model
+
+        def work(check: Check) -> Generator[Answer, None, None]:
+            with _watched(model.model, check):
+                yield answer(model, read_picture(data, query.name, self.limits.pixels), query)
+
+        return work
+
+    def explain_word(self, data: bytes, query: ExplainQuery) -> Work[Step]:
+        """The map of a word of an answer."""
+        served = self.served(query.model)
+        explainer = Explainer(served.model, query.method, **method_options(query, self.limits.samples))
+
+        def work(check: Check) -> Generator[Step, None, None]:
+            picture = read_picture(data, query.name, self.limits.pixels)
+            with _watched(served.model.model, check):
+                written, step = word_of(explainer, picture, query)
+            said = ["--prompt", query.prompt] if query.prompt else []
+            said += ["--words", str(query.word)]
+            token = self._keep(_Kept(picture, written))
+            finished = Finished(
+                token=token, files=_addresses(token, ENDINGS_OF_WORDS), command=command(served, query, said, explainer)
+            )
             yield step.model_copy(update={"finished": finished})
 
         return work
@@ -147,7 +181,7 @@ class Desk:
 
         def work(check: Check) -> Generator[tuple[str, bytes], None, None]:
             kept = self._find(token)
-            yield f"{kept.result.classified.picture.name}.{ending}", kept.files[ending]
+            yield f"{kept.picture.name}.{ending}", kept.files[ending]
 
         return work
 
@@ -155,8 +189,11 @@ class Desk:
         """Name and content of a figure with the maps of two results."""
 
         def work(check: Check) -> Generator[tuple[str, bytes], None, None]:
-            results = [self._find(token).result for token in (first, second)]
-            yield f"{results[0].classified.picture.name}.both.png", joint(results, view, scales).data("png")
+            kept = [self._find(token) for token in (first, second)]
+            results = [one.result for one in kept if isinstance(one.result, Result)]
+            if len(results) < 2:
+                raise OptionError("words have no figure of both; take the one of each")
+            yield f"{kept[0].picture.name}.both.png", joint(results, view, scales).data("png")
 
         return work
 
@@ -166,15 +203,15 @@ class Desk:
             raise NotKept("this result is no longer kept; make it again")
         return kept
 
-    def _keep(self, result: Result) -> str:
+    def _keep(self, kept: _Kept) -> str:
         token = secrets.token_urlsafe(12)
-        self._kept[token] = _Kept(result)
+        self._kept[token] = kept
         while len(self._kept) > 1 and (len(self._kept) > self.limits.results or self._pixels() > _KEPT_PIXELS):
             self._kept.popitem(last=False)
         return token
 
     def _pixels(self) -> int:
-        sizes = [kept.result.classified.picture.image.size for kept in list(self._kept.values())]
+        sizes = [kept.picture.image.size for kept in list(self._kept.values())]
         return sum(width * height for width, height in sizes)
 
 
@@ -205,16 +242,26 @@ def _chunk(method: str, options: dict[str, Any]) -> dict[str, int]:
     return fitting(method, chunk=_CHUNK)
 
 
-def command(served: Served, query: ExplainQuery, result: Result) -> str:
-    """The command line that makes the same result; names of the server's own files are left open."""
+def _addresses(token: str, endings: Sequence[str]) -> dict[str, str]:
+    return {ending: f"/api/results/{token}/{ending}" for ending in endings}
+
+
+def command(served: Served, query: ExplainQuery, said: Sequence[str], explainer: Explainer) -> str:
+    """The command line that makes the same result; names of the server's own files are left open.
+
+    Args:
+        served: the model.
+        query: the request.
+        said: the options that say what is explained.
+        explainer: holds the options of the method.
+    """
     file = file_name(query.name)
     words = ["dave", "explain", file]
     words += ["--model", served.name] if served.name != "builtin" else []
     words += ["--weights", "FILE"] if served.weights else []
     words += ["--classes", "FILE"] if served.classes else []
-    words += ["--target", str(result.targets[0].index), "--method", query.method]
-    words += ["--against", query.against] if query.against else []
-    for name, value in result.explainer.options.items():
+    words += [*said, "--method", query.method]
+    for name, value in explainer.options.items():
         if name in ("samples", "preset", "seed"):
             words += [f"--{name}", str(value)]
         elif name != "chunk":
@@ -235,7 +282,7 @@ def _titled(result: Result) -> str:
 
 
 @contextmanager
-def _watched(model: Adapter, check: Check) -> Iterator[None]:
+def _watched(model: nn.Module, check: Check) -> Iterator[None]:
     """Checks before every pass of the model, for methods that take many passes and give one map."""
     handle = model.register_forward_pre_hook(lambda module, inputs: check())
     try:
@@ -258,16 +305,8 @@ def _step(result: Result) -> Step:
         width=values.shape[1],
         height=values.shape[0],
         unit=panel.unit,
-        notes=list(result.notes),
-        map=_plane(values, scale(values)),
-        signed=_plane(signed, scale(signed, signed=True)),
-        standard_error=None if error is None else _plane(error, scale(error)),
-        sureness=None if panel.sureness is None else _plane(panel.sureness, scale(panel.sureness)),
+        map=plane(values, scale(values)),
+        signed=plane(signed, scale(signed, signed=True)),
+        standard_error=None if error is None else plane(error, scale(error)),
+        sureness=None if panel.sureness is None else plane(panel.sureness, scale(panel.sureness)),
     )
-
-
-def _plane(values: MapLike, scaled: Scaled) -> Plane:
-    array = as_map(values).numpy()
-    unit = float(np.abs(array).max()) / 32767 or 1.0
-    data = (array / unit).round().astype("<i2").tobytes()
-    return Plane(data=base64.b64encode(data).decode(), unit=unit, limit=scaled.limit, caption=scaled.caption)

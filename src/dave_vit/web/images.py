@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from functools import cache
+from importlib.resources import files
 from pathlib import PurePosixPath
 
 from PIL import Image
@@ -25,6 +26,7 @@ EXAMPLES = {
     "7": ("single", 16),
     "8": ("single", 4),
 }
+PHOTOS = ("cat", "coffee")  # what models of photographs know
 _NAME_LENGTH = 80
 
 
@@ -69,9 +71,15 @@ def png_text(image: Image.Image) -> str:
 @cache
 def example(name: str) -> bytes:
     """The PNG file of an example."""
-    if name not in EXAMPLES:
-        raise UnknownName(f"no example {name!r}; there are: {', '.join(EXAMPLES)}")
-    split, index = EXAMPLES[name]
+    if name not in (*EXAMPLES, *PHOTOS):
+        raise UnknownName(f"no example {name!r}; there are: {', '.join((*EXAMPLES, *PHOTOS))}")
     buffer = io.BytesIO()
-    Embedded(split).image(index).save(buffer, "png")
+    _picture(name).save(buffer, "png")
     return buffer.getvalue()
+
+
+def _picture(name: str) -> Image.Image:
+    if name in EXAMPLES:
+        split, index = EXAMPLES[name]
+        return Embedded(split).image(index)
+    return Image.open(io.BytesIO((files("dave_vit.web") / "photos" / f"{name}.jpg").read_bytes()))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from dave_vit.neighborhood.noise import NoiseKind
 from dave_vit.results import Prediction
+from dave_vit.viz import Scaled
+from dave_vit.viz.layers import MapLike, as_map
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,12 @@ class LookQuery(_Query):
     also: Annotated[list[int], Field(max_length=20, description="classes to tell of beside the likeliest")] = []
 
 
+class AskQuery(_Query):
+    """What to ask a model that writes."""
+
+    prompt: Annotated[str, Field(max_length=1000, description="the question; none for captioners")] = ""
+
+
 class ExplainQuery(_Query):
     """What to explain, and how. Options that the method does not take are an error."""
 
@@ -50,6 +60,9 @@ class ExplainQuery(_Query):
     against: Annotated[
         str | None, Field(max_length=200, description="rivals, or a class; none for the class by itself")
     ] = None
+    word: Annotated[int | None, Field(ge=1, description="of an answer, counted from 1, in the place of a class")] = None
+    prompt: Annotated[str, Field(max_length=1000, description="the question that was answered")] = ""
+    answer: Annotated[str | None, Field(max_length=4000, description="the answer, as it was given before")] = None
     method: Annotated[str, Field(description="one of the methods")] = "dave"
     samples: Annotated[int | None, Field(ge=1, description="perturbed copies of the image")] = None
     preset: Annotated[str | None, Field(description="all further options of DAVE taken together")] = None
@@ -95,6 +108,8 @@ class ModelCard(BaseModel):
 
     name: str
     classes: int
+    writes: Annotated[bool, Field(description="whether it writes words, in the place of classes")]
+    prompts: Annotated[bool, Field(description="whether it takes a prompt")]
     knows: Annotated[str, Field(description="what it was made for")]
     examples: Annotated[list[str], Field(description="addresses of images that fit it")]
     presets: dict[str, PresetCard]
@@ -136,6 +151,16 @@ class Look(BaseModel):
     notes: Annotated[list[str], Field(description="what was done to the image that may surprise")]
 
 
+class Answer(BaseModel):
+    """What a model writes about an image."""
+
+    name: str
+    answer: str
+    words: list[str]
+    picture: Annotated[str, Field(description="PNG in base64: the image, in the size of the maps")]
+    notes: list[str]
+
+
 class Queued(BaseModel):
     """While there is nothing new: how many requests are before this one; 0 where it is being worked on."""
 
@@ -149,6 +174,14 @@ class Plane(BaseModel):
     unit: Annotated[float, Field(description="the number that 1 stands for")]
     limit: Annotated[float, Field(description="the number shown in the brightest colour")]
     caption: Annotated[str, Field(description="how the limit was found")]
+
+
+def plane(values: MapLike, scaled: Scaled) -> Plane:
+    """A map as the API gives it."""
+    array = as_map(values).numpy()
+    unit = float(np.abs(array).max()) / 32767 or 1.0
+    data = (array / unit).round().astype("<i2").tobytes()
+    return Plane(data=base64.b64encode(data).decode(), unit=unit, limit=scaled.limit, caption=scaled.caption)
 
 
 class Finished(BaseModel):
@@ -171,7 +204,7 @@ class Step(BaseModel):
     width: int
     height: int
     unit: Annotated[str, Field(description="of map, signed and standard_error; empty where it is the method's own")]
-    notes: Annotated[list[str], Field(description="what a reader has to know")]
+    notes: Annotated[list[str], Field(description="what a reader has to know, in the last step")] = []
     map: Annotated[Plane, Field(description="what speaks for the target")]
     signed: Annotated[Plane, Field(description="that with what speaks against it, below zero")]
     standard_error: Annotated[Plane | None, Field(description="of methods that draw samples")] = None

@@ -20,7 +20,7 @@ async function once(path, options) {
 }
 
 // busy: called with what a busy server says, before it is asked again
-async function ask(path, { busy, ...options } = {}) {
+async function get(path, { busy, ...options } = {}) {
   for (let left = AGAIN; ; left--) {
     const response = await once(path, options);
     if (response.ok) return response;
@@ -53,32 +53,36 @@ function address(path, options) {
 }
 
 export async function info() {
-  return (await ask("/api/info")).json();
+  return (await get("/api/info")).json();
 }
 
 export async function classes(model, search) {
-  return (await ask(address("/api/classes", { model, search }))).json();
+  return (await get(address("/api/classes", { model, search }))).json();
 }
 
 export async function verdict(model) {
-  return (await ask(address("/api/verdict", { model }))).json();
+  return (await get(address("/api/verdict", { model }))).json();
 }
 
 export async function refusals(model) {
-  return (await ask(address("/api/refusals", { model }))).json();
+  return (await get(address("/api/refusals", { model }))).json();
 }
 
 export async function example(path) {
-  return (await ask(path)).blob();
+  return (await get(path)).blob();
 }
 
 export async function look(blob, options, signal, busy) {
-  return (await ask(address("/api/look", options), { method: "POST", body: blob, signal, busy })).json();
+  return (await get(address("/api/look", options), { method: "POST", body: blob, signal, busy })).json();
+}
+
+export async function ask(blob, options, signal, busy) {
+  return (await get(address("/api/ask", options), { method: "POST", body: blob, signal, busy })).json();
 }
 
 // The events of a run, one after the other; leaving the loop or aborting ends the work on the server.
 export async function* explain(blob, options, signal, busy) {
-  const response = await ask(address("/api/explain", options), { method: "POST", body: blob, signal, busy });
+  const response = await get(address("/api/explain", options), { method: "POST", body: blob, signal, busy });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   try {

@@ -4,19 +4,21 @@ import * as address from "./address.js";
 import * as api from "./api.js";
 import * as store from "./store.js";
 import { later, showModel, soon } from "./about.js";
-import { OPTIONS, changed, choose, model, offer, options, restore, showMethod, usePreset } from "./choices.js";
+import { OPTIONS, choose, model, offer, restore, showMethod, usePreset } from "./choices.js";
+import { choices, requestOf } from "./asked.js";
 import { Classes } from "./classes.js";
 import { $ } from "./dom.js";
 import { exampleName, showExamples, takeImages } from "./images.js";
+import { listenToLook, lookSaid, readLook, restoreLook } from "./look.js";
 import { Pair } from "./pair.js";
 import { Panel } from "./panel.js";
 import { table } from "./paint.js";
 import { Session } from "./session.js";
+import { Words } from "./words.js";
 import { Zoom } from "./zoom.js";
 
 const NARROW = "(max-width: 62rem)"; // one column, as in style.css
 const CLICK = 300; // milliseconds: what leaving a field changes must not move what is being clicked
-const LOOK = { view: "map", scales: "shared", mix: "50", above: "0", smoothing: "1" };
 
 const page = {
   colours: {},
@@ -25,7 +27,7 @@ const page = {
   announce: (text) => ($("status").textContent = text),
   point: (at) => panels.forEach((panel) => panel.point(at)),
   source: () => ({ url: state.url, name: state.name }),
-  found: (panel, guess) => sameModel(panel) && classes.found(guess, panel === panels[0]),
+  found: (panel, guess) => sameModel(panel) && !model().writes && classes.found(guess, panel === panels[0]),
   told: (panel) => (sameModel(panel) ? "" : panel.request.options.model),
   draw,
   done,
@@ -37,6 +39,7 @@ const pair = new Pair($("pair"), page, panels);
 const session = new Session($("session"));
 const zoom = new Zoom(() => document.querySelectorAll(".stage"));
 const classes = new Classes(asked, opposed);
+const words = new Words((prompt) => state.blob && look(state.blob, state.name, state.image, { prompt }), asked);
 // image: the name under which the address knows it; pictures: the image as models see it, by their names
 const state = { info: null, blob: null, name: "", url: "", image: "", pictures: {}, looking: null, replace: true };
 
@@ -46,43 +49,28 @@ function sameModel(panel) {
 
 // --- the address
 
-function choices() {
-  const said = { image: state.image };
-  if (model() !== state.info.models[0]) said.model = model().name;
-  if (state.blob && classes.target !== classes.list[0]?.index) said.target = classes.target;
-  if ($("against").value) said.against = $("against").value;
-  if ($("method").value !== "dave") said.method = $("method").value;
-  for (const name of OPTIONS) if (changed(name)) said[name] = $(name).value;
-  if ($("compare").checked) Object.assign(said, { compare: $("compare-show").value }, compared());
-  for (const [name, usual] of Object.entries(LOOK)) if ($(name).value !== usual) said[name] = $(name).value;
-  return said;
-}
-
-function compared() {
-  const said = { "compare-class": $("compare-class").value, "compare-method": $("compare-method").value };
-  if ($("compare-model").value !== $("model").value) said["compare-model"] = $("compare-model").value;
-  return said;
-}
-
 function remember(replace = state.replace) {
-  address.write(choices(), replace);
+  address.write(choices(state, classes, words), replace);
   state.replace = false;
 }
 
 // Shows what the address says.
 async function follow() {
-  const said = address.read();
-  const before = { image: state.image, model: $("model").value };
+  const said = { against: "", ...address.read() };
+  const before = { image: state.image, model: $("model").value, prompt: words.prompt };
   restore(said);
   $("compare").checked = Boolean(said.compare);
   choose("compare-show", said.compare, "beside");
-  for (const [name, usual] of Object.entries(LOOK)) choose(name, said[name], usual);
+  restoreLook(said);
   if (before.model !== $("model").value) showModel();
-  readLook();
+  useLook();
   showCompare();
   state.replace = true; // this entry is there already
   if (!said.image) return leave();
-  if (said.image === before.image && before.model === $("model").value) return again(said);
+  const asked = said.prompt ?? "";
+  const same = said.image === before.image && before.model === $("model").value && before.prompt === asked;
+  $("prompt").value = asked;
+  if (same) return again(said);
   const kept = await recall(said.image);
   if (kept) await look(kept.blob, kept.name, said.image, said);
   else complain("The image of this address is not in this browser: addresses hold all choices, but no images. Choose it again.");
@@ -95,7 +83,8 @@ async function recall(image) {
 }
 
 function again(said) {
-  classes.use({ top5: classes.list, also: [] }, said);
+  if (model().writes) words.use(said);
+  else classes.use({ top5: classes.list, also: [] }, said);
   runAll();
 }
 
@@ -103,7 +92,7 @@ function again(said) {
 function leave() {
   Object.assign(state, { blob: null, image: "", name: "" });
   panels.forEach((panel) => panel.stop());
-  for (const id of ["image-note", "look", "classes-card"]) $(id).hidden = true;
+  for (const id of ["image-note", "look", "classes-card", "words-card"]) $(id).hidden = true;
   $("empty").hidden = false;
   document.body.classList.remove("explained");
   show();
@@ -127,17 +116,15 @@ async function look(blob, name, image, said = {}) {
   const looking = (state.looking = new AbortController());
   page.announce("Looking at the image.");
   try {
-    const also = [said.target, said.against, said["compare-class"]].filter((one) => /^\d+$/.test(one ?? ""));
-    const chosen = $("model").value;
-    const seen = await api.look(blob, { model: chosen, name, also }, looking.signal, complain);
-    const picture = await api.pixels(seen.picture);
+    const seen = await (model().writes ? read : classify)(blob, name, said, looking.signal);
+    const picture = seen.picture && (await api.pixels(seen.picture));
     if (looking.signal.aborted) return;
     if (blob !== state.blob) {
       URL.revokeObjectURL(state.url);
       state.url = URL.createObjectURL(blob);
       if (!image.startsWith("example-")) store.keep(image, blob, name);
     }
-    Object.assign(state, { blob, name, image, pictures: { [chosen]: picture } });
+    Object.assign(state, { blob, name, image, pictures: { [$("model").value]: picture } });
     page.notes = seen.notes;
     showSeen(seen, said);
     runAll();
@@ -146,15 +133,29 @@ async function look(blob, name, image, said = {}) {
   }
 }
 
+function classify(blob, name, said, signal) {
+  const also = [said.target, said.against, said["compare-class"]].filter((one) => /^\d+$/.test(one ?? ""));
+  return api.look(blob, { model: $("model").value, name, also }, signal, complain);
+}
+
+// A model that takes a prompt writes nothing before it has one.
+async function read(blob, name, said, signal) {
+  if (!model().prompts || words.prompt) return words.ask(blob, name, signal, complain);
+  words.list = [];
+  return { notes: [] };
+}
+
 function showSeen(seen, said) {
   complain("");
   $("image-note").hidden = false;
   $("image-note").textContent = [state.name, ...seen.notes].join(" · ");
   $("empty").hidden = true;
   $("look").hidden = false;
-  $("classes-card").hidden = false;
+  $("classes-card").hidden = model().writes;
+  $("words-card").hidden = !model().writes;
   document.body.classList.add("explained");
   if (matchMedia(NARROW).matches) $("results").scrollIntoView();
+  if (model().writes) return words.use(said);
   classes.use(seen, said);
   page.announce(`The model sees: ${seen.top5.map((guess) => guess.name).join(", ")}.`);
 }
@@ -167,19 +168,12 @@ function complain(text) {
 // --- running
 
 async function run(number) {
-  if (!state.blob) return;
-  const [name, chosen] = number ? [$("compare-method").value, $("compare-model").value] : [$("method").value, $("model").value];
-  const wanted = number ? $("compare-class").value : classes.target;
-  const title = classes.named(wanted)?.name ?? wanted;
-  const same = chosen === $("model").value; // other models number their classes otherwise
-  const said = { model: chosen, name: state.name, target: same ? wanted : title, method: name };
-  // no class is set against itself: the other way round
-  const against = $("against").value === String(wanted) ? classes.target : $("against").value;
-  if (against !== "") said.against = same ? against : (classes.named(against)?.name ?? against);
+  const request = state.blob && requestOf(number, state, classes, words);
+  if (!request) return;
   const panel = panels[number];
   try {
-    panel.image = await pictureFor(chosen);
-    await panel.run({ blob: state.blob, options: { ...said, ...options(name) }, title });
+    panel.image = await pictureFor(request.options.model);
+    await panel.run(request);
   } catch (error) {
     complain(error.message);
   }
@@ -197,8 +191,9 @@ function runAll() {
   remember();
 }
 
-// Another class or method of the first panel was chosen.
+// Another class, word or method of the first panel was chosen.
 function asked() {
+  show();
   run(0);
   changedByHand();
 }
@@ -207,7 +202,7 @@ function asked() {
 function opposed(chosen) {
   if (chosen === true) {
     $("view").value = "signed";
-    readLook();
+    useLook();
   }
   runAll();
   changedByHand();
@@ -246,7 +241,8 @@ function done(panel) {
 // --- showing
 
 function show() {
-  const count = !state.blob ? 0 : $("compare").checked ? 2 : 1;
+  const nothing = !state.blob || (model().writes && words.target === null);
+  const count = nothing ? 0 : $("compare").checked ? 2 : 1;
   $("pair").hidden = count < 2;
   if ($("panels").childElementCount === count) return; // what is moved loses focus and clicks
   $("panels").replaceChildren(...panels.slice(0, count).map((panel) => panel.root));
@@ -274,15 +270,8 @@ function limit(panel, kind) {
   return Math.max(...like.map((other) => other[kind].limit));
 }
 
-function readLook() {
-  page.look = {
-    view: $("view").value,
-    scales: $("scales").value,
-    mix: $("mix").value / 100,
-    above: $("above").value / 100,
-    smoothing: Number($("smoothing").value),
-  };
-  $("above-said").textContent = `${$("above").value} %`;
+function useLook() {
+  page.look = readLook();
   panels.forEach((panel) => panel.soften());
   draw();
 }
@@ -300,11 +289,9 @@ async function openExample(path) {
 function listen() {
   takeImages(open);
   addEventListener("hashchange", follow);
-  for (const name of Object.keys(LOOK)) {
-    $(name).addEventListener("input", readLook);
-    $(name).addEventListener("change", () => remember(true));
-  }
+  listenToLook(useLook, () => remember(true));
   $("model").addEventListener("change", () => {
+    $("compare-model").value = $("model").value;
     usePreset();
     showModel();
     showExamples(openExample);
@@ -343,7 +330,7 @@ function listen() {
   $("zoom-in").addEventListener("click", () => zoom.by(2));
   $("zoom-out").addEventListener("click", () => zoom.by(0.5));
   $("zoom-reset").addEventListener("click", () => zoom.reset());
-  for (const stage of [...panels.flatMap((panel) => [...panel.root.querySelectorAll(".stage")]), $("pair").querySelector(".stage")]) zoom.listen(stage);
+  for (const root of [...panels.map((panel) => panel.root), $("pair")]) root.querySelectorAll(".stage").forEach((stage) => zoom.listen(stage));
 }
 
 async function start() {
@@ -358,7 +345,7 @@ async function start() {
   showMethod();
   showModel();
   showExamples(openExample);
-  readLook();
+  useLook();
   listen();
   if (location.hash) await follow();
   else state.replace = false;

@@ -7,6 +7,7 @@ import { bar, blend, heat, limitOf, smooth } from "./paint.js";
 const FILES = {
   "panels.png": ["Figure", "PNG"],
   "overlay.png": ["Overlay", "PNG"],
+  "words.png": ["Word", "PNG"],
   npz: ["Numbers", "NPZ"],
   json: ["Record", "JSON"],
 };
@@ -157,7 +158,7 @@ export class Panel {
     const { files, command } = (this.finished = finished);
     const row = this.find(".downloads");
     row.replaceChildren();
-    for (const [ending, [label, kind]] of Object.entries(FILES)) row.append(link(files[ending], label, kind));
+    for (const [ending, address] of Object.entries(files)) row.append(link(address, ...FILES[ending]));
     const { url, name } = this.page.source();
     const own = link(url, "Image", "file");
     own.download = name;

@@ -1,0 +1,50 @@
+"""Explanations in notebooks: what the widget is given, and the picture where there is none."""
+
+from __future__ import annotations
+
+import base64
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from dave_vit import create_method
+from dave_vit.viz.widget import contents, script, widget
+from tiny_models import SIZE
+from web_world import NAMES, adapter, picture
+
+
+@pytest.fixture(scope="module")
+def explanation():
+    model = adapter()
+    inputs = model.preprocess([picture(), picture((32, 32))])
+    return create_method("dave", model, samples=3).explain(inputs, torch.tensor([[0, 1], [2, 3]]))
+
+
+def test_a_widget_holds_all_maps_and_their_images(explanation):
+    given = contents(explanation)
+    assert (given["width"], given["height"], given["images"]) == (SIZE, SIZE, 2)
+    assert given["names"] == NAMES[:4]
+    maps = np.frombuffer(given["map"], "<f4").reshape(4, SIZE, SIZE)
+    np.testing.assert_array_equal(maps[2], explanation.map[1, 0].numpy())
+    pixels = np.frombuffer(given["pictures"], np.uint8).reshape(2, SIZE, SIZE, 4)
+    np.testing.assert_allclose(pixels[0, ..., :3], np.asarray(picture().resize((SIZE, SIZE))), atol=1)
+    assert len(given["signed"]) == len(given["sureness"]) == len(given["map"])
+
+
+def test_a_notebook_without_the_extra_shows_the_picture(explanation, monkeypatch):
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    shown = explanation._repr_mimebundle_()
+    assert set(shown) == {"image/png", "text/plain"}
+    assert base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
+    assert shown["text/plain"] == "Explanation of 2 images, 3 samples"
+
+
+def test_with_the_extra_it_shows_the_widget_and_keeps_the_picture(explanation):
+    pytest.importorskip("anywidget", reason="needs the extra notebook")
+    shown = explanation._repr_mimebundle_()
+    assert {"application/vnd.jupyter.widget-view+json", "image/png"} <= set(shown)
+    made = widget(explanation)
+    assert made.names == NAMES[:4]
+    assert "export default { render }" in script()
