@@ -11,6 +11,8 @@ from matplotlib.colors import to_hex
 from dave_vit._version import __version__
 from dave_vit.methods import METHODS
 from dave_vit.methods.presets import PRESETS
+from dave_vit.models import Adapter
+from dave_vit.models.familiar import advice
 from dave_vit.models.writer import Writer
 from dave_vit.neighborhood.noise import NoiseKind
 from dave_vit.reduce import REDUCERS
@@ -41,27 +43,16 @@ def _model(served: Served) -> ModelCard:
         classes=len(served.model.class_names),
         writes=isinstance(served.model, Writer),
         prompts=isinstance(served.model, Writer) and served.model.processor is not None,
-        knows=_knows(served),
-        examples=[f"/api/examples/{name}.png" for name in (EXAMPLES if _embedded(served) else PHOTOS)],
+        knows=_knows(served.model),
+        examples=[f"/api/examples/{name}.png" for name in (EXAMPLES if advice(served.model) else PHOTOS)],
         presets=presets,
     )
 
 
-def _embedded(served: Served) -> bool:
-    """Whether it was made for emoji."""
-    return served.name.startswith("builtin") and not served.weights
-
-
-def _knows(served: Served) -> str:
-    classes = len(served.model.class_names)
-    if isinstance(served.model, Writer):
+def _knows(model: Adapter) -> str:
+    if isinstance(model, Writer):
         return "This model writes about images; each of its words has a map."
-    if not _embedded(served):
-        return f"This model knows {classes} classes."
-    return (
-        f"This model knows {classes} emoji and nothing else; for photographs start "
-        "dave serve --model timm:vit_base_patch16_224"
-    )
+    return f"This model {advice(model) or f'knows {len(model.class_names)} classes'}."
 
 
 def _preset(served: Served, name: str) -> PresetCard:
