@@ -52,7 +52,7 @@ def _model(served: Served) -> ModelCard:
 def _knows(model: Adapter) -> str:
     if isinstance(model, Writer):
         return "This model writes about images; each of its words has a map."
-    return f"This model {advice(model) or f'knows {len(model.class_names)} classes'}."
+    return f"This model {advice(model) or f'knows {len(model.class_names)} classes.'}"
 
 
 def _preset(served: Served, name: str) -> PresetCard:
