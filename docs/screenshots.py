@@ -24,7 +24,7 @@ DESKTOP = {"viewport": {"width": 1120, "height": 800}}
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 WAIT = 240_000  # milliseconds
 CAPTION = 44  # pixels below a picture of the tour
-SAMPLES = 24
+SAMPLES = 16
 
 TOUR: list[tuple[str, Callable[[Page], Any]]] = [
     ("An image, an example, or one of your own", lambda page: None),
