@@ -2,9 +2,11 @@
 
     python benchmarks/evaluation.py --model timm:vit_base_patch16_224 --batch 16 --device cuda --out benchmarks/results
 
-A metric needs forward passes (deletion and insertion: one per step), maps (consistency: one; sanity: one per stage), or
-nothing but the map that it is given (gridpg, energypg, pointing), whose one forward pass is counted. The ratio is the
-time of the metric, together with the pass it is given, over the time of those passes alone; at most 1.3 is wanted.
+A metric needs forward passes (deletion, insertion and irof: one per step; infidelity and sensitivity_n: one per mask),
+maps (consistency and random_logit: one; sanity: one per stage), or nothing but the map that it is given (gridpg,
+energypg, pointing, average_precision), whose one forward pass is counted. The ratio is the time of the metric, together
+with the pass it is given, over the time of those passes alone; at most 1.3 is wanted. Only road takes more: it fills
+pixels in, and for that solves linear equations of the size of the image.
 Weights and images are random: they do not change the cost. The file written is named after the environment.
 """
 
@@ -29,6 +31,7 @@ from dave_vit.metrics import METRICS, Case, create_metric
 
 METHOD = "input_x_gradient"
 GRIDS = "gridpg"
+FEW = {"infidelity": {"samples": 8}, "sensitivity_n": {"samples": 4, "sizes": 2}}  # a ratio needs no more
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def measure(model: nn.Module, inputs: Tensor, repeats: int = 3) -> list[Cost]:
 
 
 def _cost(name: str, case: Case, repeats: int) -> Cost:
-    metric = create_metric(name)
+    metric = create_metric(name, **FEW.get(name, {}))
     given = _grid_case(case) if name == GRIDS else case
 
     def forward() -> Tensor:
@@ -98,14 +101,14 @@ def _cost(name: str, case: Case, repeats: int) -> Cost:
     def explain() -> Tensor:
         return case.explain(case.model, case.inputs, case.target)
 
-    of_maps = name in ("consistency", "sanity")
+    of_maps = name in ("consistency", "sanity", "random_logit")
     scores = partial(metric.score, given)
     unit, taken = clock([explain if of_maps else forward, scores], case.inputs.device, repeats)
     count = len(case.inputs)
     if of_maps:
         maps = getattr(metric, "stages", 1)
         return Cost(name, maps * unit / count, taken / count, f"{maps} maps")
-    steps = len(scores().at)
+    steps = getattr(metric, "passes", 0) or len(scores().at)
     if steps:
         return Cost(name, steps * unit / count, taken / count, f"{steps} forward passes")
     return Cost(name, unit / count, (taken + unit) / count, "the map's own forward pass")

@@ -107,7 +107,8 @@ def test_flags_make_the_plan(words):
     line += " --set dave.rotation=0 --set deletion.protocol=official --device cpu --workers 2 --threads 1 --out here"
     assert cli.run(["evaluate", *line.split()]) == 0
     plan = words["plan"]
-    every = "gridpg energypg pointing deletion insertion consistency sanity"
+    every = "gridpg energypg pointing average_precision deletion insertion irof road consistency infidelity"
+    every += " sensitivity_n sanity random_logit"
     assert [entry.metric for entry in plan.metrics] == every.split()
     assert plan.methods[0].options == {"samples": 4, "preset": "paper", "rotation": 0}
     assert plan.methods[1].options == {}  # samples go where they are understood

@@ -97,7 +97,9 @@ def test_killed_at_random_and_started_again(squares, expected, tmp_path):
 
 
 BUILTIN = """evaluate --metric all --methods input_x_gradient,dave --samples 1 --limit 8 --shard 2 --threads 1
-    --set gridpg.grids=2 --set deletion.steps=2 --set insertion.steps=2 --set sanity.images=1 --quiet --out""".split()
+    --set gridpg.grids=2 --set deletion.steps=2 --set insertion.steps=2 --set sanity.images=1
+    --set infidelity.images=1 --set sensitivity_n.images=1 --set sensitivity_n.samples=4 --set irof.steps=2
+    --set road.images=1 --quiet --out""".split()
 
 
 def command(run: Path) -> subprocess.Popen:

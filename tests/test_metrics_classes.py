@@ -46,7 +46,7 @@ def test_every_metric_scores_a_batch(case, name):
     assert metric.summary
     if metric.axis:
         assert scores.curves.shape == (4, len(scores.at))
-    assert metric.higher_is_better is (name != "sanity")
+    assert metric.higher_is_better is (name not in ("sanity", "random_logit", "infidelity"))
 
 
 def test_classes_give_what_the_functions_give(case):
@@ -96,6 +96,15 @@ def test_reasons_for_leaving_out(case):
         ("deletion", {"order": "first"}),
         ("insertion", {"baseline": "white"}),
         ("sanity", {"stages": 0}),
+        ("sanity", {"layers": "some"}),
+        ("random_logit", {"images": 0}),
+        ("infidelity", {"samples": 1}),
+        ("infidelity", {"of": "score"}),
+        ("sensitivity_n", {"sizes": 0}),
+        ("road", {"noise": -1.0}),
+        ("road", {"score": "logit"}),
+        ("irof", {"regions": 0}),
+        ("irof", {"steps": 0}),
         ("gridpg", {"cells": 1}),
         ("gridpg", {"size": 3}),
     ],

@@ -59,7 +59,8 @@ class PlanOptions:
             "--metric",
             "--metrics",
             metavar="A,B,...",
-            help="gridpg, energypg, pointing, deletion, insertion, consistency, sanity, or all.",
+            help="gridpg, energypg, pointing, average_precision, deletion, insertion, irof, road, consistency, "
+            "infidelity, sensitivity_n, sanity, random_logit, or all.",
         ),
     ] = "gridpg,energypg,deletion"
     data: Data = "builtin"

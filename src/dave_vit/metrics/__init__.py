@@ -1,10 +1,19 @@
 """Scores of maps: pure functions on tensors under thin classes. A metric never makes a map by itself."""
 
 from dave_vit.metrics.base import METRICS, Case, GridMetric, Metric, Scores, create_metric
-from dave_vit.metrics.localization import energypg, gridpg, pointing
+from dave_vit.metrics.localization import average_precision, energypg, gridpg, pointing
 
 # isort: split  # imported in the order in which tables show them
 from dave_vit.metrics.perturbation import Perturbation, area, deletion, insertion, protocol
+
+# isort: split
+from dave_vit.metrics.regions import region_deletion
+
+# isort: split
+from dave_vit.metrics.road import imputed, road
+
+# isort: split
+from dave_vit.metrics.fidelity import infidelity, sensitivity
 
 # isort: split
 from dave_vit.metrics.consistency import consistency, small_warp
@@ -19,15 +28,21 @@ __all__ = [
     "Perturbation",
     "Scores",
     "area",
+    "average_precision",
     "cascade",
     "consistency",
     "create_metric",
     "deletion",
     "energypg",
     "gridpg",
+    "imputed",
+    "infidelity",
     "insertion",
     "pointing",
     "protocol",
+    "region_deletion",
+    "road",
+    "sensitivity",
     "similarity",
     "small_warp",
 ]

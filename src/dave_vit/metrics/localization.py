@@ -53,6 +53,26 @@ def pointing(maps: Tensor, regions: Tensor) -> Tensor:
     return energypg(((maps == top) & (top > 0)).to(maps.dtype) * _finite(maps)[..., None, None], regions)
 
 
+def average_precision(maps: Tensor, regions: Tensor) -> Tensor:
+    """Precision over recall, averaged, where the pixels of the region are to be found by the map: [B,H,W] -> [B].
+
+    Returns:
+        Values from 0 to 1; for a map that knows nothing the region's share of the image. Equal pixels are found
+        together. NaN for a map that is not finite, and where the region is empty.
+    """
+    _check_pair(maps, regions)
+    order = maps.flatten(1).sort(1, descending=True)
+    inside = regions.flatten(1).gather(1, order.indices).to(precise_dtype(maps.device))  # [B,N]
+    count = inside.shape[1]
+    falls = torch.ones_like(inside, dtype=torch.bool)
+    falls[:, :-1] = order.values[:, 1:] != order.values[:, :-1]
+    place = torch.arange(count, device=maps.device).expand_as(falls)
+    last = torch.where(falls, place, count).flip(1).cummin(1).values.flip(1)  # the last of the pixels found together
+    precision = inside.cumsum(1).gather(1, last) / (last + 1)
+    found = (inside * precision).sum(1) / inside.sum(1)
+    return torch.where(_finite(maps) & regions.flatten(1).any(1), found, torch.nan)
+
+
 def cell_masks(cells: int, size: tuple[int, int], device: torch.device | None = None) -> Tensor:
     """[cells * cells, H, W], true inside each cell, in reading order."""
     masks = torch.zeros(cells * cells, *size, dtype=torch.bool, device=device)
@@ -143,3 +163,15 @@ class Pointing(_InRegion):
     def score(self, case: Case) -> Scores:
         """[B]."""
         return self._kept(pointing(case.maps, case.regions), case.regions)
+
+
+@METRICS.register("average_precision")
+class AveragePrecision(_InRegion):
+    """Average precision: how well the map's order of the pixels finds the object's boxes or mask."""
+
+    summary = "Average precision of the pixels in the map's order, against the boxes or the mask of the object."
+    worst = 0.0
+
+    def score(self, case: Case) -> Scores:
+        """[B]."""
+        return self._kept(average_precision(case.maps, case.regions), case.regions)

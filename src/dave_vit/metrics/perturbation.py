@@ -101,9 +101,9 @@ def deletion(model: Model, inputs: Tensor, maps: Tensor, target: Tensor, how: Pe
         [B,steps]; NaN for a map with a value that is not finite.
     """
     how = how or Perturbation()
-    _check(inputs, maps, target)
-    rank = _ranks(maps, how)  # [B,H,W]
-    background = _background(inputs, how).expand_as(inputs)
+    check_batch(inputs, maps, target)
+    rank = ranks(maps, how)  # [B,H,W]
+    background = background_of(inputs, how).expand_as(inputs)
     pixels = rank[0].numel()
     columns = []
     for fraction in how.fractions:
@@ -111,7 +111,7 @@ def deletion(model: Model, inputs: Tensor, maps: Tensor, target: Tensor, how: Pe
         seen = torch.lerp(
             inputs, background, removed
         )  # exact at 0 and 1; a where of scattered pixels takes 7 times as long
-        columns.append(_score(model(seen), target, how.score))
+        columns.append(class_score(model(seen), target, how.score))
     finite = maps.isfinite().flatten(1).all(1)
     return torch.where(finite[:, None], torch.stack(columns, 1), torch.nan)
 
@@ -150,7 +150,7 @@ def gaussian_blur(images: Tensor, size: int = 31, sigma: float = 7.0) -> Tensor:
     return F.conv2d(rows, kernel[None, None, :, None], padding=(size // 2, 0)).reshape(images.shape)
 
 
-def _ranks(maps: Tensor, how: Perturbation) -> Tensor:
+def ranks(maps: Tensor, how: Perturbation) -> Tensor:
     """When each pixel is removed: 0 first. Shuffled before a stable sort, so that equal pixels follow no pattern."""
     flat = maps.flatten(1)  # [B,N]
     lot = torch.randperm(flat.shape[1], generator=torch.Generator().manual_seed(how.seed)).to(flat.device)
@@ -160,7 +160,7 @@ def _ranks(maps: Tensor, how: Perturbation) -> Tensor:
     return torch.empty_like(order).scatter_(1, order, places).view_as(maps)
 
 
-def _background(inputs: Tensor, how: Perturbation) -> Tensor:
+def background_of(inputs: Tensor, how: Perturbation) -> Tensor:
     """What removed pixels become; broadcasts over [B,C,H,W]."""
     if how.baseline == "zero":
         return inputs.new_zeros(())
@@ -174,14 +174,15 @@ def _background(inputs: Tensor, how: Perturbation) -> Tensor:
     return black[None, :, None, None]
 
 
-def _score(logits: Tensor, target: Tensor, score: Score) -> Tensor:
+def class_score(logits: Tensor, target: Tensor, score: Score) -> Tensor:
     """[B]."""
     if score == "accuracy":
         return (logits.argmax(1) == target).to(torch.float32)
     return logits.float().softmax(1).gather(1, target[:, None])[:, 0]
 
 
-def _check(inputs: Tensor, maps: Tensor, target: Tensor) -> None:
+def check_batch(inputs: Tensor, maps: Tensor, target: Tensor) -> None:
+    """Refuse maps or targets that do not fit the images."""
     shape = (len(inputs), *inputs.shape[2:])
     if inputs.ndim != 4 or tuple(maps.shape) != shape or tuple(target.shape) != shape[:1]:
         given = f"inputs {list(inputs.shape)}, maps {list(maps.shape)}, target {list(target.shape)}"
@@ -235,7 +236,7 @@ class Deletion(_Curve):
         given = {"order": order, "baseline": baseline, "score": score, "seed": seed}
         self._changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if steps is not None:
-            self._changes["fractions"] = _equal(steps)
+            self._changes["fractions"] = equal_steps(steps)
         self.higher_is_better = self.how(100, black=(0.0,)).order == "least"  # impossible options are refused here
 
     def how(self, pixels: int, black: Sequence[float] | None) -> Perturbation:
@@ -268,7 +269,7 @@ class Insertion(_Curve):
         score: Score = "probability",
         seed: int = 0,
     ) -> None:
-        self._how = Perturbation(_equal(steps), order, baseline, score, (0.0,), seed)
+        self._how = Perturbation(equal_steps(steps), order, baseline, score, (0.0,), seed)
         self.higher_is_better = order == "most"
 
     def how(self, pixels: int, black: Sequence[float] | None) -> Perturbation:
@@ -279,7 +280,8 @@ class Insertion(_Curve):
         return insertion(case.model, case.inputs, case.maps, case.target, how)
 
 
-def _equal(steps: int) -> tuple[float, ...]:
+def equal_steps(steps: int) -> tuple[float, ...]:
+    """Shares from 0 to 1."""
     if steps < 1:
         raise OptionError(f"{steps} steps; expected 1 or more")
     return tuple(i / steps for i in range(steps + 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,10 @@ from dave_vit.metrics.base import METRICS, Case, Metric, Scores
 from dave_vit.metrics.consistency import correlation
 from dave_vit.precision import precise_dtype
 
+Layers = Literal["cascading", "independent"]
 
-def cascade(model: nn.Module, stages: int = 3, seed: int = 0) -> Iterator[nn.Module]:
+
+def cascade(model: nn.Module, stages: int = 3, seed: int = 0, layers: Layers = "cascading") -> Iterator[nn.Module]:
     """Copies of the model with ever more layers randomised, from the output down; in the last one all are.
 
     Each parameter is drawn from a normal distribution with the mean and the spread that it had, so that the numbers
@@ -26,20 +29,24 @@ def cascade(model: nn.Module, stages: int = 3, seed: int = 0) -> Iterator[nn.Mod
         model: stays as it is.
         stages: steps from the output to the input.
         seed: of the draws.
+        layers: "independent" randomises the layers of one stage only and leaves all others as they are.
     """
     # The copy shares the model's parameters: they are replaced one by one, and never written to.
     shuffled = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
-    layers = [layer for layer in shuffled.modules() if next(layer.parameters(recurse=False), None) is not None]
-    layers.reverse()  # modules are registered from input to output
+    modules = [module for module in shuffled.modules() if next(module.parameters(recurse=False), None) is not None]
+    modules.reverse()  # modules are registered from input to output
     draws = _Draws(seed)
     done = 0
     for stage in range(1, stages + 1):
-        stop = -(-len(layers) * stage // stages)
-        for layer in layers[done:stop]:
-            for name, parameter in list(layer.named_parameters(recurse=False)):
-                setattr(layer, name, draws.instead_of(parameter))
+        stop = -(-len(modules) * stage // stages)
+        drawn = [(module, *own) for module in modules[done:stop] for own in module.named_parameters(recurse=False)]
+        for module, name, parameter in drawn:
+            setattr(module, name, draws.instead_of(parameter))
         done = stop
         yield shuffled
+        if layers == "independent":
+            for module, name, parameter in drawn:
+                setattr(module, name, parameter)
 
 
 class _Draws:
@@ -90,26 +97,62 @@ class Sanity(Metric):
         stages: steps in which layers are randomised, from the output down; each costs a map.
         images: how many images of the data set are used: it tests the method, not the images.
         seed: of the random weights.
+        layers: "cascading" from the output down to all, or "independent": those of each stage by themselves.
     """
 
     summary = "Similarity of the map to those of the model with ever more weights randomised."
     axis = "share of the layers randomised"
     higher_is_better = False
 
-    def __init__(self, stages: int = 3, images: int = 16, seed: int = 0) -> None:
+    def __init__(self, stages: int = 3, images: int = 16, seed: int = 0, layers: Layers = "cascading") -> None:
         if stages < 1 or images < 1:
             raise OptionError(f"{stages} stages on {images} images; expected 1 or more of each")
+        if layers not in get_args(Layers):
+            raise OptionError(f"layers {layers!r}; expected one of {', '.join(get_args(Layers))}")
         self.stages, self.images, self.seed = stages, images, seed
+        self.layers: Layers = layers
 
     def score(self, case: Case) -> Scores:
         """[B] with curves: the mean similarity over the stages."""
         own, everywhere = mean_ranks(positive(case.maps)), torch.ones_like(case.maps[:1], dtype=torch.bool)
         steps = []
-        for model in cascade(case.model, self.stages, self.seed):
+        for model in cascade(case.model, self.stages, self.seed, self.layers):
             maps = case.explain(model, case.inputs, case.target)
             steps.append(correlation(own, mean_ranks(positive(maps)), everywhere))
         curve = torch.stack(steps, 1)
         return Scores(curve.mean(1), curve, [stage / self.stages for stage in range(1, self.stages + 1)])
+
+    def reason(self, case: Case, index: int) -> str:
+        """Why a map has no score."""
+        return "map is constant" if case.maps[index].isfinite().all() else "map is not finite"
+
+
+@METRICS.register("random_logit")
+class RandomLogit(Metric):
+    """Random logit test (Sixt et al., 2020): a map that is the same for any class does not explain the class.
+
+    Args:
+        seed: of the other class: the explained one plus a number that is drawn once.
+        images: how many images of the data set are used; all by default.
+    """
+
+    summary = "Similarity of the map to that of another class, drawn at random."
+    higher_is_better = False
+
+    def __init__(self, seed: int = 0, images: int | None = None) -> None:
+        if images is not None and images < 1:
+            raise OptionError(f"{images} images; expected 1 or more")
+        self.seed, self.images = seed, images
+
+    def score(self, case: Case) -> Scores:
+        """[B]."""
+        with torch.no_grad():
+            classes = case.model(case.inputs[:1]).shape[1]
+        if classes < 2:
+            raise OptionError("random_logit needs another class, and the model has one output; leave this metric out")
+        ahead = int(torch.randint(1, classes, (1,), generator=torch.Generator().manual_seed(self.seed)))
+        others = case.explain(case.model, case.inputs, (case.target + ahead) % classes)
+        return Scores(similarity(case.maps, others))
 
     def reason(self, case: Case, index: int) -> str:
         """Why a map has no score."""
