@@ -16,8 +16,8 @@ from dave_vit.precision import working_dtype
 
 FRACTIONS = tuple(tenth / 10 for tenth in range(1, 10))
 
-_CLOSE = 3e-4  # what may be left of the equations, as a share of their right side
-_LONGEST = 2000  # rounds until then; a hole as large as a photograph needs a hundred
+_CLOSE = 1e-4  # what may be left of the equations, as a share of their right side
+_LONGEST = 2000  # rounds until then; a hole as large as a photograph needs a few hundred
 _SMALLEST = 8  # side in pixels from which on a beginning is looked for at half the size
 
 
