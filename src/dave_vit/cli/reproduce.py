@@ -45,7 +45,7 @@ class SuiteModels(ModelsOptions):
 class Amount:
     """How much is computed, instead of what the suite says."""
 
-    quick: Annotated[bool, typer.Option("--quick", help="A five-minute version with few pictures and samples.")] = False
+    quick: Annotated[bool, typer.Option("--quick", help="A short version with few pictures and samples.")] = False
     samples: Annotated[
         int | None,
         typer.Option("--samples", "-n", min=1, metavar="N", help="Samples of each map, instead of the suite's."),
