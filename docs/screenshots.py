@@ -62,10 +62,8 @@ def open_example(page: Page) -> None:
 def settled(page: Page) -> None:
     """Waits until every map that is on its way is done."""
     page.wait_for_timeout(400)
-    page.wait_for_function(
-        "[...document.querySelectorAll('.panel')].every((panel) => panel.ariaBusy !== 'true')", timeout=WAIT
-    )
-    page.wait_for_function("!document.querySelector('#verdict').hidden", timeout=WAIT)
+    page.locator('.panel[aria-busy="true"]').first.wait_for(state="detached", timeout=WAIT)
+    page.locator("#verdict").wait_for(timeout=WAIT)
     page.mouse.move(0, 0)
     page.wait_for_timeout(600)  # scrolls smoothly
 
