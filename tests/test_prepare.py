@@ -104,6 +104,22 @@ def test_what_the_crop_cut_off_is_told_and_drawn():
     assert not any("sees" in note for note in result(squashing()).notes)
 
 
+@pytest.mark.parametrize("own", [cropping(0.8), squashing()])
+def test_maps_of_several_targets_lie_on_what_they_are_maps_of(own, monkeypatch):
+    drawn = []
+    real = dave_vit.viz.panels.targets_cell
+    monkeypatch.setattr(
+        "dave_vit.viz.panels.targets_cell",
+        lambda image, *rest, **more: drawn.append(image) or real(image, *rest, **more),
+    )
+    made = result(own, target="dog,hen")
+    made.figure()
+    shown = dave_vit.viz.layers.as_image(drawn[0])
+    height, width = made.placed[0].map.shape
+    assert shown.shape[1] / shown.shape[0] == pytest.approx(width / height, rel=0.05)
+    assert shown.min(-1).max() < 0.3  # pure colours: no part of it is pale
+
+
 def test_maps_of_squashed_photographs_have_their_proportions():
     made = result(squashing())
     height, width = made.placed[0].map.shape

@@ -253,7 +253,8 @@ class Result:
         notes = [f"Note: {note}." for note in self.notes]
         photo = self.photo.resized(2)
         shown = photo.framed(photo.image)
-        return side_by_side(shown, self.placed, title=title, view=view, scales=scales, notes=notes)
+        beneath = self.image if self.photo.plain else photo.image
+        return side_by_side(shown, self.placed, title=title, view=view, scales=scales, notes=notes, beneath=beneath)
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Raw numbers: attribution [C, H, W], map, mean of the samples and its error [H, W].

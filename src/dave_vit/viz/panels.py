@@ -64,6 +64,7 @@ def side_by_side(
     view: View = "map",
     scales: Scales = "shared",
     notes: Sequence[str] = (),
+    beneath: ImageLike | None = None,
 ) -> Drawing:
     """Image, map and sureness beside each other; several targets get a row of maps and one of sureness.
 
@@ -74,15 +75,15 @@ def side_by_side(
         view: see `panel_cells`.
         scales: see `panel_cells`.
         notes: sentences below, after the one that says what sureness means.
+        beneath: what lies under the maps of several targets, where the image shows more than the maps do.
     """
     maps = panel_cells(panels, view=view, scales=scales)
     sure = [sureness_cell(each.sureness) for each in panels if each.sureness is not None]
     said = [*([SURENESS] if sure else []), *notes]
     if len(panels) == 1:
         return draw([[image_cell(image), *maps, *sure]], title=title, notes=said)
-    together = targets_cell(
-        image, [each.map for each in panels], [each.target for each in panels], "all targets", shared=scales == "shared"
-    )
+    under, names = image if beneath is None else beneath, [each.target for each in panels]
+    together = targets_cell(under, [each.map for each in panels], names, "all targets", shared=scales == "shared")
     rows = [[image_cell(image), together], maps, sure]
     return draw([row for row in rows if row], title=title, notes=said)
 
