@@ -162,6 +162,8 @@ def tiny_load_model(real):
 
     def load_model(*args, **options):
         given = inspect.signature(real).bind(*args, **options).arguments  # as the real one would be called
+        if given.get("spec") == "builtin-captions":  # which writes words, as no classifier does
+            return real(*args, **options)
         classes = given.get("prompts") or given.get("classes") or CLASS_NAMES
         names = read_classes(classes)
         transform = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])

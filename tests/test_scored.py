@@ -150,6 +150,10 @@ def test_boxes_of_a_detector(detector, tmp_path):
         assert all(Path(file).is_file() for file in record["files"])
     with Image.open(tmp_path / "photo.box1.effective.dave.png") as drawn:
         assert drawn.size == PHOTO
+    with Image.open(tmp_path / "photo.boxes.effective.dave.png") as drawn:
+        assert drawn.size == PHOTO
+    together = json.loads((tmp_path / "photo.boxes.effective.dave.json").read_text())
+    assert [box["score"] for box in together["boxes"]] == [each.score for each in found]
 
 
 def test_a_score_is_recorded(detector, tmp_path):

@@ -117,6 +117,55 @@ class Scored:
         return {"json": json_bytes(self.record()), "npz": npz_bytes(arrays), "overlay.png": drawn.getvalue()}
 
 
+@dataclass(frozen=True)
+class Together:
+    """All objects that a detector found in a photograph, in one picture.
+
+    Attributes:
+        found: the objects.
+        maps: of them.
+    """
+
+    found: tuple[Found, ...]
+    maps: tuple[Scored, ...]
+
+    @property
+    def name(self) -> str:
+        """What was explained."""
+        return "boxes"
+
+    @property
+    def picture(self) -> Picture:
+        """The photograph."""
+        return self.maps[0].picture
+
+    def overlay(self) -> Image.Image:
+        """The maps over the photograph, a hue for each, with boxes and names in the same hues."""
+        from dave_vit.viz import HUES, blend, font, to_pillow
+
+        shown = to_pillow(blend(self.picture.image, [made.map for made in self.maps]))
+        pen = ImageDraw.Draw(shown)
+        for number, each in enumerate(self.found):
+            colour, (left, top) = HUES[number % len(HUES)], each.corners[:2]
+            pen.rectangle(each.corners, outline=colour, width=2)
+            text, place = f"{each.name} {each.probability:.0%}", (left + 3, top + 2)
+            pen.rectangle(pen.textbbox(place, text, font=font()), fill="white")
+            pen.text(place, text, fill=colour, font=font())
+        return shown
+
+    def record(self) -> dict[str, Any]:
+        """What was found, ready for JSON."""
+        whole, of_one = self.maps[0].record(), ("score", "value", "seconds")
+        shared = {key: value for key, value in whole.items() if key not in of_one}
+        return {**shared, "boxes": [{**vars(each), "score": each.score} for each in self.found]}
+
+    def files(self) -> dict[str, bytes]:
+        """The contents of the files that keep it, by the ending of their names."""
+        drawn = io.BytesIO()
+        self.overlay().save(drawn, "png")
+        return {"json": json_bytes(self.record()), "overlay.png": drawn.getvalue()}
+
+
 def explain_score(explainer: Explainer, picture: Picture, text: str) -> Scored:
     """Explains a score by its name; see ``dave_vit.models.named_scores.FORMS``."""
     model, start = explainer.model, time.perf_counter()

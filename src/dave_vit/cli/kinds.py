@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from dave_vit.matched import Matched
     from dave_vit.models import Adapter
     from dave_vit.results import Explainer
-    from dave_vit.scored import Scored
+    from dave_vit.scored import Scored, Together
     from dave_vit.written import Written
 
-Made = tuple[str, str, "Scored | Written | Filmed | Matched"]
+Made = tuple[str, str, "Scored | Together | Written | Filmed | Matched"]
 """What was asked, in the name of files; what is said of it; the maps themselves."""
 
 Score = Annotated[
@@ -34,7 +34,7 @@ Score = Annotated[
         "of the photograph), similarity:FILE, value, token:WORD.",
     ),
 ]
-Boxes = Annotated[bool, typer.Option("--boxes", help="One map for each box that a detector finds.")]
+Boxes = Annotated[bool, typer.Option("--boxes", help="One map for each box that a detector finds, and all together.")]
 Threshold = Annotated[float, typer.Option("--threshold", help="The least probability of a box.")]
 Prompt = Annotated[
     str | None,
@@ -105,6 +105,7 @@ def explain_kinds(
         output: where words go.
     """
     from dave_vit.models.video import VideoModel
+    from dave_vit.scored import Together
 
     records = []
     for source in sources:
@@ -114,7 +115,8 @@ def explain_kinds(
             asked = {**question(explainer, made.name), "prompt": kinds.prompt}
             record = folder.write(made.picture, asked, made.files(), record, words)
             output.print(f"{source}: {what}", *(f"  {path}" for path in record["files"]))
-            records.append(record)
+            if not isinstance(made, Together):  # which shows what has its records already
+                records.append(record)
     return records
 
 
@@ -131,7 +133,7 @@ def _made(explainer: Explainer, source: str, kinds: KindOptions) -> Iterator[Mad
     from dave_vit.matched import explain_match
     from dave_vit.models.sentences import Sentences
     from dave_vit.models.writer import Writer
-    from dave_vit.scored import explain_boxes, explain_score
+    from dave_vit.scored import Together, explain_boxes, explain_score
     from dave_vit.written import explain_words
 
     picture, model = read_picture(source), explainer.model
@@ -149,8 +151,12 @@ def _made(explainer: Explainer, source: str, kinds: KindOptions) -> Iterator[Mad
         made = explain_score(explainer, picture, score)
         yield score, f"{score}, {made.value:.4g}", made
         return
+    found = []
     for number, (box, scored) in enumerate(explain_boxes(explainer, picture, kinds.threshold), 1):
+        found.append((box, scored))
         yield f"box{number}", f"{box.name} {box.probability:.1%}, {scored.value:.4g}", scored
+    boxes, maps = zip(*found, strict=True)
+    yield "boxes", "all of them together", Together(boxes, maps)
 
 
 def _asked(explainer: Explainer, picture: Picture, prompt: str | None) -> Explainer:

@@ -1,6 +1,6 @@
 """Pictures: maps over images, grids with scale bars, animations. Importing this loads matplotlib, not pyplot."""
 
-from dave_vit.viz.animation import Step, animate, moving, save_animation
+from dave_vit.viz.animation import Step, animate, font, moving, save_animation
 from dave_vit.viz.cells import (
     contour_cell,
     image_cell,
@@ -36,6 +36,7 @@ __all__ = [
     "contour_cell",
     "draw",
     "enlarged",
+    "font",
     "heat",
     "image_cell",
     "map_cell",
