@@ -14,7 +14,12 @@ from dave_vit.errors import InputError, UnsupportedOperator
 from dave_vit.models.geometry import Geometry
 from dave_vit.models.prompted import Prompted
 
-STILL = [family for family in task_folders.PIXELS if family not in ("VideoMAE", "TimeSformer", "ViViT")]
+QUICK = ("YOLOS", "SegFormer, segmentation", "DPT", "SAM with a point")
+STILL = [
+    family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
+    for family in task_folders.PIXELS
+    if family not in ("VideoMAE", "TimeSformer", "ViViT")
+]
 WIDTH, HEIGHT, MARK = 120, 80, 32
 
 
@@ -63,6 +68,7 @@ def test_what_is_usual_needs_no_score(folders, marked, tmp_path, capsys):
     assert {box["score"].split(":")[0] for box in boxes} == {"box"}
 
 
+@pytest.mark.slow
 def test_words_of_a_text_are_the_classes_of_a_detector(folders, marked, tmp_path, capsys):
     options = ("--prompt", "a cat.", "--score", "query:2:cat")
     (found,) = explained(folders("Grounding DINO"), tmp_path, capsys, *options)
@@ -84,6 +90,7 @@ def test_refusals(folders, marked, tmp_path, capsys):
         load_model(f"hf:{folders('SAM with a point')}")(None)
 
 
+@pytest.mark.slow
 def test_the_mask_of_a_query_is_refused_by_name(folders, marked):
     model = load_model(f"hf:{folders('Mask2Former, class')}")
     with pytest.raises(UnsupportedOperator, match="mask_predictor"):

@@ -19,6 +19,10 @@ from dave_vit.models.writer import WrittenWord, _words
 
 QUESTION = "what is on the table ?"
 WIDTH, HEIGHT, MARK = 120, 80, 32
+QUICK = ("LLaVA", "Idefics 3", "Qwen2-VL")  # one of each form in which pictures are taken
+FAMILIES = [
+    family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in writer_folders.PROCESSORS
+]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,7 @@ def photograph() -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8))
 
 
-@pytest.mark.parametrize("family", writer_folders.PROCESSORS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_mark_is_found_where_it_is_in_the_photograph(family, folders, marked):
     writer = load_model(f"hf:{folders(family)}")
     asked = writer.ask(marked, QUESTION, longest=3)
@@ -56,7 +60,7 @@ def test_a_mark_is_found_where_it_is_in_the_photograph(family, folders, marked):
     assert found[-MARK:, -MARK:].sum() > 0.9 * found.sum() > 0
 
 
-@pytest.mark.parametrize("family", writer_folders.PROCESSORS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_answer_is_the_one_of_the_library_and_its_parts_add_up(family, folders, photograph):
     writer = load_model(f"hf:{folders(family)}").double()
     asked = writer.ask(photograph, QUESTION, longest=2)
