@@ -53,7 +53,8 @@ MOVES = [
     op("{o} = {a}.unflatten(-1, (2, 3)).transpose(1, 2).transpose(1, 2).flatten(2)", "x", move(lambda x: x)),
     op("{o} = {a}.double().to({a}.dtype).contiguous()", "x", move(lambda x: x)),
     op("{o} = torch.stack(list({a}.unbind(1)), 1)", "x", move(lambda x: x, mixes=True)),
-    op("{o} = torch.stack([row * 1 for row in {a}])", "x", move(lambda x: x, mixes=True)),
+    # Over tokens: a loop over the batch makes one gate of a single image, and no gate of several.
+    op("{o} = torch.stack([row * 1 for row in {a}.transpose(0, 1)], 1)", "x", move(lambda x: x, mixes=True)),
     op(
         "{o} = torch.cat({a}.chunk(2, -1)[::-1], -1)",
         "x",

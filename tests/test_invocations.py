@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import io
@@ -73,12 +74,12 @@ def _reached(*args, **options):
     raise Reached
 
 
-_load = FAMILIES["builtin"].load
+_load = lru_cache(FAMILIES["builtin"].load)
 
 
-def _idle(*args):
-    """The builtin model, which computes nothing."""
-    model = _load(*args)
+def _as_loaded(*args):
+    """The builtin model, which computes nothing; each time another one, as some options change it."""
+    model = copy.copy(_load(*args))
     model.forward = _reached
     return model
 
@@ -102,7 +103,7 @@ def desk(tmp_path, monkeypatch):
     ]:
         monkeypatch.setattr(holder, name, _reached)
     monkeypatch.setattr(results, "logits_of", lambda model, inputs: torch.arange(float(len(model.class_names)))[None])
-    monkeypatch.setitem(FAMILIES._entries, "builtin", replace(FAMILIES["builtin"], load=lru_cache(_idle)))
+    monkeypatch.setitem(FAMILIES._entries, "builtin", replace(FAMILIES["builtin"], load=_as_loaded))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path
 
@@ -206,7 +207,7 @@ def _weights(write: Callable[[Path], Path]) -> list[str]:
 
 
 def corpus() -> Iterator[Invocation]:
-    """Some 3,500 of them."""
+    """Some 6,000 of them."""
     return itertools.chain(of_options(), of_metrics(), of_plans(), of_files(), of_flags())
 
 
@@ -220,12 +221,12 @@ def check(invocations: Iterable[Invocation], share: float, seed: int = SEED) -> 
 
 
 def test_bad_invocations_are_one_line(desk):
-    check(corpus(), 0.03)
+    check(corpus(), 0.012)
 
 
 @pytest.mark.slow
 def test_many_bad_invocations_are_one_line(desk):
-    check(corpus(), float(os.environ.get("DAVE_INVOCATIONS", "0.2")), SEED + 1)
+    check(corpus(), float(os.environ.get("DAVE_INVOCATIONS", "0.1")), SEED + 1)
 
 
 def test_several_bad_flags_at_once(desk):

@@ -100,10 +100,9 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise OptionError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}); give another --port or --host"
-        ) from error
+    except (OSError, TypeError, ValueError) as error:  # the last two of names that no host can have
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(f"cannot listen on {host}:{port} ({reason}); give another --port or --host") from error
 
 
 def _models(options: ServedOptions) -> list[Served]:

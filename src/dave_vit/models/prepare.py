@@ -15,9 +15,11 @@ from torch import Tensor
 from dave_vit.errors import OptionError
 from dave_vit.models.adapter import Preprocessing
 from dave_vit.models.geometry import Geometry
+from dave_vit.schema import check_fields
 
 Fit = Literal["crop", "pad", "squash", "tiles"]
 Corners = tuple[int, int, int, int]
+_MAX_SIZE = 10_000  # as many pixels as a picture may have that is read
 _PROBE = 400  # side of the picture by which a preprocessing shows what it cuts off
 _TILE_OVERLAP = 0.1  # of a tile's side, at least, between neighbours
 
@@ -45,8 +47,9 @@ class Prepare:
     fit: Fit | None = None
 
     def __post_init__(self) -> None:
-        if self.size is not None and self.size < 1:
-            raise OptionError(f"size {self.size}; expected pixels, at least 1")
+        check_fields(self, "the preprocessing")
+        if self.size is not None and not 1 <= self.size <= _MAX_SIZE:
+            raise OptionError(f"size {self.size}; expected 1 to {_MAX_SIZE} pixels")
         if self.crop is not None and not 0 < self.crop <= 1:
             raise OptionError(f"crop {self.crop}; expected a share of the shorter side, above 0 and at most 1")
         if self.std is not None and not all(part > 0 for part in self.std):
