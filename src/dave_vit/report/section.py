@@ -89,13 +89,14 @@ class Section:
         }
 
     def write(self, folder: Path) -> list[Path]:
-        """Writes figures, CSV and JSON, the JSON last; returns their paths."""
-        files = {folder / f"{self.name}.json": json_bytes(self.record())}  # named first, it appears last
+        """Writes figures, CSV and JSON, the JSON last; returns their paths in this order."""
+        record = folder / f"{self.name}.json"
+        files = {record: json_bytes(self.record())}  # named first, it appears last
         files |= {folder / name: data for picture in self.pictures for name, data in picture.files().items()}
         if self.rows:
             files[folder / f"{self.name}.csv"] = csv_bytes(self.rows)
         write_files(files)
-        return list(files)
+        return [*(path for path in files if path != record), record]
 
 
 def csv_bytes(rows: Sequence[Mapping[str, Number]]) -> bytes:
