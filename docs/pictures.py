@@ -24,6 +24,7 @@ PICTURES = {
     "panels": ("dave explain chelsea.jpg", "chelsea.dave.panels.png"),
     "classes": ("dave explain chelsea.jpg --target 'Egyptian cat,tabby,lynx'", "dave.panels.png"),
     "tiles": ("dave explain chelsea.jpg --fit tiles", "dave.panels.png"),
+    "sheet": ("dave explain chelsea.jpg coffee.jpg", "gallery.dave.png"),
 }
 
 
@@ -47,7 +48,7 @@ def _make(name: str, weights: str | None) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         words = shlex.split(line(name))[1:]
-        words[1] = str(DOCS / "photos" / words[1])
+        words = [str(DOCS / "photos" / word) if word.endswith(".jpg") else word for word in words]
         if run([*words, "--out", folder, "--quiet", *(["--weights", weights] if weights else [])]):
             raise SystemExit(f"failed: {line(name)}")
         found = next(path for path in sorted(Path(folder).iterdir()) if path.name.endswith(PICTURES[name][1]))

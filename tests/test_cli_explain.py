@@ -17,6 +17,7 @@ from dave_vit.models import Adapter, Preprocessing
 from tiny_models import CLASSES, SIZE, vit
 
 NAMES = ["cat", "tiger cat", "dog", "hen", "cock"]
+GALLERY = ["gallery.dave.html", "gallery.dave.json", "gallery.dave.png"]
 ENDINGS = ["dave.json", "dave.npz", "dave.panels.png", "dave.png"]
 
 
@@ -50,7 +51,7 @@ def explain(*args: str) -> int:
 
 def test_each_image_gets_its_files(tiny, capsys):
     assert explain("a.png", "b.jpg", "--out", "out") == 0
-    assert written("out") == [f"{name}.{ending}" for name in "ab" for ending in ENDINGS]
+    assert written("out") == [*(f"{name}.{ending}" for name in "ab" for ending in ENDINGS), *GALLERY]
     with np.load("out/a.dave.npz") as arrays:
         shapes = {name: arrays[name].shape for name in arrays}
         attribution, values, error = arrays["attribution"], arrays["map"], arrays["standard_error"]
@@ -117,7 +118,8 @@ def test_folders_standard_input_and_equal_names(monkeypatch):
     Image.open("a.png").save("photos/a.webp")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path("a.png").read_bytes())))
     assert explain("a.png", "photos", "-", "--quiet") == 0
-    assert written() == sorted(f"{name}.{ending}" for name in ("a", "a-2", "stdin") for ending in ENDINGS)
+    each = [f"{name}.{ending}" for name in ("a", "a-2", "stdin") for ending in ENDINGS]
+    assert written() == sorted([*each, *GALLERY])
 
 
 def test_json_goes_to_standard_output_alone(capsys):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -40,6 +40,20 @@ Animate = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class GalleryOptions:
+    """What shows all pictures of one command together."""
+
+    gallery: Annotated[
+        bool,
+        typer.Option("--gallery/--no-gallery", help="A page and a contact sheet of all images, if there are several."),
+    ] = True
+    order: Annotated[
+        Literal["confidence", "sureness", "name"],
+        typer.Option("--sort", help="Order of both; the most confident or the surest first."),
+    ] = "confidence"
+
+
 @app.command(
     epilog=examples(
         "dave explain cat.jpg",
@@ -60,6 +74,7 @@ def explain(
     look: Look,
     figure: Figure = "png",
     animate: Animate = None,
+    together: GalleryOptions,
     kinds: KindOptions,
     plugins: Plugins,
     output: Output,
@@ -70,9 +85,11 @@ def explain(
     side by side), NAME.dave.npz (raw numbers) and NAME.dave.json (classes, options, versions). A target, score or
     method of your own goes into the name (NAME.tabby.dave.png). Only results of the same question about the same
     picture are written over; where another file has the name, NAME gets a number. An image that cannot be read is
-    reported and the others are still done.
+    reported and the others are still done. Several images also get gallery.dave.html (a page of all with their maps,
+    1000 at most) and gallery.dave.png (a contact sheet, 200 at most), named by the same rules.
     """
     from dave_vit.data.images import find_images
+    from dave_vit.report import Gallery
     from dave_vit.results import Explainer
 
     options = method.options()
@@ -86,36 +103,54 @@ def explain(
         if kinds.wanted(explainer.model):
             output.json(explain_kinds(explainer, sources, kinds, target, Results(out, sources), output))
             return
-        results = Results(out, sources)
-        records = list(_explain_all(explainer, sources, target, results, (figure, animate, look), output, progress))
+        folder, gallery, records = Results(out, sources), Gallery(together.order), []
+        asked = _Asked(target, figure, animate, look)
+        for result, files, record in _explain_all(explainer, sources, asked, folder, output, progress):
+            gallery.add(result, files["overlay.png"], record)
+            records.append(record)
+    if together.gallery and len(records) > 1:
+        made = folder.write_gallery(records, gallery.files(), gallery.record(), asked.words(explainer))
+        output.print("all together", *(f"  {path}" for path in made["files"]))
     output.json(records)
     if len(records) < len(sources):
         raise typer.Exit(2)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What is wanted of each image: the classes, and kinds of pictures."""
+
+    target: str
+    figure: str
+    animate: str | None
+    look: Look
+
+    def words(self, explainer: Explainer) -> list[str]:
+        """Of the question, for names of files."""
+        return ["" if self.target == "top1" else self.target, method_word(explainer), self.look.word]
+
+
 def _explain_all(
     explainer: Explainer,
     sources: Sequence[str],
-    target: str,
+    asked: _Asked,
     folder: Results,
-    kinds: tuple[str, str | None, Look],
     output: Output,
     progress: Progress,
-) -> Iterator[dict[str, Any]]:
-    """The record of each image that could be read, after its files are written; `kinds` of pictures."""
-    look = kinds[2]
-    words = ["" if target == "top1" else target, method_word(explainer), look.word]
+) -> Iterator[tuple[Result, dict[str, bytes], dict[str, Any]]]:
+    """Result, files and record of each image that could be read, after they are written."""
     for number, source in enumerate(sources):
         progress.update(done=number, text=readable(Path(source).name))
         try:
-            results = _results(explainer, source, target, output, partial(_move, progress, number))
+            results = _results(explainer, source, asked.target, output, partial(_move, progress, number))
         except ImageError as error:
             output.error(str(error))
             continue
-        last, files = results[-1], _files(results, *kinds)
+        last, files = results[-1], _files(results, asked.figure, asked.animate, asked.look)
         record = {"source": readable(source), **last.record()}
-        asked = {**question(explainer, target), "look": asdict(look)}
-        yield _report(last, folder.write(last.classified.picture, asked, files, record, words), output)
+        whole = {**question(explainer, asked.target), "look": asdict(asked.look)}
+        record = folder.write(last.classified.picture, whole, files, record, asked.words(explainer))
+        yield last, files, _report(last, record, output)
 
 
 def _move(progress: Progress, number: int, part: float) -> None:

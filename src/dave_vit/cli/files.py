@@ -57,8 +57,30 @@ class Results:
             words: of the question, for the name.
         """
         contents = {_PLAIN.get(ending, ending): data for ending, data in files.items() if ending != "json"}
-        question = _digest(picture, asked)
-        name = self._name(picture.name, words, ["json", *contents], question)
+        return self._put(picture.name, _digest(asked, picture.image.tobytes()), contents, record, words)
+
+    def write_gallery(
+        self,
+        written: Sequence[Mapping[str, Any]],
+        files: Mapping[str, bytes],
+        record: Mapping[str, Any],
+        words: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Writes what shows several results together, by the same rules: gallery.dave.html and so on.
+
+        Args:
+            written: the records of the results; the same ones under the same names are the same gallery.
+            files: contents by the ending of their names.
+            record: of the gallery; it becomes gallery.dave.json.
+            words: of the question, for the name.
+        """
+        asked = {"results": [[one["question"], Path(one["files"][0]).name] for one in written]}
+        return self._put("gallery", _digest(asked), files, record, words)
+
+    def _put(
+        self, stem: str, question: str, contents: Mapping[str, bytes], record: Mapping[str, Any], words: Sequence[str]
+    ) -> dict[str, Any]:
+        name = self._name(stem, words, ["json", *contents], question)
         self._written.add(name)
         paths = {ending: self._out / f"{name}.{ending}" for ending in ("json", *contents)}
         names = [readable(str(path)) for path in paths.values()]
@@ -93,9 +115,9 @@ def _named_in(record: Path, question: str) -> set[str]:
         return set()
 
 
-def _digest(picture: Picture, asked: Mapping[str, Any]) -> str:
+def _digest(asked: Mapping[str, Any], pixels: bytes = b"") -> str:
     told = json.dumps(asked, sort_keys=True, default=str).encode()
-    return hashlib.sha256(told + picture.image.tobytes()).hexdigest()[:16]
+    return hashlib.sha256(told + pixels).hexdigest()[:16]
 
 
 def _short(stem: str) -> str:

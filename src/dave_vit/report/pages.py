@@ -47,7 +47,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {"bold": _bold, "source": _source, "inline": _inline}
+    made.filters |= {"bold": _bold, "source": _source, "jpeg": _jpeg, "inline": _inline}
     made.globals |= {"estimate": estimate_words}
     return made
 
@@ -61,7 +61,16 @@ def _source(image: Image, kind: Literal["jpeg", "webp"]) -> str:
     """A picture as the address that holds it."""
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, kind, quality=88, **({"method": 6} if kind == "webp" else {}))
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return _address(buffer.getvalue(), kind)
+
+
+def _jpeg(data: bytes) -> str:
+    """A JPEG file as the address that holds it."""
+    return _address(data, "jpeg")
+
+
+def _address(data: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _inline(drawing: Drawing) -> Markup:

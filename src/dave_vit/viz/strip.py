@@ -32,11 +32,11 @@ def strip(pictures: Sequence[Image.Image], words: Sequence[str], *, columns: int
     for number, (picture, text) in enumerate(zip(pictures, words, strict=True)):
         left, top = number % columns * (side + _GAP), number // columns * (height + _LINE + _GAP)
         sheet.paste(picture.resize((side, height), Image.Resampling.LANCZOS), (left, top))
-        pen.text((left + side / 2, top + height + 5), _cut(text, side), fill="#222222", font=font(), anchor="ma")
+        pen.text((left + side / 2, top + height + 5), cut_text(text, side), fill="#222222", font=font(), anchor="ma")
     return sheet
 
 
-def _cut(text: str, width: int) -> str:
+def cut_text(text: str, width: int) -> str:
     """As much of a text as fits, on one line."""
     text = " ".join(text.split())
     while len(text) > 1 and font().getlength(text) > width:
