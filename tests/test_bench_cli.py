@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,9 @@ def test_json_is_the_summary_and_nothing_else(world, tmp_path, capsys):
     ]
     assert cli.run(["evaluate", *world, *arguments, "--out", str(tmp_path / "run"), "--threads", "1"]) == 0
     again = capsys.readouterr().out
+    line = shlex.join(["dave", "evaluate", *world, *arguments, "--out", str(tmp_path / "run"), "--threads", "1"])
+    assert f"- command: {line}\n" in (tmp_path / "run" / "report.md").read_text()  # the last one
+    assert f"<code>{html.escape(line, quote=False)}</code>" in (tmp_path / "run" / "report.html").read_text()
     assert "effective" in again
     assert "report.html" in again
     assert cli.run(["evaluate", *world, "--methods", "dave", "--out", str(tmp_path / "run")]) == 2

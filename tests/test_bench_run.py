@@ -23,6 +23,7 @@ from dave_vit.bench import worker as bench_worker
 from dave_vit.bench.job import Job
 from dave_vit.bench.numbers.rows import Row, Scanned
 from dave_vit.bench.provenance import software
+from dave_vit.bench.report import pages
 from dave_vit.bench.tasks import Tasks, build_grids, settle
 from dave_vit.bench.worker import Worker
 from dave_vit.data import Item, open_dataset
@@ -31,6 +32,7 @@ from dave_vit.data.grids import GridOptions
 from dave_vit.errors import DataError, DaveError, OptionError
 from dave_vit.maps import collapse
 from dave_vit.methods import METHODS, Explanation, Method, create_method
+from dave_vit.methods.options import options_of
 from dave_vit.metrics import METRICS, Case, create_metric, energypg
 from dave_vit.rules import PLAIN
 
@@ -470,6 +472,22 @@ def test_the_report_is_one_file_with_everything(done):
     text = (run / "report.md").read_text()
     value = next(one for one in summary["results"] if (one["method"], one["metric"]) == ("dave", "energypg"))
     assert f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]" in text
+
+
+def test_the_report_tells_samples_and_weights(squares, done):
+    run, summary = done
+    text = (run / "report.md").read_text()
+    (model,) = plan_of(squares).models
+    assert f"- weights: {model.label}: its own, content {summary['weights'][model.label]}\n" in text
+    assert "- samples: dave 3\n" in text  # and none of the other method
+    assert "- command:" not in text  # Python asked
+
+
+def test_samples_that_maps_take_as_they_need_are_told_at_most(squares, done):
+    methods = [{"method": "dave", "options": {"samples": "auto", "limit": 9}}, "smoothgrad"]
+    text = pages(plan_of(squares, methods=methods), done[1], [])["report.md"].decode()
+    usual = options_of("smoothgrad")["samples"].default
+    assert f"- samples: dave at most 9, smoothgrad {usual}\n" in text
 
 
 def test_names_in_the_report_are_escaped(squares, tmp_path):

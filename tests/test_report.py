@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from importlib import resources
+
 import pytest
 from jinja2 import UndefinedError
 
@@ -46,3 +49,11 @@ def test_a_section_is_written_with_its_numbers(tmp_path):
     files = Section("name", "Title", "text", rows=rows).write(tmp_path)
     assert [path.name for path in files] == ["name.csv", "name.json"]
     assert csv_bytes(rows) == b"a,b\n1,\n2,0.5\n"
+
+
+def test_reports_have_the_colours_and_fonts_of_the_page():
+    tokens = (resources.files("dave_vit") / "web" / "static" / "tokens.css").read_text()
+    page = suite_page("html")
+    assert tokens.replace("\n", " ") in page
+    used = set(re.findall(r"var\((--[\w-]+)\)", page))
+    assert used <= set(re.findall(r"(--[\w-]+):", tokens))

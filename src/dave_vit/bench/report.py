@@ -17,6 +17,7 @@ from dave_vit.bench.numbers.summary import rests_on
 from dave_vit.bench.plan import MetricEntry, Plan
 from dave_vit.bench.store import DamagedFile
 from dave_vit.errors import first_line
+from dave_vit.methods.options import most_samples, options_of
 from dave_vit.metrics import GridMetric
 from dave_vit.report import render
 
@@ -165,14 +166,34 @@ def _facts(plan: Plan, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     smoothing, least = plan.smoothing, plan.min_confidence
     window = f" ({smoothing.size} pixels)" if smoothing.kind in ("mean", "gaussian") else ""
     filtered = "" if least is None else f", only if classified correctly with more than {least:g}"
+    command = [("command", summary["command"])] if summary["command"] else []
     return [
+        *command,
         ("data", f"{plan.data}: {summary['images']} images"),
+        ("weights", "; ".join(_weights(plan, summary["weights"]))),
+        ("samples", ", ".join(_samples(plan)) or "no method draws any"),
         ("explained class", plan.target + filtered),
         ("smoothing of maps", f"{smoothing.kind}{window}"),
         ("seeds", ", ".join(map(str, plan.seeds))),
         ("device", ", ".join(summary["devices"])),
         ("versions", "; ".join(summary["versions"])),
     ]
+
+
+def _weights(plan: Plan, digests: Mapping[str, str]) -> Iterator[str]:
+    """Of each model: the file, where one was given, and what they are by content."""
+    for model in plan.models:
+        named = model.label if model.label == model.spec else f"{model.label} ({model.spec})"
+        content = f", content {digests[model.label]}" if model.label in digests else ""
+        yield f"{named}: {Path(model.weights).name if model.weights else 'its own'}{content}"
+
+
+def _samples(plan: Plan) -> Iterator[str]:
+    """Of each method that draws any."""
+    for method in plan.methods:
+        if "samples" in options_of(method.method):
+            most = most_samples(method.method, method.options)
+            yield f"{method.label} {'at most ' if method.options.get('samples') == 'auto' else ''}{most}"
 
 
 def view(

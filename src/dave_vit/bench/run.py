@@ -38,6 +38,7 @@ def evaluate(
     threads: int | None = None,
     watch: Watch | None = None,
     allow_mixed: bool = False,
+    command: str | None = None,
 ) -> dict[str, Any]:
     """Runs a plan, or what is left of it, and writes summary and report.
 
@@ -49,12 +50,13 @@ def evaluate(
         threads: of torch in each worker on the CPU.
         watch: is told of progress.
         allow_mixed: go on with other code, libraries or weights than the run was begun with; the report says so.
+        command: the line that asked for it, for the report.
 
     Returns:
         The content of ``summary.json``.
     """
     folder, job = RunFolder(out), Job(plan, loader, threads)
-    run = _Run(folder, job, engine or LocalEngine(), watch or _silent, allow_mixed=allow_mixed)
+    run = _Run(folder, job, engine or LocalEngine(), watch or _silent, allow_mixed=allow_mixed, command=command)
     with run.engine:
         return run.complete()
 
@@ -81,8 +83,11 @@ class _Scan:
 class _Run:
     """The phases of a run."""
 
-    def __init__(self, folder: RunFolder, job: Job, engine: Engine, watch: Watch, *, allow_mixed: bool) -> None:
+    def __init__(
+        self, folder: RunFolder, job: Job, engine: Engine, watch: Watch, *, allow_mixed: bool, command: str | None
+    ) -> None:
         self.plan, self.folder, self.engine, self.watch = job.plan, folder, engine, watch
+        self.command = command
         plan = self.plan
         data = open_dataset(plan.data, plan.limit)
         document = plan.document(data.digest())
@@ -109,6 +114,7 @@ class _Run:
         collected = [rows.get(scan.label, Collected()) for scan in scans]
         skipped = {one.name: one for scan in scans for one in scan.images if one.predicted is None}
         summary = summarise(self.plan, self.count, collected, [scan.left_out for scan in scans], list(skipped.values()))
+        summary |= {"command": self.command, "weights": self.made_with[-1]["models"]}
         summary["notes"] = [*_mixed(self.made_with), *(note for scan in scans for note in scan.notes)]
         views = self._views(summary, scans, collected)
         summary["notes"] += self.damage  # which may show until here

@@ -97,7 +97,7 @@ def run(args: list[str] | None = None) -> int:
     given = sys.argv[1:] if args is None else args
     try:
         with _ending_in_order():
-            code = app(given or ["--help"], prog_name="dave", standalone_mode=False)
+            code = app(given or ["--help"], prog_name="dave", standalone_mode=False, obj=given)
     except DaveError as error:
         return _fail(str(error))
     except OSError as error:

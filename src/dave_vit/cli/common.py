@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,11 @@ def command(**options: Any) -> typer.Typer:
 def examples(*lines: str) -> str:
     """The end of a help text, to be given as `epilog`; each example keeps its line."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def command_line(context: typer.Context) -> str:
+    """The whole command, ready to be run again."""
+    return shlex.join(["dave", *(context.obj or [])])
 
 
 @dataclass

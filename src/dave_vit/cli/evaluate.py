@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dave_vit.cli.common import Output, command, examples
+from dave_vit.cli.common import Output, command, command_line, examples
 from dave_vit.cli.options import (
     Data,
     MethodsOptions,
@@ -175,7 +175,13 @@ def evaluate(
     flags = _flags(context, settings, methods, model)
     plan = _plan(settings.file, flags, given(context, smoothing), methods)
     how = {"engine": _engine(execution, model.device), "threads": _threads(execution)}
-    _run(plan, out, {**how, "allow_mixed": execution.allow_mixed}, watched=execution.watch, output=output)
+    _run(
+        plan,
+        out,
+        {**how, "allow_mixed": execution.allow_mixed, "command": command_line(context)},
+        watched=execution.watch,
+        output=output,
+    )
 
 
 def _flags(

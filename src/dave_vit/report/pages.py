@@ -6,6 +6,7 @@ import base64
 import io
 import re
 from functools import cache
+from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -48,7 +49,8 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     made.filters |= {"bold": _bold, "source": _source, "jpeg": _jpeg, "inline": _inline}
-    made.globals |= {"estimate": estimate_words}
+    tokens = resources.files("dave_vit") / "web" / "static" / "tokens.css"  # one look for reports and the page
+    made.globals |= {"estimate": estimate_words, "tokens": tokens.read_text(encoding="utf-8")}
     return made
 
 
