@@ -130,3 +130,11 @@ def test_places_go_from_best_to_worst():
     values = np.array([0.2, np.nan, 0.9, 0.5])
     assert places(values, higher_is_better=True).tolist() == [2, 3, 0]
     assert places(values, higher_is_better=False).tolist() == [0, 3, 2]
+
+
+@pytest.mark.parametrize("pictures", [[[0, 1, 2, 3], [0, 4, 5, 6]], [[0, 1], [0, 2], [1, 2]]])
+def test_grids_that_are_too_few_to_tell_pictures_from_grids_have_an_interval(pictures):
+    values = np.linspace(0.2, 0.9, len(pictures))[None]
+    (found,) = estimates(values, range(len(pictures)), pictures=pictures)
+    assert found.low < found.mean < found.high
+    assert found.images == len({picture for own in pictures for picture in own})

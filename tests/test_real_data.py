@@ -21,11 +21,11 @@ pytestmark = [pytest.mark.realdata, pytest.mark.slow]
 IMAGES, GRIDS = 8, 4
 MAPS = {
     "input_x_gradient": ("input_x_gradient", {}),
-    "smoothgrad": ("smoothgrad", {"samples": 25}),
+    "smoothgrad": ("smoothgrad", {"samples": 16}),
     "effective": ("effective", {}),
-    "paper": ("dave", {"preset": "paper", "samples": 50}),
+    "paper": ("dave", {"preset": "paper", "samples": 16}),
 }
-REFINED = {16: "default, T = 16", 50: "default"}
+REFINED = {16: "default, T = 16", 28: "default"}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def attributions(model, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str,
     found = {
         name: create_method(way, model, **options).attribute(inputs, labels) for name, (way, options) in MAPS.items()
     }
-    for explanation in create_method("dave", model, samples=50, chunk=len(inputs)).refine(inputs, labels):
+    for explanation in create_method("dave", model, samples=28, chunk=len(inputs)).refine(inputs, labels):
         if explanation.samples in REFINED:
             found[REFINED[explanation.samples]] = explanation.attribution
     return found
