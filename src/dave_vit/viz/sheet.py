@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from PIL import Image, ImageDraw
@@ -27,26 +28,26 @@ def contact_sheet(
     """
     if not pairs or len(pairs) != len(words):
         raise OptionError(f"{len(pairs)} pairs and {len(words)} words; a contact sheet has one of each, at least")
-    columns = min(len(pairs), 2 if len(pairs) <= 4 else 3 if len(pairs) <= 30 else 6)
-    width, height = 2 * _SIDE + _GAP, _SIDE + 2 * _LINE + _GAP
+    small = [[_shrunk(picture) for picture in pair] for pair in pairs]
+    tall = max(picture.height for pair in small for picture in pair)
+    width, height = 2 * _SIDE + _GAP, tall + 2 * _LINE + _GAP
+    columns = max(min(2, len(pairs)), math.ceil(math.sqrt(len(pairs) * height / width)))  # about a square
     rows = -(-len(pairs) // columns)
     size = (columns * (width + _MARGIN) + _MARGIN, rows * (height + _MARGIN) + _HEAD + _MARGIN)
     sheet = Image.new("RGB", size, "white")
     pen = ImageDraw.Draw(sheet)
     pen.text((_MARGIN, _MARGIN - 2), cut_text(title, size[0] - 2 * _MARGIN), fill="#74449c", font=font())
-    for number, (pair, lines) in enumerate(zip(pairs, words, strict=True)):
+    for number, (pair, lines) in enumerate(zip(small, words, strict=True)):
         left = _MARGIN + number % columns * (width + _MARGIN)
-        top = _HEAD + _MARGIN // 2 + number // columns * (height + _MARGIN)
-        for place, picture in enumerate(pair):
-            _put(sheet, picture, left + place * (_SIDE + _GAP), top)
+        bottom = _HEAD + _MARGIN // 2 + number // columns * (height + _MARGIN) + tall
+        for place, picture in enumerate(pair):  # on one line, over their words
+            sheet.paste(picture, (left + place * (_SIDE + _GAP), bottom - picture.height))
         for place, (line, colour) in enumerate(zip(lines, ("#222222", "#675f78"), strict=True)):
-            at = (left, top + _SIDE + _GAP + place * _LINE)
-            pen.text(at, cut_text(line, width), fill=colour, font=font())
+            pen.text((left, bottom + _GAP + place * _LINE), cut_text(line, width), fill=colour, font=font())
     return sheet
 
 
-def _put(sheet: Image.Image, picture: Image.Image, left: int, top: int) -> None:
-    """A picture at the bottom of its place, over its words."""
+def _shrunk(picture: Image.Image) -> Image.Image:
     small = picture.copy()
     small.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
-    sheet.paste(small, (left, top + _SIDE - small.height))
+    return small
