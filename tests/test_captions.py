@@ -17,6 +17,7 @@ from dave_vit.data.builtin import CLASS_NAMES, BuiltinDataset
 from dave_vit.errors import ModelError, OptionError
 from dave_vit.metrics import energypg
 from dave_vit.models.architectures.captioner import caption, vocabulary
+from dave_vit.models.familiar import advice
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "training"))
 
@@ -27,6 +28,10 @@ SCENES = BuiltinDataset("pair", seed=62_000, length=3)  # neither training nor i
 def answers():
     writer = load_model("builtin-captions")
     return [writer.ask(Image.fromarray(scene.image)) for scene in SCENES]
+
+
+def test_it_says_that_it_knows_emoji():
+    assert "emoji" in advice(load_model("builtin-captions"))
 
 
 def test_it_names_the_objects(answers):

@@ -51,7 +51,8 @@ def _model(served: Served) -> ModelCard:
 
 def _knows(model: Adapter) -> str:
     if isinstance(model, Writer):
-        return "This model writes about images; each of its words has a map."
+        known = advice(model)
+        return "This model writes about images; each of its words has a map." + (f" It {known}" if known else "")
     return f"This model {advice(model) or f'knows {len(model.class_names)} classes.'}"
 
 

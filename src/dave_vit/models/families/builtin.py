@@ -103,7 +103,7 @@ def _captioner(weights: str | None) -> Adapter:
         given = read_weights(weights or _WEIGHTS / f"{CAPTIONS}.safetensors")
         head = {"lm_head.weight": given.state[_WORDS]} if _WORDS in given.state else {}  # the same matrix
         load_state(model.decoder, replace(given, state={**given.state, **head}))
-    traits = Traits(patch=PATCH)
+    traits = Traits(patch=PATCH, knows=_KNOWS if weights is None else None)
     return Writer(model.float(), None, EmbeddedPixels(), tokenizer(transformers), spec=CAPTIONS, traits=traits)
 
 
