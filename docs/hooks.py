@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -18,3 +22,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = source.src_uri.removesuffix(".ipynb") + ".md"
         files.append(File.generated(config, page, content=f"{title}{note}{rest}"))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **others: Any) -> str:
+    """Links to notebooks lead to their pages; where the source is read as it is, they lead to the notebooks."""
+    if page.file.src_uri.startswith("notebooks/"):
+        return markdown
+    return re.sub(r"(\]\([\w/.-]+)\.ipynb\)", r"\1.md)", markdown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import inspect
 import json
@@ -215,6 +216,43 @@ def test_notebooks_run(notebook: Path, tmp_path: Path, monkeypatch: pytest.Monke
     NotebookClient(document, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [output for cell in document.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in shown)
+
+
+def linked() -> Iterator[tuple[Path, Path]]:
+    """A page or notebook, and each file that it shows or leads to."""
+    for page in [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb"), *ROOT.glob("benchmarks/**/*.md")]:
+        prose = re.sub(r"`[^`]*`", "", page.read_text())
+        for address in re.findall(r"\]\(([^)\s]+)", prose):
+            name = address.partition("#")[0]
+            if name and not re.match(r"\w+:", name):
+                yield page, (page.parent / name).resolve()
+
+
+def test_every_link_leads_to_a_file():
+    links = list(linked())
+    assert len(links) > 100
+    assert [(page.name, to.name) for page, to in links if not to.exists()] == []
+
+
+def test_every_figure_is_shown():
+    shown = {to for _, to in linked()}
+    assert [path.name for path in (DOCS / "figures").iterdir() if path not in shown] == []
+
+
+def test_what_is_said_of_few_samples_is_in_the_tables():
+    errors: dict[tuple[str, int], dict[str, float]] = {}
+    for path in DOCS.glob("reproduction/*/tables/convergence.csv"):
+        for row in csv.DictReader(path.read_text().splitlines()):
+            found = errors.setdefault((row["model"].partition("_patch")[0], int(row["samples"])), {})
+            found[row["what"].removeprefix("error: ")] = float(row["median"])
+    for found in errors.values():
+        found.pop("step of the average", None)
+    best = {model: min(found, key=found.__getitem__) for (model, samples), found in errors.items() if samples == 2}
+    assert best == {"deit_tiny": "soft threshold, 2 e", "builtin": "soft threshold, 2 e", "builtin-bcos": "shrinkage"}
+    page = (DOCS / "reproduction" / "index.md").read_text()
+    for model in ("deit_tiny", "builtin"):
+        one, two = (errors[model, 4][f"soft threshold, {count} e"] for count in (1, 2))
+        assert f"({one:.3f} against {two:.3f})" in page
 
 
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}

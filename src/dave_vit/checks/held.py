@@ -7,6 +7,7 @@ the rules. With operators held the score is affine in the image, so that s(x + d
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -164,12 +165,18 @@ def _fused(func: Any, values: _Values, addend: Any, *args: Any, **kwargs: Any) -
 def _selection(func: Any, values: _Values, first: Any, *args: Any, **kwargs: Any) -> Any:
     """Piecewise linear and homogeneous: torch's own derivative along the companion."""
     chosen = partial(_tensors_of, lambda x: func(x, *values.at(args), **values.at(kwargs)))
-    with torch.enable_grad():
-        return torch.func.jvp(chosen, (values.at(first),), (values.live(first),))[1]
+    return _derivative(chosen, values.at(first), values.live(first))
 
 
 def _tensors_of(function: Callable[[Tensor], Any], x: Tensor) -> Any:
     return tuple(tensors(function(x)))
+
+
+def _derivative(function: Callable[[Tensor], Any], at: Tensor, along: Tensor) -> Any:
+    """Torch's own derivative in one direction."""
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # torch's own call
+        return torch.func.jvp(function, (at,), (along,))[1]
 
 
 def _gated(func: Any, values: _Values, input: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -179,8 +186,7 @@ def _gated(func: Any, values: _Values, input: Any, *args: Any, **kwargs: Any) ->
     def activation(x: Tensor) -> Any:
         return func(x, *args, **kwargs)
 
-    with torch.enable_grad():
-        slope = torch.func.jvp(activation, (torch.zeros_like(at),), (torch.ones_like(at),))[1]
+    slope = _derivative(activation, torch.zeros_like(at), torch.ones_like(at))
     gate = torch.where(at == 0, slope, activation(at) / torch.where(at == 0, torch.ones_like(at), at))
     return gate * values.live(input)  # type: ignore[no-any-return]
 

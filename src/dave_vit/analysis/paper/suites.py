@@ -65,7 +65,7 @@ class Suite:
         counts: how much of the tables.
         analyses: options of analyses, by name, in the order of the report; those that are not named follow, with their
             own defaults.
-        quick: whether these are the counts of the five-minute version.
+        quick: whether these are the counts of the short version.
         notes: what was left out.
     """
 
