@@ -1,7 +1,11 @@
-"""Makes the pictures of the web page in docs/figures: python docs/screenshots.py. Needs playwright and chromium."""
+"""Makes the pictures of the web page in docs/figures: python docs/screenshots.py [--weights FILE].
+
+Needs playwright and chromium, and DeiT-Tiny, which is downloaded where no file of its weights is named.
+"""
 
 from __future__ import annotations
 
+import argparse
 import io
 import shutil
 import sys
@@ -10,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvicorn
 from PIL import Image, ImageDraw, ImageFont
@@ -20,30 +24,113 @@ from dave_vit import load_model
 from dave_vit.web import Served, create_app
 
 FOLDER = Path(__file__).parent / "figures"
+PHOTOGRAPHIC = "timm:deit_tiny_patch16_224"
 DESKTOP = {"viewport": {"width": 1120, "height": 800}}
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 WAIT = 240_000  # milliseconds
 CAPTION = 44  # pixels below a picture of the tour
-SAMPLES = 16
+SECONDS = 4.5  # of each picture of the tour
+SAMPLES = 28
 
-TOUR: list[tuple[str, Callable[[Page], Any]]] = [
-    ("An image, an example, or one of your own", lambda page: None),
-    ("What the model sees in it, and which pixels speak for it", lambda page: open_example(page)),
-    ("Why a trophy and not a backpack: one click", lambda page: page.locator("#classes .versus").nth(1).click()),
-    ("Only what is strong", lambda page: page.fill("#above", "40")),
-    ("Pixel by pixel", lambda page: (page.fill("#above", "0"), page.click("#zoom-in"))),
-    ("Both classes on one colour scale", lambda page: (page.click("#zoom-reset"), page.check("#compare"))),
-    ("Under a divider", lambda page: page.select_option("#compare-show", "swipe")),
-    ("What they differ in", lambda page: page.select_option("#compare-show", "difference")),
-    ("Another method", lambda page: page.select_option("#compare-method", "legrad")),
-    ("Back leads back: all of it is in the address", lambda page: [page.go_back() for _ in range(5)]),
+
+def top(page: Page) -> None:
+    """Shows the page from its beginning."""
+    page.evaluate("scrollTo(0, 0)")
+
+
+def shown(selector: str) -> Callable[[Page], Any]:
+    """Shows a part of the page."""
+    return lambda page: page.locator(selector).first.scroll_into_view_if_needed()
+
+
+def filled(**values: str) -> Callable[[Page], Any]:
+    """Moves sliders and fills fields, by their names."""
+    return lambda page: [page.fill(f"#{name}", value) for name, value in values.items()]
+
+
+def chosen(**values: str) -> Callable[[Page], Any]:
+    """Chooses from lists, by their names."""
+    return lambda page: [page.select_option(f"#{name.replace('_', '-')}", value) for name, value in values.items()]
+
+
+def clicked(*selectors: str) -> Callable[[Page], Any]:
+    """Clicks."""
+    return lambda page: [page.locator(selector).first.click() for selector in selectors]
+
+
+def example(number: int) -> Callable[[Page], Any]:
+    """Chooses an example."""
+    return lambda page: page.get_by_role("button", name=f"Example {number}", exact=True).click()
+
+
+def pointed(page: Page) -> None:
+    """Points at the map, as soon as it is in sight."""
+    page.locator("canvas.map").hover(position={"x": 90, "y": 150})
+    shown(".readout")(page)
+
+
+def asked(page: Page) -> None:
+    """A name that fits several classes."""
+    page.fill("#other-class", "cat")
+    page.press("#other-class", "Enter")
+
+
+class Step(NamedTuple):
+    """One picture of the tour: what is said under it, what is done, and what is looked at then."""
+
+    caption: str
+    act: Callable[[Page], Any]
+    look: Callable[[Page], Any] = top
+
+
+TOUR = [
+    Step("dave serve: a page on your own machine, which asks nobody else for anything", lambda page: None),
+    Step("An image, or an example: what the model sees in it, and which pixels speak for it", example(1)),
+    Step("From the image ...", filled(mix="0")),
+    Step("... to the map", filled(mix="100")),
+    Step("Only what is strong", filled(mix="60", above="40")),
+    Step("Smoother", filled(above="0", smoothing="4")),
+    Step("Pixel by pixel", lambda page: (page.fill("#smoothing", "1"), clicked("#zoom-in", "#zoom-in")(page))),
+    Step("Every pixel can be read, with its standard error", clicked("#zoom-reset"), pointed),
+    Step("How sure the map is: below two standard errors it may be chance", lambda page: None),
+    Step("Another class", clicked("#classes label:has-text('tabby')")),
+    Step("Another class, by its name: one that fits several offers them", asked),
+    Step("Chosen with a click", clicked(".candidates button")),
+    Step(
+        "Why an Egyptian cat and not a tabby: one click", clicked("#classes label", "#classes .versus:not(:disabled)")
+    ),
+    Step("Another image", example(2)),
+    Step("Why an espresso, and not a cup", clicked("#classes label", "#classes .class:has-text('cup') .versus")),
+    Step(
+        "What it was made with: files, and the command line that makes the same", lambda page: None, shown(".command")
+    ),
+    Step(
+        "Two classes on one colour scale: a weak one looks weak",
+        lambda page: (chosen(view="map", against="rivals")(page), page.check("#compare")),
+    ),
+    Step("Each on its own scale", chosen(scales="own")),
+    Step(
+        "Under a divider",
+        lambda page: (chosen(scales="shared", compare_show="swipe")(page), page.fill("#divider", "60")),
+    ),
+    Step("What they differ in", chosen(compare_show="difference")),
+    Step("Another method", chosen(compare_show="beside", compare_method="legrad")),
+    Step("Maps of this session are a click away", lambda page: page.uncheck("#compare"), shown("#session")),
+    Step("Whether the model is explained exactly", clicked("#verdict summary")),
+    Step("Methods that cannot explain it are grey, with the reason", clicked("#refused summary"), shown("#refused")),
+    Step("Another model: its own examples", chosen(model="builtin")),
+    Step(
+        "All of it is in the address: Back leads back, and an address can be shared",
+        lambda page: [page.go_back() for _ in range(4)],
+    ),
 ]
 
 
 @contextmanager
-def served() -> Iterator[str]:
-    """The address of a server with the embedded model."""
-    app = create_app([Served(load_model("builtin", device="cpu"))])
+def served(weights: str | None) -> Iterator[str]:
+    """The address of a server with a model of photographs and the embedded one."""
+    models = [load_model(PHOTOGRAPHIC, weights, "cpu"), load_model("builtin", device="cpu")]
+    app = create_app([Served(model) for model in models])
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -52,11 +139,6 @@ def served() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join(10)
-
-
-def open_example(page: Page) -> None:
-    """Chooses the first example."""
-    page.get_by_role("button", name="Example 1", exact=True).click()
 
 
 def settled(page: Page) -> None:
@@ -68,13 +150,6 @@ def settled(page: Page) -> None:
     page.wait_for_timeout(600)  # scrolls smoothly
 
 
-def small(data: bytes, name: str) -> None:
-    """Keeps a picture with few colours, which is a third of its size."""
-    picture = Image.open(io.BytesIO(data)).convert("RGB").quantize(160, dither=Image.Dither.NONE)
-    picture.save(FOLDER / name, optimize=True)
-    sys.stdout.write(f"{name}: {(FOLDER / name).stat().st_size // 1000} kB\n")
-
-
 def shot(browser: Browser, address: str, name: str, **options: Any) -> None:
     """One picture of the page at an address."""
     with browser.new_context(**options) as context:
@@ -82,8 +157,10 @@ def shot(browser: Browser, address: str, name: str, **options: Any) -> None:
         page.goto(address)
         page.locator(".panel .taken").first.wait_for(timeout=WAIT)
         settled(page)
-        page.evaluate("scrollTo(0, 0)")
-        small(page.screenshot(), name)
+        top(page)
+        path = FOLDER / f"page-{name}.webp"
+        Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(path, quality=88, method=6)
+        sys.stdout.write(f"{path.name}: {path.stat().st_size // 1000} kB\n")
 
 
 def tour(browser: Browser, address: str) -> None:
@@ -92,16 +169,16 @@ def tour(browser: Browser, address: str) -> None:
     with browser.new_context(**DESKTOP) as context:
         page = context.new_page()
         page.goto(address)
-        page.fill("#samples", str(SAMPLES))
-        for caption, act in TOUR:
-            act(page)
+        for step in TOUR:
+            step.act(page)
             settled(page)
-            page.evaluate("scrollTo(0, 0)")
-            frames.append(captioned(Image.open(io.BytesIO(page.screenshot())).convert("RGB"), caption))
+            step.look(page)
+            page.wait_for_timeout(300)
+            frames.append(captioned(Image.open(io.BytesIO(page.screenshot())).convert("RGB"), step.caption))
     path = FOLDER / "page-tour.webp"
-    options = {"append_images": frames[1:], "duration": 3000, "loop": 0, "quality": 70, "method": 6}
+    options = {"append_images": frames[1:], "duration": int(1000 * SECONDS), "loop": 0, "quality": 70, "method": 6}
     frames[0].save(path, save_all=True, **options)
-    sys.stdout.write(f"{path.name}: {path.stat().st_size // 1000} kB, {3 * len(frames)} s\n")
+    sys.stdout.write(f"{path.name}: {path.stat().st_size // 1000} kB, {SECONDS * len(frames):.0f} s\n")
 
 
 def captioned(picture: Image.Image, text: str) -> Image.Image:
@@ -115,15 +192,17 @@ def captioned(picture: Image.Image, text: str) -> Image.Image:
 
 def main() -> None:
     """All pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--weights", help="of DeiT-Tiny: a local file instead of a download")
+    given = parser.parse_args()
     browser_path = shutil.which("chromium") or shutil.which("chromium-browser")
-    asked = f"#image=example-1&samples={SAMPLES}"
-    with served() as base, sync_playwright() as library:
+    image = f"#image=example-cat&samples={SAMPLES}"
+    with served(given.weights) as base, sync_playwright() as library:
         browser = library.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
-        against = f"{asked}&against=95&view=signed"
-        shot(browser, f"{base}/{against}", "page-desktop.png", **DESKTOP)
-        both = f"{asked}&compare=beside&compare-class=95&compare-method=dave"
-        shot(browser, f"{base}/{both}", "page-dark.png", color_scheme="dark", **DESKTOP)
-        shot(browser, f"{base}/{asked}", "page-phone.png", **PHONE)
+        shot(browser, f"{base}/{image}", "desktop", **DESKTOP)
+        both = f"{image}&compare=beside&compare-class=287&compare-method=dave"
+        shot(browser, f"{base}/{both}", "dark", color_scheme="dark", **DESKTOP)
+        shot(browser, f"{base}/{image}", "phone", **PHONE)
         tour(browser, base)
         browser.close()
 

@@ -116,7 +116,8 @@ def complaint(line: str) -> str | None:
     return None
 
 
-def test_every_command_line_is_understood():
+def test_every_command_line_is_understood(monkeypatch):
+    monkeypatch.setattr("dave_vit.registry.import_plugins", tuple)  # files that examples speak of are not there
     lines = list(command_lines())
     assert len(lines) > 20
     assert [(page, line, why) for page, line in lines if (why := complaint(line))] == []

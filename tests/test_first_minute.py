@@ -12,6 +12,10 @@ from PIL import Image
 
 import dave_vit
 from dave_vit import cli
+from dave_vit.bench import make_plan
+from dave_vit.bench.job import Job
+from dave_vit.bench.plan import _file_digest
+from dave_vit.bench.worker import Worker
 from dave_vit.data import open_dataset
 from dave_vit.data.labels import pick_targets
 from dave_vit.errors import ModelError, OptionError, TargetError, UnknownName
@@ -81,6 +85,7 @@ import torch
 from torch import nn
 
 def build():
+    torch.manual_seed(0)  # the same weights each time
     return nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
 
 def broken():
@@ -124,6 +129,40 @@ def test_models_methods_and_subfolders_of_ones_own(desk, capsys):
     records = json.loads(capsys.readouterr().out)
     assert [Path(record["source"]).name for record in records] == ["a.png", "b.png"]
     assert records[0]["method"] == "half"
+
+
+def test_every_command_takes_models_and_methods_of_ones_own(desk, capsys):
+    plugin = ["--plugin", "half.py"]
+    Path("photos/inner").rename("photos/class 0")
+    assert cli.run(["doctor", *OWN, *plugin]) == 0
+    assert cli.run(["methods", *plugin]) == 0
+    assert "half Half of the image." in " ".join(capsys.readouterr().out.split())
+    words = ["evaluate", *OWN, *plugin, "--methods", "half", "--metric", "deletion", "--set", "deletion.steps=2"]
+    assert cli.run([*words, "--data", "folder:photos", "--target", "predicted", "--out", "run", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["results"]
+    assert (result["method"], result["n"]) == ("half", 1)  # a.png lies in no folder of a class
+    Path("half.py").write_text(f"{PLUGIN}\n# changed")
+    _file_digest.cache_clear()  # as in another process
+    assert cli.run([*words, "--data", "folder:photos", "--target", "predicted", "--out", "run"]) == 2
+    assert "plugins" in capsys.readouterr().err
+    assert cli.run([*words, "--data", "folder:photos", "--fit", "tiles", "--out", "other"]) == 2
+
+
+def test_a_worker_knows_the_plugins_of_its_plan(desk, monkeypatch):
+    plan = make_plan({"plugins": "half.py", "methods": "half", "metrics": "deletion", "data": "folder:photos"})
+    monkeypatch.setattr(METHODS, "_entries", {})  # as in a process that has just begun
+    monkeypatch.setattr("dave_vit.registry._PLUGINS", set())
+    Worker(Job(plan), "cpu").close()
+    assert list(METHODS) == ["half"]
+
+
+def test_a_page_of_ones_own_model_says_how_it_was_prepared(desk):
+    from dave_vit.cli.serve import ServedOptions, _models
+
+    (served,) = _models(ServedOptions(["net.py:build"], size=32, mean="0.5", std="0.5,0.5,0.4", device="cpu"))
+    assert served.model.prepare.flags == ["--size", "32", "--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.4"]
+    with pytest.raises(OptionError, match="belong to one --model"):
+        _models(ServedOptions(["net.py:build", "builtin"], size=32))
 
 
 def test_targets_are_repeated_or_have_commas_between(desk, capsys):

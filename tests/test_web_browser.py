@@ -45,7 +45,7 @@ def test_the_embedded_model_from_an_example_to_the_files(browser, command, tmp_p
         visit.start()
         page = visit.page
         page.fill("#samples", "6")
-        expect(page.locator("#knows")).to_contain_text("only; for photographs: --model timm:")
+        expect(page.locator("#knows")).to_contain_text("only; for photographs: dave serve --model timm:")
         expect(page.locator("#examples button")).to_have_count(8)
         page.get_by_role("button", name="Example 1", exact=True).click()
         panel = visit.finished()

@@ -58,6 +58,34 @@ def test_the_address_brings_everything_back(visit):
     assert visit.complaints == []
 
 
+BACK_TWICE = """async () => {
+    for (let step = 0; step < 2; step++) {
+        const followed = new Promise((done) => addEventListener("hashchange", done, {once: true}));
+        history.back();
+        await followed;
+    }
+}"""
+
+
+def test_quick_steps_back_end_where_the_address_says(visit):
+    page, busy = visit.page, visit.page.locator(".panel[aria-busy=true]")
+    visit.explained(4)
+    page.locator("#classes label").nth(2).click()
+    page.check("#compare")
+    page.select_option("#compare-class", label=page.locator("#classes .name").nth(3).text_content())
+    page.select_option("#compare-show", "difference")
+    expect(busy).to_have_count(0)
+    titles, shown = page.locator(".panel .title").all_text_contents(), visit.pixels("canvas.both")
+    page.uncheck("#compare")
+    page.select_option("#model", "other")
+    expect(page.locator(".panel code")).to_contain_text("--model other")
+    page.evaluate(BACK_TWICE)  # the second before the image was looked at again for the first
+    expect(page.locator(".panel code").first).to_contain_text("--model tiny")
+    expect(busy).to_have_count(0)
+    expect(page.locator(".panel .title")).to_have_text(titles)
+    np.testing.assert_array_equal(visit.pixels("canvas.both"), shown)
+
+
 def test_an_address_is_shared(visit, browser):
     page = visit.page
     page.fill("#samples", "2")
@@ -251,6 +279,34 @@ def test_on_a_phone_the_map_comes_first_and_is_in_sight_when_an_option_changes(b
         visit.page.locator("#method").scroll_into_view_if_needed()
         visit.page.select_option("#method", "effective")
         expect(panel.locator("canvas.map")).to_be_in_viewport(ratio=0.5)
+
+
+def test_two_fingers_zoom_the_map_and_not_the_page(browser, tiny):
+    with browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True) as context:
+        visit = Visit(context.new_page(), tiny)
+        visit.start()
+        panel = visit.explained()
+        canvas = panel.locator("canvas.map")
+        canvas.scroll_into_view_if_needed()
+        box, touch = canvas.bounding_box(), context.new_cdp_session(visit.page)
+
+        def fingers(kind: str, *across: float) -> None:
+            points = [{"x": box["x"] + part * box["width"], "y": box["y"] + box["height"] / 2} for part in across]
+            touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+        fingers("touchStart", 0.4, 0.6)
+        for step in range(1, 6):
+            fingers("touchMove", 0.4 - 0.04 * step, 0.6 + 0.04 * step)  # three times as far apart
+        fingers("touchEnd")
+        zoomed = canvas.bounding_box()
+        assert abs(zoomed["width"] / box["width"] - 3) < 0.1
+        assert abs(zoomed["x"] - (box["x"] - box["width"])) < 5  # the middle stays where it is
+        assert visit.page.evaluate("visualViewport.scale") == 1
+        fingers("touchStart", 0.5)
+        fingers("touchMove", 0.6)
+        fingers("touchMove", 0.7)
+        fingers("touchEnd")
+        assert canvas.bounding_box()["x"] > zoomed["x"] + 0.1 * box["width"]
 
 
 @pytest.fixture

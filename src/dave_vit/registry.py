@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -48,6 +48,19 @@ def import_file(path: str | Path) -> ModuleType:
     except Exception as error:  # whatever a user's own code raises
         raise OptionError(f"{path} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
     return module
+
+
+_PLUGINS: set[Path] = set()
+
+
+def import_plugins(paths: Iterable[str | Path]) -> tuple[str, ...]:
+    """Imports files that register something, each once in a process; where they lie."""
+    found = [Path(path).resolve() for path in paths]
+    for file in found:
+        if file not in _PLUGINS:
+            import_file(file)
+            _PLUGINS.add(file)
+    return tuple(map(str, found))
 
 
 class Registry(Generic[T]):

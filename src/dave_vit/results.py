@@ -220,7 +220,7 @@ class Result:
     def notes(self) -> tuple[str, ...]:
         """What a reader has to know: what was done to the image, what was cut off, and whether samples are too few."""
         seen = self.photo.seen
-        cut = f"the model sees {seen:.0%} of the photograph, what is in the frame; --fit pad or tiles shows it all"
+        cut = f"the model sees {seen:.0%} of the photograph, its middle; --fit pad or tiles shows it all"
         strange = f"unlike anything that {self.explainer.model.spec} was made for: its answer means little"
         doubts = [doubt for doubt in self.explanation.doubts if doubt][:1]
         said = [*([strange] if self.classified.unfamiliar else []), *([cut] if seen < _MUCH_SEEN else [])]

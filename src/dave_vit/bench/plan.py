@@ -16,8 +16,8 @@ from dave_vit.maps import Smoothing as SmoothingKind
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import checked, options_of
 from dave_vit.metrics import GridMetric, Metric, create_metric
-from dave_vit.models import ModelSpec
-from dave_vit.registry import nearest
+from dave_vit.models import ModelSpec, Prepare
+from dave_vit.registry import import_plugins, nearest
 from dave_vit.schema import check, check_fields, check_seed
 
 Target = Literal["label", "predicted"]
@@ -32,12 +32,18 @@ class ModelEntry(ModelSpec):
 
     def __post_init__(self) -> None:
         check_fields(self, "a model of the plan")
+        if self.prepare is not None and self.prepare.fit == "tiles":
+            raise OptionError(
+                "fit 'tiles' makes several inputs of an image, which no metric scores; take pad or squash"
+            )
 
     @property
     def identity(self) -> dict[str, Any]:
         """What decides its results, wherever its files lie."""
         files = {"weights": self.weights, "classes": self.classes}
-        return {"spec": self.spec, **{name: _file_digest(path) if path else None for name, path in files.items()}}
+        said = {} if self.prepare is None else {"prepare": asdict(self.prepare)}
+        digests = {name: _file_digest(path) if path else None for name, path in files.items()}
+        return {"spec": self.spec, **digests, **said}
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,7 @@ class Plan:
         batch: images in one pass.
         shard: images whose results are one file.
         save_maps: keep the maps as well.
+        plugins: Python files that register methods or metrics of the plan.
     """
 
     models: tuple[ModelEntry, ...]
@@ -157,9 +164,11 @@ class Plan:
     batch: int = 32
     shard: int = 32
     save_maps: bool = False
+    plugins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_fields(self, "the plan")
+        object.__setattr__(self, "plugins", import_plugins(self.plugins))
         for seed in self.seeds:
             check_seed(seed)
         for name in ("models", "methods", "metrics", "seeds"):
@@ -189,6 +198,8 @@ class Plan:
         content = asdict(self)
         content["models"] = [{**entry.identity, "label": entry.label} for entry in self.models]
         content["data"] = data_digest
+        plugins = content.pop("plugins")  # runs of plans without any go on
+        content |= {"plugins": [_file_digest(path) for path in plugins]} if plugins else {}
         content["methods"] = [
             {name: value for name, value in method.items() if (name, value) != ("against", None)}
             for method in content["methods"]  # runs of plans that say nothing of it go on
@@ -217,10 +228,11 @@ def read_plan(path: str | Path) -> dict[str, Any]:
 def make_plan(settings: Mapping[str, Any]) -> Plan:
     """A plan from plain settings: entries may be names or tables, lists may be single values."""
     given = dict(settings)
+    given["plugins"] = import_plugins(listed(given.get("plugins", ())))
     given["models"] = _entries(ModelEntry, "spec", given.get("models", "builtin"))
     given["methods"] = _entries(MethodEntry, "method", given.get("methods", "dave"))
     given["metrics"] = _entries(MetricEntry, "metric", given.get("metrics", ("gridpg", "energypg", "deletion")))
-    given["seeds"] = tuple(_listed(given.get("seeds", 0)))
+    given["seeds"] = tuple(listed(given.get("seeds", 0)))
     given["smoothing"] = _smoothing(given.get("smoothing", "none"))
     return Plan(**given)
 
@@ -246,18 +258,22 @@ def _with_matched(entries: tuple[MetricEntry, ...]) -> tuple[MetricEntry, ...]:
     return tuple({entry.label: made.get(entry.label, entry) for entry in pairs}.values())
 
 
-def _listed(value: Any) -> Sequence[Any]:
+def listed(value: Any) -> Sequence[Any]:
+    """A list, or a list of one."""
     return value if isinstance(value, list | tuple) else [value]
 
 
 def _entries(kind: type[E], main: str, values: Any) -> tuple[E, ...]:
     """Entries from names and tables; ``main`` is the field that a bare name fills."""
-    return tuple(value if isinstance(value, kind) else kind(**table_of(kind, main, value)) for value in _listed(values))
+    return tuple(value if isinstance(value, kind) else kind(**table_of(kind, main, value)) for value in listed(values))
 
 
 def table_of(kind: type[ModelEntry | MethodEntry | MetricEntry], main: str, value: Any) -> dict[str, Any]:
     """The table of an entry, which may be a name; ``main`` is the field that a bare name fills."""
     table = value if isinstance(value, dict) else {main: value}
+    if kind is ModelEntry and isinstance(table.get("prepare"), dict):
+        check(table["prepare"], get_type_hints(Prepare), "the preprocessing")
+        table = {**table, "prepare": Prepare(**table["prepare"])}
     check(table, get_type_hints(kind), f"a {kind.__name__.removesuffix('Entry').lower()} of the plan")
     if main not in table:
         raise OptionError(f"plan entry {table}: expected a {main!r}")

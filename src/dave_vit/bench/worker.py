@@ -25,6 +25,7 @@ from dave_vit.environment import device_name, listed
 from dave_vit.errors import DaveError, ImageError
 from dave_vit.methods.chunks import Passes
 from dave_vit.metrics import Case, GridMetric
+from dave_vit.registry import import_plugins
 from dave_vit.run.passes import counted
 
 Files = dict[str, bytes]
@@ -78,6 +79,7 @@ class Worker:
     """
 
     def __init__(self, job: Job, device: str) -> None:
+        import_plugins(job.plan.plugins)  # of which a process of its own knows nothing yet
         for name, found in software().items():
             job.compare("software", name, found)
         self.plan, self.job, self.device = job.plan, job, torch.device(device)

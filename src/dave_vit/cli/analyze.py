@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import ModelsOptions, Out, Seed, grouped, pick_device
+from dave_vit.cli.options import ModelsOptions, Out, Plugins, Seed, grouped, pick_device
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -50,7 +50,12 @@ app = command(
 
 _GROUP = inspect.Parameter.empty  # has the defaults of its fields
 _OF_MODELS = {"models": (ModelsOptions, _GROUP)}
-_OF_ALL = {"seed": (Seed, 0), "out": (Out, Path("dave-analysis")), "output": (Output, _GROUP)}
+_OF_ALL = {
+    "seed": (Seed, 0),
+    "out": (Out, Path("dave-analysis")),
+    "plugins": (Plugins, _GROUP),
+    "output": (Output, _GROUP),
+}
 
 
 @app.callback()
@@ -65,7 +70,7 @@ def _function(analysis: Analysis) -> Callable[..., None]:
     parameters = {name: _parameter(name, flag, kinds[name], defaults[name]) for name, flag in analysis.flags.items()}
     parameters |= (_OF_MODELS if "models" in kinds else {}) | _OF_ALL
 
-    def run(*, out: Path, output: Output, **given: Any) -> None:
+    def run(*, out: Path, plugins: Plugins, output: Output, **given: Any) -> None:
         if "models" in kinds:
             given["device"] = pick_device(given["models"].device)
             given["models"] = given["models"].entries(*(entry.spec for entry in defaults["models"]))

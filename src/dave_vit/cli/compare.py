@@ -11,7 +11,8 @@ import typer
 
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.files import Results
-from dave_vit.cli.options import Look, MethodsOptions, Out, Plugins, PreparedModel, grouped, names_of
+from dave_vit.cli.options import Look, MethodsOptions, Out, Plugins, grouped, names_of
+from dave_vit.cli.prepared import PreparedModel
 from dave_vit.errors import DaveError, ImageError, OptionError, readable
 
 if TYPE_CHECKING:

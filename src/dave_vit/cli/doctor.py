@@ -7,12 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Json, ModelOptions, Seed, grouped
+from dave_vit.cli.options import Json, Plugins, Seed, grouped
+from dave_vit.cli.prepared import PreparedModel
 from dave_vit.errors import UnsupportedOperator
 
 app = command()
 
-_ON_CPU = ModelOptions(device="cpu")
+_ON_CPU = PreparedModel(device="cpu")
 
 
 @app.command(
@@ -25,11 +26,13 @@ _ON_CPU = ModelOptions(device="cpu")
 )
 @grouped
 def doctor(
-    model: ModelOptions = _ON_CPU,
+    *,
+    model: PreparedModel = _ON_CPU,
     image: Annotated[
         str | None, typer.Option("--image", metavar="FILE", help="Check with this image.", show_default="noise")
     ] = None,
     seed: Seed = 0,
+    plugins: Plugins,
     as_json: Json = False,
 ) -> None:
     """Check whether a model is explained exactly.

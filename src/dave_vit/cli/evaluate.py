@@ -13,14 +13,15 @@ from dave_vit.cli.common import Output, command, command_line, examples
 from dave_vit.cli.options import (
     Data,
     MethodsOptions,
-    ModelOptions,
     Out,
+    Plugins,
     Preset,
     given,
     grouped,
     names_of,
     setting,
 )
+from dave_vit.cli.prepared import PreparedModel
 from dave_vit.cli.watching import bars, numbers
 from dave_vit.errors import DataError, OptionError
 
@@ -105,8 +106,10 @@ class SmoothingOptions:
         Literal["none", "mean", "gaussian", "patch", "official"],
         typer.Option("--smoothing", help="Of every map before it is scored."),
     ] = "none"
-    size: Annotated[int, typer.Option("--smoothing-size", metavar="N", help="Side of the window in pixels; odd.")] = 15
-    sigma: Annotated[
+    smoothing_size: Annotated[
+        int, typer.Option("--smoothing-size", metavar="N", help="Side of the window in pixels; odd.")
+    ] = 15
+    smoothing_sigma: Annotated[
         float | None,
         typer.Option("--smoothing-sigma", metavar="S", help="Of the Gaussian.", show_default="a sixth of the window"),
     ] = None
@@ -160,10 +163,11 @@ def evaluate(
     context: typer.Context,
     settings: PlanOptions,
     methods: ScoredMethods,
-    model: ModelOptions,
+    model: PreparedModel,
     smoothing: SmoothingOptions,
     execution: Execution,
     out: Out = Path("dave-run"),
+    plugins: Plugins,
     output: Output,
 ) -> None:
     """Score methods on a data set: localisation, faithfulness, robustness.
@@ -172,8 +176,9 @@ def evaluate(
     same command on the same folder goes on where it was stopped; several at once share the work. Images that cannot
     be read are left out and listed.
     """
-    flags = _flags(context, settings, methods, model)
-    plan = _plan(settings.file, flags, given(context, smoothing), methods)
+    flags = _flags(context, settings, methods, model) | given(context, plugins)
+    softened = {name.removeprefix("smoothing_"): value for name, value in given(context, smoothing).items()}
+    plan = _plan(settings.file, flags, softened, methods)
     how = {"engine": _engine(execution, model.device), "threads": _threads(execution)}
     _run(
         plan,
@@ -185,24 +190,29 @@ def evaluate(
 
 
 def _flags(
-    context: typer.Context, settings: PlanOptions, methods: ScoredMethods, model: ModelOptions
+    context: typer.Context, settings: PlanOptions, methods: ScoredMethods, model: PreparedModel
 ) -> dict[str, Any]:
     """What the command line says of a plan, by the names of the plan's settings."""
     flags = {name: value for name, value in given(context, settings).items() if name != "file"}
     named = {"names": "methods", "seed": "seeds"}
     flags |= {named[name]: value for name, value in given(context, methods).items() if name in named}
-    entry = {name: str(value) for name, value in given(context, model).items() if name != "device"}
-    return {**flags, "models": {"spec": ModelOptions.spec, **entry}} if entry else flags
+    own = {"spec", "weights", "classes"}
+    entry: dict[str, Any] = {name: str(value) for name, value in given(context, model).items() if name in own}
+    entry |= {"prepare": model.prepare} if model.prepare else {}
+    return {**flags, "models": {"spec": PreparedModel.spec, **entry}} if entry else flags
 
 
 def _plan(file: Path | None, flags: dict[str, Any], smoothing: dict[str, Any], methods: ScoredMethods) -> Plan:
     """The plan of the flags, over that of the file, over the defaults."""
     from dave_vit.bench import make_plan, read_plan
+    from dave_vit.bench.plan import listed
     from dave_vit.methods import METHODS
     from dave_vit.metrics import METRICS
+    from dave_vit.registry import import_plugins
 
     settings: dict[str, Any] = {"methods": MethodsOptions.names, "metrics": PlanOptions.metrics}
     settings |= {**(read_plan(file) if file else {}), **flags}
+    settings["plugins"] = import_plugins(listed(settings.get("plugins", ())))  # before their names are read
     if smoothing:
         before = settings.get("smoothing", {})
         settings["smoothing"] = {**(before if isinstance(before, dict) else {"kind": before}), **smoothing}

@@ -13,7 +13,8 @@ import typer
 from dave_vit.cli.common import Output, Progress, command, examples
 from dave_vit.cli.files import Results, method_word, question
 from dave_vit.cli.kinds import KindOptions, explain_kinds
-from dave_vit.cli.options import Look, MethodOptions, Out, Plugins, PreparedModel, grouped
+from dave_vit.cli.options import Look, MethodOptions, Out, Plugins, grouped
+from dave_vit.cli.prepared import PreparedModel
 from dave_vit.errors import ImageError, OptionError, readable
 
 if TYPE_CHECKING:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Json
+from dave_vit.cli.options import Json, Plugins, grouped
 
 app = command()
 
 
-@app.command(epilog=examples("dave methods", "dave methods --json"))
-def methods(as_json: Json = False) -> None:
+@app.command(epilog=examples("dave methods", "dave methods --json", "dave methods --plugin mine.py"))
+@grouped
+def methods(*, plugins: Plugins, as_json: Json = False) -> None:
     """List the attribution methods, what each costs, and whether it resolves pixels and tells classes apart.
 
     T is the number of samples; passes are counted for one image and one class.

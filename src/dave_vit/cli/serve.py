@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Classes, Device, ModelOptions, Models, Quiet, Seed, grouped
+from dave_vit.cli.options import Classes, Device, Models, Plugins, Quiet, Seed, grouped
+from dave_vit.cli.prepared import PreparedModel, PrepareOptions
 from dave_vit.errors import OptionError, missing_extra
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _CONNECTIONS = 64
 
 
 @dataclass(frozen=True)
-class ServedOptions:
+class ServedModels:
     """The models to choose among."""
 
     specs: Models = None
@@ -34,11 +35,17 @@ class ServedOptions:
     device: Device = "auto"
 
 
+@dataclass(frozen=True)
+class ServedOptions(PrepareOptions, ServedModels):
+    """The models to choose among, and what is done to photographs before they see them."""
+
+
 @app.command(
     epilog=examples(
         "dave serve",
         "dave serve --port 9000 --model builtin --model timm:vit_base_patch16_224",
         "dave serve --model deit_tiny_patch16_224 --weights mine.safetensors --classes names.txt",
+        "dave serve --model mine.py:build --plugin methods.py",
     )
 )
 @grouped
@@ -52,6 +59,7 @@ def serve(
         typer.Option("--name", metavar="HOST", help="A further name under which browsers reach it; repeatable."),
     ] = None,
     seed: Seed = 0,
+    plugins: Plugins,
     quiet: Quiet = False,
 ) -> None:
     """Explain images in the browser.
@@ -111,9 +119,13 @@ def _models(options: ServedOptions) -> list[Served]:
     specs, weights = options.specs or ["builtin"], options.weights or []
     if len(weights) > len(specs):
         raise OptionError(f"{len(weights)} --weights for {len(specs)} --model; give one --model for each")
+    if options.prepare is not None and len(specs) > 1:
+        raise OptionError("--fit, --size, --mean, --std and --crop belong to one --model; give exactly one")
     files = [*weights, *[None] * (len(specs) - len(weights))]
+    said = {one.name: getattr(options, one.name) for one in fields(PrepareOptions)}
     chosen = [
-        ModelOptions(spec, file, options.classes, options.device) for spec, file in zip(specs, files, strict=True)
+        PreparedModel(spec, file, options.classes, options.device, **said)
+        for spec, file in zip(specs, files, strict=True)
     ]
     return [Served(one.load(), weights=one.weights is not None, classes=one.classes is not None) for one in chosen]
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import ModelOptions, Seed, data_flag, grouped
+from dave_vit.cli.options import Plugins, Seed, data_flag, grouped
+from dave_vit.cli.prepared import PreparedModel
 from dave_vit.errors import ImageError
 
 if TYPE_CHECKING:
@@ -35,11 +36,12 @@ File = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The pre
 @grouped
 def tune(
     *,
-    model: ModelOptions,
+    model: PreparedModel,
     data: Data,
     limit: Limit = 16,
     out: File = Path("preset.toml"),
     seed: Seed = 0,
+    plugins: Plugins,
     output: Output,
 ) -> None:
     """Choose DAVE's neighbourhood for a model, without labels.
@@ -54,7 +56,7 @@ def tune(
     from dave_vit.atomic import write_json
 
     loaded, pictures = model.load(), _pictures(data, limit)
-    key = _key(loaded.spec, model.weights, pictures, seed)
+    key = _key(model, pictures, seed)
     notes = Path(f"{out}.json")
     known = _known(notes, key)
     with output.progress(len(LADDER), "measuring") as progress:
@@ -88,9 +90,9 @@ def _pictures(data: str, limit: int) -> list[Image]:
     return [read_picture(path).image for path in paths]
 
 
-def _key(spec: str, weights: str | None, pictures: list[Image], seed: int) -> str:
+def _key(model: PreparedModel, pictures: list[Image], seed: int) -> str:
     """Changes with all that decides the numbers."""
-    content = hashlib.sha256(repr((spec, weights, seed)).encode())
+    content = hashlib.sha256(repr((model.spec, model.weights, model.prepare, seed)).encode())
     for picture in pictures:
         content.update(picture.tobytes())
     return content.hexdigest()

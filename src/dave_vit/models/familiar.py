@@ -26,7 +26,7 @@ def unfamiliar(model: nn.Module, logits: Tensor) -> Tensor:
     return stands_out(logits) < (float("-inf") if least is None else least)
 
 
-def advice(model: nn.Module) -> str | None:
-    """What a model knows, where that is not what most people want, and which model to take for photographs."""
+def advice(model: nn.Module, command: str = "") -> str | None:
+    """What a model knows, where that is not what most people want, and how `command` takes one for photographs."""
     knows = traits_of(model).knows
-    return None if knows is None else f"knows {knows} only; for photographs: --model {PHOTOGRAPHIC}"
+    return None if knows is None else f"knows {knows} only; for photographs: {command}--model {PHOTOGRAPHIC}"

@@ -26,10 +26,11 @@ class ModelSpec:
     spec: str = "builtin"
     weights: str | None = None
     classes: str | None = None
+    prepare: Prepare | None = None
 
     def load(self, device: str | torch.device | None = None) -> Adapter:
         """The model itself."""
-        return load_model(self.spec, self.weights, device, classes=self.classes)
+        return load_model(self.spec, self.weights, device, classes=self.classes, prepare=self.prepare)
 
 
 def load_model(

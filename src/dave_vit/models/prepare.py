@@ -60,6 +60,15 @@ class Prepare:
         """Whether it does without a preprocessing of the model's own."""
         return self.size is not None and self.mean is not None and self.std is not None
 
+    @property
+    def flags(self) -> list[str]:
+        """What says the same on the command line."""
+        said = {name: value for name, value in vars(self).items() if value is not None}
+        texts = {
+            name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value) for name, value in said.items()
+        }
+        return [word for name, text in texts.items() for word in (f"--{name}", text)]
+
     def of(self, own: Preprocessing) -> Preprocessing:
         """The preprocessing to use, where `own` is the model's."""
         base = own if (self.size, self.mean, self.std, self.crop) == (None,) * 4 else self._standard(own)

@@ -50,10 +50,10 @@ def _model(served: Served) -> ModelCard:
 
 
 def _knows(model: Adapter) -> str:
+    known = advice(model, "dave serve ")
     if isinstance(model, Writer):
-        known = advice(model)
         return "This model writes about images; each of its words has a map." + (f" It {known}" if known else "")
-    return f"This model {advice(model) or f'knows {len(model.class_names)} classes.'}"
+    return f"This model {known or f'knows {len(model.class_names)} classes.'}"
 
 
 def _preset(served: Served, name: str) -> PresetCard:

@@ -260,6 +260,7 @@ def command(served: Served, query: ExplainQuery, said: Sequence[str], explainer:
     words += ["--model", served.name] if served.name != "builtin" else []
     words += ["--weights", "FILE"] if served.weights else []
     words += ["--classes", "FILE"] if served.classes else []
+    words += served.model.prepare.flags if served.model.prepare else []
     words += [*said, "--method", query.method]
     for name, value in explainer.options.items():
         if name in ("samples", "preset", "seed"):

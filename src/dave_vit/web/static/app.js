@@ -7,8 +7,8 @@ import { later, showModel, soon } from "./about.js";
 import { OPTIONS, choose, model, offer, restore, showMethod, usePreset } from "./choices.js";
 import { choices, requestOf } from "./asked.js";
 import { Classes } from "./classes.js";
-import { $ } from "./dom.js";
-import { exampleName, showExamples, takeImages } from "./images.js";
+import { $, bringIntoSight } from "./dom.js";
+import { exampleName, recall, showExamples, takeImages } from "./images.js";
 import { listenToLook, lookSaid, readLook, restoreLook } from "./look.js";
 import { Pair } from "./pair.js";
 import { Panel } from "./panel.js";
@@ -41,7 +41,8 @@ const zoom = new Zoom(() => document.querySelectorAll(".stage"));
 const classes = new Classes(asked, opposed);
 const words = new Words((prompt) => state.blob && look(state.blob, state.name, state.image, { prompt }), asked);
 // image: the name under which the address knows it; pictures: the image as models see it, by their names
-const state = { info: null, blob: null, name: "", url: "", image: "", pictures: {}, looking: null, replace: true };
+// seenBy: the model whose classes are shown; turn: counts addresses that were followed
+const state = { info: null, blob: null, name: "", url: "", image: "", pictures: {}, looking: null, seenBy: "", turn: 0, replace: true };
 
 function sameModel(panel) {
   return panel.request.options.model === $("model").value;
@@ -56,30 +57,27 @@ function remember(replace = state.replace) {
 
 // Shows what the address says.
 async function follow() {
+  const turn = (state.turn += 1);
   const said = { against: "", ...address.read() };
   const before = { image: state.image, model: $("model").value, prompt: words.prompt };
   restore(said);
   $("compare").checked = Boolean(said.compare);
   choose("compare-show", said.compare, "beside");
   restoreLook(said);
-  if (before.model !== $("model").value) showModel();
+  if (before.model !== $("model").value) showChosen();
   useLook();
   showCompare();
   state.replace = true; // this entry is there already
   if (!said.image) return leave();
   const asked = said.prompt ?? "";
-  const same = said.image === before.image && before.model === $("model").value && before.prompt === asked;
+  const seen = !state.looking && state.seenBy === $("model").value; // or its classes may be another model's
+  const same = seen && said.image === before.image && before.prompt === asked;
   $("prompt").value = asked;
   if (same) return again(said);
-  const kept = await recall(said.image);
+  const kept = await recall(said.image, state.info.models);
+  if (turn !== state.turn) return; // somebody goes on, back or forth
   if (kept) await look(kept.blob, kept.name, said.image, said);
   else complain("The image of this address is not in this browser: addresses hold all choices, but no images. Choose it again.");
-}
-
-async function recall(image) {
-  const path = state.info.models.flatMap((card) => card.examples).find((one) => exampleName(one) === image);
-  if (!path) return store.find(image);
-  return { blob: await api.example(path), name: `${image}.png` };
 }
 
 function again(said) {
@@ -124,12 +122,14 @@ async function look(blob, name, image, said = {}) {
       state.url = URL.createObjectURL(blob);
       if (!image.startsWith("example-")) store.keep(image, blob, name);
     }
-    Object.assign(state, { blob, name, image, pictures: { [$("model").value]: picture } });
+    Object.assign(state, { blob, name, image, seenBy: $("model").value, pictures: { [$("model").value]: picture } });
     page.notes = seen.notes;
     showSeen(seen, said);
     runAll();
   } catch (error) {
     if (error.name !== "AbortError") complain(error.message);
+  } finally {
+    if (state.looking === looking) state.looking = null;
   }
 }
 
@@ -216,14 +216,7 @@ function meant(panel, index) {
 
 function changedByHand() {
   remember();
-  setTimeout(inSight, CLICK);
-}
-
-function inSight() {
-  if (!state.blob) return;
-  const box = panels[0].canvas.getBoundingClientRect();
-  const seen = Math.min(box.bottom, innerHeight) - Math.max(box.top, 0);
-  if (seen < box.height / 2) $("panels").scrollIntoView({ behavior: "smooth", block: "start" });
+  setTimeout(() => state.blob && bringIntoSight(panels[0].canvas, $("panels")), CLICK);
 }
 
 // A map is done.
@@ -286,6 +279,12 @@ async function openExample(path) {
   }
 }
 
+// What belongs to the chosen model.
+function showChosen() {
+  showModel();
+  showExamples(openExample);
+}
+
 function listen() {
   takeImages(open);
   addEventListener("hashchange", follow);
@@ -293,8 +292,7 @@ function listen() {
   $("model").addEventListener("change", () => {
     $("compare-model").value = $("model").value;
     usePreset();
-    showModel();
-    showExamples(openExample);
+    showChosen();
     if (state.blob) look(state.blob, state.name, state.image);
     else remember();
   });
@@ -343,8 +341,7 @@ async function start() {
   for (const [name, hexes] of Object.entries(state.info.colormaps)) page.colours[name] = table(hexes);
   offer(state.info);
   showMethod();
-  showModel();
-  showExamples(openExample);
+  showChosen();
   useLook();
   listen();
   if (location.hash) await follow();

@@ -22,3 +22,10 @@ export function digits(value) {
 export function percent(share) {
   return `${(100 * share).toFixed(1)} %`;
 }
+
+// Scrolls to `place` where less than half of an element of it is seen.
+export function bringIntoSight(element, place) {
+  const box = element.getBoundingClientRect();
+  const seen = Math.min(box.bottom, innerHeight) - Math.max(box.top, 0);
+  if (seen < box.height / 2) place.scrollIntoView({ behavior: "smooth", block: "start" });
+}

@@ -1,5 +1,7 @@
 // How images come in: chosen, dropped, pasted, or one of the examples.
 
+import * as api from "./api.js";
+import * as store from "./store.js";
 import { model } from "./choices.js";
 import { $, make } from "./dom.js";
 
@@ -42,4 +44,11 @@ export function showExamples(open) {
 // Under which the address of the page knows an example.
 export function exampleName(path) {
   return path.replace(/^.*\/([^/]+)\.\w+$/, "example-$1");
+}
+
+// An image by the name under which the address knows it, if it is an example or still in this browser.
+export async function recall(image, cards) {
+  const path = cards.flatMap((card) => card.examples).find((one) => exampleName(one) === image);
+  if (!path) return store.find(image);
+  return { blob: await api.example(path), name: `${image}.png` };
 }

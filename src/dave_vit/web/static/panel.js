@@ -185,6 +185,7 @@ export class Panel {
     alert.hidden = !error;
     if (!error) return;
     this.find(".views").hidden = this.find(".readout").hidden = true; // they are another request's
+    this.find(".notes").textContent = "";
     if (!(error instanceof Failure)) console.error(error);
     alert.querySelector("span").textContent = error instanceof Failure ? error.message : "The page failed.";
     const offered = (error.candidates ?? []).map((one) => this.candidate(one));

@@ -11,6 +11,7 @@ export class Zoom {
     this.stages = stages;
     this.scale = 1;
     this.centre = { x: 0.5, y: 0.5 }; // of what is seen, in parts of the whole
+    this.fingers = null; // where two of them were last
   }
 
   // by: a factor; at: the place that stays where it is, in parts of the whole
@@ -44,7 +45,7 @@ export class Zoom {
     }
   }
 
-  // Lets a stage be zoomed with the wheel and Ctrl, a double click, + - and 0, and dragged.
+  // Lets a stage be zoomed with the wheel and Ctrl, a double click, two fingers, + - and 0, and dragged.
   listen(stage) {
     const at = (event) => place(event, stage.querySelector(".layer"));
     stage.addEventListener("dblclick", (event) => this.by(STEP * STEP, at(event)));
@@ -57,10 +58,24 @@ export class Zoom {
       this.by(event.deltaY < 0 ? STEP : 1 / STEP, at(event));
     };
     stage.addEventListener("wheel", wheel, { passive: false });
+    for (const name of ["touchstart", "touchmove", "touchend", "touchcancel"]) {
+      stage.addEventListener(name, (event) => this.pinch(event, stage), { passive: false });
+    }
+  }
+
+  pinch(event, stage) {
+    const before = this.fingers;
+    this.fingers = event.touches.length === 2 ? pair(event.touches) : null;
+    if (!this.fingers) return;
+    event.preventDefault(); // or the whole page would be zoomed
+    if (!before) return;
+    const box = stage.getBoundingClientRect();
+    this.by(this.fingers.apart / before.apart, place(before, stage.querySelector(".layer")));
+    this.pan((this.fingers.clientX - before.clientX) / box.width, (this.fingers.clientY - before.clientY) / box.height);
   }
 
   drag(event, stage) {
-    if (this.scale === 1 || !event.buttons) return;
+    if (this.scale === 1 || !event.buttons || this.fingers) return;
     const box = stage.getBoundingClientRect();
     this.pan(event.movementX / box.width, event.movementY / box.height);
   }
@@ -75,4 +90,13 @@ export class Zoom {
 function place(event, layer) {
   const box = layer.getBoundingClientRect();
   return { x: (event.clientX - box.left) / box.width, y: (event.clientY - box.top) / box.height };
+}
+
+// The point between two fingers, and how far they are apart.
+function pair([one, two]) {
+  return {
+    clientX: (one.clientX + two.clientX) / 2,
+    clientY: (one.clientY + two.clientY) / 2,
+    apart: Math.max(1, Math.hypot(one.clientX - two.clientX, one.clientY - two.clientY)),
+  };
 }
