@@ -143,6 +143,15 @@ def test_flags_go_before_the_file(words, tmp_path):
     assert (plan.smoothing.kind, plan.smoothing.size) == ("gaussian", 9)
 
 
+def test_a_metric_of_the_file_keeps_its_own_smoothing(words, tmp_path):
+    entry = '{metric = "gridpg", label = "coarse", smoothing = {kind = "patch"}}'
+    (tmp_path / "plan.toml").write_text(f'metrics = ["gridpg", {entry}]')
+    assert cli.run(["evaluate", "--plan", str(tmp_path / "plan.toml"), "--smoothing", "gaussian"]) == 0
+    plan = words["plan"]
+    assert plan.smoothing.kind == "gaussian"
+    assert [entry.smoothing and entry.smoothing.kind for entry in plan.metrics] == [None, "patch"]
+
+
 def test_flags_go_before_what_the_file_says_of_a_method(words, tmp_path):
     (tmp_path / "plan.toml").write_text(
         """

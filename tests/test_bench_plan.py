@@ -46,6 +46,13 @@ def test_yaml_and_toml_say_the_same(tmp_path):
     assert (one.smoothing.kind, one.smoothing.size) == ("mean", 9)
 
 
+@pytest.mark.parametrize("smoothing", ['"patch"', '{kind = "patch"}'])
+def test_a_metric_of_a_file_has_its_own_smoothing(tmp_path, smoothing):
+    entry = f'{{metric = "gridpg", label = "gridpg/patch", smoothing = {smoothing}}}'
+    (tmp_path / "plan.toml").write_text(f'metrics = ["gridpg", {entry}]')
+    plan = make_plan(read_plan(tmp_path / "plan.toml"))
+    assert plan.metrics == make_plan({"metrics": "gridpg", "matched": True}).metrics
+
 MALFORMED = {
     "method: dave": "unknown setting 'method'; did you mean methods",
     "- dave": "expected settings such as",
@@ -74,6 +81,9 @@ def test_a_malformed_plan_file_is_one_line(tmp_path, text, words):
         ({"metrics": ["gridpg", {"metric": "gridpg", "label": "nine", "options": {"cells": 3}}]}, OptionError),
         ({"smoothing": "median"}, OptionError),
         ({"smoothing": {"kind": "mean", "size": 4}}, OptionError),
+        ({"metrics": [{"metric": "gridpg", "smoothing": "median"}]}, OptionError),
+        ({"metrics": [{"metric": "gridpg", "smoothing": {"side": 3}}]}, OptionError),
+        ({"metrics": [{"metric": "gridpg", "smoothing": 3}]}, OptionError),
         ({"target": "top5"}, OptionError),
         ({"min_confidence": 1.0}, OptionError),
         ({"batch": 0}, OptionError),

@@ -274,6 +274,8 @@ def table_of(kind: type[ModelEntry | MethodEntry | MetricEntry], main: str, valu
     if kind is ModelEntry and isinstance(table.get("prepare"), dict):
         check(table["prepare"], get_type_hints(Prepare), "the preprocessing")
         table = {**table, "prepare": Prepare(**table["prepare"])}
+    if kind is MetricEntry and table.get("smoothing") is not None:
+        table = {**table, "smoothing": _smoothing(table["smoothing"])}
     check(table, get_type_hints(kind), f"a {kind.__name__.removesuffix('Entry').lower()} of the plan")
     if main not in table:
         raise OptionError(f"plan entry {table}: expected a {main!r}")
