@@ -53,6 +53,7 @@ def test_a_metric_of_a_file_has_its_own_smoothing(tmp_path, smoothing):
     plan = make_plan(read_plan(tmp_path / "plan.toml"))
     assert plan.metrics == make_plan({"metrics": "gridpg", "matched": True}).metrics
 
+
 MALFORMED = {
     "method: dave": "unknown setting 'method'; did you mean methods",
     "- dave": "expected settings such as",
