@@ -16,7 +16,7 @@ import argparse
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -84,14 +84,17 @@ def case_of(model: nn.Module, inputs: Tensor) -> Case:
     return Case(model, inputs, target, explain(model, inputs, target), regions, explain, (-2.0, -2.0, -2.0))
 
 
-def measure(model: nn.Module, inputs: Tensor, repeats: int = 3) -> list[Cost]:
-    """The cost of every metric on a batch."""
+def measure(
+    model: nn.Module, inputs: Tensor, repeats: int = 3, metrics: Mapping[str, Mapping[str, int]] | None = None
+) -> list[Cost]:
+    """The cost on a batch of every metric, or of some with options of their own."""
     case = case_of(model, inputs)
-    return [_cost(name, case, repeats) for name in METRICS]
+    chosen = {name: FEW.get(name, {}) for name in METRICS} if metrics is None else metrics
+    return [_cost(name, case, repeats, options) for name, options in chosen.items()]
 
 
-def _cost(name: str, case: Case, repeats: int) -> Cost:
-    metric = create_metric(name, **FEW.get(name, {}))
+def _cost(name: str, case: Case, repeats: int, options: Mapping[str, int]) -> Cost:
+    metric = create_metric(name, **options)
     given = _grid_case(case) if name == GRIDS else case
 
     def forward() -> Tensor:

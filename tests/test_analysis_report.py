@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+import small_embedded
 from bench_world import load as load_squares
 from bench_world import paint
 from dave_vit import cli
@@ -62,7 +63,7 @@ def tiny(squares, monkeypatch) -> None:
     """Every model is the one that knows squares."""
     model = load_squares(ModelEntry(f"square:{squares}"), "cpu")
 
-    def load_model(spec: str, weights: str | None, device: str, classes: str | None = None) -> Adapter:
+    def load_model(spec: str, weights: str | None, device: str, **options: object) -> Adapter:
         return Adapter(model, Preprocessing(model.preprocess, (0.5,) * 3, (0.5,) * 3), model.class_names, spec=spec)
 
     monkeypatch.setattr("dave_vit.models.loading.load_model", load_model)
@@ -280,9 +281,9 @@ def test_mistakes_are_one_line(args, words, capsys):
     assert words in errors[0]
 
 
-# What is computed does not matter here, so every section gets the least that it takes.
+# What is computed does not matter here, so every section gets the least that it takes, of small models.
 LEAST = {
-    **{"grids": 2, "pool": 60, "pictures": 3, "samples": 2, "deletion_steps": 4},
+    **{"grids": 2, "pool": small_embedded.KNOWN, "pictures": 3, "samples": 2, "deletion_steps": 4},
     "analyses": {
         **{"consistency": {"n": 1}, "toy": {}, "construction": {"n": 1}},
         **{"models": {"n": 1, "method": "dave-paper"}, "classes": {"n": 1, "method": "dave-paper"}},
@@ -296,6 +297,8 @@ LEAST = {
 @pytest.mark.slow
 def test_the_builtin_suite_is_reproduced_and_resumed(tmp_path, monkeypatch, capsys):
     assert list(LEAST["analyses"]) == list(suites.read_suite("builtin", quick=True).analyses)
+    small_embedded.shrink(tmp_path, monkeypatch.setattr)
+    small_embedded.write_weights(tmp_path)
     monkeypatch.setitem(suites._data("suites.toml")["builtin"], "quick", LEAST)
     monkeypatch.chdir(tmp_path)
     args = ["reproduce", "builtin", "--quick", "--out", "out"]

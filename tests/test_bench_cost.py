@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from dave_vit.metrics import METRICS
+
+FEWER = {"deletion": {"steps": 5}, "insertion": {"steps": 5}, "irof": {"steps": 5}}
 SCRIPT = Path(__file__).resolve().parent.parent / "benchmarks" / "evaluation.py"
 
 
@@ -22,6 +25,8 @@ def test_a_metric_takes_at_most_a_third_more_than_its_passes():
     spec.loader.exec_module(evaluation)
     model = load_model("timm:deit_tiny_patch16_224", "random")
     inputs = torch.randn(4, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    costs = evaluation.measure(model, inputs, repeats=2)
-    passing = [cost for cost in costs if cost.metric != "road"]  # which solves linear equations beside its passes
-    assert {cost.metric: round(cost.ratio, 2) for cost in passing if cost.ratio > 1.3} == {}
+    # Fewer passes than usual make what comes beside them count more; road solves linear equations beside its own.
+    few = {name: evaluation.FEW.get(name, FEWER.get(name, {})) for name in METRICS if name != "road"}
+    costs = evaluation.measure(model, inputs, 2, few)
+    print(evaluation.table(costs))
+    assert {cost.metric: round(cost.ratio, 2) for cost in costs if cost.ratio > 1.3} == {}

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import small_embedded
 from bench_world import load, load_at_home, load_fatal, paint, plan_of, rows_of
 from dave_vit.bench import LocalEngine, create_engine, evaluate, pick_devices
 from dave_vit.bench.dispatch import Dispatch, Lost
@@ -103,9 +104,10 @@ BUILTIN = """evaluate --metric all --methods input_x_gradient,dave --samples 1 -
 
 
 def command(run: Path) -> subprocess.Popen:
-    """The command of a user on builtin data."""
-    code = "import torch; torch.set_num_threads(1); from dave_vit.cli import main; main()"
-    return subprocess.Popen([sys.executable, "-c", code, *BUILTIN, run])
+    """The command of a user on builtin data, with a small model whose weights are beside the run."""
+    code = f"import torch, small_embedded; torch.set_num_threads(1); small_embedded.shrink({str(run.parent)!r})"
+    code += "; from dave_vit.cli import main; main()"
+    return subprocess.Popen([sys.executable, "-c", code, *BUILTIN, run], cwd=Path(__file__).parent)
 
 
 def written(run: Path) -> dict[str, int]:
@@ -114,7 +116,9 @@ def written(run: Path) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_the_command_killed_at_random_on_builtin_data(tmp_path):
+def test_the_command_killed_at_random_on_builtin_data(tmp_path, monkeypatch):
+    small_embedded.shrink(tmp_path, monkeypatch.setattr)
+    small_embedded.write_weights(tmp_path)
     assert command(tmp_path / "quiet").wait(timeout=600) == 0
     run = tmp_path / "run"
     total, finished = len(written(tmp_path / "quiet")), {}

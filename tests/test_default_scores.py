@@ -13,7 +13,8 @@ from dave_vit.data import open_dataset
 from dave_vit.data.grids import compose
 from dave_vit.metrics import energypg, gridpg
 
-PICTURES = 8
+PICTURES = 4  # EnergyPG differs by 0.12 with a standard error of 0.02, GridPG by 0.34
+SAMPLES = 16  # of both
 
 
 @functools.cache
@@ -24,18 +25,20 @@ def pictures() -> tuple[Tensor, Tensor, Tensor]:
     return inputs, masks, torch.tensor([data[number].label for number in range(PICTURES)])
 
 
+def methods() -> list[DAVE]:
+    """The default, and the one before it."""
+    return [DAVE(load_model("builtin"), SAMPLES, preset=name) for name in ("default", "threshold")]
+
+
 @pytest.mark.slow
 class TestDefaultBeatsTheOneBefore:
     def test_energy(self):
         inputs, masks, labels = pictures()
-        new, old = (DAVE(load_model("builtin"), preset=name).explain(inputs, labels).map for name in PRESETS)
+        new, old = (method.explain(inputs, labels).map for method in methods())
         assert energypg(new, masks).nanmean() > energypg(old, masks).nanmean()
 
     def test_grids(self):
         inputs, _, labels = pictures()
         grids, targets = compose(inputs.unflatten(0, (-1, 4))), labels.unflatten(0, (-1, 4))
-        new, old = (DAVE(load_model("builtin"), preset=name).explain(grids, targets).map for name in PRESETS)
+        new, old = (method.explain(grids, targets).map for method in methods())
         assert gridpg(new).nanmean() > gridpg(old).nanmean() + 0.1
-
-
-PRESETS = ("default", "threshold")

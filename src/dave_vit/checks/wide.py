@@ -32,8 +32,11 @@ class Wide(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The same call with float64 in the place of float32."""
         kwargs = kwargs or {}
+        casts = function_name(func).name == "float"
+        if not casts and not any(value is torch.float32 for value in (*args, *kwargs.values())):
+            return func(*args, **kwargs)  # nearly all calls: the rules beneath ask many small questions
         if any(tensor.dtype == torch.float64 for tensor in tensors((args, kwargs))):
-            if function_name(func).name == "float":
+            if casts:
                 return args[0]
             args = tuple(_wide(value) for value in args)
             kwargs = {name: _wide(value) for name, value in kwargs.items()}
