@@ -145,6 +145,13 @@ def load_slow(entry, device):
     return _Slow(_vit(str(folder)))
 
 
+def quick_plan(folder: Path, **settings) -> Plan:
+    """As ``plan_of``, for processes of their own: DAVE's first map in each would import torch's compiler."""
+    return plan_of(
+        folder, methods=["input_x_gradient", {"method": "smoothgrad", "options": {"samples": 3}}], **settings
+    )
+
+
 def plan_of(folder: Path, **settings) -> Plan:
     """A plan on a painted folder."""
     usual = {

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import small_embedded
-from bench_world import load, load_at_home, load_fatal, paint, plan_of, rows_of
+from bench_world import load, load_at_home, load_fatal, paint, plan_of, quick_plan, rows_of
 from dave_vit.bench import LocalEngine, create_engine, evaluate, pick_devices
 from dave_vit.bench.dispatch import Dispatch, Lost
 from dave_vit.bench.engines import local
@@ -31,7 +31,7 @@ import sys, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from bench_world import load, plan_of
+from bench_world import load, quick_plan
 from dave_vit.bench import evaluate
 from dave_vit.bench.worker import Worker
 
@@ -45,7 +45,7 @@ def noted(self, task):
     return compute(self, task)
 
 Worker.compute = noted
-evaluate(plan_of(folder), run, loader=load, threads=1)
+evaluate(quick_plan(folder), run, loader=load, threads=1)
 """
 
 
@@ -58,7 +58,7 @@ def squares(tmp_path_factory) -> Path:
 def expected(squares, tmp_path_factory) -> list[dict]:
     """The rows of a run that nothing disturbed."""
     run = tmp_path_factory.mktemp("quiet") / "run"
-    evaluate(plan_of(squares), run, loader=load, threads=1)
+    evaluate(quick_plan(squares), run, loader=load, threads=1)
     return rows_of(run)
 
 
@@ -144,7 +144,7 @@ def test_the_command_killed_at_random_on_builtin_data(tmp_path, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_two_processes_on_a_gpu(squares, expected, tmp_path):
     engine = LocalEngine(pick_devices("cuda:0", workers=2))
-    evaluate(plan_of(squares), tmp_path / "run", engine=engine, loader=load, threads=1)
+    evaluate(quick_plan(squares), tmp_path / "run", engine=engine, loader=load, threads=1)
     there = rows_of(tmp_path / "run")
     assert [row["image"] for row in there] == [row["image"] for row in expected]
     near = [
@@ -169,7 +169,7 @@ def test_two_processes_share_one_run(squares, expected, tmp_path):
 def test_a_team_survives_a_killed_member(squares, expected, tmp_path):
     (squares.parent / "killed").unlink(missing_ok=True)
     engine = LocalEngine(["cpu", "cpu"])
-    evaluate(plan_of(squares), tmp_path / "run", engine=engine, loader=load_fatal, threads=1)
+    evaluate(quick_plan(squares), tmp_path / "run", engine=engine, loader=load_fatal, threads=1)
     assert (squares.parent / "killed").exists()
     assert rows_of(tmp_path / "run") == expected
 
@@ -181,7 +181,7 @@ def test_ray_gives_the_same_rows_and_survives_a_killed_worker(squares, expected,
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
     (squares.parent / "killed").unlink(missing_ok=True)
     engine = RayEngine(device="cpu", workers=2)
-    evaluate(plan_of(squares), tmp_path / "run", engine=engine, loader=load_fatal, threads=1)
+    evaluate(quick_plan(squares), tmp_path / "run", engine=engine, loader=load_fatal, threads=1)
     assert (squares.parent / "killed").exists()
     assert rows_of(tmp_path / "run") == expected
     assert not (tmp_path / ".ray").exists()  # no secret is left in the home folder
@@ -190,14 +190,14 @@ def test_ray_gives_the_same_rows_and_survives_a_killed_worker(squares, expected,
 
 @pytest.mark.slow
 def test_an_error_of_a_member_reaches_the_caller(squares, tmp_path):
-    plan = plan_of(squares, limit=12)  # three scans
+    plan = quick_plan(squares, limit=12)  # three scans
     with pytest.raises(RuntimeError, match="a worker failed"):
         evaluate(plan, tmp_path / "run", engine=LocalEngine(["cpu", "cpu"]), loader=load_at_home, threads=1)
 
 
 def test_waiting_for_others_takes_longer_and_longer_looks(squares, tmp_path, monkeypatch):
     """A second command that finds everything claimed must not ask a file server five times a second."""
-    job, tasks = Job(plan_of(squares)), [Task("scan", f"s{i}", 0, -1, 0, i, (i,)) for i in range(2000)]
+    job, tasks = Job(quick_plan(squares)), [Task("scan", f"s{i}", 0, -1, 0, i, (i,)) for i in range(2000)]
     folder, pauses = RunFolder(tmp_path), []
     monkeypatch.setattr(local, "Worker", lambda *arguments: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(local, "_attempt", lambda *arguments: False)  # all in other hands

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from dave_vit import create_method, load_model
 from dave_vit.data import open_dataset
@@ -18,7 +19,9 @@ from dave_vit.metrics import Perturbation, area, deletion, energypg, gridpg
 
 pytestmark = [pytest.mark.realdata, pytest.mark.slow]
 
+GRID, ENERGY, DELETION = range(3)
 IMAGES, GRIDS = 8, 4
+FEW_GRIDS = 2  # of the default, which takes longest: it is 0.5 ahead in each, and the others differ by 0.01
 MAPS = {
     "input_x_gradient": ("input_x_gradient", {}),
     "smoothgrad": ("smoothgrad", {"samples": 16}),
@@ -34,7 +37,7 @@ def model(data_dir):
 
 
 @pytest.fixture(scope="module")
-def loaded(model, data_dir) -> list[tuple[Batch, torch.Tensor]]:
+def loaded(model, data_dir) -> list[tuple[Batch, Tensor]]:
     data = open_dataset(f"imagenet:{data_dir / 'imagenet-val-300'}")
     with torch.no_grad():
         return [(batch, model(batch.inputs)) for batch in batches(data, Placements(model.preprocess))]
@@ -62,34 +65,40 @@ def grids(loaded):
     )
 
 
-def attributions(model, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Of each map by its name; fewer samples of the default are met on the way to more."""
+def attributions(model, inputs: Tensor, labels: Tensor, few: int | None = None) -> dict[str, Tensor]:
+    """Of each map by its name, the default's of a few inputs; fewer samples of it are met on the way to more."""
     found = {
         name: create_method(way, model, **options).attribute(inputs, labels) for name, (way, options) in MAPS.items()
     }
-    for explanation in create_method("dave", model, samples=28, chunk=len(inputs)).refine(inputs, labels):
+    for explanation in create_method("dave", model, samples=28, chunk=IMAGES).refine(inputs[:few], labels[:few]):
         if explanation.samples in REFINED:
             found[REFINED[explanation.samples]] = explanation.attribution
     return found
 
 
 @pytest.fixture(scope="module")
-def scores(model, boxed, grids) -> dict[str, tuple[float, float, float]]:
-    """GridPG, EnergyPG and deletion of each map."""
+def scores(model, boxed, grids) -> dict[str, dict[int, Tensor]]:
+    """Of each map: GridPG of grids and their cells, EnergyPG and deletion of images."""
     inputs, labels, regions = boxed
     how = Perturbation(fractions=tuple(step / 10 for step in range(10)))
-    of_grids, found = attributions(model, *grids), {}
+    of_grids, found = attributions(model, *grids, few=FEW_GRIDS), {}
     for name, attribution in attributions(model, inputs, labels).items():
-        own = collapse(of_grids[name].flatten(0, 1)).unflatten(0, grids[1].shape)
         maps = collapse(attribution)
-        curve = deletion(model, inputs, maps, labels, how)
-        found[name] = (
-            float(gridpg(own).nanmean()),
-            float(energypg(maps, regions).nanmean()),
-            float(area(curve, how.fractions).mean()),
-        )
-        print(name, [f"{100 * value:.1f}" for value in found[name]])
+        found[name] = {
+            GRID: gridpg(collapse(of_grids[name].flatten(0, 1)).unflatten(0, of_grids[name].shape[:2])),
+            ENERGY: energypg(maps, regions),
+        }
+        if name in ("paper", "default"):
+            found[name][DELETION] = area(deletion(model, inputs, maps, labels, how), how.fractions)
+        print(name, [f"{100 * value.nanmean():.1f}" for value in found[name].values()])
     return found
+
+
+def lead(scores, one: str, other: str, metric: int) -> float:
+    """By how much one map scores higher than another, where there are both."""
+    mine, theirs = scores[one][metric], scores[other][metric]
+    both = min(len(mine), len(theirs))
+    return float((mine[:both] - theirs[:both]).nanmean())
 
 
 def test_top_1(loaded):
@@ -98,22 +107,19 @@ def test_top_1(loaded):
     assert 202 <= correct <= 208  # of 300: 68.3 % in the published protocol
 
 
-GRID, ENERGY, DELETION = range(3)
-
-
 @pytest.mark.parametrize("metric", [GRID, ENERGY], ids=["GridPG", "EnergyPG"])
 def test_order_of_the_methods(scores, metric):
-    value = {name: row[metric] for name, row in scores.items()}
-    assert value["default"] > value["smoothgrad"] > value["input_x_gradient"]
-    assert value["paper"] > value["smoothgrad"]
-    assert value["effective"] > value["input_x_gradient"]
+    assert lead(scores, "default", "smoothgrad", metric) > 0
+    assert lead(scores, "smoothgrad", "input_x_gradient", metric) > 0
+    assert lead(scores, "paper", "smoothgrad", metric) > 0
+    assert lead(scores, "effective", "input_x_gradient", metric) > 0
 
 
 @pytest.mark.parametrize("metric", [GRID, ENERGY, DELETION], ids=["GridPG", "EnergyPG", "deletion"])
 def test_default_is_nowhere_worse_than_paper(scores, metric):
-    assert scores["default"][metric] >= scores["paper"][metric]
+    assert lead(scores, "default", "paper", metric) >= 0
 
 
 @pytest.mark.parametrize("metric", [GRID, ENERGY], ids=["GridPG", "EnergyPG"])
 def test_a_third_of_the_samples_suffices(scores, metric):
-    assert scores["default, T = 16"][metric] >= scores["paper"][metric]
+    assert lead(scores, "default, T = 16", "paper", metric) >= 0

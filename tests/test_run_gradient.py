@@ -275,7 +275,8 @@ class TestPrecision:
         assert torch.cosine_similarity(exact.flatten(), rounded.flatten(), 0) > 0.995
 
     @pytest.mark.slow
-    def test_compiled_equals_eager(self, model, images):
+    def test_compiled_equals_eager(self, images):
+        model = vit(depth=1)
         compiled = CompiledGradient(model, EFFECTIVE)
         target = torch.tensor([[0, 1]] * 3)
         torch.testing.assert_close(
