@@ -166,7 +166,7 @@ def test_what_classes_are_set_against_is_part_of_a_plan():
     assert second["against"] == "rivals"
 
 
-def test_the_plan_of_the_default_is_a_plan():
-    plan = make_plan(read_plan(Path(__file__).parent.parent / "benchmarks" / "default.toml"))
-    assert plan.methods[0].label == "default"
+def test_the_plan_of_the_tables_is_a_plan():
+    plan = make_plan(read_plan(Path(__file__).parent.parent / "benchmarks" / "tables.toml"))
+    assert plan.methods[0].label == "dave"
     assert {entry.against for entry in plan.methods} == {None, "rivals"}
