@@ -23,7 +23,7 @@ from dave_vit.bench.engines.ray import RayEngine, plan_pool
 from dave_vit.bench.job import Job
 from dave_vit.bench.store import RunFolder
 from dave_vit.bench.tasks import Task
-from dave_vit.errors import OptionError, UnknownName
+from dave_vit.errors import OptionError, OutOfMemory, UnknownName
 
 # A run in a process of its own, which notes each task that it computes.
 RUN = """
@@ -199,7 +199,7 @@ def test_waiting_for_others_takes_longer_and_longer_looks(squares, tmp_path, mon
     """A second command that finds everything claimed must not ask a file server five times a second."""
     job, tasks = Job(quick_plan(squares)), [Task("scan", f"s{i}", 0, -1, 0, i, (i,)) for i in range(2000)]
     folder, pauses = RunFolder(tmp_path), []
-    monkeypatch.setattr(local, "Worker", lambda *arguments: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(local, "Worker", lambda *arguments: SimpleNamespace(close=lambda: None, rest=lambda: None))
     monkeypatch.setattr(local, "_attempt", lambda *arguments: False)  # all in other hands
     monkeypatch.setattr(RunFolder, "present", lambda self, files: set(files) if len(pauses) > 9 else set())
 
@@ -267,8 +267,10 @@ TASKS = [Task("images", f"{start}-{method}", 0, method, 0, start, (start,)) for 
 class Imagined:
     """A cluster in the mind: actors compute by returning a task's name, and die or join as they are told."""
 
-    def __init__(self, *, deadly: dict[str, int] | None = None, rooms: list[int] | None = None, stillborn: int = 0):
-        self.deadly, self.rooms, self.stillborn = dict(deadly or {}), list(rooms or [2]), stillborn
+    def __init__(self, *, deadly=None, full=None, rooms: list[int] | None = None, stillborn: int = 0):
+        self.deadly, self.full = dict(deadly or {}), dict(full or {})  # how often a task dies, or finds no memory
+        self.rooms, self.stillborn = list(rooms or [2]), stillborn
+        self.last: list[str] = []
         self.calls: list[tuple[int, str]] = []
         self.hired = 0
 
@@ -281,6 +283,7 @@ class Imagined:
 
     def call(self, actor, task):
         self.calls.append((actor, task.name))
+        self.last += [task.name] if task.last else []
         return actor, task.name
 
     def ended(self, calls):
@@ -294,6 +297,9 @@ class Imagined:
         if self.deadly.get(what):
             self.deadly[what] -= 1
             raise Lost("killed")
+        if self.full.get(what):
+            self.full[what] -= 1
+            raise OutOfMemory("full")
         return what
 
 
@@ -324,6 +330,17 @@ def test_a_task_that_kills_every_actor_ends_the_run():
         dispatched(Imagined(deadly={"1-0": 9}))
     with pytest.raises(RuntimeError, match="no actor can begin, 3 times"):
         dispatched(Imagined(stillborn=9))
+
+
+def test_a_task_that_finds_no_memory_is_tried_later_and_for_the_last_time():
+    cluster = Imagined(full={"1-0": 2, "2-1": 5})
+    assert sorted(dispatched(cluster)) == sorted(task.name for task in TASKS)
+    names = [name for _, name in cluster.calls]
+    assert names.index("1-1") < len(names) - 1 - names[::-1].index("1-0")  # its neighbour went before
+    assert (names.count("1-0"), names.count("2-1"), cluster.last) == (3, 6, ["2-1"])
+    assert cluster.hired == 2  # no actor is lost by it
+    with pytest.raises(OutOfMemory):
+        dispatched(Imagined(full={"1-0": 9}))
 
 
 def test_a_node_that_joins_later_helps():

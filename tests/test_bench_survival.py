@@ -10,14 +10,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from bench_world import load, load_full, paint, plan_of, rows_of
 from dave_vit import cli
 from dave_vit.bench import LocalEngine, evaluate
+from dave_vit.bench.engines import local
 from dave_vit.cli.options import ModelOptions
 from hostile_files import good_png
 from test_cli_explain import adapter
@@ -91,6 +95,69 @@ def test_workers_end_with_their_parent(number, tmp_path):
         assert parent.returncode == 128 + number
         who = "" if number == signal.SIGINT else f" by {number.name}"
         assert error.strip() == f"stopped{who}; what was finished is kept"
+
+
+NO_ROOM = "CUDA out of memory. Tried to allocate 2 MiB.\nProcess 1 has 2 GiB memory in use"
+
+
+class Full(nn.Module):
+    """A model on a device that others have filled: passes with gradients fail where ``fails`` says so."""
+
+    def __init__(self, model: nn.Module, fails: Callable[[torch.Tensor], bool]) -> None:
+        super().__init__()
+        self.model, self.preprocess, self.class_names = model, model.preprocess, model.class_names
+        self.fails = fails
+
+    def forward(self, x):
+        if torch.is_grad_enabled() and self.fails(x):
+            raise torch.OutOfMemoryError(NO_ROOM)
+        return self.model(x)
+
+
+def filled(squares, run, monkeypatch, fails) -> dict:
+    """The result of a run of four images, in two tasks."""
+    pauses = []
+    monkeypatch.setattr(local.time, "sleep", pauses.append)
+    plan = plan_of(squares, methods=["effective"], metrics=["energypg"], limit=4, shard=2, batch=2)
+    summary = evaluate(plan, run, loader=lambda entry, device: Full(load(entry, device), fails), threads=1)
+    assert set(pauses) <= {local._ROOM}
+    return {**summary["results"][0], "pauses": len(pauses)}
+
+
+def test_a_task_that_finds_no_memory_is_tried_again_later(squares, tmp_path, monkeypatch):
+    passes = iter(range(99))
+    crowded = filled(squares, tmp_path / "crowded", monkeypatch, lambda x: next(passes) < 9)
+    quiet = filled(squares, tmp_path / "quiet", monkeypatch, lambda x: False)
+    assert (crowded["n"], crowded["dropped"]) == (quiet["n"], quiet["dropped"]) == (4, 0)
+    assert crowded["mean"] == pytest.approx(quiet["mean"], rel=1e-5)
+    assert crowded["pauses"] >= 1
+    assert quiet["pauses"] == 0
+
+
+def test_an_image_for_which_memory_never_suffices_is_dropped_with_the_reason(squares, tmp_path, monkeypatch):
+    first = []
+
+    def fails(x):
+        first[:] = first or [x[0].detach().clone()]
+        return any(torch.equal(image, first[0]) for image in x)
+
+    found = filled(squares, tmp_path / "run", monkeypatch, fails)
+    assert (found["n"], found["dropped"], found["pauses"]) == (3, 1, 5)
+    assert [row["dropped"] for row in rows_of(tmp_path / "run")].count("out of memory on cpu") == 1
+
+
+def test_a_model_that_does_not_fit_is_one_line(squares, tmp_path, monkeypatch, capsys):
+    def load_none(entry, device):
+        raise torch.OutOfMemoryError(NO_ROOM)
+
+    def command(*args, **options):
+        evaluate(plan_of(squares, limit=4), tmp_path / "run", loader=load_none, threads=1)
+
+    monkeypatch.setattr(local.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(cli, "app", command)
+    assert cli.run(["evaluate"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "memory" in line
 
 
 def cut(data: bytes) -> bytes:

@@ -67,6 +67,16 @@ class DataError(DaveError):
     """A data set is missing, incomplete or malformed."""
 
 
+class OutOfMemory(DaveError):
+    """A device has no room for one image, or for the model itself."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception of torch, of any device, or of Python says that memory does not suffice."""
+    known = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(part in str(error).lower() for part in known)
+
+
 def first_line(error: BaseException) -> str:
     """What an exception of another library says, in one line; its type where it says nothing."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

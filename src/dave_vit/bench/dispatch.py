@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dave_vit.bench.tasks import Task
+from dave_vit.errors import OutOfMemory
 
 _LIVES = 3  # how often a task may take its actor with it, or a new actor may fail to begin
+_TRIES = 6  # of a task that finds no memory, which others may have filled
 
 
 class Lost(Exception):
@@ -33,6 +35,27 @@ class Cluster(Protocol):
 
     def result(self, call: Any) -> Any:
         """What a call that has ended gave; raises `Lost`, or what went wrong."""
+
+
+class Patience:
+    """How often tasks found no memory: they are tried again later, and the last time what finds none is dropped."""
+
+    def __init__(self) -> None:
+        self._failures: Counter[str] = Counter()
+
+    def now(self, task: Task) -> Task:
+        """The task as it is to be tried now."""
+        return replace(task, last=self._failures[task.name] >= _TRIES - 1)
+
+    def failed(self, task: Task, error: OutOfMemory) -> None:
+        """Takes note of it; raises the error where it was the last try, as of a model that does not fit."""
+        self._failures[task.name] += 1
+        if self._failures[task.name] >= _TRIES:
+            raise error
+
+    def tried(self, tasks: Iterable[Task]) -> bool:
+        """Whether one of them found no memory."""
+        return any(self._failures[task.name] for task in tasks)
 
 
 class Queue:
@@ -64,6 +87,10 @@ class Queue:
         """Takes up a task again that its actor did not finish."""
         self._chunks[task.chunk].appendleft(task)
 
+    def put_off(self, task: Task) -> None:
+        """Takes up a task again, after the others of its images."""
+        self._chunks[task.chunk].append(task)
+
 
 @dataclass
 class Dispatch:
@@ -79,6 +106,7 @@ class Dispatch:
     _calls: dict[Any, tuple[Any, Task | None]] = field(default_factory=dict)
     _idle: list[Any] = field(default_factory=list)
     _deaths: Counter[str] = field(default_factory=Counter)
+    _patience: Patience = field(default_factory=Patience)
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Returns when all tasks are done."""
@@ -103,6 +131,13 @@ class Dispatch:
         except Lost as error:
             self._lost(task, error, queue)
             return
+        except OutOfMemory as error:
+            if task is None:
+                raise
+            self._patience.failed(task, error)
+            queue.put_off(task)
+            self._give(actor, queue)
+            return
         if task is None:
             self._deaths["start"] = 0
         else:
@@ -114,7 +149,7 @@ class Dispatch:
         if task is None:
             self._idle.append(actor)
         else:
-            self._calls[self.cluster.call(actor, task)] = (actor, task)
+            self._calls[self.cluster.call(actor, self._patience.now(task))] = (actor, task)
 
     def _lost(self, task: Task | None, error: Lost, queue: Queue) -> None:
         name = task.name if task else "start"

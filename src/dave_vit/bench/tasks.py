@@ -38,6 +38,7 @@ class Task:
         start: place of its first image or grid among those of the run.
         images: numbers in the data set, one or several for each target.
         targets: the explained class of each image; for a grid, those of its cells.
+        last: it is not tried again, so that images for which memory does not suffice are dropped.
     """
 
     kind: Kind
@@ -48,6 +49,7 @@ class Task:
     start: int
     images: tuple[int, ...]
     targets: tuple[int, ...] = ()
+    last: bool = False
 
     @property
     def file(self) -> str:

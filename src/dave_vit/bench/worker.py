@@ -22,7 +22,7 @@ from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch, load_batch
 from dave_vit.data.grids import compose
 from dave_vit.environment import device_name, listed
-from dave_vit.errors import DaveError, ImageError
+from dave_vit.errors import DaveError, ImageError, OutOfMemory, out_of_memory
 from dave_vit.methods.chunks import Passes
 from dave_vit.metrics import Case, GridMetric
 from dave_vit.registry import import_plugins
@@ -93,11 +93,25 @@ class Worker:
         """Ends the threads that read images."""
         self._readers.shutdown(wait=False)
 
+    def rest(self) -> None:
+        """Leaves memory to others while there is nothing to do."""
+        self._images = None
+        torch.cuda.empty_cache()
+
     def compute(self, task: Task) -> Files:
-        """The files of a task, in the order in which they must be written."""
+        """The files of a task, in the order in which they must be written; raises `OutOfMemory` where there is none."""
         kinds = {"scan": self._scan, "images": self._image_rows, "grids": self._grid_rows, "examples": self._examples}
-        with torch.inference_mode(False):  # maps need gradients, whatever the caller has set
-            return kinds[task.kind](task)
+        try:
+            with torch.inference_mode(False):  # maps need gradients, whatever the caller has set
+                return kinds[task.kind](task)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+        self.rest()  # outside of the handler, so that what failed is freed first
+        raise OutOfMemory(
+            f"{self.device} is out of memory at {task.name}; end what else uses it, or take fewer workers or a smaller "
+            "batch; the same command goes on with what is left"
+        )
 
     def _scan(self, task: Task) -> Files:
         subject = self._model(task)
@@ -181,9 +195,19 @@ class Worker:
     def _score(self, task: Task, part: _Part, shard: _Shard) -> None:
         """Adds the rows of a batch under all metrics of its kind; in halves where memory does not suffice for it."""
         count = len(part.inputs)
-        for made in Passes(count).run(lambda start, stop: self._scored(task, part.cut(start, stop)), count):
+        for made in Passes(count).run(lambda start, stop: self._scored_or_dropped(task, part.cut(start, stop)), count):
             shard.rows += made.rows
             shard.maps += made.maps
+
+    def _scored_or_dropped(self, task: Task, part: _Part) -> _Shard:
+        """The rows of a batch; of one image for which memory does not suffice, at the last try, without a value."""
+        try:
+            return self._scored(task, part)
+        except (RuntimeError, MemoryError) as error:
+            if not (task.last and len(part.inputs) == 1 and out_of_memory(error)):
+                raise
+        self.rest()
+        return _Shard(self._dropped(task, part.rows, part.places, f"out of memory on {self.device}"))
 
     def _scored(self, task: Task, part: _Part) -> _Shard:
         """The rows of a batch, whose maps are made once, and the maps where they are kept."""

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from dave_vit._version import __version__
-from dave_vit.errors import DaveError, UnknownName, readable
+from dave_vit.errors import DaveError, UnknownName, first_line, out_of_memory, readable
 from dave_vit.registry import nearest
 
 # In the order of `dave --help`.
@@ -108,6 +108,9 @@ def run(args: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as error:
+        if out_of_memory(error):
+            said = first_line(error).partition(". ")[0]
+            return _fail(f"memory does not suffice ({said}); end what else uses it, or take another --device")
         if not hasattr(error, "format_message"):  # typer's own errors have it, in all of its versions
             raise
         return _fail(error.format_message(), where=getattr(getattr(error, "ctx", None), "command_path", "dave"))

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from dave_vit.errors import out_of_memory
 from dave_vit.run.passes import Read, logits_of
 from dave_vit.targets import class_logits
 
@@ -37,7 +38,7 @@ class Passes:
                 start = stop
                 continue
             except (RuntimeError, MemoryError) as error:
-                if self.rows == 1 or not _out_of_memory(error):
+                if self.rows == 1 or not out_of_memory(error):
                     raise
             # Outside of the handler, so that the failed pass is freed first.
             torch.cuda.empty_cache()
@@ -57,12 +58,6 @@ def even(count: int, most: int) -> int:
     most = min(most, count)
     sizes = range(most // 2 + 1, most + 1)
     return min(reversed(sizes), key=lambda size: -(-count // size) * size)
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    text = str(error).lower()
-    known = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(part in text for part in known)
 
 
 def clean_logits(model: nn.Module, images: Tensor, passes: Passes, read: Read = class_logits) -> Tensor:

@@ -20,17 +20,19 @@ from typing import Any
 
 import torch
 
+from dave_vit.bench.dispatch import Patience
 from dave_vit.bench.engines.base import ENGINES, EngineOptions, Finished
 from dave_vit.bench.job import Job
 from dave_vit.bench.store import RunFolder
 from dave_vit.bench.tasks import Task
 from dave_vit.bench.worker import Worker
-from dave_vit.errors import DaveError, OptionError
+from dave_vit.errors import DaveError, OptionError, OutOfMemory
 from dave_vit.models.loading import checked_device
 
 _WAIT, _LONGEST = 0.2, 5.0  # seconds between looks at what others do: at first, and where nothing changes
 MOST_WORKERS = 1024  # each is a process with a model of its own
 _LIVES = 3  # how often a process that was killed is started again
+_ROOM = 10.0  # seconds at least until a task that found no memory is tried again
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def work(
 ) -> None:
     """Goes round the tasks, from ``start`` on, until all are done; those that others have claimed are left to them."""
     made: list[Worker] = []  # when there is work
+    patience = Patience()
     pending, pause = [*tasks[start:], *tasks[:start]], _WAIT
     try:
         while pending:
@@ -100,7 +103,7 @@ def work(
             for task in pending:
                 if task.file not in there:
                     made = made or [Worker(job, device)]
-                    if not _attempt(made[0], folder, task):
+                    if not _attempt(made[0], folder, task, patience):
                         busy.append(task)
                         continue
                 if finished:
@@ -108,18 +111,25 @@ def work(
             pause = _WAIT if len(busy) < len(pending) else min(2 * pause, _LONGEST)
             pending = busy
             if pending:
-                time.sleep(pause)
+                for worker in made:
+                    worker.rest()
+                time.sleep(max(pause, _ROOM) if patience.tried(pending) else pause)
     finally:
         for worker in made:
             worker.close()
 
 
-def _attempt(worker: Worker, folder: RunFolder, task: Task) -> bool:
-    """Whether the task is done now; false where another process is at it."""
+def _attempt(worker: Worker, folder: RunFolder, task: Task, patience: Patience) -> bool:
+    """Whether the task is done now; false where another process is at it, or memory does not suffice yet."""
     with folder.claim(task.name) as mine:
         if mine and not (folder / task.file).exists():
             folder.clear_remains(task.file)
-            folder.write(worker.compute(task))
+            try:
+                files = worker.compute(patience.now(task))
+            except OutOfMemory as error:
+                patience.failed(task, error)
+                return False
+            folder.write(files)
         return mine
 
 
@@ -176,6 +186,9 @@ class _Team:
         for place, member in reversed(list(enumerate(crew))):
             if member.line in ready:
                 said = _received(member.line)
+                if isinstance(said, OutOfMemory) and len(crew) > 1:  # those that have room do its work
+                    del crew[place]
+                    continue
                 if isinstance(said, BaseException):
                     raise said
                 files += [said] if said else []
