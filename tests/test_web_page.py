@@ -352,14 +352,27 @@ def test_a_model_that_writes_is_asked_and_its_words_are_explained(browser, writi
 
 def test_the_widget_of_notebooks_draws_with_the_same_controls(browser):
     model = adapter()
-    given = contents(create_method("dave", model, samples=4).explain(model.preprocess(picture()), [0]))
+    given = contents(create_method("dave", model, samples=4).explain(model.preprocess(picture()), [[0, 1]]))
     plain = {name: list(value) if isinstance(value, bytes) else value for name, value in given.items()}
     with browser.new_context() as context:
         page = context.new_page()
         page.evaluate(RENDER, [script(), plain])
         drawn = Visit(page, "")
-        first = shares(drawn, "canvas.dave-map")
+        first, said = shares(drawn, "canvas.dave-map"), page.locator("output")
         assert len(np.unique(first)) > 10
+        expect(page.get_by_label("Image to map")).to_have_value("0.5")
+        number = said.text_content().rpartition(" ")[2]
+        page.locator("select").first.select_option(NAMES[1])
+        expect(said).to_have_text(f"{NAMES[1]}: the brightest colour is {number}")  # one scale for both
+        page.get_by_label("Colours").select_option("own")
+        limits = [number, said.text_content().rpartition(" ")[2]]
+        page.locator("select").first.select_option(NAMES[0])
+        limits.append(said.text_content().rpartition(" ")[2])
+        assert len(set(limits)) == 2  # each its own, and the larger one was shared
+        page.get_by_label("Colours").select_option("shared")
+        width = page.locator("canvas.dave-map").bounding_box()["width"]
+        page.get_by_role("button", name="+").click()
+        assert page.locator("canvas.dave-map").bounding_box()["width"] == 2 * width
         page.get_by_label("View").select_option("signed")
         signed = shares(drawn, "canvas.dave-map")
         assert np.abs(signed - first).max() > 0

@@ -22,9 +22,10 @@ _MOST = 64  # maps of a widget: all of them travel to the browser
 
 
 def script() -> str:
-    """The widget's program: the page's own painting, and its controls."""
+    """The widget's program: the page's own painting and zooming, and its controls."""
     package = files("dave_vit")
-    parts = (package / "web" / "static" / "paint.js", package / "viz" / "widget.js")
+    shared = [package / "web" / "static" / name for name in ("paint.js", "zoom.js")]
+    parts = (*shared, package / "viz" / "widget.js")
     return "\n".join(part.read_text(encoding="utf-8") for part in parts)
 
 
