@@ -56,6 +56,7 @@ def test_the_page_shows_every_picture_and_leads_to_its_map():
     assert links == [f"{Path(name).stem}.effective.dave.png" for name in shown]
     assert all(Path("out", link).is_file() for link in links)
     assert 'data-by="sureness"' not in page  # the method draws no samples
+    assert all(f"brightest {one['brightest']:.2g}" in page for one in record["pictures"])
     with Image.open("out/gallery.effective.dave.png") as sheet:
         assert sheet.width > 2 * 2 * 180
         assert sheet.height > 2 * 180

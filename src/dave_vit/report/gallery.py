@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from PIL import Image
 
 from dave_vit.report.pages import render
+from dave_vit.viz.layers import scale
 
 if TYPE_CHECKING:
     from dave_vit.methods import Explanation
@@ -32,6 +33,7 @@ class Shown:
         classes: that were explained, with their probabilities.
         confidence: the probability of the first of them.
         sureness: see `sureness_of`.
+        brightest: the number in the brightest colour of its maps, which have a scale of their own.
         files: of the result, by name.
         notes: what a reader has to know.
         photo: thumbnail of the photograph, a JPEG; empty where too many came before it.
@@ -42,6 +44,7 @@ class Shown:
     classes: str
     confidence: float
     sureness: float | None
+    brightest: float
     files: tuple[str, ...]
     notes: tuple[str, ...]
     photo: bytes
@@ -50,7 +53,8 @@ class Shown:
     @property
     def words(self) -> str:
         """What was found, on one line."""
-        return self.classes + ("" if self.sureness is None else f", sureness {self.sureness:.1f}")
+        sure = "" if self.sureness is None else f", sureness {self.sureness:.1f}"
+        return f"{self.classes}{sure}, brightest {self.brightest:.2g}"
 
     @property
     def large(self) -> str:
@@ -95,6 +99,7 @@ class Gallery:
                 ", ".join(f"{target.name} {target.probability:.1%}" for target in result.targets),
                 result.targets[0].probability,
                 sureness_of(result.explanation),
+                max(scale(panel.map).limit for panel in result.panels),
                 tuple(Path(file).name for file in record["files"]),
                 result.notes,
                 _thumbnail(result.classified.picture.image) if kept else b"",
@@ -146,7 +151,7 @@ class Gallery:
 
         count = len(self._shown)
         some = f"{len(shown)} of {count} pictures" if len(shown) < count else f"{count} pictures"
-        title = f"{some} by {self._order}; {', '.join(self._facts.values())}"
+        title = f"{some} by {self._order}; {', '.join(self._facts.values())}; each on its own colour scale"
         pairs = [(_opened(one.photo), _opened(one.map)) for one in shown]
         buffer = io.BytesIO()
         contact_sheet(pairs, [(one.name, one.words) for one in shown], title).save(buffer, "png")
