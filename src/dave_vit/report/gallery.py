@@ -151,7 +151,7 @@ class Gallery:
 
         count = len(self._shown)
         some = f"{len(shown)} of {count} pictures" if len(shown) < count else f"{count} pictures"
-        title = f"{some} by {self._order}; {', '.join(self._facts.values())}; each on its own colour scale"
+        title = f"{some} by {self._order}, each on its own colour scale; {', '.join(self._facts.values())}"
         pairs = [(_opened(one.photo), _opened(one.map)) for one in shown]
         buffer = io.BytesIO()
         contact_sheet(pairs, [(one.name, one.words) for one in shown], title).save(buffer, "png")
