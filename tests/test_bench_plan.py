@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from dave_vit.bench import make_plan, read_plan
 from dave_vit.bench.numbers.rows import Scanned
@@ -170,3 +171,13 @@ def test_the_plan_of_the_tables_is_a_plan():
     plan = make_plan(read_plan(Path(__file__).parent.parent / "benchmarks" / "tables.toml"))
     assert plan.methods[0].label == "dave"
     assert {entry.against for entry in plan.methods} == {None, "rivals"}
+
+
+def test_a_model_of_a_plan_says_what_is_done_to_photographs():
+    said = {"size": 64, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
+    plan = make_plan({"models": {"spec": "builtin", "prepare": said}})
+    assert plan.models[0].load("cpu").preprocess(Image.new("RGB", (80, 90))).shape == (1, 3, 64, 64)
+    assert plan.models[0].identity["prepare"]["size"] == 64
+    for wrong, words in (({"sise": 64}, "no option 'sise'; did you mean size"), ({"fit": "tiles"}, "no metric scores")):
+        with pytest.raises(OptionError, match=words):
+            make_plan({"models": {"spec": "builtin", "prepare": wrong}})
