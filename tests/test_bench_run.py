@@ -490,6 +490,13 @@ def test_samples_that_maps_take_as_they_need_are_told_at_most(squares, done):
     assert f"- samples: dave at most 9, smoothgrad {usual}\n" in text
 
 
+def test_the_report_tells_what_classes_are_set_against_and_how_images_are_prepared(squares, done):
+    model = {"spec": "squares", "prepare": {"size": 32, "fit": "squash"}}
+    plan = plan_of(squares, models=model, methods=["effective", {"method": "dave", "against": "sun"}])
+    text = pages(plan, done[1], [])["report.md"].decode()
+    assert "- explained class: label; dave against sun\n- preprocessing: squares --size 32 --fit squash\n" in text
+
+
 def test_names_in_the_report_are_escaped(squares, tmp_path):
     methods = [{"method": "effective", "label": "<script>x</script>"}]
     evaluate(plan_of(squares, methods=methods, limit=3, metrics=["energypg"]), tmp_path / "run", loader=load)

@@ -172,7 +172,8 @@ def _facts(plan: Plan, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("data", f"{plan.data}: {summary['images']} images"),
         ("weights", "; ".join(_weights(plan, summary["weights"]))),
         ("samples", ", ".join(_samples(plan)) or "no method draws any"),
-        ("explained class", plan.target + filtered),
+        ("explained class", plan.target + filtered + _against(plan)),
+        *_prepared(plan),
         ("smoothing of maps", f"{smoothing.kind}{window}"),
         ("seeds", ", ".join(map(str, plan.seeds))),
         ("device", ", ".join(summary["devices"])),
@@ -186,6 +187,19 @@ def _weights(plan: Plan, digests: Mapping[str, str]) -> Iterator[str]:
         named = model.label if model.label == model.spec else f"{model.label} ({model.spec})"
         content = f", content {digests[model.label]}" if model.label in digests else ""
         yield f"{named}: {Path(model.weights).name if model.weights else 'its own'}{content}"
+
+
+def _against(plan: Plan) -> str:
+    """What classes are set against, where the plan says it."""
+    said = [f"{method.label} against {method.against}" for method in plan.methods if method.against is not None]
+    return f"; {', '.join(said)}" if said else ""
+
+
+def _prepared(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What is done to photographs in the place of what a model's own preprocessing does, as flags say it."""
+    said = [f"{model.label} {' '.join(model.prepare.flags)}" for model in plan.models if model.prepare]
+    if said:
+        yield "preprocessing", "; ".join(said)
 
 
 def _samples(plan: Plan) -> Iterator[str]:
