@@ -1,4 +1,4 @@
-"""Shared fixtures: one thread, real data where it is present."""
+"""Shared by all tests: one thread, the order of files, real data where it is present."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ import torch
 
 torch.set_num_threads(1)
 
+# Of the slow suite. They begin first, so that no worker is left with one of them while the other has nothing to do.
+LONGEST = (
+    "test_real_data.py",
+    "test_newcomer.py",
+    "test_bench_engines.py",
+    "test_models_coverage.py",
+    "test_web_browser.py",
+    "test_bench_survival.py",
+    "test_docs.py",
+    "test_bench_cost.py",
+)
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("DAVE_TEST_DATA", ROOT.parent / "shared" / "data"))
 
@@ -22,6 +33,12 @@ def _present(path: Path) -> Path:
     if not path.exists():
         pytest.skip(f"real data absent: {path.name} not found; set DAVE_TEST_DATA to the folder that holds it")
     return path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest; pytest-xdist takes files in this order where it is told not to count tests."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 
 
 @pytest.fixture(scope="session")
