@@ -43,6 +43,53 @@ class TestConservation:
         torch.testing.assert_close(found.flatten(2).sum(2), expected, rtol=1e-10, atol=1e-12)
 
 
+class Turned(nn.Module):
+    """A model that turns its batch around and back: constants of an image lie at another one's place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Conv2d(3, 4, 8, stride=8), nn.Linear(4 * 16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.embed(x.flip(0))).flip(0).flatten(1))
+
+
+class SequenceFirst(nn.Module):
+    """Tokens [N, B, D], as many as there are images in the batch of the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Conv2d(3, 4, 16, stride=16), nn.Linear(4, 4), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.embed(x).flatten(2).permute(2, 0, 1)  # [4, B, 4]
+        return self.head(torch.relu(self.mix(tokens)).mean(0))
+
+
+FOUR, TARGETS = tiny_models.images(4, torch.float64), [[0, 3], [4, 1], [2, 0], [1, 2]]
+MODELS = {**FAMILIES, "turned": Turned, "sequence first": SequenceFirst}
+
+
+class TestBatches:
+    """A batch in one pass has the attributions of its images alone."""
+
+    @pytest.mark.parametrize("name", ["omenn", "fullgrad", "libragrad"])
+    @pytest.mark.parametrize("family", MODELS)
+    def test_are_images_alone(self, family, name):
+        torch.manual_seed(0)
+        method = create_method(name, copy.deepcopy(MODELS[family]()).double().eval())
+        alone = [method.attribute(FOUR[i : i + 1], [TARGETS[i]]) for i in range(4)]
+        torch.testing.assert_close(method.attribute(FOUR, TARGETS), torch.cat(alone), rtol=1e-10, atol=1e-12)
+
+    def test_go_through_in_one_pass(self):
+        model, sizes = double("vit"), []
+        method = create_method("omenn", model)
+        method.attribute(FOUR, TARGETS)  # the model is looked into once
+        with model.register_forward_hook(lambda module, inputs, output: sizes.append(len(output))):
+            method.attribute(FOUR, TARGETS)
+        assert sizes == [4]
+
+
 class Patches(nn.Module):
     """A linear model of patches: with a bias and a position embedding for each, a class token, and a head bias."""
 

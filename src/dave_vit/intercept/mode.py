@@ -229,11 +229,12 @@ class Interception(TorchFunctionMode):
         """
         if self.constants is None or not value.requires_grad:
             return value
-        leaf = constant().detach().expand_as(value).clone()
+        added = constant().detach()
         # Padding with -inf before a max-pool: such an entry is never selected, and inf - inf would spoil the value.
-        leaf = leaf.masked_fill_(~leaf.isfinite(), 0).requires_grad_()
-        if not leaf.any():
+        added = added.masked_fill(~added.isfinite(), 0)
+        if not added.any():
             return value
+        leaf = added.expand_as(value).clone().requires_grad_()
         self.constants.append((self.module(), function, leaf))
         return value + (leaf - leaf.detach())  # adds zero, but with a derivative
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from dave_vit.intercept import RuleSet
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips, one_of
 from dave_vit.methods.chunks import Passes
-from dave_vit.methods.located import contributions, one_by_one, summed
+from dave_vit.methods.located import CONSTANT_ROWS, Contribution, attributions, summed
 from dave_vit.rules.sets.full_gradient import FULL_GRADIENT, FULL_GRADIENT_OF_CONVOLUTIONS
 from dave_vit.targets import Target
 
@@ -34,7 +35,7 @@ class FullGrad(Method):
         biases: "all" takes every additive constant (convolutions, linear layers, norms, position embeddings); "conv"
             takes convolutions and batch norms only, as the grad-cam package does. In a ViT that is one layer.
         rescale: as published; False gives signed sums.
-        chunk: has no effect here; images go through one by one, so that every constant is known to be theirs.
+        chunk: images in one pass; one where a model does not tell which of its constants belong to which image.
         autocast: run the model under autocast.
     """
 
@@ -43,6 +44,7 @@ class FullGrad(Method):
         "Srinivas and Fleuret, NeurIPS 2019",
         "1 forward, 1 backward",
     )
+    _rows = CONSTANT_ROWS
 
     def __init__(
         self,
@@ -58,31 +60,20 @@ class FullGrad(Method):
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
         check_no_clips(images, "fullgrad", "puts every constant at its place in the image")
-        return one_by_one(images, target, self._single)
-
-    def _single(self, image: Tensor, target: Target) -> Explanation:
-        return full_gradient(self, image, target, _RULES[self.biases], rescale=self.rescale)
+        return attributions(self, images, target, scaled_sum if self.rescale else signed_sum, _RULES[self.biases])
 
 
-def full_gradient(method: Method, image: Tensor, target: Target, rules: RuleSet, *, rescale: bool) -> Explanation:
-    """Input and biases times their derivatives under a rule set, for one image ``[1, C, H, W]``.
+def signed_sum(direct: Tensor, parts: Iterable[Contribution]) -> Tensor:
+    """Input and biases times their derivatives, ``[C, H, W]``; what has no place is spread evenly."""
+    size = (direct.shape[-2], direct.shape[-1])
+    return direct + summed((part.spread(size) for part in parts), direct)
 
-    Args:
-        method: gives the model and its precision.
-        image: explained.
-        target: what of it.
-        rules: the derivatives, and which constants are recorded.
-        rescale: as published; False gives signed sums, and what has no place is spread evenly.
-    """
-    passed, parts = contributions(method.model, image, target, rules=rules, autocast=method.autocast)
-    direct = passed.weight * image
-    size = (image.shape[-2], image.shape[-1])
-    if rescale:
-        direct = rescaled(direct[0])[None]
-        maps = [_enlarged(rescaled(part.grid), size) for part in parts if part.grid is not None]
-    else:
-        maps = [part.spread(size) for part in parts]
-    return Explanation(direct + summed(maps, image), target.resolve(passed.logits).indices)
+
+def scaled_sum(direct: Tensor, parts: Iterable[Contribution]) -> Tensor:
+    """The same as published: absolute values, each channel rescaled; what has no place stays out."""
+    size = (direct.shape[-2], direct.shape[-1])
+    maps = (_enlarged(rescaled(part.grid), size) for part in parts if part.grid is not None)
+    return rescaled(direct) + summed(maps, direct)
 
 
 def _enlarged(layer: Tensor, size: tuple[int, int]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -10,9 +9,9 @@ from torch import Tensor, nn
 
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips, one_of, times_input
 from dave_vit.methods.chunks import Passes
-from dave_vit.methods.fullgrad import full_gradient
+from dave_vit.methods.fullgrad import signed_sum
 from dave_vit.methods.gradcam import mean_slope, weighted
-from dave_vit.methods.located import one_by_one
+from dave_vit.methods.located import CONSTANT_ROWS, attributions
 from dave_vit.methods.tokens import upsampled
 from dave_vit.rules.sets.libra import LIBRA, LIBRA_SEEN
 from dave_vit.run.observe import observation
@@ -33,7 +32,8 @@ class LibraGrad(Method):
     Args:
         model: any module that maps inputs to logits.
         base: the method that the derivatives are given to: "fullgrad" (signed), "gradcam" or "input_x_gradient".
-        chunk: images in one forward pass; "fullgrad" takes them one by one.
+        chunk: images in one forward pass; with "fullgrad" one where a model does not tell which of its constants
+            belong to which image.
         autocast: run the model under autocast.
     """
 
@@ -42,6 +42,7 @@ class LibraGrad(Method):
         "Mehri et al., CVPR 2025",
         "1 forward, 1 backward",
     )
+    _rows = CONSTANT_ROWS
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class LibraGrad(Method):
         check_no_clips(images, f"libragrad on {self.base}", "puts values at their place in the image")
         if self.base == "gradcam":
             return self._activation_map(images, target)
-        return one_by_one(images, target, partial(full_gradient, self, rules=LIBRA, rescale=False))
+        return attributions(self, images, target, signed_sum, LIBRA)
 
     def _activation_map(self, images: Tensor, target: Target) -> Explanation:
         with observation(self.model, images, rules=LIBRA_SEEN, autocast=self.autocast, read=target.read) as observed:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dave_vit.intercept import RuleSet
-from dave_vit.methods.base import Explanation, joined
+from dave_vit.methods.base import Explanation, Method, joined
 from dave_vit.precision import precise_dtype
-from dave_vit.run import Gradient, gradient
+from dave_vit.run.batched import batch_sides
+from dave_vit.run.gradient import Gradient, gradients
 from dave_vit.run.layout import token_grid
 from dave_vit.targets import Target
 
@@ -20,6 +22,8 @@ _CHANNELS_FIRST = frozenset(
     """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution batch_norm group_norm
     instance_norm""".split()
 )
+CONSTANT_ROWS = {"cuda": 32, "cpu": 8}
+"""Images in one pass: all constants and their derivatives are kept."""
 _CHANNELS_LAST = frozenset("linear layer_norm rms_norm".split())
 
 
@@ -41,20 +45,59 @@ class Contribution:
         return rest if self.grid is None else rest + spread_evenly(self.grid.sum(0), size)
 
 
-def contributions(
-    model: nn.Module, image: Tensor, target: Target, *, rules: RuleSet, autocast: torch.dtype | None = None
-) -> tuple[Gradient, list[Contribution]]:
-    """One pass for one image ``[1, C, H, W]``, with what every additive constant contributes to the score.
+Make = Callable[[Tensor, Iterable[Contribution]], Tensor]
+"""From weight times image ``[C, H, W]`` and what every constant contributes to the attribution of one image."""
 
-    One image at a time, since sequence-first and windowed layers hide which row belongs to which image of a batch.
+
+def attributions(method: Method, images: Tensor, target: Target, make: Make, rules: RuleSet) -> Explanation:
+    """Attributions that hold every additive constant, each at its place in its own image.
+
+    A batch goes through in one pass where it is known which dimension of every constant goes over the images. Windows
+    hide it: images of such models go through one by one.
+
+    Args:
+        method: gives the model and its precision.
+        images: ``[b, C, H, W]``.
+        target: what is explained of them.
+        make: the attribution of one image.
+        rules: the derivatives, and which constants are recorded.
     """
-    passed = gradient(model, image, target, rules=rules, autocast=autocast, record_constants=True)
-    size = (image.shape[-2], image.shape[-1])
-    parts = []
-    for constant in passed.constants:
-        amount = torch.where(constant.derivative == 0, 0.0, constant.value * constant.derivative)  # a mask may be -inf
-        parts.append(_placed(constant.function, amount.to(precise_dtype(amount.device)), size))
-    return passed, parts
+    model, autocast = method.model, method.autocast
+    sides = batch_sides(model, images, target, rules=rules, autocast=autocast) if len(images) > 1 else []
+    if sides is None:
+        singles = range(len(images))
+        return joined([attributions(method, images[i : i + 1], target.part(i, i + 1), make, rules) for i in singles])
+    indices: list[Tensor | None] = []
+
+    def reduce(passed: Gradient) -> Tensor:
+        indices[:] = [target.resolve(passed.logits).indices]
+        return _made(passed, images, make, sides)
+
+    made = gradients(model, images, target, reduce, rules=rules, autocast=autocast, record_constants=True)
+    return Explanation(torch.stack(made, 1) if target.several else made[0], indices[0])
+
+
+def _made(passed: Gradient, images: Tensor, make: Make, sides: Sequence[int]) -> Tensor:
+    """The attributions of a batch, of which one image is made of one pass as all of them are."""
+    functions = [constant.function for constant in passed.constants]
+    parts = [(constant.value, constant.derivative) for constant in passed.constants]
+    direct = passed.weight * images
+    if len(images) == 1:
+        return make(direct[0], _contributions(functions, parts, images))[None]
+
+    def one(direct: Tensor, parts: list[tuple[Tensor, Tensor]]) -> Tensor:
+        alone = [tuple(part.unsqueeze(side) for part in pair) for pair, side in zip(parts, sides, strict=True)]
+        return make(direct, _contributions(functions, alone, images))
+
+    made: Tensor = torch.vmap(one, in_dims=(0, [(side, side) for side in sides]))(direct, parts)
+    return made
+
+
+def _contributions(functions: list[str], parts: list[Any], images: Tensor) -> Iterator[Contribution]:
+    """What each constant contributes to one image, in turn; they are large."""
+    for function, (value, derivative) in zip(functions, parts, strict=True):
+        amount = torch.where(derivative == 0, 0.0, value * derivative)  # a mask may be -inf
+        yield _placed(function, amount.to(precise_dtype(images.device)), (images.shape[-2], images.shape[-1]))
 
 
 def _placed(name: str, amount: Tensor, size: tuple[int, int]) -> Contribution:
@@ -97,20 +140,9 @@ def per_channel(maps: Tensor, channels: int) -> Tensor:
     return (maps / channels).unsqueeze(-3).expand(*maps.shape[:-2], channels, *maps.shape[-2:])
 
 
-def summed(maps: Iterable[Tensor], image: Tensor) -> Tensor:
-    """Maps ``[H, W]`` added up in the widest type, as an attribution in the type of the image."""
-    total = torch.zeros(image.shape[-2:], dtype=precise_dtype(image.device), device=image.device)
+def summed(maps: Iterable[Tensor], direct: Tensor) -> Tensor:
+    """Maps ``[H, W]`` added up in the widest type, as an attribution ``[C, H, W]`` like ``direct``."""
+    total = torch.zeros_like(direct[0], dtype=precise_dtype(direct.device))
     for each in maps:
-        total += each
-    return per_channel(total, image.shape[1]).to(image.dtype)
-
-
-def one_by_one(images: Tensor, target: Target, explain: Callable[[Tensor, Target], Explanation]) -> Explanation:
-    """One image ``[1, C, H, W]`` and one class a pass, so that every additive constant is known to be theirs."""
-    parts = [
-        joined([explain(images[i : i + 1], single.part(i, i + 1)) for i in range(len(images))])
-        for single in target.singles()
-    ]
-    if not target.several:
-        return parts[0]
-    return Explanation(torch.stack([part.attribution for part in parts], 1), target.indices)
+        total = total + each
+    return per_channel(total, len(direct)).to(direct.dtype)

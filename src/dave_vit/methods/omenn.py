@@ -6,8 +6,8 @@ from torch import Tensor
 
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips
 from dave_vit.methods.chunks import Passes
-from dave_vit.methods.fullgrad import full_gradient
-from dave_vit.methods.located import one_by_one
+from dave_vit.methods.fullgrad import signed_sum
+from dave_vit.methods.located import CONSTANT_ROWS, attributions
 from dave_vit.rules import EFFECTIVE
 from dave_vit.targets import Target
 
@@ -27,7 +27,7 @@ class OMENN(Method):
 
     Args:
         model: any module that maps inputs to logits.
-        chunk: has no effect here; images go through one by one, so that every constant is known to be theirs.
+        chunk: images in one pass; one where a model does not tell which of its constants belong to which image.
         autocast: run the model under autocast.
     """
 
@@ -37,10 +37,8 @@ class OMENN(Method):
         "1 forward, 1 backward",
         unit="logit",
     )
+    _rows = CONSTANT_ROWS
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
         check_no_clips(images, "omenn", "puts every constant at its place in the image")
-        return one_by_one(images, target, self._single)
-
-    def _single(self, image: Tensor, target: Target) -> Explanation:
-        return full_gradient(self, image, target, EFFECTIVE, rescale=False)
+        return attributions(self, images, target, signed_sum, EFFECTIVE)

@@ -19,7 +19,15 @@ def affine(call: Call, *args: Any, **kwargs: Any) -> Any:
     value = call.func(*args, **kwargs)
     if not isinstance(value, Tensor):
         return value
-    return call.mode.with_constant(value, lambda: call.func(*_zeroed(args), **_zeroed(kwargs)), call.name)
+    return call.mode.with_constant(value, lambda: _constant(call, args, kwargs), call.name)
+
+
+def _constant(call: Call, args: Any, kwargs: Any) -> Any:
+    """What a function gives where all carriers are zero; of a linear layer it is known without computing it."""
+    if call.name == "linear" and len(args) > 1 and not args[1].requires_grad:
+        bias = args[2] if len(args) > 2 else kwargs.get("bias")
+        return args[1].new_zeros(()) if bias is None else _zeroed(bias)
+    return call.func(*_zeroed(args), **_zeroed(kwargs))
 
 
 def _zeroed(value: Any) -> Any:

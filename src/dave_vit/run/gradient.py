@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from dave_vit.rules.sets.effective import EFFECTIVE
 from dave_vit.run.passes import check_inputs, forward, ready, undisturbed
 from dave_vit.run.sound import check_sound
 from dave_vit.targets import Target, TargetLike, names_of
+
+T = TypeVar("T")
 
 
 def effective_transformation(
@@ -104,6 +106,39 @@ def gradient(
         record_constants: also find what was added on the way.
         run: what to call in the model's place, such as a lean form of it.
     """
+    wanted = Target.of(target, len(inputs), names_of(model))
+    parts = gradients(
+        model, inputs, wanted, _itself, rules=rules, autocast=autocast, record_constants=record_constants, run=run
+    )
+    if not wanted.several:
+        return parts[0]
+    weight, score = (torch.stack([getattr(part, name) for part in parts], 1) for name in ("weight", "score"))
+    return replace(parts[0], weight=weight, score=score)  # [B, K, C, H, W], [B, K]
+
+
+def gradients(
+    model: nn.Module,
+    inputs: Tensor,
+    target: TargetLike,
+    reduce: Callable[[Gradient], T],
+    *,
+    rules: RuleSet,
+    autocast: torch.dtype | None = None,
+    record_constants: bool = False,
+    run: Callable[[Tensor], Any] | None = None,
+) -> list[T]:
+    """What is made of each of several targets' gradients, one after the other, out of one forward pass.
+
+    Args:
+        model: any module that maps ``inputs`` to logits.
+        inputs: preprocessed images.
+        target: what is explained.
+        reduce: is given the gradient of a target; the derivatives of all constants are large, so it should not keep it.
+        rules: the derivatives in force.
+        autocast: run the model under autocast with this type.
+        record_constants: also find what was added on the way.
+        run: what to call in the model's place, such as a lean form of it.
+    """
     check_inputs(inputs)
     wanted = Target.of(target, len(inputs), names_of(model))
     model = ready(model)
@@ -112,27 +147,30 @@ def gradient(
         leaf, logits = forward(run or model, inputs, mode, autocast, wanted.read)
         seen = logits.detach() if wanted.places is None else None  # a place that views moved is another score
         check_sound(model, inputs, rules, autocast, logits=seen, score=wanted.score)
-        rows = wanted.rows(logits)  # [K, B]
-        pulled = derivatives(rows, [leaf, *(constant for _, _, constant in mode.constants or ())])
-    weight = torch.stack([grads[0] for grads in pulled], 1)  # [B, K, C, H, W]
-    constants = tuple(
-        Constant(module, function, value.detach(), derivative)
-        for (module, function, value), derivative in zip(mode.constants or (), pulled[0][1:], strict=True)
-    )
-    score = rows.detach().T
-    if not wanted.several:
-        weight, score = weight[:, 0], score[:, 0]
-    return Gradient(weight, score, logits.detach(), constants, mode.functions)
+        rows, constants = wanted.rows(logits), mode.constants or []  # [K, B]
+        leaves, made = [leaf, *(value for _, _, value in constants)], []
+        for index, row in enumerate(rows):
+            weight, *pulled = _derivative(row, leaves, keep=index < len(rows) - 1)
+            pairs = zip(constants, pulled, strict=True)
+            found = tuple(Constant(module, name, value.detach(), slope) for (module, name, value), slope in pairs)
+            made.append(reduce(Gradient(weight, row.detach(), logits.detach(), found, mode.functions)))
+    return made
+
+
+def _itself(found: Gradient) -> Gradient:
+    return found
 
 
 def derivatives(rows: Tensor, leaves: list[Tensor]) -> list[tuple[Tensor, ...]]:
     """Of each row ``[B]`` of scores with respect to the leaves; zeros where it does not depend on one."""
     last = len(rows) - 1
+    return [_derivative(row, leaves, keep=index < last) for index, row in enumerate(rows)]
+
+
+def _derivative(row: Tensor, leaves: list[Tensor], *, keep: bool) -> tuple[Tensor, ...]:
+    """Of one row; ``keep`` where the graph is needed again."""
     try:
-        return [
-            torch.autograd.grad(row.sum(), leaves, retain_graph=index < last, allow_unused=True, materialize_grads=True)
-            for index, row in enumerate(rows)
-        ]
+        return torch.autograd.grad(row.sum(), leaves, retain_graph=keep, allow_unused=True, materialize_grads=True)
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):
             raise
