@@ -163,6 +163,8 @@ def test_a_page_of_ones_own_model_says_how_it_was_prepared(desk):
     assert served.model.prepare.flags == ["--size", "32", "--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.4"]
     with pytest.raises(OptionError, match="belong to one --model"):
         _models(ServedOptions(["net.py:build", "builtin"], size=32))
+    with pytest.raises(OptionError, match="take pad or squash"):
+        _models(ServedOptions(["net.py:build"], fit="tiles"))
 
 
 def test_targets_are_repeated_or_have_commas_between(desk, capsys):

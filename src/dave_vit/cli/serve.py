@@ -121,6 +121,8 @@ def _models(options: ServedOptions) -> list[Served]:
         raise OptionError(f"{len(weights)} --weights for {len(specs)} --model; give one --model for each")
     if options.prepare is not None and len(specs) > 1:
         raise OptionError("--fit, --size, --mean, --std and --crop belong to one --model; give exactly one")
+    if options.fit == "tiles":
+        raise OptionError("--fit tiles makes several inputs of an image, and the page shows one; take pad or squash")
     files = [*weights, *[None] * (len(specs) - len(weights))]
     said = {one.name: getattr(options, one.name) for one in fields(PrepareOptions)}
     chosen = [
