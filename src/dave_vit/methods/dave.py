@@ -25,6 +25,7 @@ from dave_vit.reduce import REDUCERS, Mean, Reducer
 from dave_vit.rules import EFFECTIVE
 from dave_vit.run.compiled import CompiledGradient
 from dave_vit.run.lean import LeanModel
+from dave_vit.run.survey import unchanging
 from dave_vit.targets import Target, TargetLike
 
 _KEPT_BYTES = 128 * 2**20  # draws are kept between batches up to this size
@@ -170,7 +171,8 @@ class DAVE(Method):
             yield replace(made, subject=Subject(images, self.model))
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
-        *_, last = self._refined(images, target, passes, passes.samples(images))
+        with unchanging():
+            *_, last = self._refined(images, target, passes, passes.samples(images))
         return last
 
     def _refined(self, images: Tensor, target: Target, passes: Passes, at_once: int) -> Iterator[Explanation]:

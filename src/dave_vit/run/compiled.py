@@ -15,7 +15,8 @@ from dave_vit.intercept.mode import Interception
 from dave_vit.run.gradient import derivatives
 from dave_vit.run.lean import LeanModel
 from dave_vit.run.passes import forward, note_pass, ready, undisturbed
-from dave_vit.run.sound import check_sound, fingerprint
+from dave_vit.run.sound import check_sound
+from dave_vit.run.survey import survey
 from dave_vit.targets import Target
 from dave_vit.targets.target import contrasted
 
@@ -45,7 +46,7 @@ class CompiledGradient:
 
     def __call__(self, inputs: Tensor, target: Target) -> tuple[Tensor, Tensor]:
         """W ``[B, K, C, H, W]`` and logits ``[B, classes]`` for inputs ``[B, C, H, W]`` and a resolved target."""
-        if (state := fingerprint(self.lean.model)) != self._state:  # a graph holds the model as it was
+        if (state := survey(self.lean.model).numbers) != self._state:  # a graph holds the model as it was
             self._steps, self._state = {}, state
         given = [inputs, target.columns, *([] if target.weights is None else [target.weights])]
         key = (*inputs.shape[1:], inputs.dtype, inputs.device, *(part.shape[1:] for part in given[1:]))

@@ -93,7 +93,6 @@ def gradient(
     rules: RuleSet,
     autocast: torch.dtype | None = None,
     record_constants: bool = False,
-    run: Callable[[Tensor], Any] | None = None,
 ) -> Gradient:
     """Score and derivative under a rule set; parameters never get gradients and nothing stays on the model.
 
@@ -104,7 +103,6 @@ def gradient(
         rules: the derivatives in force.
         autocast: run the model under autocast with this type.
         record_constants: also find what was added on the way.
-        run: what to call in the model's place, such as a lean form of it.
     """
     wanted = Target.of(target, len(inputs), names_of(model))
     parts = gradients(
@@ -140,6 +138,20 @@ def gradients(
         run: what to call in the model's place, such as a lean form of it.
     """
     check_inputs(inputs)
+    return unchecked_gradient(model, inputs, target, rules=rules, autocast=autocast, record_constants=record_constants)
+
+
+def unchecked_gradient(
+    model: nn.Module,
+    inputs: Tensor,
+    target: TargetLike = None,
+    *,
+    rules: RuleSet,
+    autocast: torch.dtype | None = None,
+    record_constants: bool = False,
+    run: Callable[[Tensor], Any] | None = None,
+) -> Gradient:
+    """The same for inputs that are known to be finite; ``run`` is called in the model's place, such as a tape of it."""
     wanted = Target.of(target, len(inputs), names_of(model))
     model = ready(model)
     mode = Interception(rules, model, record_constants=record_constants)

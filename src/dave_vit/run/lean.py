@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.intercept.calls import RuleSet
-from dave_vit.run.gradient import Gradient, gradient
+from dave_vit.run.gradient import Gradient, unchecked_gradient
 from dave_vit.run.selections import narrowed
-from dave_vit.run.sound import structure
+from dave_vit.run.survey import forget_surveys, survey
 from dave_vit.run.tape import Tape, Unrecordable, record
 from dave_vit.targets import Target, TargetLike
 
@@ -23,7 +24,7 @@ from dave_vit.targets import Target, TargetLike
 class _Recordings:
     """Of one model, in one state of it."""
 
-    state: tuple[int, ...] = ()
+    state: int | None = None
     tapes: dict[tuple[Any, ...], Tape | None] = field(default_factory=dict)
     counting: bool = False  # its settings change with every pass, so that none can stand for the next
 
@@ -52,14 +53,18 @@ class LeanModel:
         return self.model if tape is None else tape.play
 
     def gradient(self, inputs: Tensor, target: TargetLike, rules: RuleSet) -> Gradient:
-        """Score and derivative under a rule set, as ``run.gradient`` gives them for the model."""
+        """Score and derivative under a rule set, as ``run.gradient`` gives them for the model.
+
+        The inputs are not looked at: views of images that were are finite too, and a look would wait for the device.
+        """
         wanted = Target.of(target, len(inputs))
+        passed = partial(unchecked_gradient, self.model, inputs, wanted, rules=rules, autocast=self.autocast)
         if wanted.score is not None:  # it looks at the output as the model returns it, and a recording holds logits
-            return gradient(self.model, inputs, wanted, rules=rules, autocast=self.autocast)
+            return passed()
         try:
-            return gradient(self.model, inputs, wanted, rules=rules, autocast=self.autocast, run=self.of(inputs))
+            return passed(run=self.of(inputs))
         except UnsupportedOperator:  # only the model itself can tell in which of its modules
-            return gradient(self.model, inputs, wanted, rules=rules, autocast=self.autocast)
+            return passed()
 
     def classes(self, inputs: Tensor) -> int | None:
         """How many logits the model has, if that can be known without running it."""
@@ -67,28 +72,22 @@ class LeanModel:
         return None if tape is None else tape.classes
 
     def _tape(self, inputs: Tensor) -> Tape | None:
-        if any(module._forward_hooks or module._forward_pre_hooks for module in self.model.modules()):
+        seen = survey(self.model)
+        if seen.hooked:
             return None  # a recording would not call them
         known = _RECORDINGS.setdefault(self.model, _Recordings())
-        state = _state(self.model)
-        if state != known.state:
-            known.tapes, known.state = {}, state
+        if seen.settings != known.state:
+            known.tapes, known.state = {}, seen.settings
         key = (inputs.shape, inputs.dtype, inputs.device, self.autocast)
         if key not in known.tapes and not known.counting:
             known.tapes[key] = self._recorded(inputs)
-            known.counting = _state(self.model) != state
+            known.counting = survey(self.model).settings != seen.settings
         return None if known.counting else known.tapes[key]
 
     def _recorded(self, inputs: Tensor) -> Tape | None:
+        forget_surveys()
         with torch.autocast(inputs.device.type, dtype=self.autocast, enabled=self.autocast is not None):
             try:
                 return narrowed(record(self.model, inputs))
             except Unrecordable:
                 return None
-
-
-def _state(model: nn.Module) -> tuple[int, ...]:
-    """Changes with whatever a recording could have taken from the model."""
-    places = (parameter.data_ptr() for parameter in model.parameters())
-    numbers = (value for module in model.modules() for value in vars(module).values() if type(value) is int)
-    return structure(model), *places, *numbers

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.errors import InputError, OutputError, UnsupportedOperator, training_error
-from dave_vit.intercept.graph import autograd_enabled, check_graph, checkpointing_error, hidden_error
+from dave_vit.errors import InputError, OutputError, UnsupportedOperator
+from dave_vit.intercept.graph import autograd_enabled, check_graph, hidden_error
 from dave_vit.intercept.mode import Interception
 from dave_vit.intercept.states import is_known
+from dave_vit.run.survey import forget_surveys, survey
 from dave_vit.targets import class_logits
 
 Read = Callable[[Any, int], Tensor]
@@ -52,7 +53,7 @@ def note_pass(inputs: Tensor) -> None:
 def ready(model: nn.Module) -> nn.Module:
     """The model to run, once it is known to act the same every time."""
     model = getattr(model, "_orig_mod", model)  # torch.compile hides the functions from the interception
-    check_model(model)
+    survey(model)
     return model
 
 
@@ -72,6 +73,8 @@ def forward(
         note_pass(inputs)
     leaf = (inputs.clone() if inputs.is_inference() else inputs.detach()).requires_grad_()
     entered = leaf.clone()  # no leaf, so that it is not taken for a parameter; the model may write into it
+    if isinstance(model, nn.Module):  # and no tape of it
+        forget_surveys()
     with precision(inputs, autocast), mode:
         logits = read(model(mode.enter(entered)), len(inputs))
     if not logits.requires_grad:
@@ -90,7 +93,8 @@ def precision(inputs: Tensor, autocast: torch.dtype | None) -> torch.autocast:
 
 def logits_of(model: nn.Module, inputs: Tensor, read: Read = class_logits) -> Tensor:
     """The model's logits, or what else is read of its output, without gradients and without touching anything else."""
-    check_model(model)
+    survey(model)
+    forget_surveys()
     note_pass(inputs)
     with undisturbed(inputs), torch.no_grad():
         return read(model(inputs), len(inputs))
@@ -116,21 +120,6 @@ def check_inputs(inputs: Tensor) -> None:
         raise InputError(f"inputs have shape {tuple(inputs.shape)}; give a batch of images [B, C, H, W]")
     if not bool(torch.isfinite(inputs).all()):
         raise InputError("inputs hold NaN or infinite values; check the image and its preprocessing")
-
-
-def check_model(model: nn.Module) -> None:
-    """Refuse a model that acts at random, learns while it runs, or recomputes its forward pass."""
-    for name, module in model.named_modules():
-        if getattr(module, "grad_checkpointing", False) is True:
-            raise checkpointing_error()
-        if not module.training:
-            continue
-        if getattr(module, "gradient_checkpointing", False) is True:
-            raise checkpointing_error()
-        rate = getattr(module, "p", 0.0) if isinstance(module, nn.modules.dropout._DropoutNd) else 0.0
-        rate = max(rate or 0.0, getattr(module, "drop_prob", 0.0) or 0.0)
-        if rate > 0.0 or isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise training_error(f"{type(module).__name__} {name!r}")
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ images that are mixed with the others of their batch are refused.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
@@ -22,6 +22,7 @@ from dave_vit.intercept.calls import RuleSet
 from dave_vit.intercept.mode import Interception
 from dave_vit.intercept.states import tensors
 from dave_vit.run.passes import precision, undisturbed
+from dave_vit.run.survey import forget_surveys, survey
 from dave_vit.targets import Score, Target
 
 _SOUND: WeakKeyDictionary[nn.Module, dict[Any, int]] = WeakKeyDictionary()
@@ -51,7 +52,7 @@ def check_sound(
     """
     if not rules.strict:
         return
-    look, state = _Look(model, rules, autocast, score), structure(model)
+    look, state = _Look(model, rules, autocast, score), survey(model).structure
     if not isinstance(score, Hashable):
         look.check(inputs, logits)
         return
@@ -81,29 +82,6 @@ def _forget_the_dead(known: dict[Any, int]) -> None:
         del known[key]
 
 
-def structure(model: nn.Module) -> int:
-    """Changes when a module, a parameter, a buffer or a setting of the model is replaced."""
-    return hash(tuple(part for module in model.modules() for part in _structure(module)))
-
-
-def _structure(module: nn.Module) -> Iterator[Any]:
-    yield id(module)
-    for value in vars(module).values():
-        if type(value) in (bool, float, str):  # no whole numbers: models count with them
-            yield value
-    yield from map(id, module._parameters.values())
-    yield from map(id, module._buffers.values())
-
-
-def fingerprint(model: nn.Module) -> int:
-    """Changes with the structure, and when the numbers of a parameter or a buffer change."""
-    tensors = (
-        tensor for module in model.modules() for tensor in (*module._parameters.values(), *module._buffers.values())
-    )
-    numbers = ((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors if t is not None)
-    return hash((structure(model), *numbers))
-
-
 @dataclass(frozen=True)
 class _Look:
     """One look into a model, as it will be run; nothing but the score is looked at where there is one."""
@@ -115,6 +93,7 @@ class _Look:
 
     def check(self, inputs: Tensor, logits: Tensor | None) -> None:
         """Refuse the model if some of these images would be explained wrongly; their logits may be known already."""
+        forget_surveys()
         places = range(len(inputs)) if len(inputs) <= _FEW else [1]  # the first one's place may be a special one
         tried = {place: self._by_itself(inputs[place : place + 1], batch=len(inputs)) for place in places}
         alone = {place: said for place, said in tried.items() if said is not None}
