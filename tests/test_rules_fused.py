@@ -171,3 +171,22 @@ def test_kernels_compile_for_a_gpu_that_is_not_here():
     )
     made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert "wgmma" in made.asm["ptx"]  # on the matrix units
+
+
+@inside
+@pytest.mark.parametrize(("kind", "at_zero"), [("gelu", 0.5), ("gelu", 1.0), ("tanh", 0.5), ("silu", 0.5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gates_on_the_way_back(kind, at_zero, dtype):
+    from dave_vit.rules.activations import gelu_gate, silu_gate
+    from dave_vit.rules.fused.gates import gate_gradient
+
+    generator = torch.Generator().manual_seed(0)
+    x, grad = (torch.randn(3, 700, generator=generator).mul(3).to(DEVICE, dtype) for _ in range(2))
+    x[0, :5], x[1, 0], x[1, 1] = 0, -50, 50
+    wide = x.double().cpu()
+    gate = silu_gate(wide) if kind == "silu" else gelu_gate(wide, "tanh" if kind == "tanh" else "none")
+    expected = grad.double().cpu() * torch.where(wide == 0, at_zero, gate)
+    pulled = gate_gradient(grad, x, kind=kind, at_zero=at_zero)
+    assert pulled.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-3
+    torch.testing.assert_close(pulled.double().cpu(), expected, rtol=tolerance, atol=tolerance / 10)

@@ -8,11 +8,13 @@ from torch import nn
 
 import tiny_models
 from dave_vit import conservation_gap, effective_transformation
-from dave_vit.rules import EFFECTIVE
+from dave_vit.rules import EFFECTIVE, products
 from dave_vit.rules.gamma import Gamma
 from dave_vit.rules.sets.lrp import CP_LRP, RELEVANCE, with_gamma
 from dave_vit.run import gradient
+from dave_vit.run.compiled import CompiledGradient
 from dave_vit.run.lean import LeanModel
+from dave_vit.targets import Target
 
 X = tiny_models.images(2, torch.float64)
 
@@ -80,6 +82,30 @@ def test_a_convolution_is_the_linear_layer_of_its_windows(flat, stride):
         effective_transformation(model, x, lambda y: y @ grad, rules=rules) for model in (Convolved(), Unfolded())
     )
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("size", [(8, 8), (9, 11)])
+def test_patches_as_a_product_are_the_convolution(flat, size, monkeypatch):
+    """As on a GPU: windows that lie side by side, and what is left over at the border."""
+    x = drawn(2, 3, *size)
+    model = nn.Sequential(nn.Conv2d(3, 5, 4, stride=4), nn.Flatten()).double().eval()
+    rules = with_gamma(EFFECTIVE, Gamma(0.25, 0.25, flat=flat))
+    expected = effective_transformation(model, x, 7, rules=rules)
+    monkeypatch.setattr(products, "_products_win", lambda input: True)
+    torch.testing.assert_close(effective_transformation(model, x, 7, rules=rules), expected, rtol=1e-10, atol=1e-10)
+    assert conservation_gap(model, x, 7, rules=rules) < 1e-9
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_written_for_a_compiler_it_is_the_same(bias, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda graph: graph)
+    model = tiny_models.vit().double()
+    if not bias:
+        model.blocks[0].mlp.fc1.bias = None
+    expected = effective_transformation(model, X, [[0], [1]], rules=RELEVANCE)
+    found, _ = CompiledGradient(model, RELEVANCE)(X, Target(torch.tensor([[0], [1]])))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 CONVOLUTIONS = {

@@ -14,8 +14,10 @@ from dave_vit import DAVE, effective_transformation
 from dave_vit.methods.chunks import even
 from dave_vit.rules import EFFECTIVE
 from dave_vit.rules.norms import centred, centred_in_one_kernel
+from dave_vit.run import survey
 from dave_vit.run.compiled import CompiledGradient
 from dave_vit.run.lean import LeanModel
+from dave_vit.run.passes import logits_of
 from dave_vit.run.selections import narrowed
 from dave_vit.run.tape import Unrecordable, record
 from dave_vit.targets import Contrast, Target
@@ -203,6 +205,32 @@ class TestLeanModel:
         with pytest.raises(Exception, match="norm"):
             LeanModel(model).gradient(images, 0, EFFECTIVE)
 
+    def test_one_walk_through_the_model_for_all_passes_of_a_call(self, images, monkeypatch):
+        model, walks = vit(), []
+        dave = DAVE(model, samples=4, chunk=3, preset="paper")
+        dave.attribute(images, 0)  # records and looks into the model
+        walked = survey._walked
+        monkeypatch.setattr(survey, "_walked", lambda model: walks.append(1) or walked(model))
+        dave.attribute(images, 0)
+        assert len(walks) == 1
+
+    def test_a_model_that_changes_in_a_pass_is_walked_through_again(self, images):
+        with survey.unchanging():
+            model = Scaled(step=1)
+            before = survey.survey(model)
+            assert survey.survey(model) is before
+            logits_of(model, images)
+            assert survey.survey(model) != before
+
+    def test_a_change_between_two_explanations_of_refine_is_seen(self, images):
+        model = vit()
+        expected = DAVE(copy.deepcopy(model), samples=2, chunk=3, preset="exact").attribute(images, 0)
+        steps = DAVE(model, samples=2, chunk=3, preset="exact").refine(images, 0)
+        next(steps)
+        with torch.no_grad():
+            model.head.weight.mul_(2)
+        assert not torch.allclose(next(steps).attribution, expected)
+
     def test_knows_the_number_of_classes(self, images):
         assert LeanModel(vit()).classes(images) == CLASSES
 
@@ -256,6 +284,15 @@ class TestCompiled:
         found = DAVE(model, samples=5, chunk=6, compiled=True).attribute(images, [0, 1, 2])
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
 
+    def test_one_graph_for_all_chunks_of_a_call(self, images, monkeypatch):
+        made = []
+        monkeypatch.setattr(torch, "compile", lambda graph: made.append(1) or graph)
+        model = vit()
+        found = DAVE(model, samples=20, chunk=30, compiled=True).attribute(images, [0, 1, 2])
+        assert len(made) == 1
+        expected = DAVE(model, samples=20, chunk=60).attribute(images, [0, 1, 2])
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
     def test_contrasts_and_logits(self, images):
         model = vit()
         target = Target.of(Contrast([[0, 1], [2, 3], [4, 0]], "rivals"), 3).resolve(model(images))
@@ -290,6 +327,11 @@ class TestCompiled:
 @pytest.mark.parametrize(("count", "most", "size"), [(50, 8, 5), (50, 16, 10), (50, 100, 50), (53, 8, 6), (1, 8, 1)])
 def test_even_chunks(count, most, size):
     assert even(count, most) == size
+
+
+@pytest.mark.parametrize(("count", "most", "size"), [(28, 10, 10), (28, 7, 7), (28, 15, 14), (28, 60, 28), (4, 10, 4)])
+def test_even_chunks_that_are_not_too_small(count, most, size):
+    assert even(count, most, least=8) == size
 
 
 def test_the_model_is_left_as_it_was(images):

@@ -54,17 +54,22 @@ class ModulePaths:
 
     def here(self) -> str:
         """The path of the innermost module on the call stack, or nothing."""
-        if self._paths is None:
-            modules = self.model.named_modules() if self.model is not None else ()
-            self._paths = {id(module): name or type(module).__name__ for name, module in modules}
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             owner = frame.f_locals.get("self")
-            path = owner.module if isinstance(owner, Placed) else self._paths.get(id(owner))
+            path = owner.module if isinstance(owner, Placed) else self._of(owner)
             if path is not None:
                 return path
             frame = frame.f_back
         return ""
+
+    def _of(self, owner: Any) -> str | None:
+        if not isinstance(owner, nn.Module):
+            return None
+        if self._paths is None:
+            modules = self.model.named_modules() if self.model is not None else ()
+            self._paths = {id(module): name or type(module).__name__ for name, module in modules}
+        return self._paths.get(id(owner))
 
 
 class Interception(TorchFunctionMode):
@@ -90,6 +95,7 @@ class Interception(TorchFunctionMode):
         self.model = model
         self.constants: list[tuple[str, str, Tensor]] | None = [] if record_constants else None
         self.traced = traced
+        self.writes = True  # whether calls may write in place; those of a tape do not
         self.losses: list[str] = []
         self.functions: dict[str, int] = {}  # how often each met a carrier
         self.watch: Watch | None = None  # follows the input below the interception, in a model's first pass
@@ -118,8 +124,9 @@ class Interception(TorchFunctionMode):
             return self._constant(func, spelling.name, args, kwargs)
         if spelling.name in HOOKS:
             return self._hook(func, spelling.name, args, kwargs)
-        args, kwargs = map_tensors(_without_parameters, args), map_tensors(_without_parameters, kwargs)
-        inputs = list(tensors(args[:1] if spelling.name in FIRST_ARGUMENT_ONLY else (args, kwargs)))
+        args = map_tensors(_without_parameters, args)
+        kwargs = map_tensors(_without_parameters, kwargs) if kwargs else kwargs
+        inputs = tensors(args[:1] if spelling.name in FIRST_ARGUMENT_ONLY else (args, kwargs) if kwargs else args)
         carriers = [tensor for tensor in inputs if tensor.requires_grad]
         if not carriers and not any(map(is_operator, inputs)):
             return func(*args, **kwargs)

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum
+from operator import is_
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 _STATE = "_dave_state"
+_SIGN = "_dave_sign"
 _LISTS = (list, tuple)
 _NESTS = (list, tuple, dict)
 _T = TypeVar("_T")
@@ -38,8 +40,10 @@ class State(Enum):
 
 def state_of(value: Any) -> State:
     """The state of a tensor; anything else is a constant."""
-    marked = getattr(value, _STATE, None) if isinstance(value, Tensor) else None
-    if is_carrier(value):  # it says by itself that it carries; a mark from before an in-place write may be outdated
+    if not isinstance(value, Tensor):
+        return State.CONSTANT
+    marked = getattr(value, _STATE, None)
+    if value.requires_grad:  # it says by itself that it carries; a mark from before an in-place write may be outdated
         return State.GATE if marked is State.GATE else State.CARRIER
     return State.OPERATOR if marked is State.OPERATOR else State.CONSTANT
 
@@ -66,9 +70,21 @@ def is_known(carrier: Tensor) -> bool:
 
 def mark(value: _T, state: State) -> _T:
     """Give all tensors of a result their state."""
-    for tensor in tensors(value):
-        setattr(tensor, _STATE, state)
+    for tensor in (value,) if isinstance(value, Tensor) else tensors(value):
+        tensor._dave_state = state  # type: ignore[attr-defined]
     return value
+
+
+def with_signs_of(result: Tensor, source: Tensor) -> Tensor:
+    """Remember that a result has the signs of a tensor that is kept anyway."""
+    setattr(result, _SIGN, source)
+    return result
+
+
+def same_sign(value: Tensor) -> Tensor:
+    """A tensor with the signs of this one; to be asked for only where nothing is written in place."""
+    found: Tensor = getattr(value, _SIGN, value)
+    return found.detach()
 
 
 def multiplied(states: Iterable[State]) -> State:
@@ -121,15 +137,22 @@ def _collect(value: Any, found: list[Tensor]) -> None:
             _collect(item, found)
 
 
+def _mapped(function: Callable[[Tensor], Tensor], item: Any) -> Any:
+    # Most arguments are a tensor or a number, for which a call more would cost as much as what it does.
+    if isinstance(item, Tensor):
+        return function(item)
+    return map_tensors(function, item) if isinstance(item, _NESTS) else item
+
+
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """The same nesting with every tensor replaced; other values are kept as they are."""
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, list | tuple):
-        if not tensors(value):
+    if isinstance(value, _LISTS):
+        items = [_mapped(function, item) for item in value]
+        if all(map(is_, items, value)):
             return value
-        items = [map_tensors(function, item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return {key: map_tensors(function, item) for key, item in value.items()}
+        return {key: _mapped(function, item) for key, item in value.items()}
     return value

@@ -50,16 +50,31 @@ class Passes:
         return max(1, self.rows // len(images))
 
 
-def even(count: int, most: int) -> int:
+def even(count: int, most: int, least: int = 1) -> int:
     """How many of ``count`` to take at once, at most ``most`` and not much less, so that little is missing at the end.
 
     A graph that was compiled for a batch of one size is filled up where a batch is smaller.
+
+    Args:
+        count: how many there are.
+        most: as memory allows.
+        least: not fewer than this, where there are so many and memory allows it.
     """
     most = min(most, count)
-    sizes = range(most // 2 + 1, most + 1)
+    sizes = range(max(most // 2 + 1, min(least, most)), most + 1)
     return min(reversed(sizes), key=lambda size: -(-count // size) * size)
 
 
-def clean_logits(model: nn.Module, images: Tensor, passes: Passes, read: Read = class_logits) -> Tensor:
+def clean_logits(
+    model: nn.Module,
+    images: Tensor,
+    passes: Passes,
+    read: Read = class_logits,
+    autocast: torch.dtype | None = None,
+) -> Tensor:
     """The logits of the images themselves, ``[B, classes]``, or what else is read out of the model's output."""
-    return torch.cat(passes.run(lambda start, stop: logits_of(model, images[start:stop], read), len(images)))
+
+    def said(start: int, stop: int) -> Tensor:
+        return logits_of(model, images[start:stop], read, autocast)
+
+    return torch.cat(passes.run(said, len(images)))

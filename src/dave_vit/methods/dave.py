@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from dave_vit.methods.chunks import Passes, clean_logits, even
 from dave_vit.methods.clean import Clean
 from dave_vit.methods.presets import NOISE_SWITCHES, Against, preset_of
 from dave_vit.methods.reading import ENOUGH, Subject
-from dave_vit.methods.sampling import Estimate
+from dave_vit.methods.sampling import Estimate, Group
 from dave_vit.neighborhood import Neighborhood, Views
 from dave_vit.reduce import REDUCERS, Mean, Reducer
 from dave_vit.rules import EFFECTIVE
@@ -32,44 +32,6 @@ _KEPT_BYTES = 128 * 2**20  # draws are kept between batches up to this size
 _FIRST = 8  # views that say whether the neighbourhood fits, and the fewest of samples="auto"
 _STEP = 4  # views between two looks of samples="auto"
 _SURVIVES = 0.5  # of the predicted class's probability, on the first views, for a neighbourhood to fit
-
-
-@dataclass(frozen=True, eq=False)
-class _Group:
-    """Images of a chunk that are drawn around alike.
-
-    Attributes:
-        where: their numbers in the chunk, ``[g]``.
-        images: themselves.
-        clean: what the model says of them, where it was asked.
-        estimate: of their samples so far.
-        rung: number of their neighbourhood.
-        survived: sum over the first views of the predicted class's probability, relative to the clean image's.
-        done: whether they need no more samples.
-    """
-
-    where: Tensor
-    images: Tensor
-    clean: Clean | None
-    estimate: Estimate
-    rung: int
-    survived: Tensor
-    done: bool = False
-
-    @property
-    def drawn(self) -> int:
-        """Views so far."""
-        return self.estimate.accumulator.count
-
-    def select(self, images: Tensor, **changes: Any) -> _Group:
-        """Some of them."""
-        some = {"where": self.where[images], "images": self.images[images], "survived": self.survived[images]}
-        clean = None if self.clean is None else self.clean.select(images)
-        return replace(self, **{**some, "clean": clean, "estimate": self.estimate.select(images), **changes})
-
-    def explanation(self) -> Explanation:
-        """Of the samples so far."""
-        return replace(self.estimate.explanation(), rung=torch.full_like(self.where, self.rung))
 
 
 @METHODS.register("dave")
@@ -183,28 +145,30 @@ class DAVE(Method):
             found = joined([group.explanation() for group in groups])
             yield found.select(torch.cat([group.where for group in groups]).argsort()) if len(groups) > 1 else found
 
-    def _started(self, images: Tensor, target: Target, passes: Passes) -> _Group:
+    def _started(self, images: Tensor, target: Target, passes: Passes) -> Group:
         """All images, before the first sample."""
         target, clean = self._looked(images, target, passes)
         where = torch.arange(len(images), device=images.device)
         estimate = Estimate(self.reducer.accumulator(), target, self.postprocess, tuple(images.shape[1:-3]))
-        return _Group(where, images, clean, estimate, 0, torch.zeros(len(images), device=images.device))
+        return Group(where, images, clean, estimate, 0, torch.zeros(len(images), device=images.device))
 
     def _looked(self, images: Tensor, target: Target, passes: Passes) -> tuple[Target, Clean | None]:
         """The target with all that the clean images say, and what they say of their views, where that is asked for."""
         asked = self.weighted or self.narrower or self.against == "rivals"
         if not asked or target.score is not None:  # a score has no classes: nothing tells how much of it survives
             return self._resolved(images, target, passes), None
-        logits = clean_logits(self.model, images, passes)
+        logits = clean_logits(self.model, images, passes, autocast=self.autocast)
         clean = Clean.of(self.model, logits)
         alone = self.against == "none" or target.against is not None
         return (target.resolve(logits) if alone else clean.contrast(target, logits)), clean
 
-    def _advanced(self, group: _Group, passes: Passes, at_once: int) -> list[_Group]:
+    def _advanced(self, group: Group, passes: Passes, at_once: int) -> list[Group]:
         """A group after the next chunk of samples, in parts where its images go on in different ways."""
         if group.done:
             return [group]
         start, estimate, clean = group.drawn, group.estimate, group.clean
+        if self._compiled is not None:  # a graph is filled up for few images: with more views of each
+            at_once = passes.samples(group.images)
         views = self._views(group.images, group.rung, start, self._stop(start, at_once))
         samples, logits = self._attributions(views, group.images, estimate.target, passes)
         estimate.add(samples, clean.weights(logits, estimate.target) if clean and self.weighted else None)
@@ -213,9 +177,9 @@ class DAVE(Method):
             group = replace(group, survived=group.survived + seen.to(group.survived))
         return self._sorted(group, start, passes, at_once)
 
-    def _sorted(self, group: _Group, start: int, passes: Passes, at_once: int) -> list[_Group]:
+    def _sorted(self, group: Group, start: int, passes: Passes, at_once: int) -> list[Group]:
         """Images whose views left the distribution start again around a narrower rung; settled ones are done."""
-        parts: list[_Group] = []
+        parts: list[Group] = []
         first = min(_FIRST, self.limit)
         if group.clean is not None and group.rung < len(self.narrower) and start < first <= group.drawn:
             leave = group.survived < _SURVIVES * first
@@ -228,7 +192,7 @@ class DAVE(Method):
                 group = group.select((~done).nonzero()[:, 0])
         return [*parts, *([replace(group, done=group.drawn >= self.limit)] if len(group.where) else [])]
 
-    def _narrowed(self, group: _Group, leave: Tensor, passes: Passes, at_once: int) -> list[_Group]:
+    def _narrowed(self, group: Group, leave: Tensor, passes: Passes, at_once: int) -> list[Group]:
         """Some images of a group once more from the beginning, in the next narrower neighbourhood."""
         if not len(leave):
             return []
@@ -237,11 +201,13 @@ class DAVE(Method):
         )
         images, clean = group.images[leave], None if group.clean is None else group.clean.select(leave)
         nothing = torch.zeros_like(group.survived[leave])
-        fresh = _Group(group.where[leave], images, clean, estimate, group.rung + 1, nothing)
+        fresh = Group(group.where[leave], images, clean, estimate, group.rung + 1, nothing)
         return self._advanced(fresh, passes, at_once)
 
     def _stop(self, start: int, at_once: int) -> int:
         """Where the next chunk ends: where something is decided, if not all samples fit into one chunk anyway."""
+        if self._compiled is not None and self.samples != "auto":  # chunks of one size, for which one graph is made
+            return min(start + even(self.limit, at_once, least=_FIRST if self.narrower else 1), self.limit)
         marks = range(_FIRST, self.limit, _STEP) if self.samples == "auto" else [_FIRST] if self.narrower else []
         whole = at_once >= self.limit and self.samples != "auto"
         end = self.limit if whole else min([mark for mark in marks if start < mark < self.limit] or [self.limit])
@@ -284,7 +250,7 @@ class DAVE(Method):
             raise TargetError("a compiled graph explains classes; leave compiled out to explain a score function")
         classes = self._lean.classes(images) if target.known else None
         if classes is None:
-            return target.resolve(clean_logits(self.model, images, passes))
+            return target.resolve(clean_logits(self.model, images, passes, autocast=self.autocast))
         return target.resolve(images.new_empty(len(images), classes))  # the graph checks no ranges
 
     def _views(self, images: Tensor, rung: int, start: int, stop: int) -> Views:

@@ -1,15 +1,17 @@
-"""The estimate that a method makes of samples."""
+"""The estimate that a method makes of samples, and the images that are drawn around alike."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dave_vit.methods.base import Explanation
+from dave_vit.methods.clean import Clean
 from dave_vit.reduce import Accumulator
 from dave_vit.targets import Target
 
@@ -69,3 +71,41 @@ class Estimate:
         """How many maps an image has: ``(K, T)``, without those that there are not."""
         several = tuple(self.target.columns.shape[1:]) if self.target.several else ()
         return (*several, *self.frames)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Images of a chunk that are drawn around alike.
+
+    Attributes:
+        where: their numbers in the chunk, ``[g]``.
+        images: themselves.
+        clean: what the model says of them, where it was asked.
+        estimate: of their samples so far.
+        rung: number of their neighbourhood.
+        survived: sum over the first views of the predicted class's probability, relative to the clean image's.
+        done: whether they need no more samples.
+    """
+
+    where: Tensor
+    images: Tensor
+    clean: Clean | None
+    estimate: Estimate
+    rung: int
+    survived: Tensor
+    done: bool = False
+
+    @property
+    def drawn(self) -> int:
+        """Views so far."""
+        return self.estimate.accumulator.count
+
+    def select(self, images: Tensor, **changes: Any) -> Group:
+        """Some of them."""
+        some = {"where": self.where[images], "images": self.images[images], "survived": self.survived[images]}
+        clean = None if self.clean is None else self.clean.select(images)
+        return replace(self, **{**some, "clean": clean, "estimate": self.estimate.select(images), **changes})
+
+    def explanation(self) -> Explanation:
+        """Of the samples so far."""
+        return replace(self.estimate.explanation(), rung=torch.full_like(self.where, self.rung))

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from dave_vit.intercept.calls import Call, Rule
-from dave_vit.intercept.states import State, mark
+from dave_vit.intercept.states import State, mark, with_signs_of
 from dave_vit.intercept.surrogate import carry
+from dave_vit.rules.fused import gates
 
 
 def gated(at_zero: float, gate: Callable[..., Tensor] | None = None) -> Rule:
@@ -25,12 +26,17 @@ def gated(at_zero: float, gate: Callable[..., Tensor] | None = None) -> Rule:
     def rule(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         x = input.detach()
         value = call.func(x, *args, **kwargs)
-        if gate is not None and call.mode.traced:
+        traced = call.mode.traced
+        # The gate is made again out of x where that is quicker, if the model does not write over x later.
+        if gate is not None and (traced or (not call.mode.writes and gates.applicable(x))):
 
             def pullback(grad: Tensor, x: Tensor) -> Tensor:
+                if not traced and gates.applicable(grad, x):
+                    return gates.gate_gradient(grad, x, kind=_kind(gate, *args, **kwargs), at_zero=at_zero)
                 return grad * torch.where(x == 0, at_zero, gate(x, *args, **kwargs))
 
-            return mark(carry(lambda: value, pullback, input, saved=(x,)), State.GATE)
+            carried = carry(lambda: value, pullback, input, saved=(x,))
+            return with_signs_of(mark(carried, State.GATE), x)
         phi = (value / x).nan_to_num_(nan=at_zero)  # 0 / 0 is the one NaN
         return mark(carry(lambda: value, torch.mul, input, saved=(phi,)), State.GATE)
 
@@ -42,6 +48,11 @@ def gelu_gate(x: Tensor, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
         return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
     return 0.5 * (1 + torch.erf(x * math.sqrt(0.5)))
+
+
+def _kind(gate: Callable[..., Tensor], approximate: str = "none", **options: Any) -> str:
+    """The gate's name among the kernels."""
+    return "silu" if gate is silu_gate else "tanh" if approximate == "tanh" else "gelu"
 
 
 def silu_gate(x: Tensor, **options: Any) -> Tensor:

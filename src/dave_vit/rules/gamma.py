@@ -23,10 +23,10 @@ from torch import Tensor
 
 from dave_vit.errors import OptionError
 from dave_vit.intercept.calls import Call
-from dave_vit.intercept.states import is_carrier, is_operator
+from dave_vit.intercept.states import is_carrier, is_operator, same_sign
 from dave_vit.intercept.surrogate import carry
 from dave_vit.precision import working_dtype
-from dave_vit.rules.products import weighted
+from dave_vit.rules.products import in_grid, patches, side_by_side, weighted
 
 _IN_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 _IN_MLP = re.compile(r"mlp|feed_?forward|ffn", re.IGNORECASE)
@@ -74,18 +74,40 @@ class Gamma:
         gamma = 0.0 if plain or call.mode.watch is not None else self.of(call)
         if gamma == 0.0:
             return weighted(call, input, weight, bias, *args, **kwargs)
+        favour = gamma / (2 + gamma)
+        if call.name == "conv2d" and side_by_side(input, weight, *args, **kwargs):
+            product = Call(call.mode, torch.nn.functional.linear, "linear")
+            made = self._carried(product, favour, patches(input, weight), weight.flatten(1), bias)
+            return in_grid(made, input, weight)
+        return self._carried(call, favour, input, weight, bias, *args, **kwargs)
+
+    def _carried(
+        self,
+        call: Call,
+        favour: float,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """The layer's own value with the rule's derivative."""
 
         def layer(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
             return call.func(x, w, b, *args, **kwargs)  # type: ignore[no-any-return]
 
-        flat = self.flat and _sees_all(call, input, weight)
-        made = (_Flat if flat else _Full)(layer, gamma / (2 + gamma), 0 if call.name == "linear" else weight.ndim - 2)
+        flat, spatial = self.flat and _sees_all(call, input, weight), 0 if call.name == "linear" else weight.ndim - 2
+        again = flat and not spatial and call.mode.traced and not call.mode.writes
+        made = (_Again if again else _Flat if flat else _Full)(layer, favour, spatial)
         x = input.detach()
         value = layer(x, weight, bias)
-        share = made.share(x, weight, bias, value)
-        # The sign and not x itself, which the model may write over later.
-        passed = carry(lambda: value, made.pull, input, saved=(share, x.sign(), weight))
-        return call.mode.with_constant(passed, lambda: made.of_bias(bias, share, value), call.name)
+        # The sign alone of what the model may write over later.
+        like = x.sign() if call.mode.writes else same_sign(input)
+        kept = made.kept(x, weight, bias, value)
+        passed = carry(lambda: value, made.pull, input, saved=(like, weight, *kept))
+        return call.mode.with_constant(
+            passed, lambda: made.of_bias(bias, made.share(x, weight, bias, value), value), call.name
+        )
 
 
 def _sees_all(call: Call, input: Tensor, weight: Tensor) -> bool:
@@ -109,19 +131,21 @@ class _Full:
     favour: float
     spatial: int
 
+    def kept(self, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor) -> tuple[Tensor | None, ...]:
+        """What the way back needs, beside the weight and the signs of x."""
+        return (self.share(x, weight, bias, value),)
+
     def share(self, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor) -> Tensor:
         """s = z / (|z| + c a), with the sign of z; 0 where there is nothing to share."""
-        wide = working_dtype(value.dtype)
-        z, size = value.to(wide), self._size(x.abs(), weight.abs(), None if bias is None else bias.abs()).to(wide)
-        whole = z.abs() + self.favour * size
-        return (z / torch.where(whole > 0, whole, 1)).to(value.dtype)
+        size = self._size(x.abs(), weight.abs(), None if bias is None else bias.abs())
+        return self._shared(value, size).to(value.dtype)
 
-    def pull(self, grad: Tensor, share: Tensor, sign: Tensor, weight: Tensor) -> Tensor:
-        """What the inputs get of the relevance, for each unit of them."""
+    def pull(self, grad: Tensor, like: Tensor, weight: Tensor, share: Tensor, *means: Tensor) -> Tensor:
+        """What the inputs get of the relevance, for each unit of them; ``like`` has their signs."""
         weight, share = weight.to(grad.dtype), share.to(grad.dtype)
-        plain = self._back(grad * share.abs(), weight, sign.shape)
-        favoured = self._favoured(grad * share, weight.abs(), sign.shape)
-        return torch.addcmul(plain, sign.to(grad.dtype), favoured, value=self.favour)
+        plain = self._back(grad * share.abs(), weight, like.shape)
+        favoured = self._favoured(grad * share, weight, like.shape, *means)
+        return torch.addcmul(plain, like.sign().to(grad.dtype), favoured, value=self.favour)
 
     def of_bias(self, bias: Tensor | None, share: Tensor, value: Tensor) -> Tensor:
         """The part of the output that is the bias's: times the derivative it is the bias's relevance."""
@@ -130,12 +154,18 @@ class _Full:
         own = self._by_output(bias)
         return share.abs() * (own + self.favour * value.sign() * own.abs())
 
+    def _shared(self, value: Tensor, size: Tensor) -> Tensor:
+        """s of z and a, in at least float32."""
+        z = value.to(working_dtype(value.dtype))
+        whole = torch.add(z.abs(), size, alpha=self.favour)
+        return z / whole.clamp_min(torch.finfo(whole.dtype).tiny)  # z is 0 where there is nothing to share
+
     def _size(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """a, of absolute values."""
         return self.layer(x, weight, bias)
 
     def _favoured(self, grad: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
-        return self._back(grad, weight, shape)
+        return self._back(grad, weight.abs(), shape)
 
     def _back(self, grad: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
         """The layer's adjoint."""
@@ -153,17 +183,56 @@ class _Full:
 class _Flat(_Full):
     """The rule with the rank-one mean of the weights' absolute values."""
 
-    def _size(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        of_output, of_input = _rank_one(weight)
-        size = self.layer(x, of_input) * self._by_output(of_output)
-        return size if bias is None else size + self._by_output(bias)
+    def kept(self, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor) -> tuple[Tensor | None, ...]:
+        means = _rank_one(weight.abs())
+        return self._shared(value, self._mean_size(x.abs(), bias, *means)).to(value.dtype), *means
 
-    def _favoured(self, grad: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
-        of_output, of_input = _rank_one(weight)
+    def _size(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._mean_size(x, bias, *_rank_one(weight))
+
+    def _mean_size(self, x: Tensor, bias: Tensor | None, of_output: Tensor, of_input: Tensor) -> Tensor:
+        size = self.layer(x, of_input)  # one output
+        if bias is None:
+            return size * self._by_output(of_output)
+        return torch.addcmul(self._by_output(bias.abs()), size, self._by_output(of_output))
+
+    def _favoured(self, grad: Tensor, weight: Tensor, shape: torch.Size, of_output: Tensor, of_input: Tensor) -> Tensor:
+        of_output, of_input = of_output.to(grad.dtype), of_input.to(grad.dtype)
         if not self.spatial:
             return (grad @ of_output).unsqueeze(-1) * of_input[0]
         summed = (grad * self._by_output(of_output)).sum(-1 - self.spatial, keepdim=True)
         return self._back(summed, of_input, shape)
+
+
+class _Again(_Flat):
+    """The flat rule of a linear layer for a compiler.
+
+    Products with one row are written as sums, which are fused into the kernels beside them, and s is computed again on
+    the way back: of z, which is there anyway, and of one number a token.
+    """
+
+    def kept(self, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor) -> tuple[Tensor | None, ...]:
+        of_output, of_input = _rank_one(weight.abs())
+        wide = working_dtype(value.dtype)
+        size = (x.to(wide).abs() * of_input[0].to(wide)).sum(-1, keepdim=True)  # [..., 1]
+        return value, size, bias, of_output, of_input
+
+    def pull(  # type: ignore[override]
+        self,
+        grad: Tensor,
+        like: Tensor,
+        weight: Tensor,
+        value: Tensor,
+        size: Tensor,
+        bias: Tensor | None,
+        of_output: Tensor,
+        of_input: Tensor,
+    ) -> Tensor:
+        amount = size * of_output if bias is None else size * of_output + bias.abs()
+        share = self._shared(value, amount)
+        plain = (grad * share.abs()).to(grad.dtype) @ weight.to(grad.dtype)
+        summed = (grad * share * of_output).sum(-1, keepdim=True)  # [..., 1]
+        return plain + self.favour * like.sign() * summed * of_input[0]
 
 
 def _rank_one(weight: Tensor) -> tuple[Tensor, Tensor]:

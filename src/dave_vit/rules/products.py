@@ -47,33 +47,53 @@ def weighted(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = No
 
 
 def convolution(
-    call: Call,
+    call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Any:
+    """A convolution whose windows lie side by side is a plain product, which a GPU computes several times faster."""
+    if side_by_side(input, weight, *args, **kwargs):
+        return weighted(Call(call.mode, _patch_product, call.name), input, weight, bias)
+    return weighted(call, input, weight, bias, *args, **kwargs)
+
+
+def side_by_side(
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None = None,
     stride: Any = 1,
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-) -> Any:
-    """A convolution whose windows lie side by side is a plain product, which a GPU computes several times faster."""
+) -> bool:
+    """Whether a convolution of pictures is better computed as a product of its windows."""
     apart = tuple(weight.shape[2:]) == _pair(stride) and _pair(padding) == (0, 0) and groups == 1
-    if apart and _pair(dilation) == (1, 1) and input.is_cuda and input.ndim == 4:
-        return weighted(Call(call.mode, _patch_product, call.name), input, weight, bias)
-    return weighted(call, input, weight, bias, stride, padding, dilation, groups)
+    return apart and _pair(dilation) == (1, 1) and input.ndim == 4 and _products_win(input)
+
+
+def _products_win(input: Tensor) -> bool:
+    return input.is_cuda
 
 
 def _pair(size: Any) -> Any:
     return (size, size) if isinstance(size, int) else tuple(size)  # a padding may be a word, which is no pair
 
 
-def _patch_product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def patches(input: Tensor, weight: Tensor) -> Tensor:
+    """The windows of a convolution that lie side by side: ``[B, rows * columns, C * height * width]``."""
     (height, width), (batch, channels) = weight.shape[2:], input.shape[:2]
     rows, columns = input.shape[2] // height, input.shape[3] // width
     whole = input[:, :, : rows * height, : columns * width]
-    patches = whole.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
-    made: Tensor = torch.nn.functional.linear(patches.reshape(batch, rows * columns, -1), weight.flatten(1), bias)
-    return made.transpose(1, 2).unflatten(2, (rows, columns))  # type: ignore[no-any-return]
+    moved = whole.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
+    return moved.reshape(batch, rows * columns, -1)
+
+
+def in_grid(made: Tensor, input: Tensor, weight: Tensor) -> Tensor:
+    """What a linear layer made of the windows, ``[B, rows * columns, O]``, as the convolution returns it."""
+    grid = (input.shape[2] // weight.shape[2], input.shape[3] // weight.shape[3])
+    return made.transpose(1, 2).unflatten(2, grid)  # type: ignore[no-any-return]
+
+
+def _patch_product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    made = torch.nn.functional.linear(patches(input, weight), weight.flatten(1), bias)
+    return in_grid(made, input, weight)
 
 
 def fused_product(call: Call, addend: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Any:

@@ -73,7 +73,8 @@ def forward(
         note_pass(inputs)
     leaf = (inputs.clone() if inputs.is_inference() else inputs.detach()).requires_grad_()
     entered = leaf.clone()  # no leaf, so that it is not taken for a parameter; the model may write into it
-    if isinstance(model, nn.Module):  # and no tape of it
+    mode.writes = isinstance(model, nn.Module)  # and no tape of it
+    if mode.writes:
         forget_surveys()
     with precision(inputs, autocast), mode:
         logits = read(model(mode.enter(entered)), len(inputs))
@@ -91,12 +92,14 @@ def precision(inputs: Tensor, autocast: torch.dtype | None) -> torch.autocast:
     return torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None)
 
 
-def logits_of(model: nn.Module, inputs: Tensor, read: Read = class_logits) -> Tensor:
+def logits_of(
+    model: nn.Module, inputs: Tensor, read: Read = class_logits, autocast: torch.dtype | None = None
+) -> Tensor:
     """The model's logits, or what else is read of its output, without gradients and without touching anything else."""
     survey(model)
     forget_surveys()
     note_pass(inputs)
-    with undisturbed(inputs), torch.no_grad():
+    with undisturbed(inputs), torch.no_grad(), precision(inputs, autocast):
         return read(model(inputs), len(inputs))
 
 

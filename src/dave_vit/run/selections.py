@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dave_vit.run.parts import WHOLE, Box, Plan, Want, part
 from dave_vit.run.tape import Recorded, Ref, Tape, map_refs
@@ -113,6 +114,8 @@ class _Rebuilt:
             return type(value)([self._given(item) for item in value])
         if isinstance(value, dict):
             return {key: self._given(item) for key, item in value.items()}
+        if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+            return value.detach()  # a parameter, which is a constant here: once, and not in each pass
         return value
 
     def _part(self, want: Want) -> Ref:

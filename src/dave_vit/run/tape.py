@@ -50,8 +50,8 @@ class Recorded(Placed):
 
     def __call__(self, made: Callable[[Ref], Tensor]) -> Any:
         """Make the call again, with the tensors that the references stand for."""
-        args, kwargs = map_refs(made, self.args), self.kwargs
-        return self.func(*args, **(map_refs(made, kwargs) if kwargs else kwargs))
+        args = [made(value) if type(value) is Ref else map_refs(made, value) for value in self.args]
+        return self.func(*args, **(map_refs(made, self.kwargs) if self.kwargs else self.kwargs))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+TYPES = (torch.float16, torch.bfloat16, torch.float32)
 _WIDEST = 256  # head dimension up to which a tile fits
 
 
@@ -20,16 +20,16 @@ def applicable(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -
         return False
     if query.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
         return False  # without the matrix units, plain products of the whole matrix are twice as fast
-    if query.dtype not in _TYPES or {key.dtype, value.dtype} != {query.dtype} or value.shape[:3] != key.shape[:3]:
+    if query.dtype not in TYPES or {key.dtype, value.dtype} != {query.dtype} or value.shape[:3] != key.shape[:3]:
         return False
     if len(query) != len(key) or query.shape[1] % key.shape[1] or max(query.shape[-1], value.shape[-1]) > _WIDEST:
         return False
     fits = mask is None or mask.dtype == torch.bool or mask.is_floating_point()
-    return fits and _operators() is not None
+    return fits and operators() is not None
 
 
 @cache
-def _operators() -> Any:
+def operators() -> Any:
     """The module of the kernels; None where torch or Triton is too old for them."""
     try:
         return import_module("dave_vit.rules.fused.operators")
@@ -83,7 +83,7 @@ def log_sum_exp(query: Tensor, key: Tensor, mask: Tensor | None, *, is_causal: b
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     spread = _spread(mask, query, key)
     options = {"is_causal": is_causal, "scale": factor, "precision": _precision(query)}
-    found: Tensor = _operators().log_sum_exp(query, key, spread, **options)
+    found: Tensor = operators().log_sum_exp(query, key, spread, **options)
     return found
 
 
@@ -101,7 +101,7 @@ def values_gradient(
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     several = grad if grad.ndim == 5 else grad.unsqueeze(0)
     options = {"is_causal": is_causal, "scale": factor, "precision": _precision(query)}
-    pulled: Tensor = _operators().values_gradient(
+    pulled: Tensor = operators().values_gradient(
         several.to(query.dtype), query, key, lse, _spread(mask, query, key), **options
     )
     return pulled if grad.ndim == 5 else pulled.squeeze(0)

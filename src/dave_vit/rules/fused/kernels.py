@@ -1,4 +1,4 @@
-"""Triton kernels: the gradient of attention's values alone, and the log-sum-exp of attention's scores.
+"""Triton kernels: the gradient of attention's values alone, the log-sum-exp of its scores, and gates on the way back.
 
 The attention matrix A = exp(scale Q K^T + mask - lse) is rebuilt tile by tile and never written to memory. Strides are
 compile-time constants: inside a compiled graph run-time strides would lose what Triton knows of their alignment.
@@ -178,3 +178,28 @@ def log_sum_exp_kernel(
     seen = tl.where(total == 0.0, 1.0, total)
     result = tl.where(total == 0.0, float("-inf"), (highest + tl.log2(seen)) / _LOG2E)
     tl.store(out + tl.program_id(1).to(tl.int64) * L + rows, result, mask=rows < L)
+
+
+@triton.jit
+def gate_gradient_kernel(
+    grad,
+    x,
+    out,
+    count,
+    AT_ZERO: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """grad * phi(x), element by element."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    given = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if KIND == "gelu":
+        gate = 0.5 * (1.0 + tl.erf(given * 0.7071067811865476))
+    elif KIND == "tanh":  # (1 + tanh u) / 2 is the sigmoid of 2 u
+        gate = tl.sigmoid(1.5957691216057308 * (given + 0.044715 * given * given * given))
+    else:
+        gate = tl.sigmoid(given)
+    gate = tl.where(given == 0.0, AT_ZERO, gate)
+    pulled = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32) * gate
+    tl.store(out + at, pulled.to(out.dtype.element_ty), mask=inside)

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from dave_vit.rules.fused.kernels import log_sum_exp_kernel, values_gradient_kernel
+from dave_vit.rules.fused.kernels import gate_gradient_kernel, log_sum_exp_kernel, values_gradient_kernel
 
 _wrap = torch.library.wrap_triton  # torch 2.6 and later
 
@@ -93,6 +93,15 @@ def log_sum_exp(
         num_warps=4,
         num_stages=2,
     )
+    return out
+
+
+@torch.library.triton_op("dave_vit::gate_gradient", mutates_args={})
+def gate_gradient(grad: Tensor, x: Tensor, *, kind: str, at_zero: float) -> Tensor:
+    """grad * phi(x) for contiguous tensors of one shape."""
+    out = torch.empty_like(grad)
+    grid = (triton.cdiv(grad.numel(), 1024),)
+    _wrap(gate_gradient_kernel)[grid](grad, x, out, grad.numel(), AT_ZERO=at_zero, KIND=kind, BLOCK=1024, num_warps=4)
     return out
 
 
