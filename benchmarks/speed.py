@@ -1,13 +1,14 @@
-"""What a map costs: time and peak memory over one forward pass, beside captum's SmoothGrad in the same run.
+"""What a map costs beside a forward pass, the arithmetic floor and captum's SmoothGrad, all in one run.
 
-    python benchmarks/speed.py --model timm:vit_base_patch16_224 --images 16 --out benchmarks/results
+    python benchmarks/speed.py --model timm:vit_base_patch16_224 --out benchmarks/results
 
-Weights are random: they do not change the cost. The file written is named after the environment.
+Weights are random, but for a small last layer. The file written is named after the environment.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import platform
 import re
@@ -15,68 +16,132 @@ import resource
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from dave_vit import DAVE, __version__
+from dave_vit import DAVE, __version__, effective_transformation
 
-SAMPLES = (1, 8, 50)
+VIEWS = 50  # of a map with the exact linear map, and of captum's SmoothGrad
+CLASSES = 10  # of one image, beside one of them
+STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True)
 class Row:
     """One line of the table; seconds are for one map."""
 
-    device: str
     precision: str
     mode: str
-    method: str
+    what: str
     seconds: float
-    forward_seconds: float
-    extra_bytes: int | None
+    extra_bytes: int | None = None
 
-    def cells(self) -> list[str]:
-        memory = "-" if self.extra_bytes is None else f"{self.extra_bytes / 2**20:.0f}"
-        ratio = self.seconds / self.forward_seconds
-        return [
-            self.device,
-            self.precision,
-            self.mode,
-            self.method,
-            f"{1e3 * self.seconds:.2f}",
-            f"{ratio:.1f}",
-            memory,
-        ]
+    def cells(self, unit: float) -> list[str]:
+        """As text; ``unit`` are the seconds of one forward pass."""
+        memory = "" if self.extra_bytes is None else f"{self.extra_bytes / 2**30:.2f}"
+        times = f"{1e3 * self.seconds:.2f}", f"{self.seconds / unit:.1f}"
+        return [self.precision, self.mode, self.what, *times, memory]
 
 
-HEADER = ["device", "precision", "mode", "method", "ms per map", "over one forward pass", "extra peak MiB"]
+HEADER = ["precision", "mode", "what", "ms per map", "over one forward pass", "extra peak GiB"]
 
 
-def build(spec: str) -> nn.Module:
-    """A model with random weights."""
-    family, _, name = spec.partition(":")
-    if family == "timm":
-        import timm
+@dataclass(frozen=True)
+class Bench:
+    """A model on a device, and how its maps are timed.
 
-        return timm.create_model(name).eval()
-    import torchvision
+    Attributes:
+        model: with random weights.
+        images: a batch of them.
+        repeats: of each measurement, after one to warm up.
+    """
 
-    return torchvision.models.get_model(name).eval()
+    model: nn.Module
+    images: Tensor
+    repeats: int
+
+    @property
+    def target(self) -> Tensor:
+        """A class of each image, so that none has to be predicted."""
+        return torch.arange(len(self.images), device=self.images.device)
+
+    def rows(self, autocast: torch.dtype | None, modes: tuple[str, ...]) -> Iterator[Row]:
+        """All measurements of one precision."""
+        name, count = str(autocast or self.images.dtype).removeprefix("torch."), len(self.images)
+        yield self._row(name, "eager", "forward pass", self._forward(autocast, self.images), count)
+        views = self.images.repeat(-(-max(VIEWS, count) // count), 1, 1, 1)
+        forward = self._row(name, "eager", f"forward pass of {VIEWS} views", self._forward(autocast, views), len(views))
+        yield Row(name, "eager", forward.what, forward.seconds * VIEWS, forward.extra_bytes)
+        yield Row(name, "", f"arithmetic of {VIEWS} views, forward and back", self._floor(autocast) * VIEWS)
+        for mode in modes:
+            make = partial(DAVE, self.model, autocast=autocast, compiled=mode == "compiled")
+            yield from self._maps(name, mode, make)
+        yield self._row(name, "eager", f"captum SmoothGrad, {VIEWS}", self._captum(autocast), count)
+
+    def _maps(self, name: str, mode: str, make: Callable[..., DAVE]) -> Iterator[Row]:
+        count, alone = len(self.images), self.images[:1]
+        plain, default = make(samples=VIEWS, preset="threshold"), make()
+        views = f"T = {default.limit}"
+        yield self._row(name, mode, f"exact, T = {VIEWS}", lambda: plain.attribute(self.images, self.target), count)
+        yield self._row(name, mode, f"default, {views}", lambda: default.attribute(self.images, self.target), count)
+        yield self._row(name, mode, f"default, {views}, one image alone", lambda: default.attribute(alone, 0), 1)
+        one, several = torch.zeros(1, 1, dtype=torch.int64), torch.arange(CLASSES)[None]
+        for classes in (one, several):
+            what = f"exact, T = {VIEWS}, one image alone, {classes.shape[1]} classes"
+            yield self._row(name, mode, what, partial(plain.attribute, alone, classes.to(alone.device)), 1)
+
+    def _row(self, precision: str, mode: str, what: str, call: Callable[[], object], count: int) -> Row:
+        seconds, peak = timed(call, self.images.device, self.repeats)
+        row = Row(precision, mode, what, seconds / count, peak)
+        print(precision, mode, what, f"{1e3 * row.seconds:.2f} ms", flush=True)
+        return row
+
+    def _forward(self, autocast: torch.dtype | None, images: Tensor) -> Callable[[], None]:
+        def forward() -> None:
+            with torch.no_grad(), torch.autocast(images.device.type, dtype=autocast, enabled=autocast is not None):
+                self.model(images)
+
+        return forward
+
+    def _captum(self, autocast: torch.dtype | None) -> Callable[[], None]:
+        """With the largest inner batch that DAVE takes too."""
+        from captum.attr import NoiseTunnel, Saliency
+
+        tunnel, images = NoiseTunnel(Saliency(self.model)), self.images
+        inner = max(1, (240 if images.is_cuda else 16) // len(images))
+        options = {"nt_samples": VIEWS, "nt_samples_batch_size": inner, "stdevs": 0.15, "abs": False}
+
+        def smoothgrad() -> None:
+            with torch.autocast(images.device.type, dtype=autocast, enabled=autocast is not None):
+                tunnel.attribute(images, target=self.target, **options)
+
+        return smoothgrad
+
+    def _floor(self, autocast: torch.dtype | None) -> float:
+        """Seconds of a view's products, forward and as many back, at the rate of one large product."""
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            self.model(self.images[:1])
+        side = 8192 if self.images.is_cuda else 1024
+        left = torch.randn(side, side, device=self.images.device, dtype=autocast or self.images.dtype)
+        seconds, _ = timed(lambda: left @ left, self.images.device, max(self.repeats, 5))
+        return 2 * counter.get_total_flops() * seconds / (2 * side**3)
 
 
-def timed(function: Callable[[], object], device: torch.device, repeats: int) -> tuple[float, int | None]:
+def timed(call: Callable[[], object], device: torch.device, repeats: int) -> tuple[float, int | None]:
     """Median seconds and extra peak memory of a call, after one to warm up."""
-    function()
+    call()
     synchronize(device)
     seconds = []
     with Peak(device) as peak:
         for _ in range(repeats):
             start = time.perf_counter()
-            function()
+            call()
             synchronize(device)
             seconds.append(time.perf_counter() - start)
     return statistics.median(seconds), peak.extra
@@ -113,9 +178,6 @@ class Peak:
             self.extra = max(0, self.highest - self.base)
 
 
-STATM = Path("/proc/self/statm")
-
-
 def resident() -> int:
     return int(STATM.read_text().split()[1]) * resource.getpagesize()
 
@@ -125,97 +187,74 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def measure(
-    model: nn.Module, images: Tensor, autocast: torch.dtype | None, repeats: int, *, compiled: bool
-) -> list[Row]:
-    """All methods on one batch: forward pass, DAVE at each T, captum's SmoothGrad."""
-    device, count = images.device, len(images)
-    precision = str(autocast or images.dtype).removeprefix("torch.")
-    name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-
-    def forward() -> None:
-        with torch.no_grad(), torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-            model(images)
-
-    once, forward_peak = timed(forward, device, max(repeats, 5))
-    once /= count
-    rows = [Row(name, precision, "eager", "forward pass", once, once, forward_peak)]
-    target = torch.zeros(count, dtype=torch.long, device=device)
-    for mode in ("eager", "compiled") if compiled else ("eager",):
-        for samples in SAMPLES:
-            dave = DAVE(model, samples=samples, autocast=autocast, compiled=mode == "compiled")
-            seconds, peak = timed(lambda dave=dave: dave.attribute(images, target), device, repeats)
-            rows.append(Row(name, precision, mode, f"DAVE, T = {samples}", seconds / count, once, peak))
-            print(rows[-1].cells(), flush=True)
-    rows.append(captum_row(model, images, target, autocast, once, name, precision))
-    print(rows[-1].cells(), flush=True)
-    return rows
+def errors(model: nn.Module, images: Tensor) -> str:
+    """How far W in lower precision is from W in float64, relative to its norm."""
+    few, found = images[:4], []
+    exact = effective_transformation(copy.deepcopy(model).double(), few.double(), 0)
+    for autocast in (None, torch.bfloat16):
+        made = effective_transformation(model, few, 0, autocast=autocast).double()
+        name = str(autocast or few.dtype).removeprefix("torch.")
+        found.append(f"{name} {float((made - exact).norm() / exact.norm()):.1e}")
+    return "Relative error of W against float64: " + ", ".join(found) + "."
 
 
-def captum_row(
-    model: nn.Module,
-    images: Tensor,
-    target: Tensor,
-    autocast: torch.dtype | None,
-    once: float,
-    name: str,
-    precision: str,
-) -> Row:
-    """captum's SmoothGrad with 50 samples, in the largest inner batch that DAVE uses too."""
-    from captum.attr import NoiseTunnel, Saliency
+def build(spec: str) -> nn.Module:
+    """A model with random weights."""
+    family, _, name = spec.partition(":")
+    if family == "timm":
+        import timm
 
-    tunnel = NoiseTunnel(Saliency(model))
-    inner = max(1, (256 if images.is_cuda else 16) // len(images))
+        model = timm.create_model(name).eval()
+    else:
+        import torchvision
 
-    def smoothgrad() -> None:
-        with torch.autocast(images.device.type, dtype=autocast, enabled=autocast is not None):
-            tunnel.attribute(images, nt_samples=50, nt_samples_batch_size=inner, stdevs=0.15, target=target, abs=False)
-
-    seconds, peak = timed(smoothgrad, images.device, 1)
-    return Row(name, precision, "eager", "captum SmoothGrad, 50", seconds / len(images), once, peak)
-
-
-def table(rows: list[Row]) -> str:
-    lines = [HEADER, ["---"] * len(HEADER), *(row.cells() for row in rows)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+        model = torchvision.models.get_model(name).eval()
+    # Random logits change from view to view, so that every image would be drawn around anew in narrower
+    # neighbourhoods, up to three times. Even probabilities survive all views, as a trained model's mostly do.
+    head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    with torch.no_grad():
+        head.weight.mul_(1e-3)
+    return model
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cuda = torch.cuda.is_available()
     parser.add_argument("--model", default="timm:vit_base_patch16_224")
-    parser.add_argument("--images", type=int, default=None, help="batch size (default: 64 on CUDA, 2 on the CPU)")
-    parser.add_argument("--devices", default="cpu,cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cuda" if cuda else "cpu")
+    parser.add_argument("--images", type=int, default=32 if cuda else 2, help="of a batch")
+    parser.add_argument("--modes", default="eager,compiled")
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=None, help="folder for the Markdown file")
     options = parser.parse_args()
     torch.manual_seed(0)
-    model, rows = build(options.model), []
-    for kind in options.devices.split(","):
-        device = torch.device(kind)
-        count = options.images or (64 if kind == "cuda" else 2)
-        images = torch.randn(count, 3, 224, 224, device=device)
-        for autocast in (None, torch.bfloat16) if kind == "cuda" else (None,):
-            rows += measure(model.to(device), images, autocast, options.repeats, compiled=not options.no_compile)
-    text = report(options.model, rows)
+    device = torch.device(options.device)
+    images = torch.randn(options.images, 3, 224, 224, device=device)
+    bench = Bench(build(options.model).to(device), images, options.repeats)
+    modes, cells = tuple(options.modes.split(",")), []
+    for autocast in (torch.bfloat16, None) if device.type == "cuda" else (None,):
+        rows = list(bench.rows(autocast, modes if autocast or device.type != "cuda" else ("eager",)))
+        cells += [row.cells(rows[0].seconds) for row in rows]
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    text = report(options, where, cells, errors(bench.model, bench.images))
     print(text)
     if options.out:
-        where = torch.cuda.get_device_name() if "cuda" in options.devices else f"cpu{torch.get_num_threads()}"
         name = re.sub(r"[^a-z0-9.]+", "-", f"speed-{options.model}-{where}-torch{torch.__version__}".lower())
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / f"{name}.md").write_text(text)
 
 
-def report(model: str, rows: list[Row]) -> str:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+def report(options: argparse.Namespace, where: str, cells: list[list[str]], errors: str) -> str:
+    lines = "\n".join("| " + " | ".join(line) + " |" for line in [HEADER, ["---"] * len(HEADER), *cells])
     return (
-        f"# Cost of a map: {model}\n\n"
-        f"dave-vit {__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
-        f"{platform.machine()}; process peak {peak:.0f} MiB.\n\n"
-        "`python benchmarks/speed.py --model " + model + "`\n\n"
-        "Times are medians for one map out of a batch. Extra memory is what a call needs at its peak beyond model and "
-        "input: allocated on CUDA, resident in the process on the CPU (memory that the allocator kept from an earlier "
-        "row is not counted again).\n\n" + table(rows) + "\n"
+        f"# Cost of a map: {options.model}\n\n"
+        f"{where}, a batch of {options.images}; dave-vit {__version__}, torch {torch.__version__}, "
+        f"Python {platform.python_version()}.\n\n"
+        f"`python benchmarks/speed.py --model {options.model} --images {options.images}`\n\n"
+        "Times are medians for one map out of the batch, unless an image is alone; bfloat16 is autocast. Extra memory "
+        "is what a call needs at its peak beyond model and input: allocated on CUDA, resident in the process on CPU "
+        "(memory that the allocator kept from an earlier row is not counted again). The arithmetic is twice that of "
+        f"the forward pass, at the rate of one large product. {errors}\n\n{lines}\n"
     )
 
 

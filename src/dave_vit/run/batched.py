@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dave_vit.intercept.calls import RuleSet
 from dave_vit.run.gradient import Constant, gradient
 from dave_vit.run.passes import counted
-from dave_vit.run.sound import structure
+from dave_vit.run.survey import survey
 from dave_vit.targets import Target
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], list[int] | None]] = WeakKeyDictionary()
@@ -30,7 +30,7 @@ def batch_sides(
     """
     if target.score is not None:  # which may add what it likes
         return None
-    state = structure(model)
+    state = survey(model).structure
     key = (state, rules.name, images.shape, images.dtype, images.device, autocast)
     known = _KNOWN.get(model, {})
     if key in known:

@@ -93,6 +93,7 @@ def gradient(
     rules: RuleSet,
     autocast: torch.dtype | None = None,
     record_constants: bool = False,
+    run: Callable[[Tensor], Any] | None = None,
 ) -> Gradient:
     """Score and derivative under a rule set; parameters never get gradients and nothing stays on the model.
 
@@ -103,6 +104,7 @@ def gradient(
         rules: the derivatives in force.
         autocast: run the model under autocast with this type.
         record_constants: also find what was added on the way.
+        run: what to call in the model's place, such as a lean form of it; the inputs are then known to be finite.
     """
     wanted = Target.of(target, len(inputs), names_of(model))
     parts = gradients(
@@ -135,23 +137,10 @@ def gradients(
         rules: the derivatives in force.
         autocast: run the model under autocast with this type.
         record_constants: also find what was added on the way.
-        run: what to call in the model's place, such as a lean form of it.
+        run: what to call in the model's place, such as a lean form of it; the inputs are then known to be finite.
     """
-    check_inputs(inputs)
-    return unchecked_gradient(model, inputs, target, rules=rules, autocast=autocast, record_constants=record_constants)
-
-
-def unchecked_gradient(
-    model: nn.Module,
-    inputs: Tensor,
-    target: TargetLike = None,
-    *,
-    rules: RuleSet,
-    autocast: torch.dtype | None = None,
-    record_constants: bool = False,
-    run: Callable[[Tensor], Any] | None = None,
-) -> Gradient:
-    """The same for inputs that are known to be finite; ``run`` is called in the model's place, such as a tape of it."""
+    if run is None:
+        check_inputs(inputs)
     wanted = Target.of(target, len(inputs), names_of(model))
     model = ready(model)
     mode = Interception(rules, model, record_constants=record_constants)

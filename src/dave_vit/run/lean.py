@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.intercept.calls import RuleSet
-from dave_vit.run.gradient import Gradient, unchecked_gradient
+from dave_vit.run.gradient import Gradient, gradient
 from dave_vit.run.selections import narrowed
 from dave_vit.run.survey import forget_surveys, survey
 from dave_vit.run.tape import Tape, Unrecordable, record
@@ -58,13 +58,13 @@ class LeanModel:
         The inputs are not looked at: views of images that were are finite too, and a look would wait for the device.
         """
         wanted = Target.of(target, len(inputs))
-        passed = partial(unchecked_gradient, self.model, inputs, wanted, rules=rules, autocast=self.autocast)
+        passed = partial(gradient, self.model, inputs, wanted, rules=rules, autocast=self.autocast)
         if wanted.score is not None:  # it looks at the output as the model returns it, and a recording holds logits
-            return passed()
+            return passed(run=self.model)
         try:
             return passed(run=self.of(inputs))
         except UnsupportedOperator:  # only the model itself can tell in which of its modules
-            return passed()
+            return passed(run=self.model)
 
     def classes(self, inputs: Tensor) -> int | None:
         """How many logits the model has, if that can be known without running it."""
