@@ -140,8 +140,9 @@ class _Full:
         size = self._size(x.abs(), weight.abs(), None if bias is None else bias.abs())
         return self._shared(value, size).to(value.dtype)
 
-    def pull(self, grad: Tensor, like: Tensor, weight: Tensor, share: Tensor, *means: Tensor) -> Tensor:
+    def pull(self, grad: Tensor, like: Tensor, weight: Tensor, *kept: Any) -> Tensor:
         """What the inputs get of the relevance, for each unit of them; ``like`` has their signs."""
+        share, *means = kept
         weight, share = weight.to(grad.dtype), share.to(grad.dtype)
         plain = self._back(grad * share.abs(), weight, like.shape)
         favoured = self._favoured(grad * share, weight, like.shape, *means)
@@ -164,7 +165,7 @@ class _Full:
         """a, of absolute values."""
         return self.layer(x, weight, bias)
 
-    def _favoured(self, grad: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
+    def _favoured(self, grad: Tensor, weight: Tensor, shape: torch.Size, *means: Tensor) -> Tensor:
         return self._back(grad, weight.abs(), shape)
 
     def _back(self, grad: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
@@ -196,8 +197,8 @@ class _Flat(_Full):
             return size * self._by_output(of_output)
         return torch.addcmul(self._by_output(bias.abs()), size, self._by_output(of_output))
 
-    def _favoured(self, grad: Tensor, weight: Tensor, shape: torch.Size, of_output: Tensor, of_input: Tensor) -> Tensor:
-        of_output, of_input = of_output.to(grad.dtype), of_input.to(grad.dtype)
+    def _favoured(self, grad: Tensor, weight: Tensor, shape: torch.Size, *means: Tensor) -> Tensor:
+        of_output, of_input = (mean.to(grad.dtype) for mean in means)
         if not self.spatial:
             return (grad @ of_output).unsqueeze(-1) * of_input[0]
         summed = (grad * self._by_output(of_output)).sum(-1 - self.spatial, keepdim=True)
@@ -217,22 +218,14 @@ class _Again(_Flat):
         size = (x.to(wide).abs() * of_input[0].to(wide)).sum(-1, keepdim=True)  # [..., 1]
         return value, size, bias, of_output, of_input
 
-    def pull(  # type: ignore[override]
-        self,
-        grad: Tensor,
-        like: Tensor,
-        weight: Tensor,
-        value: Tensor,
-        size: Tensor,
-        bias: Tensor | None,
-        of_output: Tensor,
-        of_input: Tensor,
-    ) -> Tensor:
+    def pull(self, grad: Tensor, like: Tensor, weight: Tensor, *kept: Any) -> Tensor:
+        value, size, bias, of_output, of_input = kept
         amount = size * of_output if bias is None else size * of_output + bias.abs()
         share = self._shared(value, amount)
         plain = (grad * share.abs()).to(grad.dtype) @ weight.to(grad.dtype)
         summed = (grad * share * of_output).sum(-1, keepdim=True)  # [..., 1]
-        return plain + self.favour * like.sign() * summed * of_input[0]
+        pulled: Tensor = plain + self.favour * like.sign() * summed * of_input[0]
+        return pulled
 
 
 def _rank_one(weight: Tensor) -> tuple[Tensor, Tensor]:
