@@ -24,6 +24,7 @@ from dave_vit.bench.job import Job
 from dave_vit.bench.numbers.rows import Row, Scanned
 from dave_vit.bench.provenance import software
 from dave_vit.bench.report import pages
+from dave_vit.bench.scoring import MapMaker
 from dave_vit.bench.tasks import Tasks, build_grids, settle
 from dave_vit.bench.worker import Worker
 from dave_vit.data import Item, open_dataset
@@ -459,6 +460,23 @@ def test_matched_columns_come_from_the_same_maps(squares, tmp_path):
         assert found[one["method"], f"{one['metric']}/patch"] == pytest.approx(one["mean"], rel=1e-6)
         assert found[one["method"], one["metric"]] != pytest.approx(one["mean"], rel=1e-6)
     assert replace(plan, batch=2).metrics == plan.metrics
+
+
+def test_matched_columns_ask_for_other_maps_once(squares, tmp_path, monkeypatch):
+    calls, raw = [], MapMaker.raw
+    monkeypatch.setattr(MapMaker, "raw", lambda self, *case: calls.append(len(case[1])) or raw(self, *case))
+    sanity = {"metric": "sanity", "options": {"images": 2, "stages": 2}}
+    settings = {"methods": ["gradcam"], "metrics": [sanity, "consistency"], "limit": 2}
+    both = evaluate(plan_of(squares, **settings, matched=True), tmp_path / "both", loader=load)["results"]
+    assert calls == [2] * 5  # the maps, two of random weights, one of moved images; those of the report
+    alone = [
+        evaluate(plan_of(squares, **settings, smoothing=kind), tmp_path / kind, loader=load)["results"]
+        for kind in ("none", "patch")
+    ]
+    found = {one["metric"]: one["mean"] for one in both}
+    for one, coarse in zip(*alone, strict=True):
+        expected = pytest.approx([one["mean"], coarse["mean"]], rel=1e-6)
+        assert [found[one["metric"]], found[f"{one['metric']}/patch"]] == expected
 
 
 def test_the_report_is_one_file_with_everything(done):

@@ -17,8 +17,9 @@ from dave_vit.maps import collapse, official_postprocess, smooth, to_patches
 from dave_vit.methods import create_method
 from dave_vit.methods.options import fitting
 from dave_vit.metrics import Case, Metric
-from dave_vit.metrics.base import NO_MASS, NOT_FINITE
+from dave_vit.metrics.base import NO_MASS, NOT_FINITE, Explain
 from dave_vit.models import traits_of
+from dave_vit.precision import precise_dtype
 from dave_vit.run.layout import patch_side
 from dave_vit.targets import Contrast
 
@@ -32,15 +33,18 @@ class MapMaker:
         entry: of the plan.
         smoothing: of the maps.
         seed: for methods that draw samples.
+        recall: maps that were made already, where some are asked for again.
     """
 
-    def __init__(self, entry: MethodEntry, smoothing: Smoothing, seed: int) -> None:
-        self.entry, self.smoothing, self.seed = entry, smoothing, seed
+    def __init__(self, entry: MethodEntry, smoothing: Smoothing, seed: int, recall: Recall | None = None) -> None:
+        self.entry, self.smoothing, self.seed, self.recall = entry, smoothing, seed, recall
         self.options = fitting(entry.method, seed=seed) | dict(entry.options)
 
     def maps(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
         """Maps [B,H,W] of targets [B], or [B,K,H,W] of targets [B,K]."""
-        return self.smoothed(model, self.raw(model, inputs, target))
+        if self.recall is None:
+            return self.smoothed(model, self.raw(model, inputs, target))
+        return self.smoothed(model, self.recall.maps(self.raw, model, inputs, target))
 
     def raw(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
         """The same before they are smoothed."""
@@ -60,9 +64,31 @@ class MapMaker:
             return to_patches(maps, patch).view_as(raw)
         return smooth(maps, how.kind, how.size, how.sigma).view_as(raw)
 
-    def with_smoothing(self, smoothing: Smoothing) -> MapMaker:
+    def with_smoothing(self, smoothing: Smoothing, recall: Recall | None = None) -> MapMaker:
         """The same method with another smoothing."""
-        return MapMaker(self.entry, smoothing, self.seed)
+        return MapMaker(self.entry, smoothing, self.seed, recall)
+
+
+class Recall:
+    """Maps that metrics ask for beside those that they score; once for a metric that is there with two smoothings."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[list[Tensor], Tensor]] = []
+
+    def maps(self, make: Explain, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
+        """What ``make`` gives, made once for the same weights, inputs and targets."""
+        asked = [_weights(model), inputs, target]
+        for known, maps in self._made:
+            if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(known, asked, strict=True)):
+                return maps
+        self._made.append((asked, make(model, inputs, target)))
+        return self._made[-1][1]
+
+
+def _weights(model: nn.Module) -> Tensor:
+    """A few numbers that tell weights from others: metrics draw some anew, and so do again."""
+    parts = [part.to(precise_dtype(part.device)) for part in model.state_dict().values() if part.is_floating_point()]
+    return torch.stack([torch.stack([part.sum(), part.square().sum()]) for part in parts]) if parts else torch.empty(0)
 
 
 @dataclass(frozen=True)

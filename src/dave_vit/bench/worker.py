@@ -16,7 +16,7 @@ from dave_vit.bench.job import Job, Subject
 from dave_vit.bench.numbers.rows import Row, Scanned, pack
 from dave_vit.bench.plan import digest
 from dave_vit.bench.provenance import software
-from dave_vit.bench.scoring import MapMaker, Scorer, clock
+from dave_vit.bench.scoring import MapMaker, Recall, Scorer, clock
 from dave_vit.bench.tasks import Task
 from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch, load_batch
@@ -88,6 +88,7 @@ class Worker:
         self._subject: tuple[int, Subject] | None = None
         self._images: tuple[Any, list[Batch]] | None = None
         self._metrics = [(entry, entry.create()) for entry in job.plan.metrics]
+        self._twice = len({digest([one.metric, dict(one.options)]) for one in job.plan.metrics}) < len(self._metrics)
 
     def close(self) -> None:
         """Ends the threads that read images."""
@@ -225,9 +226,10 @@ class Worker:
         if self.plan.save_maps:
             kept = maker.smoothed(subject.model, raw)
             made.maps.append(([row.image for row in rows], kept.flatten(0, -3).cpu()))
+        recall = Recall() if self._twice else None
         for scorer in self._scorers(task):
             if some := scorer.count(part.places):
-                case = _case(subject, part.cut(0, some), raw[:some], maker.with_smoothing(scorer.smoothing))
+                case = _case(subject, part.cut(0, some), raw[:some], maker.with_smoothing(scorer.smoothing, recall))
                 made.rows += scorer.rows(case, rows[: some * part.target[0].numel()])
         return made
 
