@@ -406,10 +406,13 @@ def test_an_entry_s_own_seed_is_the_one_that_is_recorded(squares, tmp_path):
 
 
 def test_passes_are_counted_and_a_budget_sets_them(squares, tmp_path):
-    methods = ["input_x_gradient", "smoothgrad", {"method": "dave", "options": {"preset": "paper"}}]
+    methods = ["input_x_gradient", "smoothgrad", {"method": "dave", "options": {"preset": "paper"}}, "occlusion"]
     plan = plan_of(squares, methods=methods, metrics=["gridpg", "energypg"], limit=14, budget=6)
     summary = evaluate(plan, tmp_path / "run", loader=load)
-    assert [one["passes"] for one in summary["results"] if one["metric"] == "energypg"] == [1, 6, 6]
+    *passes, fixed = [one["passes"] for one in summary["results"] if one["metric"] == "energypg"]
+    assert passes == [1, 6, 6]
+    (said,) = (note for note in summary["notes"] if "budget" in note)
+    assert f"of 6 passes a map took occlusion {fixed:.4g}: " in said
     assert {row["passes"] for row in rows_of(tmp_path / "run") if row["method"] == "dave"} == {6}
     assert "passes per map" in (tmp_path / "run" / "report.md").read_text()
     assert "passes per map" in (tmp_path / "run" / "report.html").read_text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -80,6 +80,20 @@ def test_every_name_in_the_pages_exists():
     assert len(names) > 40
     assert [entry for entry in sorted(names) if not resolves(entry[1])] == []
     assert not resolves("dave_vit.effective.no_such_function")
+
+
+def test_the_example_of_a_cluster_has_the_form_that_ray_asks_for():
+    schemas, home = pytest.importorskip("jsonschema"), importlib.util.find_spec("ray")
+    if home is None or home.origin is None:
+        pytest.skip("ray is not installed")
+    (example,) = (block for block in fences(DOCS / "cluster.md", "yaml") if "cluster_name" in block)
+    asked = json.loads((Path(home.origin).parent / "autoscaler" / "ray-schema.json").read_text())
+    found = pytest.importorskip("yaml").safe_load(example)
+    schemas.validate(found, asked)
+    nodes = found["available_node_types"]
+    assert found["head_node_type"] in nodes
+    gpus = nodes["gpu"]["resources"]["GPU"] * found["max_workers"]
+    assert f'request_resources(bundles=[{{\\"GPU\\": 1}}] * {gpus})' in (DOCS / "cluster.md").read_text()
 
 
 def test_every_equation_has_its_function():

@@ -14,7 +14,7 @@ from dave_vit.bench.engines.local import LocalEngine
 from dave_vit.bench.job import Job, Loader, check
 from dave_vit.bench.numbers.collect import Collected, collect
 from dave_vit.bench.numbers.rows import Scanned, read_scans
-from dave_vit.bench.numbers.summary import summarise
+from dave_vit.bench.numbers.summary import over_budget, summarise
 from dave_vit.bench.plan import ModelEntry, Plan
 from dave_vit.bench.provenance import provenance
 from dave_vit.bench.report import Example, View, check_examples, example_columns, example_metric, pages, view
@@ -116,6 +116,7 @@ class _Run:
         summary = summarise(self.plan, self.count, collected, [scan.left_out for scan in scans], list(skipped.values()))
         summary |= {"command": self.command, "weights": self.made_with[-1]["models"]}
         summary["notes"] = [*_mixed(self.made_with), *(note for scan in scans for note in scan.notes)]
+        summary["notes"] += over_budget(self.plan, summary["results"])
         views = self._views(summary, scans, collected)
         summary["notes"] += self.damage  # which may show until here
         report = pages(self.plan, summary, views)

@@ -52,6 +52,21 @@ def rests_on(one: Mapping[str, Any]) -> str:
     return f"n = {one['n']}" if one["n"] == one["images"] else f"n = {one['n']} of {one['images']} images"
 
 
+def over_budget(plan: Plan, results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """That some methods took more passes than the plan allows, and how many, where there are such."""
+    if plan.budget is None:
+        return []
+    # Maps of the cells of a grid share their passes; those of one image do not.
+    first = min(plan.metrics, key=lambda entry: isinstance(entry.create(), GridMetric)).label
+    taken = [(one["method"], one["passes"]) for one in results if one["metric"] == first and one["passes"]]
+    above = dict(sorted((pair for pair in taken if pair[1] > plan.budget), key=lambda pair: pair[1]))
+    if not above:
+        return []
+    each = ", ".join(f"{method} {passes:.4g}" for method, passes in above.items())
+    why = "their number is fixed, or images began again in a narrower neighbourhood"
+    return [f"more than the budget of {plan.budget} passes a map took {each}: {why}"]
+
+
 def _results(model: str, entry: MetricEntry, table: Table, missing: Mapping[str, str]) -> list[dict[str, Any]]:
     metric = entry.create()
     some = isinstance(metric, GridMetric) or metric.images is not None  # and the others are not its business
