@@ -97,7 +97,7 @@ def test_killed_at_random_and_started_again(squares, expected, tmp_path):
     assert not list(run.rglob("*.part"))
 
 
-BUILTIN = """evaluate --metric all --methods input_x_gradient,dave --samples 1 --limit 8 --shard 2 --threads 1
+BUILTIN = """evaluate --metric all --methods input_x_gradient,smoothgrad --samples 2 --limit 8 --shard 2 --threads 1
     --set gridpg.grids=2 --set deletion.steps=2 --set insertion.steps=2 --set sanity.images=1
     --set infidelity.images=1 --set sensitivity_n.images=1 --set sensitivity_n.samples=4 --set irof.steps=2
     --set road.images=1 --quiet --out""".split()
