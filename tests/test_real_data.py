@@ -70,7 +70,9 @@ def attributions(model, inputs: Tensor, labels: Tensor, few: int | None = None) 
     found = {
         name: create_method(way, model, **options).attribute(inputs, labels) for name, (way, options) in MAPS.items()
     }
-    for explanation in create_method("dave", model, samples=28, chunk=IMAGES).refine(inputs[:few], labels[:few]):
+    shown, wanted = inputs[:few], labels[:few]
+    default = create_method("dave", model, samples=28, chunk=4 * len(shown))  # four samples at a time: 4, 8, ... 28
+    for explanation in default.refine(shown, wanted):
         if explanation.samples in REFINED:
             found[REFINED[explanation.samples]] = explanation.attribution
     return found
