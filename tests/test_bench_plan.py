@@ -181,3 +181,9 @@ def test_a_model_of_a_plan_says_what_is_done_to_photographs():
     for wrong, words in (({"sise": 64}, "no option 'sise'; did you mean size"), ({"fit": "tiles"}, "no metric scores")):
         with pytest.raises(OptionError, match=words):
             make_plan({"models": {"spec": "builtin", "prepare": wrong}})
+
+
+@pytest.mark.parametrize("given", [{"file": "half.py"}, [3], [None]])
+def test_plugins_are_files(given):
+    with pytest.raises(OptionError, match="give the path of a Python file"):
+        make_plan({"plugins": given})

@@ -55,7 +55,11 @@ _PLUGINS: set[Path] = set()
 
 def import_plugins(paths: Iterable[str | Path]) -> tuple[str, ...]:
     """Imports files that register something, each once in a process; where they lie."""
-    found = [Path(path).resolve() for path in paths]
+    given = list(paths)
+    for path in given:
+        if not isinstance(path, str | Path):
+            raise OptionError(f"plugin {path!r}; give the path of a Python file")
+    found = [Path(path).resolve() for path in given]
     for file in found:
         if file not in _PLUGINS:
             import_file(file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from typing import Literal, get_args
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -143,11 +144,14 @@ class RandomLogit(Metric):
         if images is not None and images < 1:
             raise OptionError(f"{images} images; expected 1 or more")
         self.seed, self.images = seed, images
+        self._classes: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
     def score(self, case: Case) -> Scores:
         """[B]."""
-        with torch.no_grad():
-            classes = case.model(case.inputs[:1]).shape[1]
+        if case.model not in self._classes:
+            with torch.no_grad():
+                self._classes[case.model] = case.model(case.inputs[:1]).shape[1]
+        classes = self._classes[case.model]
         if classes < 2:
             raise OptionError("random_logit needs another class, and the model has one output; leave this metric out")
         ahead = int(torch.randint(1, classes, (1,), generator=torch.Generator().manual_seed(self.seed)))
