@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
+    from PIL.Image import Image
 
 
 @contextmanager
@@ -92,4 +93,11 @@ def npz_bytes(arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
 
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]  # numpy's stubs take the names for its own options
+    return buffer.getvalue()
+
+
+def png_bytes(image: Image) -> bytes:
+    """A PNG file."""
+    buffer = io.BytesIO()
+    image.save(buffer, "png")
     return buffer.getvalue()

@@ -74,7 +74,9 @@ class OutOfMemory(DaveError):
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception of torch, of any device, or of Python says that memory does not suffice."""
     known = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, MemoryError) or any(part in str(error).lower() for part in known)
+    # Torch's own by its name: torch is slow to import.
+    told = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return told or any(part in str(error).lower() for part in known)
 
 
 def first_line(error: BaseException) -> str:

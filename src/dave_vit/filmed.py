@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from dave_vit.atomic import json_bytes, npz_bytes
+from dave_vit.atomic import json_bytes, npz_bytes, png_bytes
 from dave_vit.data.clips import Clip, read_clip
 from dave_vit.data.images import Picture
 from dave_vit.errors import OptionError
@@ -74,15 +73,13 @@ class Filmed:
         """The contents of the files that keep it, by the ending of their names."""
         from dave_vit.viz import moving
 
-        drawn = io.BytesIO()
-        self.strip().save(drawn, "png")
         attribution = self.result.explanation.attribution[0].detach().float().cpu().numpy()
         arrays = {"attribution": attribution, "map": self.maps.numpy()}
         animation = moving(self.overlays(), [round(1000 * _PAUSE)] * len(self.clip.frames), "gif")
         return {
             "json": json_bytes(self.record()),
             "npz": npz_bytes(arrays),
-            "frames.png": drawn.getvalue(),
+            "frames.png": png_bytes(self.strip()),
             "gif": animation,
         }
 

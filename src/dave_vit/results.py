@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dave_vit.atomic import json_bytes, npz_bytes
+from dave_vit.atomic import json_bytes, npz_bytes, png_bytes
 from dave_vit.data.images import Picture
 from dave_vit.data.labels import pick_targets
 from dave_vit.environment import device_name, versions
@@ -328,12 +327,10 @@ class Result:
             view: what speaks for the target, or that with what speaks against it.
             scales: one colour scale for all targets, or one for each.
         """
-        picture = io.BytesIO()
-        self.overlay(view, scales).save(picture, "png")
         return {
             "json": json_bytes(self.record()),
             "npz": npz_bytes(self.arrays()),
-            "overlay.png": picture.getvalue(),
+            "overlay.png": png_bytes(self.overlay(view, scales)),
             f"panels.{figure}": self.figure(view, scales).data(figure),
         }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from dave_vit.atomic import json_bytes, npz_bytes
+from dave_vit.atomic import json_bytes, npz_bytes, png_bytes
 from dave_vit.data.images import Picture
 from dave_vit.environment import device_name, versions
 from dave_vit.errors import OptionError
@@ -108,13 +107,15 @@ class Scored:
             "versions": dict(versions()),
         }
 
+    def shared(self) -> dict[str, Any]:
+        """The record without what is of this score alone: what several maps of a photograph have in common."""
+        return {name: value for name, value in self.record().items() if name not in ("score", "value", "seconds")}
+
     def files(self) -> dict[str, bytes]:
         """The contents of the files that keep it, by the ending of their names."""
-        drawn = io.BytesIO()
-        self.overlay().save(drawn, "png")
         attribution = self.explanation.attribution[0].detach().float().cpu().numpy()
         arrays = {"attribution": attribution, "map": self.map.numpy()}
-        return {"json": json_bytes(self.record()), "npz": npz_bytes(arrays), "overlay.png": drawn.getvalue()}
+        return {"json": json_bytes(self.record()), "npz": npz_bytes(arrays), "overlay.png": png_bytes(self.overlay())}
 
 
 @dataclass(frozen=True)
@@ -155,15 +156,11 @@ class Together:
 
     def record(self) -> dict[str, Any]:
         """What was found, ready for JSON."""
-        whole, of_one = self.maps[0].record(), ("score", "value", "seconds")
-        shared = {key: value for key, value in whole.items() if key not in of_one}
-        return {**shared, "boxes": [{**vars(each), "score": each.score} for each in self.found]}
+        return {**self.maps[0].shared(), "boxes": [{**vars(each), "score": each.score} for each in self.found]}
 
     def files(self) -> dict[str, bytes]:
         """The contents of the files that keep it, by the ending of their names."""
-        drawn = io.BytesIO()
-        self.overlay().save(drawn, "png")
-        return {"json": json_bytes(self.record()), "overlay.png": drawn.getvalue()}
+        return {"json": json_bytes(self.record()), "overlay.png": png_bytes(self.overlay())}
 
 
 def explain_score(explainer: Explainer, picture: Picture, text: str) -> Scored:

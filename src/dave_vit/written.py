@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from dave_vit.atomic import json_bytes, npz_bytes
+from dave_vit.atomic import json_bytes, npz_bytes, png_bytes
 from dave_vit.data.images import Picture
 from dave_vit.errors import OptionError
 from dave_vit.models.geometry import Geometry
@@ -64,19 +63,13 @@ class Written:
             {"word": number, "text": self.words[number - 1], "value": made.value, "seconds": round(made.seconds, 3)}
             for number, made in zip(self.numbers, self.maps, strict=True)
         ]
-        shared = {key: value for key, value in self.maps[0].record().items() if key not in _OF_ONE}
         said = {"prompt": self.prompt, "answer": self.asked.answer, "words": self.words, "explained": explained}
-        return {**shared, **said, "tokens": list(self.asked.tokens)}
+        return {**self.maps[0].shared(), **said, "tokens": list(self.asked.tokens)}
 
     def files(self) -> dict[str, bytes]:
         """The contents of the files that keep it, by the ending of their names."""
-        drawn = io.BytesIO()
-        self.strip().save(drawn, "png")
         arrays = {f"word{number}": made.map.numpy() for number, made in zip(self.numbers, self.maps, strict=True)}
-        return {"json": json_bytes(self.record()), "npz": npz_bytes(arrays), "words.png": drawn.getvalue()}
-
-
-_OF_ONE = ("score", "value", "seconds")
+        return {"json": json_bytes(self.record()), "npz": npz_bytes(arrays), "words.png": png_bytes(self.strip())}
 
 
 def explain_words(

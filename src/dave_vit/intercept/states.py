@@ -71,7 +71,7 @@ def is_known(carrier: Tensor) -> bool:
 def mark(value: _T, state: State) -> _T:
     """Give all tensors of a result their state."""
     for tensor in (value,) if isinstance(value, Tensor) else tensors(value):
-        tensor._dave_state = state  # type: ignore[attr-defined]
+        setattr(tensor, _STATE, state)
     return value
 
 

@@ -67,13 +67,12 @@ def attributions(method: Method, images: Tensor, target: Target, make: Make, rul
     if sides is None:
         singles = range(len(images))
         return joined([attributions(method, images[i : i + 1], target.part(i, i + 1), make, rules) for i in singles])
-    indices: list[Tensor | None] = []
 
-    def reduce(passed: Gradient) -> Tensor:
-        indices[:] = [target.resolve(passed.logits).indices]
-        return _made(passed, images, make, sides)
+    def reduce(passed: Gradient) -> tuple[Tensor, Tensor | None]:
+        return _made(passed, images, make, sides), target.resolve(passed.logits).indices
 
-    made = gradients(model, images, target, reduce, rules=rules, autocast=autocast, record_constants=True)
+    found = gradients(model, images, target, reduce, rules=rules, autocast=autocast, record_constants=True)
+    made, indices = zip(*found, strict=True)
     return Explanation(torch.stack(made, 1) if target.several else made[0], indices[0])
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from PIL import Image
 
+from dave_vit.atomic import png_bytes
 from dave_vit.report.pages import render
 from dave_vit.viz.layers import scale
 
@@ -153,9 +154,7 @@ class Gallery:
         some = f"{len(shown)} of {count} pictures" if len(shown) < count else f"{count} pictures"
         title = f"{some} by {self._order}, each on its own colour scale; {', '.join(self._facts.values())}"
         pairs = [(_opened(one.photo), _opened(one.map)) for one in shown]
-        buffer = io.BytesIO()
-        contact_sheet(pairs, [(one.name, one.words) for one in shown], title).save(buffer, "png")
-        return buffer.getvalue()
+        return png_bytes(contact_sheet(pairs, [(one.name, one.words) for one in shown], title))
 
 
 def sureness_of(explanation: Explanation) -> float | None:

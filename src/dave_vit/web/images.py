@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from PIL import Image
 from starlette.requests import Request
 
+from dave_vit.atomic import png_bytes
 from dave_vit.data.images import Picture, decode
 from dave_vit.data.sets.builtin import Embedded
 from dave_vit.errors import DaveError, UnknownName
@@ -63,9 +64,7 @@ def file_name(name: str) -> str:
 
 def png_text(image: Image.Image) -> str:
     """A PNG file in base64."""
-    buffer = io.BytesIO()
-    image.save(buffer, "png")
-    return base64.b64encode(buffer.getvalue()).decode()
+    return base64.b64encode(png_bytes(image)).decode()
 
 
 @cache
@@ -73,9 +72,7 @@ def example(name: str) -> bytes:
     """The PNG file of an example."""
     if name not in (*EXAMPLES, *PHOTOS):
         raise UnknownName(f"no example {name!r}; there are: {', '.join((*EXAMPLES, *PHOTOS))}")
-    buffer = io.BytesIO()
-    _picture(name).save(buffer, "png")
-    return buffer.getvalue()
+    return png_bytes(_picture(name))
 
 
 def _picture(name: str) -> Image.Image:
