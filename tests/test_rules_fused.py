@@ -1,4 +1,4 @@
-"""The Triton kernels of attention against the matrix in float64: in Triton's interpreter, and on a GPU if there is one.
+"""The Triton kernels against plain forms in float64: in Triton's interpreter, and on a GPU if there is one.
 
 The interpreter must be chosen before Triton is imported, so that these tests run in a process of their own.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 
@@ -29,6 +30,7 @@ def test_kernels_in_the_interpreter():
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     assert "test_masks" in done.stdout  # that is, they were not all left out
+    assert "test_flat_gamma" in done.stdout
 
 
 def draw(batch=2, heads=2, shared=1, length=37, keys=None, dim=16, wide=None, dtype=torch.float32, targets=None):
@@ -149,11 +151,42 @@ def test_tensors_as_models_lay_them_out():
     check(query, key, expanded)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-def test_kernels_compile_for_a_gpu_that_is_not_here():
+@pytest.mark.skipif(INTERPRETED, reason="an interpreted kernel cannot be traced")
+def test_tracers_see_operators_and_their_kernels():
+    from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional
+    from torch._subclasses.functional_tensor import dispatch_functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from dave_vit.rules.fused.attention import values_gradient
+
+    def attended(grad, query, key, lse):
+        return values_gradient(grad, query, key, lse, is_causal=False, scale=None)
+
+    query, key, _, grad = draw(length=5)
+    given = (grad, query, key, torch.zeros(2, 2, 5, device=DEVICE))
+    graph = make_fx(attended, tracing_mode="fake")(*given)
+    assert torch.ops.dave_vit.values_gradient.default in [node.target for node in graph.graph.nodes]
+    # As a compiler takes it apart.
+    apart = make_fx(dispatch_functionalize(graph), tracing_mode="fake")(*given)
+    assert triton_kernel_wrapper_functional in [node.target for node in apart.graph.nodes]
+
+
+def compiled(kernel, types, fixed, **options):
+    """A kernel for a GPU that is not here; arguments are of these types, or fixed."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
+    source = ASTSource(
+        kernel,
+        {name: types.get(name, "constexpr") for name in kernel.arg_names},
+        {(kernel.arg_names.index(name),): value for name, value in fixed.items()},
+        {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name, kind in types.items() if kind[0] == "*"},
+    )
+    return compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+def test_kernels_compile_for_a_gpu_that_is_not_here():
     from dave_vit.rules.fused.kernels import values_gradient_kernel as kernel
     from dave_vit.rules.fused.operators import _tile
 
@@ -164,13 +197,24 @@ def test_kernels_compile_for_a_gpu_that_is_not_here():
     fixed |= {"L": 197, "S": 197, "E": 64, "EV": 64, "HEADS": 12, "GROUP": 1, "TARGETS": 1}
     fixed |= {name: 1 if name.endswith("_e") else 64 for name in kernel.arg_names if name not in {*fixed, *tensors}}
     types = {name: "*fp32" if name == "lse" else "*bf16" for name in tensors}
-    source = ASTSource(
-        kernel,
-        {name: types.get(name, "constexpr") for name in kernel.arg_names},
-        {(kernel.arg_names.index(name),): value for name, value in fixed.items()},
-    )
-    made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert "wgmma" in made.asm["ptx"]  # on the matrix units
+    assert "wgmma" in compiled(kernel, types, fixed, **options)  # on the matrix units
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("name", ["row_sizes_kernel", "shared_kernel", "add_favoured_kernel"])
+def test_kernels_over_rows_move_sixteen_bytes_at_a_time(name):
+    from dave_vit.rules.fused import kernels
+    from dave_vit.rules.fused.operators import _row_tile
+
+    kernel, tile = getattr(kernels, name), _row_tile(3072)
+    wide = {"x", "grad", "value", "plain", "like"} | ({"out"} if name == "shared_kernel" else set())
+    types = {one: "*bf16" if one in wide else "*fp32" for one in kernel.arg_names if one.islower()}
+    types |= {"favour": "fp32"} if "favour" in types else {}
+    fixed = {"WIDTH": 3072, "BLOCK": tile["BLOCK"]}
+    fixed |= {"BIAS": True} if "BIAS" in kernel.arg_names else {}
+    ptx = compiled(kernel, types, fixed, num_warps=tile["num_warps"])
+    assert set(re.findall(r"ld\.global\.(\S+)", ptx)) <= {"v4.b32", "b32"}  # the latter of one number a row
+    assert ptx.count("bar.sync") <= 3  # for the sums at the end
 
 
 @inside
@@ -190,3 +234,82 @@ def test_gates_on_the_way_back(kind, at_zero, dtype):
     assert pulled.dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 2e-3
     torch.testing.assert_close(pulled.double().cpu(), expected, rtol=tolerance, atol=tolerance / 10)
+
+
+def layer(inputs, outputs, rows=(2, 5), dtype=torch.float32, bias=True):
+    """Input, weight, bias, and the gradient of what a linear layer returns."""
+    generator = torch.Generator().manual_seed(inputs + outputs)
+    shapes = ((*rows, inputs), (outputs, inputs), (outputs,), (*rows, outputs))
+    x, weight, shift, grad = (torch.randn(shape, generator=generator).to(DEVICE, dtype) for shape in shapes)
+    return x, weight, shift if bias else None, grad
+
+
+def check_flat_gamma(x, weight, bias, grad, *, tolerance=1e-5):
+    """The kernels against the rule in plain torch functions and float64."""
+    from dave_vit.rules.gamma import _Flat, _Fused
+
+    def pulled(form, *tensors):
+        x, weight, bias, grad = tensors
+        made = form(torch.nn.functional.linear, 0.3, 0)
+        kept = made.kept(x, weight, bias, torch.nn.functional.linear(x.to(grad.dtype), weight, bias))
+        return made.pull(grad, x, weight, *kept)
+
+    found = pulled(_Fused, x, weight, bias, grad)
+    expected = pulled(_Flat, *(None if one is None else one.double().cpu() for one in (x, weight, bias, grad)))
+    assert found.dtype == grad.dtype
+    assert found.shape == x.shape
+    assert found.isfinite().all()
+    assert (found.double().cpu() - expected).norm() <= tolerance * expected.norm()
+
+
+class TestFlatGamma:
+    @inside
+    @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 5), (16, 32), (33, 1030), (2100, 9)])
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_flat_gamma_of_any_width(self, inputs, outputs, bias):
+        check_flat_gamma(*layer(inputs, outputs, bias=bias))
+
+    @inside
+    @pytest.mark.parametrize("rows", [(), (1,), (4,), (2, 3, 3)])
+    def test_rows(self, rows):
+        check_flat_gamma(*layer(20, 12, rows))
+
+    @inside
+    @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 2e-3), (torch.bfloat16, 1.5e-2)])
+    def test_half_types(self, dtype, tolerance):
+        x, weight, bias, grad = layer(40, 24, dtype=dtype)
+        check_flat_gamma(x, weight, bias, grad, tolerance=tolerance)
+        check_flat_gamma(x.float(), weight, bias, grad, tolerance=tolerance)  # as autocast leaves what norms return
+
+    @inside
+    def test_tensors_as_models_lay_them_out(self):
+        x, weight, bias, grad = layer(20, 12, rows=(3, 4))
+        check_flat_gamma(x.transpose(0, 1), weight, bias, grad.transpose(0, 1))
+        check_flat_gamma(x[:, :1].expand(-1, 4, -1), weight, bias, torch.ones((), device=DEVICE).expand(3, 4, 12))
+
+    @inside
+    def test_nothing_to_share_gives_nothing(self):
+        x, weight, bias, grad = layer(20, 12)
+        x[0], x[1, :, ::2] = 0, 0
+        check_flat_gamma(x, weight, bias, grad)
+        check_flat_gamma(x, torch.zeros_like(weight), torch.zeros_like(bias), grad)
+
+    @inside
+    def test_of_a_model(self, monkeypatch):
+        import tiny_models
+        from dave_vit.rules import products
+        from dave_vit.rules.fused import flat
+        from dave_vit.rules.sets.lrp import RELEVANCE
+        from dave_vit.run import gradient
+        from dave_vit.run.lean import LeanModel
+
+        seen, kernel = [], flat.shared
+        monkeypatch.setattr(flat, "shared", lambda *args, **kwargs: seen.append(1) or kernel(*args, **kwargs))
+        monkeypatch.setattr(flat, "applicable", lambda *tensors: True)
+        monkeypatch.setattr(products, "_products_win", lambda input: True)  # as on a GPU
+        model, x = tiny_models.vit(), tiny_models.images(2)
+        expected = gradient(model.double(), x.double(), [0, 1], rules=RELEVANCE).weight
+        assert not seen  # the model itself may write over what they keep, and float64 is not theirs
+        found = LeanModel(model.to(DEVICE, torch.float32)).gradient(x.to(DEVICE), [0, 1], RELEVANCE).weight
+        assert len(seen) == 6  # two layers in each of two blocks, patches and classes
+        torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-3, atol=1e-5 * expected.abs().max().item())

@@ -26,6 +26,7 @@ from dave_vit.intercept.calls import Call
 from dave_vit.intercept.states import is_carrier, is_operator, same_sign
 from dave_vit.intercept.surrogate import carry
 from dave_vit.precision import working_dtype
+from dave_vit.rules.fused import flat as fused
 from dave_vit.rules.products import in_grid, patches, side_by_side, weighted
 
 _IN_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
@@ -96,11 +97,11 @@ class Gamma:
         def layer(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
             return call.func(x, w, b, *args, **kwargs)  # type: ignore[no-any-return]
 
-        flat, spatial = self.flat and _sees_all(call, input, weight), 0 if call.name == "linear" else weight.ndim - 2
-        again = flat and not spatial and call.mode.traced and not call.mode.writes
-        made = (_Again if again else _Flat if flat else _Full)(layer, favour, spatial)
         x = input.detach()
         value = layer(x, weight, bias)
+        flat, spatial = self.flat and _sees_all(call, input, weight), 0 if call.name == "linear" else weight.ndim - 2
+        form = _flat_form(call, x, weight, bias, value) if flat else _Full
+        made = form(layer, favour, spatial)
         # The sign alone of what the model may write over later.
         like = x.sign() if call.mode.writes else same_sign(input)
         kept = made.kept(x, weight, bias, value)
@@ -115,6 +116,15 @@ def _sees_all(call: Call, input: Tensor, weight: Tensor) -> bool:
     if call.name == "linear":
         return True
     return call.name in ("conv1d", "conv2d", "conv3d") and input.shape[1 - weight.ndim] == weight.shape[1]
+
+
+def _flat_form(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor) -> type[_Flat]:
+    """How the flat rule is computed; the quicker forms keep a layer's output, which must stay as it is."""
+    if call.name != "linear" or call.mode.writes:
+        return _Flat
+    if call.mode.traced:
+        return _Again
+    return _Fused if fused.applicable(x, weight, bias, value) else _Flat
 
 
 @dataclass(frozen=True)
@@ -226,6 +236,20 @@ class _Again(_Flat):
         summed = (grad * share * of_output).sum(-1, keepdim=True)  # [..., 1]
         pulled: Tensor = plain + self.favour * like.sign() * summed * of_input[0]
         return pulled
+
+
+class _Fused(_Flat):
+    """The flat rule of a linear layer by kernels of our own, each for all that is done to a row at a time."""
+
+    def kept(self, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor) -> tuple[Tensor | None, ...]:
+        of_output, of_input = fused.absolute_sums(weight)
+        return value, fused.sizes(x, of_input), bias, of_output, of_input
+
+    def pull(self, grad: Tensor, like: Tensor, weight: Tensor, *kept: Any) -> Tensor:
+        value, size, bias, of_output, of_input = kept
+        shared, summed = fused.shared(grad, value, size, bias, of_output, favour=self.favour)
+        plain = shared @ weight.to(grad.dtype)
+        return fused.add_favoured_(plain, like, summed, of_input, favour=self.favour)
 
 
 def _rank_one(weight: Tensor) -> tuple[Tensor, Tensor]:

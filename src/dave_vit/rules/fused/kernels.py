@@ -1,4 +1,4 @@
-"""Triton kernels: the gradient of attention's values alone, the log-sum-exp of its scores, and gates on the way back.
+"""Triton kernels: the gradient of attention's values alone, the log-sum-exp of its scores, gates and the gamma rule.
 
 The attention matrix A = exp(scale Q K^T + mask - lse) is rebuilt tile by tile and never written to memory. Strides are
 compile-time constants: inside a compiled graph run-time strides would lose what Triton knows of their alignment.
@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 _LOG2E = tl.constexpr(1.4426950408889634)
+_TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of float32
 
 
 @triton.jit
@@ -203,3 +204,82 @@ def gate_gradient_kernel(
     gate = tl.where(given == 0.0, AT_ZERO, gate)
     pulled = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32) * gate
     tl.store(out + at, pulled.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def row_sizes_kernel(
+    x,  # [rows, WIDTH]
+    of_input,  # [WIDTH]
+    out,  # [rows]
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The mean of |x| in a row, weighted by ``of_input``."""
+    row = tl.program_id(0).to(tl.int64)
+    size = tl.zeros((BLOCK,), tl.float32)
+    whole = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, WIDTH, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        inside = column < WIDTH
+        weight = tl.load(of_input + column, mask=inside, other=0.0)
+        size += tl.abs(tl.load(x + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)) * weight
+        whole += weight
+    total = tl.sum(whole, 0)
+    tl.store(out + row, tl.sum(size, 0) / tl.where(total > 0, total, 1.0))
+
+
+@triton.jit
+def shared_kernel(
+    grad,  # [rows, WIDTH]
+    value,  # [rows, WIDTH]
+    size,  # [rows]
+    bias,  # [WIDTH]
+    of_output,  # [WIDTH]
+    out,  # [rows, WIDTH]
+    summed,  # [rows]
+    favour,
+    BIAS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """grad * |s|, and the mean of grad * s in a row, weighted by ``of_output``."""
+    row = tl.program_id(0).to(tl.int64)
+    amount = tl.load(size + row)
+    favoured = tl.zeros((BLOCK,), tl.float32)
+    whole = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, WIDTH, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        inside = column < WIDTH
+        weight = tl.load(of_output + column, mask=inside, other=0.0)
+        a = amount * weight
+        if BIAS:
+            a += tl.abs(tl.load(bias + column, mask=inside, other=0.0).to(tl.float32))
+        z = tl.load(value + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+        share = z / tl.maximum(tl.abs(z) + favour * a, _TINY)  # z is 0 where there is nothing to share
+        given = tl.load(grad + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + row * WIDTH + column, (given * tl.abs(share)).to(out.dtype.element_ty), mask=inside)
+        favoured += given * share * weight
+        whole += weight
+    total = tl.sum(whole, 0)
+    tl.store(summed + row, tl.sum(favoured, 0) / tl.where(total > 0, total, 1.0))
+
+
+@triton.jit
+def add_favoured_kernel(
+    plain,  # [rows, WIDTH], written over
+    like,  # [rows, WIDTH]
+    summed,  # [rows]
+    of_input,  # [WIDTH]
+    favour,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """plain + c sign(like) summed of_input."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    favoured = favour * tl.load(summed + row) * tl.load(of_input + column, mask=inside, other=0.0)
+    signs = tl.load(like + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    signed = tl.where(signs > 0, favoured, tl.where(signs < 0, -favoured, 0.0))
+    given = tl.load(plain + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(plain + row * WIDTH + column, (given + signed).to(plain.dtype.element_ty), mask=inside)

@@ -1,20 +1,58 @@
-"""The kernels as operators of torch, which compiled graphs see through.
+"""How the kernels are launched; those that compiled graphs need are operators of torch as well.
 
 Importing this imports Triton and torch's compiler, which takes seconds: it is imported where a GPU is met.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec
+
 import torch
 import triton
 from torch import Tensor
 
-from dave_vit.rules.fused.kernels import gate_gradient_kernel, log_sum_exp_kernel, values_gradient_kernel
+from dave_vit.rules.fused.kernels import (
+    add_favoured_kernel,
+    gate_gradient_kernel,
+    log_sum_exp_kernel,
+    row_sizes_kernel,
+    shared_kernel,
+    values_gradient_kernel,
+)
 
-_wrap = torch.library.wrap_triton  # torch 2.6 and later
+_P = ParamSpec("_P")
 
 
-@torch.library.triton_op("dave_vit::values_gradient", mutates_args={})
+def _operator(launch: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
+    """An operator that tracers see through; elsewhere its function is called, since dispatching takes 0.1 ms and more.
+
+    The function must name ``wrap_triton`` where it launches, by which torch finds the kernels of an operator.
+    """
+    seen = torch.library.triton_op(f"dave_vit::{launch.__name__}", launch, mutates_args={})  # torch 2.6 and later
+
+    @wraps(launch)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
+        if _followed():
+            return seen(*args, **kwargs)  # type: ignore[no-any-return]
+        with torch.cuda.device_of(args[0]):  # Triton launches on the current device
+            return launch(*args, **kwargs)
+
+    return call
+
+
+def _followed() -> bool:
+    """Whether somebody follows torch's operators, such as a tracer, to whom a kernel alone would be invisible."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def wrap_triton(kernel: Any) -> Any:
+    """The kernel in the form that tracers see; as it is where nobody looks, since an interpreted one has no other."""
+    return torch.library.wrap_triton(kernel) if _followed() else kernel
+
+
+@_operator
 def values_gradient(
     grad: Tensor,
     query: Tensor,
@@ -33,7 +71,7 @@ def values_gradient(
     tile = _tile(query, wide, targets)
     grid = (triton.cdiv(keys, tile["KEYS"]), batch * heads, triton.cdiv(targets, tile["TARGET_TILE"]))
     masked = (query, (0, 0, 0, 0)) if mask is None else (mask, mask.stride())
-    _wrap(values_gradient_kernel)[grid](
+    wrap_triton(values_gradient_kernel)[grid](
         grad,
         query,
         key,
@@ -62,7 +100,7 @@ def values_gradient(
     return out
 
 
-@torch.library.triton_op("dave_vit::log_sum_exp", mutates_args={})
+@_operator
 def log_sum_exp(
     query: Tensor, key: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float, precision: str
 ) -> Tensor:
@@ -70,7 +108,7 @@ def log_sum_exp(
     batch, heads, length, dim = query.shape
     out = torch.empty((batch, heads, length), dtype=torch.float32, device=query.device)
     masked = (query, (0, 0, 0, 0)) if mask is None else (mask, mask.stride())
-    _wrap(log_sum_exp_kernel)[(triton.cdiv(length, 64), batch * heads)](
+    wrap_triton(log_sum_exp_kernel)[(triton.cdiv(length, 64), batch * heads)](
         query,
         key,
         masked[0],
@@ -96,13 +134,47 @@ def log_sum_exp(
     return out
 
 
-@torch.library.triton_op("dave_vit::gate_gradient", mutates_args={})
 def gate_gradient(grad: Tensor, x: Tensor, *, kind: str, at_zero: float) -> Tensor:
     """grad * phi(x) for contiguous tensors of one shape."""
     out = torch.empty_like(grad)
     grid = (triton.cdiv(grad.numel(), 1024),)
-    _wrap(gate_gradient_kernel)[grid](grad, x, out, grad.numel(), AT_ZERO=at_zero, KIND=kind, BLOCK=1024, num_warps=4)
+    gate_gradient_kernel[grid](grad, x, out, grad.numel(), AT_ZERO=at_zero, KIND=kind, BLOCK=1024, num_warps=4)
     return out
+
+
+def row_sizes(x: Tensor, of_input: Tensor) -> Tensor:
+    """The mean of |x| in each row, weighted by ``of_input``: [rows] for [rows, I] and [I], both contiguous."""
+    rows, width = x.shape
+    out = torch.empty(rows, dtype=torch.float32, device=x.device)
+    with torch.cuda.device_of(x):  # on the way back autograd has chosen it
+        row_sizes_kernel[(rows,)](x, of_input, out, WIDTH=width, **_row_tile(width))
+    return out
+
+
+def shared(
+    grad: Tensor, value: Tensor, size: Tensor, bias: Tensor | None, of_output: Tensor, favour: float
+) -> tuple[Tensor, Tensor]:
+    """grad * |s|, and in each row the mean of grad * s: [rows, O] and [rows]; all contiguous."""
+    rows, width = grad.shape
+    out, summed = torch.empty_like(grad), torch.empty_like(size)
+    shift = of_output if bias is None else bias
+    shared_kernel[(rows,)](
+        grad, value, size, shift, of_output, out, summed, favour, BIAS=bias is not None, WIDTH=width, **_row_tile(width)
+    )
+    return out, summed
+
+
+def add_favoured_(plain: Tensor, like: Tensor, summed: Tensor, of_input: Tensor, favour: float) -> None:
+    """plain += c sign(like) summed of_input, for [rows, I], [rows, I], [rows] and [I], all contiguous."""
+    rows, width = plain.shape
+    tile = _row_tile(width)
+    grid = (rows, triton.cdiv(width, tile["BLOCK"]))
+    add_favoured_kernel[grid](plain, like, summed, of_input, favour, WIDTH=width, **tile)
+
+
+def _row_tile(width: int) -> dict[str, int]:
+    """How much of a row is read at a time: 16 bytes a thread in half types."""
+    return {"BLOCK": min(1024, _power_of_two(width)), "num_warps": 4}
 
 
 def _kind(mask: Tensor | None) -> str:
