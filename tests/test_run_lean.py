@@ -260,7 +260,7 @@ class TestCompiled:
 
     @pytest.fixture(autouse=True)
     def uncompiled(self, monkeypatch):
-        monkeypatch.setattr(torch, "compile", lambda graph: graph)
+        monkeypatch.setattr("dave_vit.run.compiled.inductor", lambda graph, given: graph)
 
     def test_equals_eager(self, images):
         model = vit()
@@ -286,7 +286,7 @@ class TestCompiled:
 
     def test_one_graph_for_all_chunks_of_a_call(self, images, monkeypatch):
         made = []
-        monkeypatch.setattr(torch, "compile", lambda graph: made.append(1) or graph)
+        monkeypatch.setattr("dave_vit.run.compiled.inductor", lambda graph, given: made.append(1) or graph)
         model = vit()
         found = DAVE(model, samples=20, chunk=30, compiled=True).attribute(images, [0, 1, 2])
         assert len(made) == 1
@@ -312,10 +312,10 @@ class TestCompiled:
             DAVE(vit(), samples=2, compiled=True).attribute(images, CLASSES)
 
     def test_where_compiling_fails_the_passes_run_without(self, images, monkeypatch):
-        def broken(graph):
+        def broken(graph, given):
             raise RuntimeError("no compiler here\nand more")
 
-        monkeypatch.setattr(torch, "compile", broken)
+        monkeypatch.setattr("dave_vit.run.compiled.inductor", broken)
         model = vit()
         dave = DAVE(model, samples=4, compiled=True)
         with pytest.warns(UserWarning, match="no compiler here"):

@@ -28,6 +28,7 @@ from dave_vit.intercept.names import (
     FIRST_ARGUMENT_ONLY,
     GRADIENTS,
     HOOKS,
+    MIXING,
     SELECTIONS,
 )
 from dave_vit.intercept.states import State, depends, is_known, is_operator, map_tensors, mark, state_of, tensors
@@ -99,6 +100,7 @@ class Interception(TorchFunctionMode):
         self.losses: list[str] = []
         self.functions: dict[str, int] = {}  # how often each met a carrier
         self.watch: Watch | None = None  # follows the input below the interception, in a model's first pass
+        self.stream: torch.dtype | None = None  # the type in which sums are kept, where autocast would widen them
         self._closed = False  # whether the input is known, so that no other tensor may want gradient
         self._hooks = saved_tensor_hooks()
         self._paths = ModulePaths(model)
@@ -106,6 +108,7 @@ class Interception(TorchFunctionMode):
     def enter(self, inputs: Tensor) -> Tensor:
         """Declare the input: from here on no other tensor that wants gradient may come in."""
         self._closed = True
+        self.stream = _stream(inputs.device.type)
         return mark(inputs, State.CARRIER)
 
     @contextmanager
@@ -178,6 +181,8 @@ class Interception(TorchFunctionMode):
         if (hooks := saved_tensor_hooks()) is not self._hooks:
             check_saved_tensor_hooks(hooks)
         self.functions[spelling.name] = self.functions.get(spelling.name, 0) + 1
+        if self.stream is not None and spelling.name in MIXING:
+            args, kwargs = self._narrowed((args, kwargs))
         rule = self.rules.lookup(func, spelling.name)
         if rule is None:
             if self.rules.strict:
@@ -192,6 +197,16 @@ class Interception(TorchFunctionMode):
         if state is State.GATE or spelling.name in SELECTIONS - {"relu"}:
             first = mark(first.clone(), state)
         return self.store(args[0], rule(call, first, *args[1:], **kwargs))
+
+    def _narrowed(self, given: Any) -> Any:
+        """Arguments in the stream's type, where some are in it already."""
+        if not any(tensor.dtype is self.stream for tensor in tensors(given)):
+            return given
+
+        def narrow(tensor: Tensor) -> Tensor:
+            return mark(tensor.to(self.stream), state_of(tensor)) if tensor.dtype is torch.float32 else tensor
+
+        return map_tensors(narrow, given)
 
     def _settle(self, result: Any) -> Any:
         # What depends on the input and carries no gradient is an operator from here on; what carries is known.
@@ -260,6 +275,12 @@ class Interception(TorchFunctionMode):
             f"{name}{self.where()} is not supported by rule set {self.rules.name!r}: {why}; "
             "rewrite it with supported functions, detach what acts as an operator, or add a rule with RuleSet.extend"
         )
+
+
+def _stream(device: str) -> torch.dtype | None:
+    """bfloat16 where autocast works in it: its range is that of float32, so that residual streams fit into it."""
+    narrow = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
+    return torch.bfloat16 if narrow else None
 
 
 def _is_view(target: Any) -> bool:

@@ -40,6 +40,9 @@ GRADIENTS = frozenset("requires_grad __set__requires_grad backward".split())
 FACTORIES = frozenset("full_like new_full new_tensor".split())
 """Functions of a tensor's shape and type whose other arguments are what the result is filled with."""
 
+MIXING = frozenset("add sub cat mul".split())
+"""Functions through which models' residual streams pass, and which give the widest type of their arguments."""
+
 PLACES = {
     "where": 0,
     **dict.fromkeys(["masked_fill", "masked_scatter", "index_put"], 1),

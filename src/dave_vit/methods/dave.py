@@ -19,7 +19,7 @@ from dave_vit.methods.chunks import Passes, clean_logits, even
 from dave_vit.methods.clean import Clean
 from dave_vit.methods.presets import NOISE_SWITCHES, Against, preset_of
 from dave_vit.methods.reading import ENOUGH, Subject
-from dave_vit.methods.sampling import Estimate, Group
+from dave_vit.methods.sampling import Estimate, Group, explanation_of
 from dave_vit.neighborhood import Neighborhood, Views
 from dave_vit.reduce import REDUCERS, Mean, Reducer
 from dave_vit.rules import EFFECTIVE
@@ -30,6 +30,7 @@ from dave_vit.targets import Target, TargetLike
 
 _KEPT_BYTES = 128 * 2**20  # draws are kept between batches up to this size
 _FIRST = 8  # views that say whether the neighbourhood fits, and the fewest of samples="auto"
+_COMPILED_ROWS = 240  # of a pass on a GPU: a graph holds more at once than passes without one
 _STEP = 4  # views between two looks of samples="auto"
 _SURVIVES = 0.5  # of the predicted class's probability, on the first views, for a neighbourhood to fit
 
@@ -132,18 +133,27 @@ class DAVE(Method):
             made = joined([each for each in latest if each is not None])
             yield replace(made, subject=Subject(images, self.model))
 
+    def _opened(self, inputs: Tensor, target: TargetLike) -> tuple[Tensor, Target, Passes]:
+        images, wanted, passes = super()._opened(inputs, target)
+        if self._compiled is not None and self.chunk is None:
+            passes.rows = min(passes.rows, _COMPILED_ROWS)
+        return images, wanted, passes
+
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
         with unchanging():
-            *_, last = self._refined(images, target, passes, passes.samples(images))
-        return last
+            *_, last = self._drawn(images, target, passes, passes.samples(images))
+        return explanation_of(last)
 
     def _refined(self, images: Tensor, target: Target, passes: Passes, at_once: int) -> Iterator[Explanation]:
         """The explanation of some images, again after each chunk of samples."""
+        return map(explanation_of, self._drawn(images, target, passes, at_once))
+
+    def _drawn(self, images: Tensor, target: Target, passes: Passes, at_once: int) -> Iterator[list[Group]]:
+        """Some images, grouped by how they are drawn around, after each chunk of samples."""
         groups = [self._started(images, target, passes)]
         while not all(group.done for group in groups):
             groups = [part for group in groups for part in self._advanced(group, passes, at_once)]
-            found = joined([group.explanation() for group in groups])
-            yield found.select(torch.cat([group.where for group in groups]).argsort()) if len(groups) > 1 else found
+            yield groups
 
     def _started(self, images: Tensor, target: Target, passes: Passes) -> Group:
         """All images, before the first sample."""
@@ -157,7 +167,7 @@ class DAVE(Method):
         asked = self.weighted or self.narrower or self.against == "rivals"
         if not asked or target.score is not None:  # a score has no classes: nothing tells how much of it survives
             return self._resolved(images, target, passes), None
-        logits = clean_logits(self.model, images, passes, autocast=self.autocast)
+        logits = self._said(images, passes)
         clean = Clean.of(self.model, logits)
         alone = self.against == "none" or target.against is not None
         return (target.resolve(logits) if alone else clean.contrast(target, logits)), clean
@@ -250,8 +260,15 @@ class DAVE(Method):
             raise TargetError("a compiled graph explains classes; leave compiled out to explain a score function")
         classes = self._lean.classes(images) if target.known else None
         if classes is None:
-            return target.resolve(clean_logits(self.model, images, passes, autocast=self.autocast))
+            return target.resolve(self._said(images, passes))
         return target.resolve(images.new_empty(len(images), classes))  # the graph checks no ranges
+
+    def _said(self, images: Tensor, passes: Passes) -> Tensor:
+        """The logits of the images themselves."""
+        if self._compiled is None:
+            return clean_logits(self.model, images, passes, autocast=self.autocast)
+        logits = self._compiled.logits
+        return torch.cat(passes.run(lambda start, stop: logits(images[start:stop]), len(images)))
 
     def _views(self, images: Tensor, rung: int, start: int, stop: int) -> Views:
         """The draws ``start`` to ``stop``; all are kept for the next batch, if they are not too large."""

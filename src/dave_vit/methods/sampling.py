@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dave_vit.methods.base import Explanation
+from dave_vit.methods.base import Explanation, joined
 from dave_vit.methods.clean import Clean
 from dave_vit.reduce import Accumulator
 from dave_vit.targets import Target
@@ -109,3 +109,9 @@ class Group:
     def explanation(self) -> Explanation:
         """Of the samples so far."""
         return replace(self.estimate.explanation(), rung=torch.full_like(self.where, self.rung))
+
+
+def explanation_of(groups: list[Group]) -> Explanation:
+    """Of all images of a chunk in their order, after the samples so far."""
+    found = joined([group.explanation() for group in groups])
+    return found.select(torch.cat([group.where for group in groups]).argsort()) if len(groups) > 1 else found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -59,6 +60,7 @@ class _Scales:
         self._fine, self._coarser = Moments(), (Moments(), Moments())
         self._shape: tuple[int, ...] | None = None
         self._dtype = torch.float32
+        self._kept: tuple[Tensor, Tensor, Tensor] | None = None  # the evidence of all samples so far
 
     def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
         samples = checked(samples, weights, self._shape)
@@ -69,6 +71,7 @@ class _Scales:
         for sigma, moments in zip(self._sigmas, self._coarser, strict=True):
             moments.add(blurred(sums, sigma).unsqueeze(2), weights)
         self.count += len(samples)
+        self._kept = None
 
     def attribution(self) -> Tensor:
         check_count(self.count)
@@ -108,6 +111,11 @@ class _Scales:
 
     def _evidence(self) -> tuple[Tensor, Tensor, Tensor]:
         """Fine, middle and coarse evidence, [B,H,W] each."""
+        if self._kept is None:
+            self._kept = self._gated()
+        return self._kept
+
+    def _gated(self) -> tuple[Tensor, Tensor, Tensor]:
         scales = (self._fine, *self._coarser)
         means, errors = [one.mean.sum(1) for one in scales], [one.error for one in scales]
         over = [(a - self._k * e).clamp(min=0) for a, e in zip(means, errors, strict=True)]
@@ -130,13 +138,14 @@ def blurred(maps: Tensor, sigma: float) -> Tensor:
     times the memory of the maps.
     """
     wide = maps.to(precise_dtype(maps.device))  # float32 might be rounded to TF32
-    rows, columns = (_gaussian(side, sigma, wide) for side in maps.shape[-2:])
+    rows, columns = (_gaussian(side, sigma, wide.dtype, wide.device) for side in maps.shape[-2:])
     return (rows @ (wide @ columns.T)).to(maps.dtype)
 
 
-def _gaussian(side: int, sigma: float, like: Tensor) -> Tensor:
+@lru_cache(maxsize=8)
+def _gaussian(side: int, sigma: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """What each pixel of a line is made of, [side,side]; rows sum to one."""
-    at = torch.arange(side, dtype=like.dtype, device=like.device)
+    at = torch.arange(side, dtype=dtype, device=device)
     apart = at[:, None] - at
     weights = torch.exp(-apart.square() / (2 * max(sigma, 1e-6) ** 2)) * (apart.abs() <= int(3 * sigma))
     return weights / weights.sum(1, keepdim=True)

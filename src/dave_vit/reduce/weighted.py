@@ -23,6 +23,7 @@ class Moments:
         self._total = torch.zeros(())  # sum of w x, [B,C,...]
         self._first = torch.zeros(())  # sum of w^2 s, [B,...]
         self._second = torch.zeros(())  # sum of w^2 s^2, [B,...]
+        self._error: Tensor | None = None  # what was said of it since the last sample
 
     def add(self, samples: Tensor, weights: Tensor) -> None:
         """Takes samples [n,B,C,...] with weights [n,B]."""
@@ -34,12 +35,13 @@ class Moments:
         self._total = self._total + torch.einsum("nb,nb...->b...", w, x)
         self._first = self._first + torch.einsum("nb,nb...->b...", squares, sums)
         self._second = self._second + torch.einsum("nb,nb...->b...", squares, sums.square())
+        self._error = None
 
     def select(self, images: Tensor) -> Moments:
         """Those of the images of these numbers."""
         part = Moments()
         for name, value in vars(self).items():
-            setattr(part, name, value[images.to(value.device)])
+            setattr(part, name, None if value is None else value[images.to(value.device)])
         return part
 
     @property
@@ -50,6 +52,11 @@ class Moments:
     @property
     def error(self) -> Tensor:
         """Of the channel-summed mean: [B,...]; zeros where one sample has all the weight."""
+        if self._error is None:
+            self._error = self._spread()
+        return self._error
+
+    def _spread(self) -> Tensor:
         a = self.mean.sum(1)
         squares = self._second - 2 * a * self._first + a.square() * _along(self._square, a)
         left = (self._weight.square() - self._square).clamp(min=0)  # A^2 - B

@@ -31,11 +31,9 @@ def layer_norm(
         norm = partial(F.layer_norm, input, normalized_shape, eps=eps)
         return _in_parts(call, norm, weight, bias, tuple(normalized_shape))
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
-    parts = (input.detach(), weight, bias)
-    if torch.is_autocast_enabled(input.device.type):  # which runs this function in float32
-        parts = tuple(part if part is None else part.to(working_dtype(part.dtype)) for part in parts)  # type: ignore[assignment]
+    x, *scales = _in_types(call, input.detach(), weight, bias)
     # The kernel behind F.layer_norm, which gives 1 / sigma away as well.
-    value, _, inverse = torch.native_layer_norm(parts[0], tuple(normalized_shape), parts[1], parts[2], eps)
+    value, _, inverse = torch.native_layer_norm(x, tuple(normalized_shape), scales[0], scales[1], eps)
 
     in_one_kernel = input.is_cuda and not call.mode.traced  # a compiler makes its own
 
@@ -44,6 +42,15 @@ def layer_norm(
 
     carried = carry(lambda: value, pullback, input, saved=(inverse, weight))
     return carried if bias is None else call.mode.with_constant(carried, lambda: bias, call.name)
+
+
+def _in_types(call: Call, x: Tensor, *parts: Tensor | None) -> list[Any]:
+    """Input, weight and bias in the types in which a layer norm runs."""
+    if x.dtype is call.mode.stream:  # the kernel computes in float32 anyway
+        wanted = x.dtype if x.is_cuda else None  # on a CPU weights in float32 have it give 1 / sigma in it
+    else:
+        wanted = working_dtype(x.dtype) if torch.is_autocast_enabled(x.device.type) else None
+    return [part if part is None or wanted is None else part.to(wanted) for part in (x, *parts)]
 
 
 def centred(grad: Tensor, inverse: Tensor, weight: Tensor | None, dims: tuple[int, ...]) -> Tensor:
@@ -55,11 +62,10 @@ def centred(grad: Tensor, inverse: Tensor, weight: Tensor | None, dims: tuple[in
 
 def centred_in_one_kernel(grad: Tensor, inverse: Tensor, weight: Tensor | None, dims: tuple[int, ...]) -> Tensor:
     """The same by the ordinary derivative's kernel: at a normalised input of zero sigma's own share in it vanishes."""
-    scaled, zero = grad.to(inverse.dtype), torch.zeros_like(inverse)
-    weight = None if weight is None else weight.to(inverse.dtype)
+    weight = None if weight is None else weight.to(grad.dtype)
     shape, only = grad.shape[min(dims) :], [True, False, False]
-    at = torch.zeros_like(scaled, memory_format=torch.contiguous_format)
-    pulled: Tensor = torch.ops.aten.native_layer_norm_backward(scaled, at, shape, zero, inverse, weight, None, only)[0]
+    at, zero = torch.zeros_like(grad, memory_format=torch.contiguous_format), torch.zeros_like(inverse)
+    pulled: Tensor = torch.ops.aten.native_layer_norm_backward(grad, at, shape, zero, inverse, weight, None, only)[0]
     return pulled
 
 

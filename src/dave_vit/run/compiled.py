@@ -14,13 +14,12 @@ from dave_vit.intercept.calls import RuleSet
 from dave_vit.intercept.mode import Interception
 from dave_vit.run.gradient import derivatives
 from dave_vit.run.lean import LeanModel
-from dave_vit.run.passes import forward, note_pass, ready, undisturbed
+from dave_vit.run.passes import forward, logits_of, note_pass, precision, ready, undisturbed
+from dave_vit.run.replayed import Step, replayed
 from dave_vit.run.sound import check_sound
 from dave_vit.run.survey import survey
 from dave_vit.targets import Target
 from dave_vit.targets.target import contrasted
-
-_Step = Callable[..., tuple[Tensor, Tensor]]
 
 
 class CompiledGradient:
@@ -40,36 +39,48 @@ class CompiledGradient:
     def __init__(self, model: nn.Module, rules: RuleSet, autocast: torch.dtype | None = None) -> None:
         self.lean = LeanModel(model, autocast)
         self.rules = rules
-        self._steps: dict[tuple[object, ...], tuple[int, _Step]] = {}
+        self._steps: dict[tuple[object, ...], tuple[int, Step]] = {}
         self._failed = False
         self._state = 0  # of the model when the graphs were traced
 
     def __call__(self, inputs: Tensor, target: Target) -> tuple[Tensor, Tensor]:
         """W ``[B, K, C, H, W]`` and logits ``[B, classes]`` for inputs ``[B, C, H, W]`` and a resolved target."""
-        if (state := survey(self.lean.model).numbers) != self._state:  # a graph holds the model as it was
-            self._steps, self._state = {}, state
         given = [inputs, target.columns, *([] if target.weights is None else [target.weights])]
-        key = (*inputs.shape[1:], inputs.dtype, inputs.device, *(part.shape[1:] for part in given[1:]))
-        batch, step = self._steps.get(key, (0, None))
-        if not self._failed and (step is None or len(inputs) > batch):
-            batch, step = len(inputs), self._compiled(given)
-            if step is not None:
-                self._steps[key] = (batch, step)
-        if self._failed or step is None:
+        step = self._step(self._compiled, given)
+        if step is None:
             return self._plain(inputs, target)
         note_pass(inputs)
-        given = [_filled(part, batch).contiguous() for part in given]
-        with torch.no_grad():  # the graph holds its derivatives already
-            weight, logits = step(*given)
-        return weight[: len(inputs)], logits[: len(inputs)]
+        weight, logits = step(*given)
+        return weight, logits
 
-    def _compiled(self, given: list[Tensor]) -> _Step | None:
+    def logits(self, inputs: Tensor) -> Tensor:
+        """The model's logits as ``logits_of`` gives them; a small batch on a GPU does not wait for Python."""
+        step = self._step(self._forward, [inputs]) if inputs.is_cuda else None
+        if step is None:
+            return logits_of(self.lean.model, inputs, autocast=self.lean.autocast)
+        note_pass(inputs)
+        return step(inputs)[0]
+
+    def _step(self, make: Callable[[list[Tensor]], Step | None], given: list[Tensor]) -> Step | None:
+        """What ``make`` made for inputs of this form and as many rows at least; it is made anew for a changed model."""
+        if (state := survey(self.lean.model).numbers) != self._state:  # a graph holds the model as it was
+            self._steps, self._state = {}, state
+        key = (make.__name__, given[0].dtype, given[0].device, *(part.shape[1:] for part in given))
+        batch, step = self._steps.get(key, (0, None))
+        if step is None or len(given[0]) > batch:
+            self._steps.pop(key, None)  # and with it the memory that it holds
+            step = make([part.contiguous() for part in given])
+            if step is not None:
+                self._steps[key] = (len(given[0]), step)
+        return step
+
+    def _compiled(self, given: list[Tensor]) -> Step | None:
         """A graph that was seen working on these inputs, classes and weights."""
+        if self._failed:
+            return None
         try:
-            step = self._trace(given)
-            with torch.no_grad():
-                step(*(part.contiguous() for part in given))
-            return step
+            step = _filling(self._trace(given), len(given[0]))
+            step(*given)
         except (DaveError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -77,8 +88,9 @@ class CompiledGradient:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             warnings.warn(f"the model could not be compiled ({first}); it runs without", stacklevel=2)
             return None
+        return replayed(step, given)
 
-    def _trace(self, given: list[Tensor]) -> _Step:
+    def _trace(self, given: list[Tensor]) -> Step:
         model, autocast = ready(self.lean.model), self.lean.autocast
         check_sound(model, given[0], self.rules, autocast)
         run = self.lean.of(given[0])
@@ -91,14 +103,41 @@ class CompiledGradient:
 
         with undisturbed(given[0]):
             graph = make_fx(step)(*(part.detach().clone() for part in given))
-        return torch.compile(graph)  # type: ignore[no-any-return]
+        with torch.no_grad():  # the graph holds its derivatives already
+            return inductor(graph, given)
+
+    def _forward(self, given: list[Tensor]) -> Step | None:
+        """The forward pass alone, which needs no compiler to be one launch."""
+        run, autocast = self.lean.of(given[0]), self.lean.autocast
+        if run is self.lean.model:
+            return None  # it may look at values, or change
+
+        def step(images: Tensor) -> tuple[Tensor]:
+            with torch.no_grad(), precision(images, autocast):
+                return (run(images),)
+
+        return replayed(step, given)
 
     def _plain(self, inputs: Tensor, target: Target) -> tuple[Tensor, Tensor]:
         made = self.lean.gradient(inputs, target, self.rules)
         return made.weight if target.several else made.weight.unsqueeze(1), made.logits
 
 
-def _filled(part: Tensor, batch: int) -> Tensor:
-    """As many rows as the graph was made for: the first one again and again where some are missing."""
-    missing = batch - len(part)
-    return torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) if missing else part
+def inductor(graph: torch.fx.GraphModule, given: list[Tensor]) -> Step:
+    """A graph of torch's own operators, compiled whole: what looks for graphs in Python code would only cut it up."""
+    from torch import _inductor  # takes seconds to import
+
+    return _inductor.compile(graph, [*given])  # type: ignore[no-any-return]
+
+
+def _filling(step: Step, batch: int) -> Step:
+    """A step for so many rows that takes fewer: the first one again and again where some are missing."""
+
+    @torch.no_grad()
+    def filled(*given: Tensor) -> tuple[Tensor, ...]:
+        rows = len(given[0])
+        missing = batch - rows
+        full = [torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) if missing else part for part in given]
+        return tuple(made[:rows] for made in step(*(part.contiguous() for part in full)))
+
+    return filled
