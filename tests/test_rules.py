@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit.conserve import conservation_gap
+from dave_vit.intercept.mode import Interception
 from dave_vit.rules import EFFECTIVE, OFFICIAL_GATE, PLAIN
+from dave_vit.rules.activations import gelu_gate
 from dave_vit.run import effective_transformation, gradient
 
 D = 6
@@ -125,6 +127,21 @@ class TestActivations:
     def test_official_gate_at_zero(self):
         zero = torch.zeros(1, 5, D, dtype=torch.float64)
         assert effective_transformation(Fn(F.gelu), zero, 0, rules=OFFICIAL_GATE)[0, 0, 0] == 1.0
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_gelu_for_a_compiler_is_exact_to_rounding(self, dtype):
+        every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+        x = every[every.abs() < 60]  # beyond, GELU is x or 0
+        wide = x.double()
+        share = torch.special.erfc(-wide * math.sqrt(0.5)) / 2
+        assert (gelu_gate(x).double() - share).abs().max() <= 2e-7
+        entered = x.clone().requires_grad_().clone()
+        with Interception(EFFECTIVE, traced=True) as mode:
+            found = F.gelu(mode.enter(entered)).detach()
+        assert found.dtype == dtype
+        steps = found.view(torch.int16).int() - (wide * share).to(dtype).view(torch.int16).int()
+        assert steps.abs().max() <= 1  # between neighbours
+        assert (steps != 0).float().mean() < 1e-3
 
 
 class TestNorms:
