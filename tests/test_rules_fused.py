@@ -201,17 +201,20 @@ def test_kernels_compile_for_a_gpu_that_is_not_here():
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("name", ["row_sizes_kernel", "shared_kernel", "add_favoured_kernel"])
-def test_kernels_over_rows_move_sixteen_bytes_at_a_time(name):
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [("row_sizes_kernel", 3072), ("shared_kernel", 3072), ("add_favoured_kernel", 3072), ("centred_kernel", 768)],
+)
+def test_kernels_over_rows_move_sixteen_bytes_at_a_time(name, width):
     from dave_vit.rules.fused import kernels
     from dave_vit.rules.fused.operators import _row_tile
 
-    kernel, tile = getattr(kernels, name), _row_tile(3072)
-    wide = {"x", "grad", "value", "plain", "like"} | ({"out"} if name == "shared_kernel" else set())
+    kernel, tile = getattr(kernels, name), _row_tile(width)
+    wide = {"x", "grad", "value", "plain", "like"} | ({"out"} if name in ("shared_kernel", "centred_kernel") else set())
     types = {one: "*bf16" if one in wide else "*fp32" for one in kernel.arg_names if one.islower()}
     types |= {"favour": "fp32"} if "favour" in types else {}
-    fixed = {"WIDTH": 3072, "BLOCK": tile["BLOCK"]}
-    fixed |= {"BIAS": True} if "BIAS" in kernel.arg_names else {}
+    fixed = {"WIDTH": width, "BLOCK": tile["BLOCK"]}
+    fixed |= {one: True for one in ("BIAS", "WEIGHT") if one in kernel.arg_names}
     ptx = compiled(kernel, types, fixed, num_warps=tile["num_warps"])
     assert set(re.findall(r"ld\.global\.(\S+)", ptx)) <= {"v4.b32", "b32"}  # the latter of one number a row
     assert ptx.count("bar.sync") <= 3  # for the sums at the end
@@ -234,6 +237,25 @@ def test_gates_on_the_way_back(kind, at_zero, dtype):
     assert pulled.dtype == dtype
     tolerance = 1e-5 if dtype == torch.float32 else 2e-3
     torch.testing.assert_close(pulled.double().cpu(), expected, rtol=tolerance, atol=tolerance / 10)
+
+
+@inside
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(6,), (4, 6), (1300,)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
+def test_layer_norms_on_the_way_back(affine, shape, dtype, tolerance):
+    from dave_vit.rules.fused.norms import centred as fused
+    from dave_vit.rules.norms import centred
+
+    generator = torch.Generator().manual_seed(0)
+    grad = (torch.randn(3, 5, *shape, generator=generator) + 1).to(DEVICE, dtype).transpose(0, 1)
+    inverse = torch.rand(5, 3, *[1] * len(shape), generator=generator).to(DEVICE)
+    weight = torch.randn(shape, generator=generator).to(DEVICE) if affine else None
+    found = fused(grad, inverse, weight, dtype=dtype)
+    given = (None if one is None else one.double().cpu() for one in (grad, inverse, weight))
+    expected = centred(*given, dims=tuple(range(-len(shape), 0)))
+    assert found.dtype == dtype
+    assert (found.double().cpu() - expected).norm() <= tolerance * expected.norm()
 
 
 def layer(inputs, outputs, rows=(2, 5), dtype=torch.float32, bias=True):
@@ -298,7 +320,7 @@ class TestFlatGamma:
     def test_of_a_model(self, monkeypatch):
         import tiny_models
         from dave_vit.rules import products
-        from dave_vit.rules.fused import flat
+        from dave_vit.rules.fused import flat, norms
         from dave_vit.rules.sets.lrp import RELEVANCE
         from dave_vit.run import gradient
         from dave_vit.run.lean import LeanModel
@@ -309,7 +331,8 @@ class TestFlatGamma:
         monkeypatch.setattr(products, "_products_win", lambda input: True)  # as on a GPU
         model, x = tiny_models.vit(), tiny_models.images(2)
         expected = gradient(model.double(), x.double(), [0, 1], rules=RELEVANCE).weight
-        assert not seen  # the model itself may write over what they keep, and float64 is not theirs
+        assert not seen  # the model itself may write over what they keep
+        monkeypatch.setattr(norms, "applicable", lambda *given: True)
         found = LeanModel(model.to(DEVICE, torch.float32)).gradient(x.to(DEVICE), [0, 1], RELEVANCE).weight
         assert len(seen) == 6  # two layers in each of two blocks, patches and classes
         torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-3, atol=1e-5 * expected.abs().max().item())

@@ -13,7 +13,6 @@ from torch import nn
 from dave_vit import DAVE, effective_transformation
 from dave_vit.methods.chunks import even
 from dave_vit.rules import EFFECTIVE
-from dave_vit.rules.norms import centred, centred_in_one_kernel
 from dave_vit.run import survey
 from dave_vit.run.compiled import CompiledGradient
 from dave_vit.run.lean import LeanModel
@@ -340,14 +339,3 @@ def test_the_model_is_left_as_it_was(images):
     DAVE(model, samples=2).attribute(images, 0)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(parameter.requires_grad is False for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("shape", [(6,), (4, 6)])
-def test_a_layer_norms_way_back_is_the_same_in_one_kernel(affine, shape):
-    generator = torch.Generator().manual_seed(0)
-    grad = torch.randn(3, 5, 4, 6, generator=generator, dtype=torch.float64)
-    inverse = torch.rand(*grad.shape[: -len(shape)], *[1] * len(shape), generator=generator, dtype=torch.float64)
-    weight = torch.randn(shape, generator=generator, dtype=torch.float64) if affine else None
-    given = (grad, inverse, weight, tuple(range(-len(shape), 0)))
-    torch.testing.assert_close(centred_in_one_kernel(*given), centred(*given))

@@ -15,6 +15,7 @@ from dave_vit.intercept.calls import Call
 from dave_vit.intercept.states import depends, is_carrier, mark, state_of
 from dave_vit.intercept.surrogate import carry
 from dave_vit.precision import working_dtype
+from dave_vit.rules.fused import norms as fused
 
 
 def layer_norm(
@@ -35,10 +36,8 @@ def layer_norm(
     # The kernel behind F.layer_norm, which gives 1 / sigma away as well.
     value, _, inverse = torch.native_layer_norm(x, tuple(normalized_shape), scales[0], scales[1], eps)
 
-    in_one_kernel = input.is_cuda and not call.mode.traced  # a compiler makes its own
-
-    def pullback(grad: Tensor, inverse: Tensor, weight: Tensor | None) -> Tensor:
-        return (centred_in_one_kernel if in_one_kernel else centred)(grad, inverse, weight, dims)
+    fits = not call.mode.traced and fused.applicable(input, tuple(normalized_shape))  # a compiler makes its own kernel
+    pullback = partial(fused.centred, dtype=input.dtype) if fits else partial(centred, dims=dims)
 
     carried = carry(lambda: value, pullback, input, saved=(inverse, weight))
     return carried if bias is None else call.mode.with_constant(carried, lambda: bias, call.name)
@@ -58,15 +57,6 @@ def centred(grad: Tensor, inverse: Tensor, weight: Tensor | None, dims: tuple[in
     scaled = grad.to(inverse.dtype, copy=weight is None)
     scaled = scaled if weight is None else scaled * weight
     return scaled.sub_(scaled.mean(dims, keepdim=True)).mul_(inverse)
-
-
-def centred_in_one_kernel(grad: Tensor, inverse: Tensor, weight: Tensor | None, dims: tuple[int, ...]) -> Tensor:
-    """The same by the ordinary derivative's kernel: at a normalised input of zero sigma's own share in it vanishes."""
-    weight = None if weight is None else weight.to(grad.dtype)
-    shape, only = grad.shape[min(dims) :], [True, False, False]
-    at, zero = torch.zeros_like(grad, memory_format=torch.contiguous_format), torch.zeros_like(inverse)
-    pulled: Tensor = torch.ops.aten.native_layer_norm_backward(grad, at, shape, zero, inverse, weight, None, only)[0]
-    return pulled
 
 
 def rms_norm(

@@ -1,4 +1,4 @@
-"""Triton kernels: the gradient of attention's values alone, the log-sum-exp of its scores, gates and the gamma rule.
+"""Triton kernels: attention's values on the way back, the log-sum-exp of its scores, gates, norms and the gamma rule.
 
 The attention matrix A = exp(scale Q K^T + mask - lse) is rebuilt tile by tile and never written to memory. Strides are
 compile-time constants: inside a compiled graph run-time strides would lose what Triton knows of their alignment.
@@ -204,6 +204,27 @@ def gate_gradient_kernel(
     gate = tl.where(given == 0.0, AT_ZERO, gate)
     pulled = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32) * gate
     tl.store(out + at, pulled.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def centred_kernel(
+    grad,  # [rows, WIDTH]
+    inverse,  # [rows]
+    weight,  # [WIDTH]
+    out,  # [rows, WIDTH]
+    WEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """(g - mean g) * inverse in a row, with g = grad * weight."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    g = tl.load(grad + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    if WEIGHT:
+        g *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    pulled = (g - tl.sum(g, 0) / WIDTH) * tl.load(inverse + row).to(tl.float32)
+    tl.store(out + row * WIDTH + column, pulled.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dave_vit.rules.fused.kernels import (
     add_favoured_kernel,
+    centred_kernel,
     gate_gradient_kernel,
     log_sum_exp_kernel,
     row_sizes_kernel,
@@ -139,6 +140,22 @@ def gate_gradient(grad: Tensor, x: Tensor, *, kind: str, at_zero: float) -> Tens
     out = torch.empty_like(grad)
     grid = (triton.cdiv(grad.numel(), 1024),)
     gate_gradient_kernel[grid](grad, x, out, grad.numel(), AT_ZERO=at_zero, KIND=kind, BLOCK=1024, num_warps=4)
+    return out
+
+
+def centred(grad: Tensor, inverse: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """(g - mean g) * inverse with g = grad * weight, for [rows, width], [rows] and [width], all contiguous."""
+    rows, width = grad.shape
+    out = torch.empty_like(grad, dtype=dtype)
+    block = _power_of_two(width)
+    scale = inverse if weight is None else weight
+    centred_kernel[(rows,)](
+        *(grad, inverse, scale, out),
+        WEIGHT=weight is not None,
+        WIDTH=width,
+        BLOCK=block,
+        num_warps=max(4, min(16, block // 512)),
+    )
     return out
 
 
