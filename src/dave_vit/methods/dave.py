@@ -122,9 +122,9 @@ class DAVE(Method):
     def refine(self, inputs: Tensor, target: TargetLike = None) -> Iterator[Explanation]:
         """The explanation after each chunk of samples; the last one equals ``explain``."""
         images, wanted, passes = self._opened(inputs, target)
-        size, at_once = passes.rows, passes.samples(images)
+        size = passes.rows
         runs = [
-            self._refined(images[start : start + size], wanted.part(start, start + size), passes, at_once)
+            self._refined(images[start : start + size], wanted.part(start, start + size), passes)
             for start in range(0, len(images), size)
         ]
         latest: list[Explanation | None] = [None] * len(runs)
@@ -141,18 +141,18 @@ class DAVE(Method):
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
         with unchanging():
-            *_, last = self._drawn(images, target, passes, passes.samples(images))
+            *_, last = self._drawn(images, target, passes)
         return explanation_of(last)
 
-    def _refined(self, images: Tensor, target: Target, passes: Passes, at_once: int) -> Iterator[Explanation]:
+    def _refined(self, images: Tensor, target: Target, passes: Passes) -> Iterator[Explanation]:
         """The explanation of some images, again after each chunk of samples."""
-        return map(explanation_of, self._drawn(images, target, passes, at_once))
+        return map(explanation_of, self._drawn(images, target, passes))
 
-    def _drawn(self, images: Tensor, target: Target, passes: Passes, at_once: int) -> Iterator[list[Group]]:
+    def _drawn(self, images: Tensor, target: Target, passes: Passes) -> Iterator[list[Group]]:
         """Some images, grouped by how they are drawn around, after each chunk of samples."""
-        groups = [self._started(images, target, passes)]
+        groups, rows = [self._started(images, target, passes)], passes.rows  # halving does not change what is drawn
         while not all(group.done for group in groups):
-            groups = [part for group in groups for part in self._advanced(group, passes, at_once)]
+            groups = [part for group in groups for part in self._advanced(group, passes, rows)]
             yield groups
 
     def _started(self, images: Tensor, target: Target, passes: Passes) -> Group:
@@ -172,28 +172,27 @@ class DAVE(Method):
         alone = self.against == "none" or target.against is not None
         return (target.resolve(logits) if alone else clean.contrast(target, logits)), clean
 
-    def _advanced(self, group: Group, passes: Passes, at_once: int) -> list[Group]:
+    def _advanced(self, group: Group, passes: Passes, rows: int) -> list[Group]:
         """A group after the next chunk of samples, in parts where its images go on in different ways."""
         if group.done:
             return [group]
         start, estimate, clean = group.drawn, group.estimate, group.clean
-        if self._compiled is not None:  # a graph is filled up for few images: with more views of each
-            at_once = passes.samples(group.images)
-        views = self._views(group.images, group.rung, start, self._stop(start, at_once))
+        stop = self._stop(start, max(1, rows // len(group.images)))
+        views = self._views(group.images, group.rung, start, stop)
         samples, logits = self._attributions(views, group.images, estimate.target, passes)
         estimate.add(samples, clean.weights(logits, estimate.target) if clean and self.weighted else None)
         if clean is not None and start < _FIRST:
             seen = clean.survival(logits[: _FIRST - start]).sum(0)
             group = replace(group, survived=group.survived + seen.to(group.survived))
-        return self._sorted(group, start, passes, at_once)
+        return self._sorted(group, start, passes, rows)
 
-    def _sorted(self, group: Group, start: int, passes: Passes, at_once: int) -> list[Group]:
+    def _sorted(self, group: Group, start: int, passes: Passes, rows: int) -> list[Group]:
         """Images whose views left the distribution start again around a narrower rung; settled ones are done."""
         parts: list[Group] = []
         first = min(_FIRST, self.limit)
         if group.clean is not None and group.rung < len(self.narrower) and start < first <= group.drawn:
             leave = group.survived < _SURVIVES * first
-            parts += self._narrowed(group, leave.nonzero()[:, 0], passes, at_once)
+            parts += self._narrowed(group, leave.nonzero()[:, 0], passes, rows)
             group = group.select((~leave).nonzero()[:, 0]) if bool(leave.any()) else group
         if self.samples == "auto" and group.drawn < self.limit:
             done = group.estimate.settled(ENOUGH)
@@ -202,7 +201,7 @@ class DAVE(Method):
                 group = group.select((~done).nonzero()[:, 0])
         return [*parts, *([replace(group, done=group.drawn >= self.limit)] if len(group.where) else [])]
 
-    def _narrowed(self, group: Group, leave: Tensor, passes: Passes, at_once: int) -> list[Group]:
+    def _narrowed(self, group: Group, leave: Tensor, passes: Passes, rows: int) -> list[Group]:
         """Some images of a group once more from the beginning, in the next narrower neighbourhood."""
         if not len(leave):
             return []
@@ -212,7 +211,7 @@ class DAVE(Method):
         images, clean = group.images[leave], None if group.clean is None else group.clean.select(leave)
         nothing = torch.zeros_like(group.survived[leave])
         fresh = Group(group.where[leave], images, clean, estimate, group.rung + 1, nothing)
-        return self._advanced(fresh, passes, at_once)
+        return self._advanced(fresh, passes, rows)
 
     def _stop(self, start: int, at_once: int) -> int:
         """Where the next chunk ends: where something is decided, if not all samples fit into one chunk anyway."""
