@@ -184,6 +184,8 @@ class DAVE(Method):
         if clean is not None and start < _FIRST:
             seen = clean.survival(logits[: _FIRST - start]).sum(0)
             group = replace(group, survived=group.survived + seen.to(group.survived))
+            if group.drawn >= self.limit:  # most likely this was all: the device goes on while the host asks whether
+                estimate.accumulator.significant()
         return self._sorted(group, start, passes, rows)
 
     def _sorted(self, group: Group, start: int, passes: Passes, rows: int) -> list[Group]:

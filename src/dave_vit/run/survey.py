@@ -73,21 +73,26 @@ def _walked(model: nn.Module) -> Survey:
     places: list[int] = []
     numbers: list[tuple[int, int]] = []
     hooked = False
-    for name, module in model.named_modules():
-        _check(name, module)
-        hooked = hooked or bool(module._forward_hooks or module._forward_pre_hooks)
+    for module in model.modules():
+        _check(model, module)
+        held = vars(module)
+        hooked = hooked or bool(held["_forward_hooks"] or held["_forward_pre_hooks"])
         structure.append(id(module))
-        for value in vars(module).values():
+        for value in held.values():
             kind = type(value)
             if kind is int:
                 counts.append(value)
             elif kind is bool or kind is float or kind is str:
                 structure.append(value)
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
+        for tensor in held["_parameters"].values():
+            structure.append(id(tensor))
+            if tensor is not None:
+                places.append(tensor.data_ptr())
+                numbers.append((places[-1], _version(tensor)))
+        for tensor in held["_buffers"].values():
             structure.append(id(tensor))
             if tensor is not None:
                 numbers.append((tensor.data_ptr(), _version(tensor)))
-        places += [tensor.data_ptr() for tensor in module._parameters.values() if tensor is not None]
     same = hash(tuple(structure))
     return Survey(same, hash((same, *places, *counts)), hash((same, *numbers)), hooked)
 
@@ -96,15 +101,18 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _check(name: str, module: nn.Module) -> None:
+def _check(model: nn.Module, module: nn.Module) -> None:
     """Refuse a module that acts at random, learns while it runs, or recomputes its forward pass."""
-    if getattr(module, "grad_checkpointing", False) is True:
+    held = vars(module)
+    declared = "grad_checkpointing" in held or hasattr(type(module), "grad_checkpointing")  # modules are slow to say no
+    if declared and module.grad_checkpointing is True:
         raise checkpointing_error()
-    if not module.training:
+    if not held["training"]:
         return
     if getattr(module, "gradient_checkpointing", False) is True:
         raise checkpointing_error()
     rate = getattr(module, "p", 0.0) if isinstance(module, nn.modules.dropout._DropoutNd) else 0.0
     rate = max(rate or 0.0, getattr(module, "drop_prob", 0.0) or 0.0)
     if rate > 0.0 or isinstance(module, nn.modules.batchnorm._BatchNorm):
+        name = next(name for name, other in model.named_modules() if other is module)
         raise training_error(f"{type(module).__name__} {name!r}")
