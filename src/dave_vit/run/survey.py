@@ -75,21 +75,20 @@ def _walked(model: nn.Module) -> Survey:
     hooked = False
     for module in model.modules():
         _check(model, module)
-        held = vars(module)
-        hooked = hooked or bool(held["_forward_hooks"] or held["_forward_pre_hooks"])
+        hooked = hooked or bool(module._forward_hooks or module._forward_pre_hooks)
         structure.append(id(module))
-        for value in held.values():
+        for value in vars(module).values():
             kind = type(value)
             if kind is int:
                 counts.append(value)
             elif kind is bool or kind is float or kind is str:
                 structure.append(value)
-        for tensor in held["_parameters"].values():
+        for tensor in module._parameters.values():
             structure.append(id(tensor))
             if tensor is not None:
                 places.append(tensor.data_ptr())
                 numbers.append((places[-1], _version(tensor)))
-        for tensor in held["_buffers"].values():
+        for tensor in module._buffers.values():
             structure.append(id(tensor))
             if tensor is not None:
                 numbers.append((tensor.data_ptr(), _version(tensor)))
@@ -103,11 +102,10 @@ def _version(tensor: Tensor) -> int:
 
 def _check(model: nn.Module, module: nn.Module) -> None:
     """Refuse a module that acts at random, learns while it runs, or recomputes its forward pass."""
-    held = vars(module)
-    declared = "grad_checkpointing" in held or hasattr(type(module), "grad_checkpointing")  # modules are slow to say no
-    if declared and module.grad_checkpointing is True:
+    declared = "grad_checkpointing" in vars(module) or hasattr(type(module), "grad_checkpointing")
+    if declared and getattr(module, "grad_checkpointing", False) is True:  # modules are slow to say that they have none
         raise checkpointing_error()
-    if not held["training"]:
+    if not module.training:
         return
     if getattr(module, "gradient_checkpointing", False) is True:
         raise checkpointing_error()
