@@ -88,10 +88,10 @@ def _walked(model: nn.Module) -> Survey:
             if tensor is not None:
                 places.append(tensor.data_ptr())
                 numbers.append((places[-1], _version(tensor)))
-        for tensor in module._buffers.values():
-            structure.append(id(tensor))
-            if tensor is not None:
-                numbers.append((tensor.data_ptr(), _version(tensor)))
+        for buffer in module._buffers.values():
+            structure.append(id(buffer))
+            if buffer is not None:
+                numbers.append((buffer.data_ptr(), _version(buffer)))
     same = hash(tuple(structure))
     return Survey(same, hash((same, *places, *counts)), hash((same, *numbers)), hooked)
 
