@@ -1,6 +1,8 @@
 # Every target does its own set-up in .venv: python3, make and a network to PyPI are all that is needed.
 PYTHON ?= python3
 WORKERS ?= 2
+# The tests that make test runs, as pytest's -m takes them; MARKS= means all.
+MARKS ?= not slow
 # Threads that wait give their core away: on a shared machine, spinning ones make everything several times slower.
 export OMP_WAIT_POLICY ?= PASSIVE
 
@@ -9,31 +11,34 @@ UV := $(BIN)/uv
 INSTALL := $(UV) pip install --python $(BIN)/python
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make lock" $(UPGRADE)
-# loadfile: what a test file prepares once is prepared in one worker only.
-PYTEST := $(BIN)/python -m pytest -rs -n $(WORKERS) --dist loadfile
+# loadfile: what a test file prepares once is prepared in one worker only. In the order of tests/conftest.py: by itself
+# pytest-xdist begins with the files of many tests, and the longest test is one of a few.
+PYTEST := $(BIN)/python -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=5
 
-.PHONY: help demo test test-slow lint format docs lock clean
+.PHONY: help venv demo test test-slow lint format docs lock clean
 
 help:
 	@echo "make demo       explain example pictures; results in demo/"
-	@echo "make test       the default test suite"
+	@echo "make test       the default test suite; with MARKS= all tests"
 	@echo "make test-slow  the tests marked slow"
 	@echo "make lint       ruff and mypy"
 	@echo "make format     let ruff rewrite the code"
 	@echo "make docs       build the documentation into site/"
 	@echo "make lock       write requirements/ from pyproject.toml; UPGRADE=--upgrade takes newer versions"
+	@echo "make venv       set up .venv and do nothing with it"
 	@echo "make clean      remove .venv and all that was built"
+
+venv: .venv/dev.stamp .venv/package.stamp
 
 demo: .venv/core.stamp .venv/package.stamp
 	$(BIN)/dave demo --out demo
 
-test: .venv/dev.stamp .venv/package.stamp
-	$(PYTEST)
+test: venv
+	$(PYTEST) -m "$(MARKS)"
 
-# In the order of the files: by itself pytest-xdist begins with the files of many tests, and the longest test is one of
-# a few. pytest exits with 5 where no test is marked slow.
-test-slow: .venv/dev.stamp .venv/package.stamp
-	$(PYTEST) --no-loadscope-reorder --durations=5 -m slow || test $$? -eq 5
+# pytest exits with 5 where no test is marked slow.
+test-slow: venv
+	$(PYTEST) -m slow || test $$? -eq 5
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
@@ -44,7 +49,7 @@ format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: .venv/dev.stamp .venv/package.stamp
+docs: venv
 	$(BIN)/mkdocs build --strict
 
 # The smaller files keep to the versions of the largest one, so that all three fit into one environment.

@@ -11,9 +11,12 @@ import pytest
 SCRIPT = Path(__file__).resolve().parent.parent / ".ci" / "run"
 
 
-def run(tmp_path: Path, *, apt_get: str, apt_cache: str) -> subprocess.CompletedProcess[str]:
+def run(
+    tmp_path: Path, *, apt_get: str = "false", apt_cache: str = "false", make: str = "true"
+) -> subprocess.CompletedProcess[str]:
     """The script with stand-ins for all programs that it calls, and no Chromium."""
-    tools = {"apt-get": apt_get, "apt-cache": apt_cache, "make": 'echo "make $1"', "id": "echo 0", "dirname": "echo ."}
+    tools = {"apt-get": apt_get, "apt-cache": apt_cache, "make": f'echo "make $*"\n{make}'}
+    tools |= {"id": "echo 0", "dirname": "echo .", "cat": "exec /bin/cat"}
     (tmp_path / "bin").mkdir()
     (tmp_path / "inner").mkdir()
     for name, body in tools.items():
@@ -37,7 +40,7 @@ def test_it_goes_on_where_there_is_no_chromium_to_install(tmp_path):
     done = run(tmp_path, apt_get="false", apt_cache="false")
     assert done.returncode == 0
     assert "skipped" in done.stdout
-    assert "make test-slow" in done.stdout
+    assert done.stdout.splitlines()[1:] == ["make venv", "make test MARKS=", "make lint"]
 
 
 def test_it_goes_on_with_chromium(tmp_path):
@@ -46,3 +49,17 @@ def test_it_goes_on_with_chromium(tmp_path):
     done = run(tmp_path, apt_get=install, apt_cache="true")
     assert done.returncode == 0
     assert "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize("wrong", ["lint", "test", "venv"])
+def test_it_fails_with_each_of_its_parts(tmp_path, wrong):
+    done = run(tmp_path, make=f'[ "$1" != {wrong} ] || {{ echo "{wrong} is wrong" >&2; exit 3; }}')
+    assert done.returncode == 3
+    assert f"{wrong} is wrong" in done.stdout + done.stderr
+    assert ("make lint" in done.stdout) == ("make test" in done.stdout) == (wrong != "venv")
+
+
+def test_lint_and_tests_run_at_the_same_time(tmp_path):
+    meet = ': > "../$1"; for _ in {1..200}; do [ -e ../lint -a -e ../test ] && exit; /bin/sleep 0.05; done; exit 9'
+    done = run(tmp_path, make=f'[ "$1" = venv ] && exit\n{meet}')  # each waits for the other to begin
+    assert done.returncode == 0, done.stdout + done.stderr
