@@ -17,9 +17,10 @@ from dave_vit.checks.coverage.entry import Entry
 from dave_vit.checks.wide import Wide
 from dave_vit.conserve import balances
 from dave_vit.errors import MissingExtra, UnsupportedOperator
+from dave_vit.intercept.mode import Interception
 from dave_vit.rules import EFFECTIVE
-from dave_vit.run import gradient
-from dave_vit.run.passes import logits_of
+from dave_vit.run.passes import forward, logits_of, undisturbed
+from dave_vit.run.sound import check_sound
 from dave_vit.targets import Target
 
 LIMIT = 1e-9
@@ -89,17 +90,18 @@ def _one_thread() -> Iterator[None]:
 
 def forward_difference(model: nn.Module, images: Tensor, entry: Entry) -> float:
     """How far the logits under the interception are from the model's own, relative to the largest."""
-    plain = logits_of(model, images, Target(score=entry.score).read)
-    intercepted = gradient(model, images, entry.score, rules=entry.rules or EFFECTIVE).logits
-    return float((intercepted - plain).abs().max() / _largest(model, images, plain))
+    read = Target(score=entry.score).read
+    output = logits_of(model, images, lambda output, _: output)
+    plain, mode = read(output, len(images)), Interception(entry.rules or EFFECTIVE, model)
+    with undisturbed(images):
+        intercepted = forward(model, images, mode, None, read)[1].detach()
+        check_sound(model, images, mode.rules, logits=intercepted, score=entry.score)
+    return float((intercepted - plain).abs().max() / _largest(plain, getattr(output, "logits", output)))
 
 
-def _largest(model: nn.Module, images: Tensor, plain: Tensor) -> Tensor:
-    """The largest logit; a score may be one of the smallest among them, rounded as the largest are."""
-    with torch.no_grad():
-        output = model(images)
-    logits = getattr(output, "logits", output)
-    return torch.stack([part.abs().max() for part in (plain, logits) if isinstance(part, Tensor)]).max()
+def _largest(*parts: object) -> Tensor:
+    """The largest number of the tensors; a score may be one of the smallest logits, rounded as the largest are."""
+    return torch.stack([part.abs().max() for part in parts if isinstance(part, Tensor)]).max()
 
 
 def unexplained(model: nn.Module, images: Tensor, entry: Entry) -> float:
@@ -110,7 +112,8 @@ def unexplained(model: nn.Module, images: Tensor, entry: Entry) -> float:
     cannot hide an error.
     """
     with Wide():
-        for balance in balances(model, images, entry.score, rules=entry.rules or EFFECTIVE):
+        for image in images.split(1):
+            (balance,) = balances(model, image, entry.score, rules=entry.rules or EFFECTIVE)
             if balance.explained or balance.residual:
                 return balance.residual / abs(balance.explained) if balance.explained else math.inf
     return math.inf
