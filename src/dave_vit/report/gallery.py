@@ -12,7 +12,6 @@ from PIL import Image
 
 from dave_vit.atomic import png_bytes
 from dave_vit.report.pages import render
-from dave_vit.viz.layers import scale
 
 if TYPE_CHECKING:
     from dave_vit.methods import Explanation
@@ -91,6 +90,8 @@ class Gallery:
             overlay: the file that shows them over the photograph.
             record: of the result, as it was written.
         """
+        from dave_vit.viz.layers import scale  # and with it matplotlib, which no worker of a run needs
+
         kept = len(self._shown) < ON_PAGE
         self._model = result.explainer.model.spec
         self._made[result.made] = None

@@ -15,6 +15,7 @@ _SIZE = {"img_size": 64}
 _SWIN = {"img_size": 64, "embed_dim": 24, "depths": (1, 2, 1), "num_heads": (1, 2, 4), "window_size": 4}
 _STAGES = {"depths": (1, 1, 1, 1), "dims": (16, 24, 32, 48)}
 _PYRAMID = {"depths": (1, 1, 1, 1), "embed_dims": (16, 32, 48, 64), "num_heads": (1, 2, 3, 4)}
+_TINY = {"depths": (1, 1, 2, 1), "embed_dims": (24, 32, 48, 64), "num_heads": (1, 2, 3, 4)}
 _GLOBAL_SAM = {**_PLAIN, "window_size": 2, "global_attn_indexes": (1,)}
 
 # family, name, what makes it small, side of the images
@@ -74,13 +75,13 @@ _ARCHITECTURES: tuple[tuple[str, str, dict[str, Any], int], ...] = (
     ("Nest", "nest_tiny", _SIZE, 64),
     ("MaxViT", "maxvit_pico_rw_256", _SIZE, 64),
     ("CoAtNet", "coatnet_pico_rw_224", _SIZE, 64),
-    ("LeViT", "levit_128s", {}, 224),
-    ("TinyViT", "tiny_vit_5m_224", {}, 64),
+    ("LeViT", "levit_128s", {"depth": (1, 1, 2)}, 224),
+    ("TinyViT", "tiny_vit_5m_224", _TINY, 64),
     ("EdgeNeXt", "edgenext_xx_small", {}, 64),
     ("MobileViT", "mobilevit_xxs", {}, 64),
     ("FastViT", "fastvit_t8", {}, 64),
-    ("RepViT", "repvit_m0_9", {}, 64),
-    ("Visformer", "visformer_tiny", _SIZE, 64),
+    ("RepViT", "repvit_m0_9", {"embed_dim": (16, 32, 48, 64), "depth": (1, 1, 2, 1)}, 64),
+    ("Visformer", "visformer_tiny", {"img_size": 64, "embed_dim": 96, "depth": (2, 1, 2)}, 64),
     ("PoolFormer", "poolformer_s12", {}, 64),
     ("PoolFormer v2", "poolformerv2_s12", {}, 64),
     ("CAFormer", "caformer_s18", {}, 64),
@@ -96,7 +97,7 @@ _ARCHITECTURES: tuple[tuple[str, str, dict[str, Any], int], ...] = (
     ("DenseNet", "densenet121", {"block_config": (1, 1, 1, 1)}, 64),
     ("CoaT", "coat_lite_tiny", _SIZE, 64),
     ("FocalNet", "focalnet_tiny_srf", {}, 64),
-    ("EfficientViM", "efficientvim_m1", {}, 64),
+    ("EfficientViM", "efficientvim_m1", {"depths": (1, 1, 1)}, 64),
     ("iFormer", "iformer_t", {}, 64),
     ("MobileViT v2", "mobilevitv2_050", {}, 64),
     ("Sequencer", "sequencer2d_s", {"layers": (1, 1, 1, 1)}, 64),
