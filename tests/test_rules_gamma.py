@@ -9,7 +9,7 @@ from torch import nn
 import tiny_models
 from dave_vit import conservation_gap, effective_transformation
 from dave_vit.rules import EFFECTIVE, products
-from dave_vit.rules.gamma import Gamma
+from dave_vit.rules.gamma import Gamma, _summed
 from dave_vit.rules.sets.lrp import CP_LRP, RELEVANCE, with_gamma
 from dave_vit.run import gradient
 from dave_vit.run.compiled import CompiledGradient
@@ -106,6 +106,12 @@ def test_written_for_a_compiler_it_is_the_same(bias, monkeypatch):
     expected = effective_transformation(model, X, [[0], [1]], rules=RELEVANCE)
     found, _ = CompiledGradient(model, RELEVANCE)(X, Target(torch.tensor([[0], [1]])))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("width", [5, 1024, 1025, 3072, 4304])
+def test_long_rows_are_summed_in_pieces(width):
+    values = torch.randn(2, 3, width, dtype=torch.float64)
+    torch.testing.assert_close(_summed(values), values.sum(-1, keepdim=True))
 
 
 CONVOLUTIONS = {

@@ -328,11 +328,6 @@ def test_even_chunks(count, most, size):
     assert even(count, most) == size
 
 
-@pytest.mark.parametrize(("count", "most", "size"), [(28, 10, 10), (28, 7, 7), (28, 15, 14), (28, 60, 28), (4, 10, 4)])
-def test_even_chunks_that_are_not_too_small(count, most, size):
-    assert even(count, most, least=8) == size
-
-
 def test_the_model_is_left_as_it_was(images):
     model = vit()
     before = copy.deepcopy(model.state_dict())

@@ -50,7 +50,7 @@ class Passes:
         return max(1, self.rows // len(images))
 
 
-def even(count: int, most: int, least: int = 1) -> int:
+def even(count: int, most: int) -> int:
     """How many of ``count`` to take at once, at most ``most`` and not much less, so that little is missing at the end.
 
     A graph that was compiled for a batch of one size is filled up where a batch is smaller.
@@ -58,10 +58,9 @@ def even(count: int, most: int, least: int = 1) -> int:
     Args:
         count: how many there are.
         most: as memory allows.
-        least: not fewer than this, where there are so many and memory allows it.
     """
     most = min(most, count)
-    sizes = range(max(most // 2 + 1, min(least, most)), most + 1)
+    sizes = range(most // 2 + 1, most + 1)
     return min(reversed(sizes), key=lambda size: -(-count // size) * size)
 
 

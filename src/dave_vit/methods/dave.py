@@ -30,7 +30,6 @@ from dave_vit.targets import Target, TargetLike
 
 _KEPT_BYTES = 128 * 2**20  # draws are kept between batches up to this size
 _FIRST = 8  # views that say whether the neighbourhood fits, and the fewest of samples="auto"
-_COMPILED_ROWS = 240  # of a pass on a GPU: a graph holds more at once than passes without one
 _STEP = 4  # views between two looks of samples="auto"
 _SURVIVES = 0.5  # of the predicted class's probability, on the first views, for a neighbourhood to fit
 
@@ -133,12 +132,6 @@ class DAVE(Method):
             made = joined([each for each in latest if each is not None])
             yield replace(made, subject=Subject(images, self.model))
 
-    def _opened(self, inputs: Tensor, target: TargetLike) -> tuple[Tensor, Target, Passes]:
-        images, wanted, passes = super()._opened(inputs, target)
-        if self._compiled is not None and self.chunk is None:
-            passes.rows = min(passes.rows, _COMPILED_ROWS)
-        return images, wanted, passes
-
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
         with unchanging():
             *_, last = self._drawn(images, target, passes)
@@ -218,7 +211,7 @@ class DAVE(Method):
     def _stop(self, start: int, at_once: int) -> int:
         """Where the next chunk ends: where something is decided, if not all samples fit into one chunk anyway."""
         if self._compiled is not None and self.samples != "auto":  # chunks of one size, for which one graph is made
-            return min(start + even(self.limit, at_once, least=_FIRST if self.narrower else 1), self.limit)
+            return min(start + even(self.limit, at_once), self.limit)
         marks = range(_FIRST, self.limit, _STEP) if self.samples == "auto" else [_FIRST] if self.narrower else []
         whole = at_once >= self.limit and self.samples != "auto"
         end = self.limit if whole else min([mark for mark in marks if start < mark < self.limit] or [self.limit])

@@ -36,6 +36,9 @@ _IN_PATCHES = re.compile(r"patch_?embed", re.IGNORECASE)
 Layer = Callable[..., Tensor]  # (x, weight, bias) -> z
 
 
+_HELD = 1024  # numbers of a row; a compiler's kernel goes through longer ones in a loop, at up to twice the time
+
+
 @dataclass(frozen=True)
 class Gamma:
     """How much linear layers prefer what agrees with the sign of their output; 0 is the plain rule.
@@ -225,7 +228,7 @@ class _Again(_Flat):
     def kept(self, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor) -> tuple[Tensor | None, ...]:
         of_output, of_input = _rank_one(weight.abs())
         wide = working_dtype(value.dtype)
-        size = (x.to(wide).abs() * of_input[0].to(wide)).sum(-1, keepdim=True)  # [..., 1]
+        size = _summed(x.to(wide).abs() * of_input[0].to(wide))  # [..., 1]
         return value, size, bias, of_output, of_input
 
     def pull(self, grad: Tensor, like: Tensor, weight: Tensor, *kept: Any) -> Tensor:
@@ -233,7 +236,7 @@ class _Again(_Flat):
         amount = size * of_output if bias is None else size * of_output + bias.abs()
         share = self._shared(value, amount)
         plain = (grad * share.abs()).to(grad.dtype) @ weight.to(grad.dtype)
-        summed = (grad * share * of_output).sum(-1, keepdim=True)  # [..., 1]
+        summed = _summed(grad * share * of_output)  # [..., 1]
         pulled: Tensor = plain + self.favour * like.sign() * summed * of_input[0]
         return pulled
 
@@ -250,6 +253,13 @@ class _Fused(_Flat):
         shared, summed = fused.shared(grad, value, size, bias, of_output, favour=self.favour)
         plain = shared @ weight.to(grad.dtype)
         return fused.add_favoured_(plain, like, summed, of_input, favour=self.favour)
+
+
+def _summed(values: Tensor) -> Tensor:
+    """Over the last axis, ``[..., 1]``; long rows in equal pieces that a compiler's kernel holds at once."""
+    width = values.shape[-1]
+    piece = width if width <= _HELD else next((size for size in range(_HELD, 255, -1) if width % size == 0), width)
+    return values.unflatten(-1, (-1, piece)).sum(-1).sum(-1, keepdim=True)
 
 
 def _rank_one(weight: Tensor) -> tuple[Tensor, Tensor]:

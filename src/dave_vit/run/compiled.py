@@ -127,9 +127,8 @@ def inductor(graph: torch.fx.GraphModule, given: list[Tensor]) -> Step:
     """A graph of torch's own operators, compiled whole: what looks for graphs in Python code would only cut it up."""
     from torch import _inductor  # takes seconds to import
 
-    # A residual stream is written down where two more terms have been added to it, rather than added up again in
-    # every layer that reads it.
-    return _inductor.compile(graph, [*given], options={"realize_reads_threshold": 2})  # type: ignore[no-any-return]
+    # A residual stream is written down wherever a term is added to it, rather than added up again by all that read it.
+    return _inductor.compile(graph, [*given], options={"realize_reads_threshold": 1})  # type: ignore[no-any-return]
 
 
 def _filling(step: Step, batch: int) -> Step:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -46,11 +45,8 @@ class Replayed:
 
 
 def replayed(step: Step, given: list[Tensor]) -> Step:
-    """The step as one launch where that is quicker: on a CUDA device that would wait for the launching of kernels.
-
-    It is as it was where it cannot be recorded.
-    """
-    if not given[0].is_cuda or not _waits(step, given):
+    """The step as one launch where its inputs are on a CUDA device and it can be recorded; else as it is."""
+    if not given[0].is_cuda:
         return step
     try:
         return Replayed(step, given)
@@ -58,14 +54,3 @@ def replayed(step: Step, given: list[Tensor]) -> Step:
         if out_of_memory(error):
             raise
         return step
-
-
-def _waits(step: Step, given: list[Tensor]) -> bool:
-    """Whether launching a call takes more than half of the time that it takes in all; a second call tells."""
-    step(*given)
-    torch.cuda.synchronize(given[0].device)
-    start = time.perf_counter()
-    step(*given)
-    launched = time.perf_counter() - start
-    torch.cuda.synchronize(given[0].device)
-    return launched > (time.perf_counter() - start) / 2
