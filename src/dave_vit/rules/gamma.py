@@ -259,7 +259,8 @@ def _summed(values: Tensor) -> Tensor:
     """Over the last axis, ``[..., 1]``; long rows in equal pieces that a compiler's kernel holds at once."""
     width = values.shape[-1]
     piece = width if width <= _HELD else next((size for size in range(_HELD, 255, -1) if width % size == 0), width)
-    return values.unflatten(-1, (-1, piece)).sum(-1).sum(-1, keepdim=True)
+    pieces: Tensor = values.unflatten(-1, (-1, piece))
+    return pieces.sum(-1).sum(-1, keepdim=True)
 
 
 def _rank_one(weight: Tensor) -> tuple[Tensor, Tensor]:
