@@ -71,12 +71,13 @@ def attributions(model, inputs: Tensor, labels: Tensor, few: int) -> dict[str, T
     found = {
         name: create_method(way, model, **options).attribute(inputs, labels) for name, (way, options) in MAPS.items()
     }
-    shown, wanted = inputs[:few], labels[:few]
-    default = create_method("dave", model, samples=28, chunk=4 * len(shown))  # four samples at a time: 4, 8, ... 28
-    for explanation in default.refine(shown, wanted):
-        if explanation.samples in REFINED:
-            found[REFINED[explanation.samples]] = explanation.attribution
-    return found
+    refined: dict[str, list[Tensor]] = {name: [] for name in REFINED.values()}
+    default = create_method("dave", model, samples=28, chunk=4)  # four samples at a time: 4, 8, ... 28
+    for image, label in zip(inputs[:few].split(1), labels[:few].split(1), strict=True):
+        for explanation in default.refine(image, label):
+            if explanation.samples in REFINED:
+                refined[REFINED[explanation.samples]].append(explanation.attribution)
+    return found | {name: torch.cat(parts) for name, parts in refined.items()}
 
 
 @pytest.fixture(scope="module")
