@@ -114,7 +114,7 @@ class Bench:
         from captum.attr import NoiseTunnel, Saliency
 
         tunnel, images = NoiseTunnel(Saliency(self.model)), self.images
-        inner = max(1, (240 if images.is_cuda else 16) // len(images))
+        inner = max(1, (320 if images.is_cuda else 16) // len(images))
         options = {"nt_samples": VIEWS, "nt_samples_batch_size": inner, "stdevs": 0.15, "abs": False}
 
         def smoothgrad() -> None:
@@ -134,11 +134,12 @@ class Bench:
 
 
 def timed(call: Callable[[], object], device: torch.device, repeats: int) -> tuple[float, int | None]:
-    """Median seconds and extra peak memory of a call, after one to warm up."""
-    call()
-    synchronize(device)
+    """Median seconds of a call after one to warm up, and the memory that all of them took beyond what was in use."""
     seconds = []
     with Peak(device) as peak:
+        call()
+        synchronize(device)
+        peak.warm()
         for _ in range(repeats):
             start = time.perf_counter()
             call()
@@ -148,7 +149,10 @@ def timed(call: Callable[[], object], device: torch.device, repeats: int) -> tup
 
 
 class Peak:
-    """Memory in use at its highest, beyond what was in use before: of the device, or of the process on Linux."""
+    """Memory at its highest, beyond what was in use before: of a device or, on Linux, of the process.
+
+    Of a device it is what torch has reserved, since a recorded graph keeps its memory between calls.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.cuda, self.extra = device.type == "cuda", None
@@ -156,13 +160,21 @@ class Peak:
     def __enter__(self) -> Peak:
         gc.collect()
         if self.cuda:
-            torch.cuda.reset_peak_memory_stats()
-            self.base = torch.cuda.memory_allocated()
+            torch.cuda.empty_cache()
+            self.base = torch.cuda.memory_reserved()
         elif STATM.exists():
             self.base, self.highest, self.running = resident(), 0, True
             self.thread = threading.Thread(target=self.watch, daemon=True)
             self.thread.start()
         return self
+
+    def warm(self) -> None:
+        """What only the first call needed, such as a trace of the model, does not count."""
+        if self.cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            self.highest = 0
 
     def watch(self) -> None:
         while self.running:
@@ -171,7 +183,7 @@ class Peak:
 
     def __exit__(self, *error: object) -> None:
         if self.cuda:
-            self.extra = torch.cuda.max_memory_allocated() - self.base
+            self.extra = torch.cuda.max_memory_reserved() - self.base
         elif STATM.exists():
             self.running = False
             self.thread.join()

@@ -73,7 +73,8 @@ class OutOfMemory(DaveError):
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an exception of torch, of any device, or of Python says that memory does not suffice."""
-    known = ("out of memory", "can't allocate memory", "not enough memory")
+    # CUDA's libraries fail to allocate, or to begin at all, where nothing is left for them.
+    known = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "create(handle)")
     # Torch's own by its name: torch is slow to import.
     told = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return told or any(part in str(error).lower() for part in known)

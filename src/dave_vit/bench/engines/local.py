@@ -32,6 +32,7 @@ from dave_vit.models.loading import checked_device
 _WAIT, _LONGEST = 0.2, 5.0  # seconds between looks at what others do: at first, and where nothing changes
 MOST_WORKERS = 1024  # each is a process with a model of its own
 _LIVES = 3  # how often a process that was killed is started again
+_SHARED = 0.9  # of a GPU's memory, by processes that share it; the rest is for CUDA itself
 _ROOM = 10.0  # seconds at least until a task that found no memory is tried again
 
 
@@ -207,19 +208,24 @@ class _Team:
 
     def _started(self, device: str, start: int) -> _Member:
         here, there = self._context.Pipe(duplex=False)
-        arguments = (self.job, str(self.folder.path), self.tasks, device, start, there)
+        share = 1 / self.devices.count(device)
+        arguments = (self.job, str(self.folder.path), self.tasks, device, start, there, share)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)
         process.start()
         there.close()
         return _Member(device, start, process, here)
 
 
-def _serve(job: Job, folder: str, tasks: Sequence[Task], device: str, start: int, line: Connection) -> None:
-    """The life of a process of a team; an error goes to the parent."""
+def _serve(
+    job: Job, folder: str, tasks: Sequence[Task], device: str, start: int, line: Connection, share: float
+) -> None:
+    """The life of a process of a team, which has a share of the device's memory; an error goes to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends the team
     Thread(target=_end_with_parent, daemon=True).start()
     try:
         torch.set_num_threads(job.threads or 1)
+        if device.startswith("cuda") and share < 1:  # else one would hold on to what the others need
+            torch.cuda.set_per_process_memory_fraction(_SHARED * share, torch.device(device).index or 0)
         work(job, RunFolder(folder), tasks, device, start=start, finished=lambda task: line.send(task.file))
     except (DaveError, OSError) as error:  # of the user, of the disk
         line.send(error)
