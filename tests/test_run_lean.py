@@ -268,7 +268,9 @@ class TestCompiled:
         for part in (slice(0, 3), slice(1, 3)):  # a smaller batch is filled up
             expected = effective_transformation(model, images[part], target[part])
             torch.testing.assert_close(compiled(images[part], Target(target[part]))[0], expected, rtol=1e-4, atol=1e-6)
-        assert len(compiled._steps) == 1
+        assert [list(known) for known in compiled._steps.values()] == [[3]]
+        compiled(images[:1], Target(target[:1]))  # and one that is much smaller gets its own
+        assert [list(known) for known in compiled._steps.values()] == [[3, 1]]
 
     @pytest.mark.parametrize("options", [{}, {"act_layer": nn.SiLU}, {"act_layer": lambda: nn.GELU("tanh")}])
     def test_gates_in_closed_form(self, options, images):

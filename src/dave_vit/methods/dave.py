@@ -215,7 +215,8 @@ class DAVE(Method):
         marks = range(_FIRST, self.limit, _STEP) if self.samples == "auto" else [_FIRST] if self.narrower else []
         whole = at_once >= self.limit and self.samples != "auto"
         end = self.limit if whole else min([mark for mark in marks if start < mark < self.limit] or [self.limit])
-        return min(start + even(end - start, at_once), end)
+        passes = -(-(end - start) // at_once)
+        return start + -(-(end - start) // passes)
 
     def _attributions(self, views: Views, images: Tensor, target: Target, passes: Passes) -> tuple[Tensor, Tensor]:
         """One sample a view, ``[n, b, C, H, W]`` or ``[n, b, K, C, H, W]``, and its logits ``[n, b, classes]``."""

@@ -26,9 +26,8 @@ class CompiledGradient:
     """``effective_transformation`` for batches of one size, traced once and compiled.
 
     The interception runs while tracing only: the graph holds plain tensor operations, in which the rules' derivatives
-    are written out. Smaller batches are filled up, so that one graph serves all; it is
-    traced anew when the model has changed. Where compiling fails the passes run
-    as they are, and a warning says so once.
+    are written out. Batches that are a little smaller are filled up, so that one graph serves them too; it is traced
+    anew when the model has changed. Where compiling fails the passes run as they are, and a warning says so once.
 
     Args:
         model: any module that maps inputs to logits; its lean form is traced.
@@ -39,7 +38,7 @@ class CompiledGradient:
     def __init__(self, model: nn.Module, rules: RuleSet, autocast: torch.dtype | None = None) -> None:
         self.lean = LeanModel(model, autocast)
         self.rules = rules
-        self._steps: dict[tuple[object, ...], tuple[int, Step]] = {}
+        self._steps: dict[tuple[object, ...], dict[int, Step]] = {}  # by form, and by rows
         self._failed = False
         self._state = 0  # of the model when the graphs were traced
 
@@ -62,17 +61,18 @@ class CompiledGradient:
         return step(inputs)[0]
 
     def _step(self, make: Callable[[list[Tensor]], Step | None], given: list[Tensor]) -> Step | None:
-        """What ``make`` made for inputs of this form and as many rows at least; it is made anew for a changed model."""
+        """What ``make`` made for inputs of this form and as many rows, or less than twice as many."""
         if (state := survey(self.lean.model).numbers) != self._state:  # a graph holds the model as it was
             self._steps, self._state = {}, state
-        key = (make.__name__, given[0].dtype, given[0].device, *(part.shape[1:] for part in given))
-        batch, step = self._steps.get(key, (0, None))
-        if step is None or len(given[0]) > batch:
-            self._steps.pop(key, None)  # and with it the memory that it holds
+        key, rows = (make.__name__, given[0].dtype, given[0].device, *(part.shape[1:] for part in given)), len(given[0])
+        known = self._steps.setdefault(key, {})
+        size = min((size for size in known if rows <= size < 2 * rows), default=rows)
+        if size not in known:
             step = make([part.contiguous() for part in given])
-            if step is not None:
-                self._steps[key] = (len(given[0]), step)
-        return step
+            if step is None:
+                return None
+            known[size] = step
+        return known[size]
 
     def _compiled(self, given: list[Tensor]) -> Step | None:
         """A graph that was seen working on these inputs, classes and weights."""
