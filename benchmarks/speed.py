@@ -114,7 +114,7 @@ class Bench:
         from captum.attr import NoiseTunnel, Saliency
 
         tunnel, images = NoiseTunnel(Saliency(self.model)), self.images
-        inner = max(1, (288 if images.is_cuda else 16) // len(images))
+        inner = max(1, (320 if images.is_cuda else 16) // len(images))
         options = {"nt_samples": VIEWS, "nt_samples_batch_size": inner, "stdevs": 0.15, "abs": False}
 
         def smoothgrad() -> None:
@@ -264,7 +264,7 @@ def report(options: argparse.Namespace, where: str, cells: list[list[str]], erro
         f"Python {platform.python_version()}.\n\n"
         f"`python benchmarks/speed.py --model {options.model} --images {options.images}`\n\n"
         "Times are medians for one map out of the batch, unless an image is alone; bfloat16 is autocast. Extra memory "
-        "is what a call needs at its peak beyond model and input: allocated on CUDA, resident in the process on CPU "
+        "is what a call needs at its peak beyond model and input: reserved on CUDA, resident in the process on CPU "
         "(memory that the allocator kept from an earlier row is not counted again). The arithmetic is twice that of "
         f"the forward pass, at the rate of one large product. {errors}\n\n{lines}\n"
     )
