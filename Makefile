@@ -5,6 +5,8 @@ WORKERS ?= 2
 MARKS ?= not slow
 # Threads that wait give their core away: on a shared machine, spinning ones make everything several times slower.
 export OMP_WAIT_POLICY ?= PASSIVE
+# What is imported is compiled once and kept: to compile all that is installed takes longer, and a quarter of it is used.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
 UV := $(BIN)/uv
@@ -77,7 +79,7 @@ $(UV): requirements/build.txt
 
 .venv/core.stamp .venv/dev.stamp: .venv/%.stamp: requirements/%.txt $(UV)
 	@echo "installing $<; the first time this downloads several gigabytes"
-	$(INSTALL) --require-hashes --compile-bytecode -r $<
+	$(INSTALL) --require-hashes -r $<
 	@touch $@
 
 # hatchling comes from requirements/build.txt, so nothing unlocked is fetched here.
