@@ -14,7 +14,7 @@ import torch
 
 torch.set_num_threads(1)
 
-# Of the slow suite. They begin first, so that no worker is left with one of them while the other has nothing to do.
+# They begin first, so that no worker is left with one of them while the other has nothing to do.
 LONGEST = (
     "test_real_data.py",
     "test_newcomer.py",
@@ -23,7 +23,14 @@ LONGEST = (
     "test_web_browser.py",
     "test_bench_survival.py",
     "test_docs.py",
+    "test_web_page.py",
+    "test_default_scores.py",
+    "test_method_oracles_gradients.py",
+    "test_analysis_report.py",
+    "test_builtin_models.py",
     "test_bench_cost.py",
+    "test_method_contract.py",
+    "test_rules_fused.py",
 )
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("DAVE_TEST_DATA", ROOT.parent / "shared" / "data"))
