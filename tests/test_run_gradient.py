@@ -274,6 +274,14 @@ class TestPrecision:
         assert rounded.dtype == torch.float32
         assert torch.cosine_similarity(exact.flatten(), rounded.flatten(), 0) > 0.995
 
+    @pytest.mark.parametrize(("dtype", "stream"), [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)])
+    def test_residual_streams_stay_in_a_type_of_their_range(self, images, dtype, stream):
+        model, met = vit(), []
+        for block in model.blocks:
+            block.register_forward_hook(lambda module, args, output: met.append(output.dtype))
+        effective_transformation(model, images, 0, autocast=dtype)
+        assert set(met[-len(model.blocks) :]) == {stream}
+
     @pytest.mark.slow
     def test_compiled_equals_eager(self, images):
         model = vit(depth=1)

@@ -13,6 +13,7 @@ from torch import nn
 from dave_vit import DAVE, effective_transformation
 from dave_vit.methods.chunks import even
 from dave_vit.rules import EFFECTIVE
+from dave_vit.rules.sets.lrp import RELEVANCE
 from dave_vit.run import survey
 from dave_vit.run.compiled import CompiledGradient
 from dave_vit.run.lean import LeanModel
@@ -323,6 +324,38 @@ class TestCompiled:
             found = dave.attribute(images, 0)
         torch.testing.assert_close(found, DAVE(model, samples=4).attribute(images, 0))
         dave.attribute(images, 0)  # and it is not said again: other warnings are errors here
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOneLaunch:
+    """Graphs that are recorded on a CUDA device and played again."""
+
+    @pytest.mark.parametrize("rules", [EFFECTIVE, RELEVANCE], ids=lambda rules: rules.name)
+    def test_it_gives_what_passes_without_a_graph_give(self, images, rules):
+        model, x = vit().cuda(), images.cuda()
+        compiled, target = CompiledGradient(model, rules), torch.tensor([[0, 1], [2, 3], [4, 0]], device="cuda")
+        for inputs in (x, x.flip(0), x[1:], x):  # other images and fewer of them take the place of those recorded
+            wanted = Target(target[: len(inputs)])
+            weight, logits = compiled(inputs, wanted)
+            expected = effective_transformation(model, inputs, wanted, rules=rules)
+            torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(logits, model(inputs).detach(), rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(compiled.logits(inputs), model(inputs).detach(), rtol=1e-3, atol=1e-4)
+
+    def test_numbers_written_into_a_model_count(self, images):
+        model, x, target = vit().cuda(), images.cuda(), Target(torch.tensor([[0], [1], [2]], device="cuda"))
+        compiled = CompiledGradient(model, EFFECTIVE)
+        before = compiled(x, target)[0]
+        model.head.weight.data.mul_(2)
+        torch.testing.assert_close(compiled(x, target)[0], 2 * before, rtol=1e-3, atol=1e-5)
+
+    def test_maps_of_a_batch_and_of_one_image(self, images):
+        model, x = vit().cuda(), images.cuda()
+        dave = DAVE(model, samples=8, compiled=True)
+        for inputs in (x, x[:1], x):
+            expected = DAVE(model, samples=8).attribute(inputs, 0)
+            torch.testing.assert_close(dave.attribute(inputs, 0), expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(("count", "most", "size"), [(50, 8, 5), (50, 16, 10), (50, 100, 50), (53, 8, 6), (1, 8, 1)])
