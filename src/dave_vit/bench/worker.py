@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,10 +15,11 @@ from dave_vit.bench.job import Job, Subject
 from dave_vit.bench.numbers.rows import Row, Scanned, pack
 from dave_vit.bench.plan import digest
 from dave_vit.bench.provenance import software
+from dave_vit.bench.reading import Reading
 from dave_vit.bench.scoring import MapMaker, Recall, Scorer, clock
 from dave_vit.bench.tasks import Task
 from dave_vit.data import Item, open_dataset
-from dave_vit.data.batches import Batch, load_batch
+from dave_vit.data.batches import Batch
 from dave_vit.data.grids import compose
 from dave_vit.environment import device_name, listed
 from dave_vit.errors import DaveError, ImageError, OutOfMemory, out_of_memory
@@ -29,7 +29,6 @@ from dave_vit.registry import import_plugins
 from dave_vit.run.passes import counted
 
 Files = dict[str, bytes]
-_READERS = 4  # threads that decode images
 
 
 @dataclass(frozen=True)
@@ -84,20 +83,24 @@ class Worker:
             job.compare("software", name, found)
         self.plan, self.job, self.device = job.plan, job, torch.device(device)
         self.data = open_dataset(job.plan.data, job.plan.limit)
-        self._readers = ThreadPoolExecutor(_READERS)
+        self._reading = Reading(self.data, job.plan.batch)
+        self._likely: Task | None = None
         self._subject: tuple[int, Subject] | None = None
-        self._images: tuple[Any, list[Batch]] | None = None
         self._metrics = [(entry, entry.create()) for entry in job.plan.metrics]
         self._twice = len({digest([one.metric, dict(one.options)]) for one in job.plan.metrics}) < len(self._metrics)
 
     def close(self) -> None:
         """Ends the threads that read images."""
-        self._readers.shutdown(wait=False)
+        self._reading.close()
 
     def rest(self) -> None:
         """Leaves memory to others while there is nothing to do."""
-        self._images = None
+        self._reading.forget()
         torch.cuda.empty_cache()
+
+    def ahead(self, task: Task | None) -> None:
+        """Says which task is likely to follow the next one: its images are read while that one is computed."""
+        self._likely = task
 
     def compute(self, task: Task) -> Files:
         """The files of a task, in the order in which they must be written; raises `OutOfMemory` where there is none."""
@@ -274,15 +277,10 @@ class Worker:
         return self._subject[1]
 
     def _batches(self, task: Task) -> Iterator[Batch]:
-        """The images of a task on the device; those of the last task are still here."""
-        key = (task.model, task.images)
+        """The images of a task on the device."""
         subject = self._model(task)
-        if self._images is None or self._images[0] != key:
-            self._images = None
-            numbers = list(dict.fromkeys(task.images))
-            parts = [numbers[at : at + self.plan.batch] for at in range(0, len(numbers), self.plan.batch)]
-            self._images = (key, [load_batch(self.data, part, subject.placements, self._readers) for part in parts])
-        for batch in self._images[1]:
+        likely, self._likely = self._likely, None
+        for batch in self._reading.batches(task, subject.placements, likely):
             yield batch.to(self.device)
 
 

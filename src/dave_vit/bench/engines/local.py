@@ -11,9 +11,10 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from threading import Thread
 from typing import Any
@@ -101,10 +102,10 @@ def work(
     try:
         while pending:
             busy, there = [], folder.present(task.file for task in pending)
-            for task in pending:
+            for number, task in enumerate(pending):
                 if task.file not in there:
                     made = made or [Worker(job, device)]
-                    if not _attempt(made[0], folder, task, patience):
+                    if not _attempt(made[0], folder, task, patience, islice(pending, number + 1, None)):
                         busy.append(task)
                         continue
                 if finished:
@@ -120,11 +121,12 @@ def work(
             worker.close()
 
 
-def _attempt(worker: Worker, folder: RunFolder, task: Task, patience: Patience) -> bool:
+def _attempt(worker: Worker, folder: RunFolder, task: Task, patience: Patience, later: Iterable[Task]) -> bool:
     """Whether the task is done now; false where another process is at it, or memory does not suffice yet."""
     with folder.claim(task.name) as mine:
         if mine and not (folder / task.file).exists():
             folder.clear_remains(task.file)
+            worker.ahead(_likely(folder, task, later))
             try:
                 files = worker.compute(patience.now(task))
             except OutOfMemory as error:
@@ -132,6 +134,11 @@ def _attempt(worker: Worker, folder: RunFolder, task: Task, patience: Patience) 
                 return False
             folder.write(files)
         return mine
+
+
+def _likely(folder: RunFolder, task: Task, later: Iterable[Task]) -> Task | None:
+    """The first of later tasks that has other images and is not done; another process may still take it."""
+    return next((one for one in later if one.images != task.images and not (folder / one.file).exists()), None)
 
 
 @contextmanager
