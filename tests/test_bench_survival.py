@@ -71,6 +71,12 @@ def eventually(condition, seconds: float) -> bool:
     return True
 
 
+def listening() -> None:
+    """Signals do what they usually do, also where the tests run in the background of a shell."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
 @pytest.mark.parametrize(
@@ -80,9 +86,8 @@ def test_workers_end_with_their_parent(number, tmp_path):
     folder = paint(tmp_path / "data")
     (tmp_path / "team.py").write_text(TEAM)
     home = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    parent = subprocess.Popen(
-        [sys.executable, tmp_path / "team.py", folder, tmp_path / "run"], env=home, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, tmp_path / "team.py", folder, tmp_path / "run"]
+    parent = subprocess.Popen(command, env=home, stderr=subprocess.PIPE, text=True, preexec_fn=listening)
     workers = tmp_path / "workers"
     assert eventually(lambda: workers.is_dir() and len(list(workers.iterdir())) == 2, 120)
     pids = [int(path.name) for path in workers.iterdir()]
