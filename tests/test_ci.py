@@ -40,7 +40,7 @@ def test_it_goes_on_where_there_is_no_chromium_to_install(tmp_path):
     done = run(tmp_path, apt_get="false", apt_cache="false")
     assert done.returncode == 0
     assert "skipped" in done.stdout
-    assert done.stdout.splitlines()[1:] == ["make venv", "make test MARKS= WORKERS=3", "make lint"]
+    assert done.stdout.splitlines()[1:] == ["make venv", "make test MARKS=", "make lint"]
 
 
 def test_it_goes_on_with_chromium(tmp_path):
