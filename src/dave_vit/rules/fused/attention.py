@@ -37,6 +37,12 @@ def operators() -> Any:
         return None
 
 
+def takes(*tensors: Tensor | None) -> bool:
+    """Whether these tensors are where kernels run and of types that they know, and the kernels are there."""
+    fits = all(one is None or (one.is_cuda and one.dtype in TYPES) for one in tensors)
+    return fits and operators() is not None
+
+
 def attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float | None, plain: Any
 ) -> tuple[Tensor, Tensor]:

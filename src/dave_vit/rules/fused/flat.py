@@ -9,13 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dave_vit.rules.fused.attention import TYPES, operators
+from dave_vit.rules.fused.attention import operators, takes
 
 
 def applicable(*tensors: Tensor | None) -> bool:
     """Whether the kernels take these tensors; what they do not take runs in plain torch functions."""
-    fits = all(one is None or (one.is_cuda and one.dtype in TYPES) for one in tensors)
-    return fits and operators() is not None
+    return takes(*tensors)
 
 
 def absolute_sums(weight: Tensor) -> tuple[Tensor, Tensor]:

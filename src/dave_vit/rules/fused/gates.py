@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dave_vit.rules.fused.attention import TYPES, operators
+from dave_vit.rules.fused.attention import operators, takes
 
 
 def applicable(*tensors: Tensor) -> bool:
     """Whether the kernel takes these tensors; what it does not take runs in plain torch functions."""
-    fits = all(one.is_cuda and one.dtype in TYPES and one.is_contiguous() for one in tensors)
-    return fits and operators() is not None
+    return all(one.is_contiguous() for one in tensors) and takes(*tensors)
 
 
 def gate_gradient(grad: Tensor, x: Tensor, *, kind: str, at_zero: float) -> Tensor:

@@ -7,15 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from dave_vit.rules.fused.attention import TYPES, operators
+from dave_vit.rules.fused.attention import operators, takes
 
 _WIDEST = 16384  # numbers up to which a row stays in registers
 
 
 def applicable(x: Tensor, shape: tuple[int, ...]) -> bool:
     """Whether the kernel takes a norm of this input over dimensions of this shape; others run in plain functions."""
-    fits = x.is_cuda and x.dtype in TYPES and math.prod(shape) <= _WIDEST
-    return fits and operators() is not None
+    return math.prod(shape) <= _WIDEST and takes(x)
 
 
 def centred(grad: Tensor, inverse: Tensor, weight: Tensor | None, *, dtype: torch.dtype) -> Tensor:
