@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
-from threading import Event
+from threading import Event, current_thread
 
 import pytest
 from torch import nn
@@ -21,6 +21,7 @@ from dave_vit.bench.tasks import Task, Tasks
 from dave_vit.bench.worker import Worker
 from dave_vit.data.base import FileDataset
 from dave_vit.data.batches import load_batch
+from dave_vit.data.grids import Grid
 from dave_vit.errors import ImageError
 
 SOON = 10  # seconds until a test fails that would wait for ever
@@ -101,6 +102,23 @@ def test_a_run_reads_each_image_once_and_its_rows_are_the_same(squares, reads, t
     worker.close()
     assert rows_of(ahead.path) == rows_of(alone.path)
     assert len(rows_of(ahead.path)) == 24
+
+
+def test_the_thread_that_computes_leaves_the_data_set_alone(squares, monkeypatch):
+    asked, item = set(), FileDataset.__getitem__
+
+    def noted(self, index):
+        asked.add(current_thread().name.rsplit("_")[0])
+        return item(self, index)
+
+    monkeypatch.setattr(FileDataset, "__getitem__", noted)
+    job, image_tasks = made(squares, metrics=["energypg", "gridpg"])
+    (grid_task,) = Tasks(job.plan, job.plan.document("x")).grids(0, [Grid((0, 1, 2, 3), (0, 1, 0, 1))])
+    worker = Worker(job, "cpu")
+    for task in (image_tasks[0], grid_task):
+        worker.compute(task)
+        assert asked == {"dave-reader"}
+    worker.close()
 
 
 def test_what_goes_wrong_ahead_is_raised_by_its_own_task(squares, reads):

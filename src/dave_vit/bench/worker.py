@@ -158,15 +158,15 @@ class Worker:
 
     def _grid_rows(self, task: Task) -> Files:
         options = next(metric.options for _, metric in self._metrics if isinstance(metric, GridMetric))
-        shard, cells, tensors = _Shard(), options.cells**2, self._tensors(task)
+        shard, cells, known = _Shard(), options.cells**2, self._readable(task)
         step = cells * max(1, self.plan.batch // cells)
         for at in range(0, len(task.images), step):
             numbers, targets = task.images[at : at + step], task.targets[at : at + step]
-            stacked = torch.stack([tensors[index] for index in numbers]).unflatten(0, (-1, cells))
+            stacked = torch.stack([known[index][1] for index in numbers]).unflatten(0, (-1, cells))
             inputs = compose(stacked, options.cell)  # [B,C,H,W]
             units = [f"grid-{task.start + (at + i) // cells:05d}" for i in range(len(numbers))]
             rows = [self._row(task, f"{unit}/{i % cells}", unit, targets[i]) for i, unit in enumerate(units)]
-            shown = [_unit(self.data[index]) for index in numbers]
+            shown = [_unit(known[index][0]) for index in numbers]
             rows = [replace(row, pictures=shown[i - i % cells :][:cells]) for i, row in enumerate(rows)]
             target = torch.tensor(targets, device=self.device).view(-1, cells)
             nowhere = torch.zeros_like(inputs[:, 0], dtype=torch.bool)
@@ -187,14 +187,14 @@ class Worker:
             device=device_name(self.device),
         )
 
-    def _tensors(self, task: Task) -> dict[int, Tensor]:
+    def _readable(self, task: Task) -> dict[int, tuple[Item, Tensor]]:
         """The images of grids; all could be read when the grids were built."""
-        tensors: dict[int, Tensor] = {}
+        known: dict[int, tuple[Item, Tensor]] = {}
         for batch in self._batches(task):
             for _, reason in batch.failures:
                 raise ImageError(f"an image of the grids can no longer be read: {reason}")
-            tensors |= dict(zip(batch.indices, batch.inputs, strict=True))
-        return tensors
+            known |= zip(batch.indices, zip(batch.items, batch.inputs, strict=True), strict=True)
+        return known
 
     def _score(self, task: Task, part: _Part, shard: _Shard) -> None:
         """Adds the rows of a batch under all metrics of its kind; in halves where memory does not suffice for it."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LENGTH = 1000
+_KEPT = 128  # scenes, of a quarter of a megabyte: item, pixels and mask are asked for in turn, and again in grids
 
 
 class Embedded(Dataset):
@@ -33,7 +34,7 @@ class Embedded(Dataset):
         pictures = -(-self._length // self._targets)
         self.scenes = BuiltinDataset(split, seed=seed, family=family, length=max(pictures, 1))
         self.class_names = list(CLASS_NAMES)
-        self._scene = lru_cache(maxsize=16)(self.scenes.__getitem__)  # item, pixels and mask are asked for in turn
+        self._scene = lru_cache(_KEPT)(self.scenes.__getitem__)
 
     def __len__(self) -> int:
         return self._length
