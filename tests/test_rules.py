@@ -134,7 +134,7 @@ class TestActivations:
         x = every[every.abs() < 60]  # beyond, GELU is x or 0
         wide = x.double()
         share = torch.special.erfc(-wide * math.sqrt(0.5)) / 2
-        assert (gelu_gate(x).double() - share).abs().max() <= 2e-7
+        assert (gelu_gate(x).double() - share).abs().max() <= 4e-7
         entered = x.clone().requires_grad_().clone()
         with Interception(EFFECTIVE, traced=True) as mode:
             found = F.gelu(mode.enter(entered)).detach()

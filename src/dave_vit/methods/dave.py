@@ -227,7 +227,8 @@ class DAVE(Method):
             return self._effective(rows[start:stop], wanted.part(start, stop))
 
         parts = zip(*passes.run(effective, len(rows)), strict=True)
-        weight, logits = (torch.cat(part).unflatten(0, (len(views), len(images))) for part in parts)
+        whole = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
+        weight, logits = (part.unflatten(0, (len(views), len(images))) for part in whole)
         pulled = views.pull_back(weight.flatten(1, -4)).reshape(weight.shape)  # eq. (8) inside
         return times(pulled, images, target), logits  # eq. (9)
 

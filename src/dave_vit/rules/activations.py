@@ -62,15 +62,17 @@ def gelu_gate(x: Tensor, approximate: str = "none") -> Tensor:
 
 
 def _normal_cdf(x: Tensor) -> Tensor:
-    """The share of a normal distribution below x, in float32: to 2e-7, and to 2e-5 of it in the tail.
+    """The share of a normal distribution below x, in float32: to 4e-7, and to 2e-5 of it in the tail.
 
-    Half types do not tell it from the exact one, and ``erf`` is so long that a GPU computes for longer than it reads.
+    Half types do not tell it from the exact one. With ``erf``, a GPU computes for longer than it reads, and a quotient
+    and ``exp`` are still longer than they look: together ten instructions more than ``rsqrt`` and ``exp2``.
     """
-    t = 1 / (1 + 0.34 * x.abs())
+    root = torch.rsqrt(1 + 0.34 * x.abs())
+    t = root * root
     series = _TAIL[0] * t
     for coefficient in _TAIL[1:]:
         series = (series + coefficient) * t
-    tail = series * torch.exp(-0.5 * x * x)
+    tail = series * torch.exp2(x * x * (-0.5 / math.log(2)))
     return torch.where(x > 0, 1 - tail, tail)
 
 

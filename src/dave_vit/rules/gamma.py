@@ -236,9 +236,16 @@ class _Again(_Flat):
         amount = size * of_output if bias is None else size * of_output + bias.abs()
         share = self._shared(value, amount)
         plain = (grad * share.abs()).to(grad.dtype) @ weight.to(grad.dtype)
-        summed = _summed(grad * share * of_output)  # [..., 1]
-        pulled: Tensor = plain + self.favour * like.sign() * summed * of_input[0]
-        return pulled
+        favoured = self.favour * _summed(grad * share * of_output) * of_input[0]
+        signed = torch.where(like > 0, favoured, torch.where(like < 0, -favoured, 0))  # quicker than a product
+        return plain + signed
+
+    def _shared(self, value: Tensor, size: Tensor) -> Tensor:
+        z = value.to(working_dtype(value.dtype))
+        if z.dtype == value.dtype:
+            return super()._shared(value, size)
+        root = (z.abs() + self.favour * size).clamp_min(torch.finfo(z.dtype).tiny).rsqrt()
+        return z * (root * root)  # of half types, in a third of a quotient's instructions
 
 
 class _Fused(_Flat):
