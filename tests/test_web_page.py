@@ -192,8 +192,9 @@ def test_two_classes_have_one_colour_scale(visit):
 
 def test_what_is_weak_is_hidden_and_what_is_fine_is_smoothed(visit):
     page = visit.page
-    visit.explained(4, encoded(Image.new("RGB", (32, 32), "grey")))  # all that is seen is the map
+    panel = visit.explained(4, encoded(Image.new("RGB", (32, 32), "grey")))  # all that is seen is the map
     page.fill("#mix", "100")
+    assert panel.get_attribute("aria-busy") == "false"  # the field of samples was left, with what the map was made of
     whole = shares(visit)
     page.fill("#above", "60")
     expect(page.locator("#above-said")).to_have_text("60 %")

@@ -5,7 +5,7 @@ import * as api from "./api.js";
 import * as store from "./store.js";
 import { later, showModel, soon } from "./about.js";
 import { OPTIONS, choose, model, offer, restore, showMethod, usePreset } from "./choices.js";
-import { choices, requestOf } from "./asked.js";
+import { answered, choices, requestOf } from "./asked.js";
 import { Classes } from "./classes.js";
 import { $, bringIntoSight } from "./dom.js";
 import { exampleName, recall, showExamples, takeImages } from "./images.js";
@@ -303,7 +303,7 @@ function listen() {
   });
   for (const name of OPTIONS) {
     $(name).addEventListener("change", () => {
-      if (!$(name).reportValidity()) return;
+      if (!$(name).reportValidity() || answered(panels, state, classes, words)) return;
       runAll();
       changedByHand();
     });

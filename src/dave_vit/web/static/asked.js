@@ -36,6 +36,17 @@ export function requestOf(number, { blob, name }, classes, words) {
   return { blob, options: { model: chosen, name, method, ...about, ...options(method) }, title };
 }
 
+// Whether the panels that are shown have the map of what is chosen, or wait for it: a field tells of its change only
+// when it is left, and by then an image that came meanwhile may have been explained with it.
+export function answered(panels, state, classes, words) {
+  const asked = (panel, number) => {
+    const request = requestOf(number, state, classes, words);
+    return Boolean(request) && panel.answers(request);
+  };
+  const shown = panels.filter((panel) => panel.root.isConnected);
+  return shown.length > 0 && shown.every(asked);
+}
+
 // same: whether it is asked of the model whose classes are shown; others number theirs otherwise
 function aboutClass(wanted, same, classes) {
   const told = (index) => (same ? index : (classes.named(index)?.name ?? index));

@@ -67,6 +67,12 @@ export class Panel {
     }
   }
 
+  // Whether the map of a request is here, or on its way.
+  answers({ blob, options }) {
+    const same = this.request?.blob === blob && JSON.stringify(this.request.options) === JSON.stringify(options);
+    return same && Boolean(this.going || this.finished);
+  }
+
   stop() {
     if (!this.going) return;
     this.going.abort();
