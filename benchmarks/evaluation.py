@@ -18,7 +18,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from dave_vit import __version__, load_model
 from dave_vit.bench.plan import MethodEntry, Smoothing
 from dave_vit.bench.scoring import MapMaker
-from dave_vit.metrics import METRICS, Case, create_metric
+from dave_vit.metrics import METRICS, Case, Scores, create_metric
 
 METHOD = "input_x_gradient"
 GRIDS = "gridpg"
@@ -104,14 +103,18 @@ def _cost(name: str, case: Case, repeats: int, options: Mapping[str, int]) -> Co
     def explain() -> Tensor:
         return case.explain(case.model, case.inputs, case.target)
 
+    found: list[Scores] = []
+
+    def scores() -> None:
+        found[:] = [metric.score(given)]
+
     of_maps = name in ("consistency", "sanity", "random_logit")
-    scores = partial(metric.score, given)
     unit, taken = clock([explain if of_maps else forward, scores], case.inputs.device, repeats)
     count = len(case.inputs)
     if of_maps:
         maps = getattr(metric, "stages", 1)
         return Cost(name, maps * unit / count, taken / count, f"{maps} maps")
-    steps = getattr(metric, "passes", 0) or len(scores().at)
+    steps = getattr(metric, "passes", 0) or len(found[0].at)
     if steps:
         return Cost(name, steps * unit / count, taken / count, f"{steps} forward passes")
     return Cost(name, unit / count, (taken + unit) / count, "the map's own forward pass")

@@ -27,6 +27,7 @@ COLOURS = {
     "grey": (60, 60, 60),
 }
 SIDE = 32
+GRIDS = 12  # of plans: three shards of them, the last one not full
 
 
 def paint(root: Path, each: int = 4) -> Path:
@@ -157,7 +158,11 @@ def plan_of(folder: Path, **settings) -> Plan:
     usual = {
         "models": f"square:{folder}",
         "methods": ["input_x_gradient", {"method": "dave", "options": {"samples": 3}}],
-        "metrics": ["gridpg", "energypg", {"metric": "deletion", "options": {"steps": 4}}],
+        "metrics": [
+            {"metric": "gridpg", "options": {"grids": GRIDS}},
+            "energypg",
+            {"metric": "deletion", "options": {"steps": 4}},
+        ],
         "data": f"folder:{folder}",
         "shard": 5,
         "batch": 3,

@@ -13,7 +13,7 @@ from dave_vit.data import open_dataset
 from dave_vit.data.grids import compose
 from dave_vit.metrics import energypg, gridpg
 
-PICTURES = 4
+PICTURES, SCORED = 4, 2  # as many as a grid has, and of these with masks: 0.12 and 0.11 ahead
 SAMPLES = {"default": 14, "threshold": 50}  # half of the default's own, all of the other's
 
 
@@ -33,9 +33,9 @@ def methods() -> list[DAVE]:
 @pytest.mark.slow
 class TestDefaultBeatsTheOneBefore:
     def test_energy(self):
-        inputs, masks, labels = pictures()
+        inputs, masks, labels = (part[:SCORED] for part in pictures())
         new, old = (method.explain(inputs, labels).map for method in methods())
-        assert energypg(new, masks).nanmean() > energypg(old, masks).nanmean()
+        assert energypg(new, masks).nanmean() > energypg(old, masks).nanmean() + 0.05
 
     def test_grids(self):
         inputs, _, labels = pictures()
