@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from bench_world import load, paint, plan_of, rows_of
-from dave_vit.bench import reading
+from dave_vit.bench import reading, scoring
 from dave_vit.bench.engines import local
 from dave_vit.bench.job import Job
 from dave_vit.bench.numbers.rows import Scanned
@@ -119,6 +119,17 @@ def test_the_thread_that_computes_leaves_the_data_set_alone(squares, monkeypatch
         worker.compute(task)
         assert asked == {"dave-reader"}
     worker.close()
+
+
+def test_a_method_is_made_once_for_tasks_that_follow_each_other(squares, monkeypatch):
+    calls, create = [], scoring.create_method
+    monkeypatch.setattr(scoring, "create_method", lambda name, *model: calls.append(name) or create(name, *model))
+    job, tasks = made(squares)
+    worker = Worker(job, "cpu")
+    for task in tasks:
+        worker.compute(task)
+    worker.close()
+    assert calls == ["input_x_gradient"]
 
 
 def test_what_goes_wrong_ahead_is_raised_by_its_own_task(squares, reads):

@@ -140,7 +140,7 @@ class TestInterface:
         expected = DAVE(model, samples=6, chunk=18).attribute(images, 0)
         sizes = []
 
-        def limited(lean, inputs, target, rules):
+        def limited(lean, inputs, target, rules, once):
             sizes.append(len(inputs))
             if len(inputs) > 4:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
@@ -153,7 +153,7 @@ class TestInterface:
     def test_refined_steps_survive_the_halving(self, model, images, monkeypatch):
         expected = DAVE(model, samples=6, chunk=6).attribute(images, 0)
 
-        def limited(lean, inputs, target, rules):
+        def limited(lean, inputs, target, rules, once):
             if len(inputs) > 1:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
             return gradient(lean.model, inputs, target, rules=rules)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from dave_vit.neighborhood import Neighborhood, Noise, Spatial
 from dave_vit.reduce import Mean, Significant, SoftThreshold
 from dave_vit.rules import EFFECTIVE
 from dave_vit.rules.sets.lrp import RELEVANCE
+from dave_vit.run.lean import LeanModel
 from dave_vit.targets import Target
 
 X = tiny_models.images(3, torch.float64)
@@ -212,6 +215,12 @@ class TestNeighborhood:
         several = DAVE(mixed, **options | {"samples": 10}).explain(MIXED, [[0, 4], [1, 4], [2, 4]])
         same(several.attribution[:, 0], DAVE(mixed, samples=10).attribute(MIXED, [0, 1, 2]))
         assert several.significant.shape == (3, 2)
+
+    def test_only_forms_of_input_that_come_again_are_recorded(self, mixed, monkeypatch):
+        rows, record = [], LeanModel._recorded
+        monkeypatch.setattr(LeanModel, "_recorded", lambda self, x: rows.append(len(x)) or record(self, x))
+        DAVE(deepcopy(mixed), chunk=100).explain(MIXED, 0)
+        assert rows == [3 * 28]  # not the views of one image or two, which left or stayed
 
     def test_refined_steps_show_all_images_and_end_where_explain_does(self, mixed):
         dave = DAVE(mixed, samples=12, chunk=6)

@@ -14,7 +14,7 @@ from dave_vit.bench.numbers.rows import Row
 from dave_vit.bench.plan import MethodEntry, Smoothing
 from dave_vit.errors import DaveError
 from dave_vit.maps import collapse, official_postprocess, smooth, to_patches
-from dave_vit.methods import create_method
+from dave_vit.methods import Method, create_method
 from dave_vit.methods.options import fitting
 from dave_vit.metrics import Case, Metric
 from dave_vit.metrics.base import NO_MASS, NOT_FINITE, Explain
@@ -39,6 +39,7 @@ class MapMaker:
     def __init__(self, entry: MethodEntry, smoothing: Smoothing, seed: int, recall: Recall | None = None) -> None:
         self.entry, self.smoothing, self.seed, self.recall = entry, smoothing, seed, recall
         self.options = fitting(entry.method, seed=seed) | dict(entry.options)
+        self._method: Method | None = None  # of the last model; it may hold what it has drawn
 
     def maps(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
         """Maps [B,H,W] of targets [B], or [B,K,H,W] of targets [B,K]."""
@@ -48,9 +49,10 @@ class MapMaker:
 
     def raw(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
         """The same before they are smoothed."""
-        method = create_method(self.entry.method, model, **self.options)
+        if self._method is None or self._method.model is not model:
+            self._method = create_method(self.entry.method, model, **self.options)
         wanted = target if self.entry.against is None else Contrast(target, self.entry.against)
-        attribution = method.attribute(inputs, wanted).detach()
+        attribution = self._method.attribute(inputs, wanted).detach()
         maps = collapse(attribution.flatten(0, -4))  # [B * K,H,W]
         return maps.view(*target.shape, *maps.shape[1:])
 

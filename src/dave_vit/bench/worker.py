@@ -86,6 +86,7 @@ class Worker:
         self._reading = Reading(self.data, job.plan.batch)
         self._likely: Task | None = None
         self._subject: tuple[int, Subject] | None = None
+        self._made: tuple[tuple[int, int], MapMaker] | None = None
         self._metrics = [(entry, entry.create()) for entry in job.plan.metrics]
         self._twice = len({digest([one.metric, dict(one.options)]) for one in job.plan.metrics}) < len(self._metrics)
 
@@ -96,6 +97,7 @@ class Worker:
     def rest(self) -> None:
         """Leaves memory to others while there is nothing to do."""
         self._reading.forget()
+        self._made = None
         torch.cuda.empty_cache()
 
     def ahead(self, task: Task | None) -> None:
@@ -237,7 +239,11 @@ class Worker:
         return made
 
     def _maker(self, task: Task) -> MapMaker:
-        return MapMaker(self.plan.methods[task.method], self.plan.smoothing, task.seed)
+        """Kept while tasks have the same method, so that it draws once."""
+        way = task.method, task.seed
+        if self._made is None or self._made[0] != way:
+            self._made = way, MapMaker(self.plan.methods[task.method], self.plan.smoothing, task.seed)
+        return self._made[1]
 
     def _dropped(self, task: Task, rows: Sequence[Row], places: Sequence[int], reason: str) -> list[Row]:
         """Rows without a value for all metrics of the task."""
@@ -271,7 +277,7 @@ class Worker:
 
     def _model(self, task: Task) -> Subject:
         if self._subject is None or self._subject[0] != task.model:
-            self._subject = None  # the old one goes before the new one comes
+            self._subject = self._made = None  # the old one goes before the new one comes
             model = self.job.load(self.plan.models[task.model], str(self.device))
             self._subject = (task.model, Subject(model, self.data))
         return self._subject[1]

@@ -172,7 +172,7 @@ class DAVE(Method):
         start, estimate, clean = group.drawn, group.estimate, group.clean
         stop = self._stop(start, max(1, rows // len(group.images)))
         views = self._views(group.images, group.rung, start, stop)
-        samples, logits = self._attributions(views, group.images, estimate.target, passes)
+        samples, logits = self._attributions(views, group, passes)
         estimate.add(samples, clean.weights(logits, estimate.target) if clean and self.weighted else None)
         if clean is not None and start < _FIRST:
             seen = clean.survival(logits[: _FIRST - start]).sum(0)
@@ -205,7 +205,8 @@ class DAVE(Method):
         )
         images, clean = group.images[leave], None if group.clean is None else group.clean.select(leave)
         nothing = torch.zeros_like(group.survived[leave])
-        fresh = Group(group.where[leave], images, clean, estimate, group.rung + 1, nothing)
+        rung, part = group.rung + 1, group.parted(leave)
+        fresh = Group(group.where[leave], images, clean, estimate, rung, nothing, part=part)
         return self._advanced(fresh, passes, rows)
 
     def _stop(self, start: int, at_once: int) -> int:
@@ -218,13 +219,14 @@ class DAVE(Method):
         passes = -(-(end - start) // at_once)
         return start + -(-(end - start) // passes)
 
-    def _attributions(self, views: Views, images: Tensor, target: Target, passes: Passes) -> tuple[Tensor, Tensor]:
+    def _attributions(self, views: Views, group: Group, passes: Passes) -> tuple[Tensor, Tensor]:
         """One sample a view, ``[n, b, C, H, W]`` or ``[n, b, K, C, H, W]``, and its logits ``[n, b, classes]``."""
+        images, target = group.images, group.estimate.target
         rows = views.apply(images).flatten(0, 1)  # x_t = tau(x + eps): [n * b, C, H, W]
         wanted = self._seen(target, views, images)
 
         def effective(start: int, stop: int) -> tuple[Tensor, Tensor]:
-            return self._effective(rows[start:stop], wanted.part(start, stop))
+            return self._effective(rows[start:stop], wanted.part(start, stop), once=group.part)
 
         parts = zip(*passes.run(effective, len(rows)), strict=True)
         whole = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
@@ -241,10 +243,10 @@ class DAVE(Method):
         moved = views.moved(place(size).to(images.device, images.dtype))  # [n, H, W]
         return replace(wanted, places=moved.repeat_interleave(len(images), 0))
 
-    def _effective(self, rows: Tensor, target: Target) -> tuple[Tensor, Tensor]:
+    def _effective(self, rows: Tensor, target: Target, *, once: bool) -> tuple[Tensor, Tensor]:
         """W and logits of each view."""
         if self._compiled is None:
-            passed = self._lean.gradient(rows, target, self.rules)
+            passed = self._lean.gradient(rows, target, self.rules, once=once)
             return passed.weight, passed.logits
         weight, logits = self._compiled(rows, target)  # [n, K, C, H, W]
         return weight if target.several else weight[:, 0], logits

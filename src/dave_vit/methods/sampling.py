@@ -85,6 +85,7 @@ class Group:
         rung: number of their neighbourhood.
         survived: sum over the first views of the predicted class's probability, relative to the clean image's.
         done: whether they need no more samples.
+        part: whether they were more once: batches of their number may not come again.
     """
 
     where: Tensor
@@ -94,6 +95,7 @@ class Group:
     rung: int
     survived: Tensor
     done: bool = False
+    part: bool = False
 
     @property
     def drawn(self) -> int:
@@ -102,9 +104,14 @@ class Group:
 
     def select(self, images: Tensor, **changes: Any) -> Group:
         """Some of them."""
-        some = {"where": self.where[images], "images": self.images[images], "survived": self.survived[images]}
+        some: dict[str, Any] = {name: getattr(self, name)[images] for name in ("where", "images", "survived")}
         clean = None if self.clean is None else self.clean.select(images)
-        return replace(self, **{**some, "clean": clean, "estimate": self.estimate.select(images), **changes})
+        some |= {"clean": clean, "estimate": self.estimate.select(images), "part": self.parted(images)}
+        return replace(self, **{**some, **changes})
+
+    def parted(self, images: Tensor) -> bool:
+        """Whether these of them would be a part."""
+        return self.part or len(images) < len(self.where)
 
     def explanation(self) -> Explanation:
         """Of the samples so far."""

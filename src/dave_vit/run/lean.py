@@ -52,14 +52,20 @@ class LeanModel:
         tape = self._tape(inputs)
         return self.model if tape is None else tape.play
 
-    def gradient(self, inputs: Tensor, target: TargetLike, rules: RuleSet) -> Gradient:
+    def gradient(self, inputs: Tensor, target: TargetLike, rules: RuleSet, *, once: bool = False) -> Gradient:
         """Score and derivative under a rule set, as ``run.gradient`` gives them for the model.
 
         The inputs are not looked at: views of images that were are finite too, and a look would wait for the device.
+
+        Args:
+            inputs: ``[B, C, H, W]``.
+            target: what is explained.
+            rules: the derivatives in force.
+            once: inputs of this form may not come again: a recording would take longer than it saves.
         """
         wanted = Target.of(target, len(inputs))
         passed = partial(gradient, self.model, inputs, wanted, rules=rules, autocast=self.autocast)
-        if wanted.score is not None:  # it looks at the output as the model returns it, and a recording holds logits
+        if once or wanted.score is not None:  # it looks at the output as the model returns it; a recording holds logits
             return passed(run=self.model)
         try:
             return passed(run=self.of(inputs))
