@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dave_vit.precision import precise_dtype, working_dtype
+from dave_vit.precision import precise_dtype
 
 _LEAST = 1e-30  # weights that are all zero are then all alike
 
@@ -28,14 +28,11 @@ class Moments:
     def add(self, samples: Tensor, weights: Tensor) -> None:
         """Takes samples [n,B,C,...] with weights [n,B]."""
         wide = precise_dtype(samples.device)
-        x = samples.to(working_dtype(samples.dtype))
-        narrow = weights.detach().to(x.device, x.dtype).clamp(min=_LEAST)
-        w = narrow.to(wide)
-        sums, squares = x.sum(2, dtype=wide), w.square()  # [n,B,...], [n,B]
+        x, w = samples.to(wide), weights.detach().to(samples.device, wide).clamp(min=_LEAST)
+        sums, squares = x.sum(2), w.square()  # [n,B,...], [n,B]
         self._weight = self._weight + w.sum(0)
         self._square = self._square + squares.sum(0)
-        products = x * narrow.reshape(*narrow.shape, *[1] * (x.ndim - 2))  # as exact as the samples are
-        self._total = self._total + products.sum(0, dtype=wide)
+        self._total = self._total + torch.einsum("nb,nb...->b...", w, x)
         self._first = self._first + torch.einsum("nb,nb...->b...", squares, sums)
         self._second = self._second + torch.einsum("nb,nb...->b...", squares, sums.square())
         self._error = None
