@@ -36,7 +36,7 @@ _IN_PATCHES = re.compile(r"patch_?embed", re.IGNORECASE)
 Layer = Callable[..., Tensor]  # (x, weight, bias) -> z
 
 
-_HELD = 1024  # numbers of a row; a compiler's kernel goes through longer ones in a loop, at up to twice the time
+_HELD = 768  # numbers of a row; with more of them at once, or in a loop, a compiler's kernel takes up to twice the time
 
 
 @dataclass(frozen=True)
