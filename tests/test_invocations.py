@@ -226,7 +226,7 @@ def test_bad_invocations_are_one_line(desk):
 
 @pytest.mark.slow
 def test_many_bad_invocations_are_one_line(desk):
-    check(corpus(), float(os.environ.get("DAVE_INVOCATIONS", "0.1")), SEED + 1)
+    check(corpus(), float(os.environ.get("DAVE_INVOCATIONS", "0.06")), SEED + 1)
 
 
 def test_several_bad_flags_at_once(desk):

@@ -57,7 +57,7 @@ def test_maps_of_the_reference_implementations(arrays, deit_tiny, oracle, pair):
     assert cosine(found, arrays[f"{oracle}/{pair}"]) > least
 
 
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("pair", QUICK)  # all layers together are compared on all pairs
 @pytest.mark.parametrize("readout", ["cls", "mean"])
 def test_every_layer_of_legrad(arrays, deit_tiny, readout, pair):
     """In float64, since the record is in float32: its last layer is up to 2.3e-5 of the largest value off."""

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.realdata, pytest.mark.slow]
 GRID, ENERGY, DELETION = range(3)
 IMAGES, GRIDS = 8, 3
 # Of the default, which takes longest: it is 0.45 to 0.55 ahead in each grid, and 0.1 to 0.4 in each image.
-FEW_GRIDS, FEW_IMAGES = 1, 4
+FEW_GRIDS, FEW_IMAGES = 1, 3
 MAPS = {
     "input_x_gradient": ("input_x_gradient", {}),
     "smoothgrad": ("smoothgrad", {"samples": 16}),
