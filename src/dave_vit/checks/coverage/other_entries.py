@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,11 +15,12 @@ from dave_vit.models.families import bcos, open_clip, torchvision
 from dave_vit.models.families.builtin import BUILTIN
 from dave_vit.models.zero_shot import ZeroShot
 
+_SWIN = {"embed_dim": 24, "depths": [1, 2, 1], "num_heads": [1, 2, 4], "window_size": [4, 4]}
 _TORCHVISION: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("ViT", "vit_b_16", {"num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64, "image_size": 64}),
-    ("Swin", "swin_t", {}),
-    ("Swin v2", "swin_v2_t", {}),
-    ("ConvNeXt", "convnext_tiny", {}),
+    ("Swin", "swin_t", _SWIN),
+    ("Swin v2", "swin_v2_t", _SWIN),
+    ("ConvNeXt", "convnext_tiny", {"dims": (16, 24, 32, 48, None)}),
     ("ResNet", "resnet18", {}),
     ("MobileNet v3", "mobilenet_v3_small", {}),
     ("EfficientNet", "efficientnet_b0", {}),
@@ -63,10 +66,41 @@ _BCOS: tuple[tuple[str, str, int], ...] = (
 def _torchvision(name: str, options: dict[str, Any]) -> nn.Module:
     if not options:
         return torchvision.build(name, num_classes=CLASSES)
+    model: nn.Module = _SMALL[name](**options)
+    return model
+
+
+def _small_vit(**options: Any) -> Any:
     from torchvision.models import VisionTransformer
 
-    model: nn.Module = VisionTransformer(patch_size=16, num_classes=CLASSES, **options)
-    return model
+    return VisionTransformer(patch_size=16, num_classes=CLASSES, **options)
+
+
+def _small_swin(**options: Any) -> Any:
+    from torchvision.models import SwinTransformer
+
+    return SwinTransformer(patch_size=[4, 4], num_classes=CLASSES, **options)
+
+
+def _small_swin_v2(**options: Any) -> Any:
+    from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
+
+    return _small_swin(block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2, **options)
+
+
+def _small_convnext(dims: tuple[int | None, ...]) -> Any:
+    """With one block in each stage."""
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    return ConvNeXt([CNBlockConfig(*pair, 1) for pair in pairwise(dims)], num_classes=CLASSES)
+
+
+_SMALL: dict[str, Callable[..., Any]] = {
+    "vit_b_16": _small_vit,
+    "swin_t": _small_swin,
+    "swin_v2_t": _small_swin_v2,
+    "convnext_tiny": _small_convnext,
+}
 
 
 def _open_clip(options: dict[str, Any]) -> nn.Module:

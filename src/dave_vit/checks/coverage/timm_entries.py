@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import groupby, islice
 from typing import Any
 
 from torch import nn
@@ -65,21 +66,21 @@ _ARCHITECTURES: tuple[tuple[str, str, dict[str, Any], int], ...] = (
     ("ConViT", "convit_tiny", {**_PLAIN, "local_up_to_layer": 1, "embed_dim": 24}, 64),
     ("PiT", "pit_ti_224", {"img_size": 64, "depth": (1, 1, 1)}, 64),
     ("TNT", "tnt_s_patch16_224", {"img_size": 64, "depth": 2}, 64),
-    ("Twins-SVT", "twins_svt_small", {"img_size": 64, "depths": (1, 1, 2, 1)}, 64),
-    ("Twins-PCPVT", "twins_pcpvt_small", {"img_size": 64, "depths": (1, 1, 1, 1)}, 64),
+    ("Twins-SVT", "twins_svt_small", {"img_size": 64, **_PYRAMID, "depths": (1, 1, 2, 1)}, 64),
+    ("Twins-PCPVT", "twins_pcpvt_small", {"img_size": 64, **_PYRAMID}, 64),
     ("PVT v2", "pvt_v2_b0", _PYRAMID, 64),
     ("DaViT", "davit_tiny", _PYRAMID, 64),
     ("MViT v2", "mvitv2_tiny", _SIZE, 64),
     ("Hiera", "hiera_tiny_224", {"embed_dim": 24, "stages": (1, 1, 2, 1)}, 224),
     ("GC ViT", "gcvit_xxtiny", {"img_size": 64, "window_size": (2, 2, 2, 2), "embed_dim": 16}, 64),
     ("Nest", "nest_tiny", _SIZE, 64),
-    ("MaxViT", "maxvit_pico_rw_256", _SIZE, 64),
-    ("CoAtNet", "coatnet_pico_rw_224", _SIZE, 64),
-    ("LeViT", "levit_128s", {"depth": (1, 1, 2)}, 224),
+    ("MaxViT", "maxvit_pico_rw_256", {"img_size": 64, "depths": (1, 1, 1, 1), "embed_dim": (32, 32, 32, 64)}, 64),
+    ("CoAtNet", "coatnet_pico_rw_224", {"img_size": 64, "depths": (1, 1, 1, 1), "embed_dim": (16, 32, 32, 64)}, 64),
+    ("LeViT", "levit_128s", {"depth": (1, 1, 2), "embed_dim": (32, 48, 64), "num_heads": (2, 3, 4)}, 224),
     ("TinyViT", "tiny_vit_5m_224", _TINY, 64),
-    ("EdgeNeXt", "edgenext_xx_small", {}, 64),
+    ("EdgeNeXt", "edgenext_xx_small", {"depths": (1, 2, 2, 2), "dims": (16, 24, 32, 48)}, 64),
     ("MobileViT", "mobilevit_xxs", {}, 64),
-    ("FastViT", "fastvit_t8", {}, 64),
+    ("FastViT", "fastvit_t8", {"layers": (1, 1, 1, 1)}, 64),
     ("RepViT", "repvit_m0_9", {"embed_dim": (16, 32, 48, 64), "depth": (1, 1, 2, 1)}, 64),
     ("Visformer", "visformer_tiny", {"img_size": 64, "embed_dim": 96, "depth": (2, 1, 2)}, 64),
     ("PoolFormer", "poolformer_s12", {}, 64),
@@ -108,7 +109,21 @@ def _build(name: str, options: dict[str, Any]) -> nn.Module:
     import timm
 
     model: nn.Module = timm.create_model(name, num_classes=CLASSES, **options)
+    _shorten(model)
     return model
+
+
+def _shorten(model: nn.Module) -> None:
+    """Leave two of equal blocks in a row, for names whose depth timm does not let one choose."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Sequential and any(True for _ in child.parameters()):
+                kept = [block for _, run in groupby(child, _form) for block in islice(run, 2)]
+                setattr(module, name, nn.Sequential(*kept) if len(kept) < len(child) else child)
+
+
+def _form(block: nn.Module) -> tuple[object, ...]:
+    return (type(block), *(parameter.shape for parameter in block.parameters()))
 
 
 def entries() -> list[Entry]:
