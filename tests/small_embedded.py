@@ -5,7 +5,7 @@ As large as they are, they take most of the time of a test that looks at files, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,12 +41,12 @@ def shrink(folder: str | Path, put: Callable[[object, str, object], None] = seta
     put(builtin.BUILTIN, "_entries", entries)
 
 
-def write_weights(folder: Path) -> None:
-    """The weights for ``shrink``, which comes before."""
+def write_weights(folder: Path, names: Iterable[str] = builtin.BUILTIN) -> None:
+    """The weights for ``shrink``, which comes before, of all models or of some."""
     data = open_dataset("builtin", KNOWN)
     pictures = [data.image(number) for number in range(KNOWN)]
     labels = torch.tensor([data[number].label for number in range(KNOWN)])
-    for name in builtin.BUILTIN:
+    for name in names:
         torch.manual_seed(0)
         model = builtin.load(name, "random")
         _learn(model, torch.cat([model.preprocess(picture) for picture in pictures]), labels)

@@ -120,7 +120,7 @@ def written(run: Path) -> dict[str, int]:
 @pytest.mark.slow
 def test_the_command_killed_at_random_on_builtin_data(tmp_path, monkeypatch):
     small_embedded.shrink(tmp_path, monkeypatch.setattr)
-    small_embedded.write_weights(tmp_path)
+    small_embedded.write_weights(tmp_path, ["builtin"])
     assert cli.run([*BUILTIN, str(tmp_path / "quiet")]) == 0
     run = tmp_path / "run"
     total, finished = len(written(tmp_path / "quiet")), {}

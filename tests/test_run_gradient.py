@@ -25,7 +25,7 @@ from dave_vit.rules import EFFECTIVE
 from dave_vit.run import gradient
 from dave_vit.run.compiled import CompiledGradient
 from dave_vit.targets import Contrast, Target
-from tiny_models import vit
+from tiny_models import drawn, vit
 
 
 @pytest.fixture
@@ -266,6 +266,20 @@ class TestNothingStays:
         assert torch.equal(images, before)
 
 
+class Attending(nn.Module):
+    """Patches, a norm, attention, a gate and a head: of a Vision Transformer what a compiler makes kernels of."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.norm = nn.Conv2d(3, 16, 8, 8), nn.LayerNorm(16)
+        self.mixed, self.head = nn.Linear(16, 48), nn.Linear(16, 5)
+
+    def forward(self, x):
+        tokens = self.patches(x).flatten(2).transpose(1, 2)[:, None]  # [B, 1, N, 16]
+        attended = F.scaled_dot_product_attention(*self.mixed(self.norm(tokens)).chunk(3, -1))
+        return self.head(F.gelu(tokens + attended).mean((1, 2)))
+
+
 class TestPrecision:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_autocast_stays_near_float32(self, model, images, dtype):
@@ -284,7 +298,7 @@ class TestPrecision:
 
     @pytest.mark.slow
     def test_compiled_equals_eager(self, images):
-        model = vit(depth=1)
+        model = drawn(Attending())
         compiled = CompiledGradient(model, EFFECTIVE)
         target = torch.tensor([[0, 1]] * 3)
         torch.testing.assert_close(
