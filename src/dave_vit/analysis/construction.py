@@ -54,8 +54,9 @@ def section(options: Options) -> Section:
     text = (
         "From the gradient to DAVE. Freezing the operators removes their variation (effective transformation), the "
         "average over flips, turns and shifts removes what belongs to the patch grid (equivariant), and noise removes "
-        "what does not survive it. The last column is this package's default, which also cuts what is within two "
-        "standard errors of zero."
+        "what does not survive it. The last column is this package's default, which also sets the class against its "
+        "rivals, favours in each layer what speaks for it (the gamma rule), and keeps what is significant at every "
+        "scale."
     )
     return Section("construction", "Progressive construction (figure 4)", text, facts, pictures=made)
 
