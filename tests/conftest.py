@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    import torch
+
 # Some virtual machines announce AMX without allowing it; bfloat16 on the CPU then dies. Must precede torch.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
-
-import torch
-
-torch.set_num_threads(1)
 
 # They begin first, so that no worker is left with one of them while the other has nothing to do.
 LONGEST = (
@@ -40,6 +40,15 @@ def _present(path: Path) -> Path:
     if not path.exists():
         pytest.skip(f"real data absent: {path.name} not found; set DAVE_TEST_DATA to the folder that holds it")
     return path
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One thread where tests run; a process that hands them out to workers need not wait for torch."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

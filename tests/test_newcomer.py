@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,16 @@ def installed(folder: Path, uv: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def bring_compiled(folder: Path) -> None:
+    """What this environment has compiled of the same files, which takes longer than what is asked of them."""
+    here = Path(sysconfig.get_path("purelib"))
+    (there,) = (folder / ".venv").glob("lib/python*/site-packages")
+    for cache in here.glob("*/**/__pycache__"):
+        place = there / cache.relative_to(here)
+        if place.parent.is_dir():
+            shutil.copytree(cache, place, dirs_exist_ok=True)
+
+
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory) -> Iterator[Path]:
     """A folder that holds a photograph and a bare environment with the wheel in it."""
@@ -60,6 +71,7 @@ def empty(tmp_path_factory) -> Iterator[Path]:
         pytest.skip("needs uv")
     folder = tmp_path_factory.mktemp("newcomer")
     installed(folder, uv)
+    bring_compiled(folder)
     shutil.copy(ROOT / "docs" / "photos" / "chelsea.jpg", folder / "photo.jpg")
     yield folder
     shutil.rmtree(folder / ".venv")
