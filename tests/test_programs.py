@@ -17,7 +17,7 @@ from programs import CARRYING, B, D, Instruction, Oracle, Program, T, drawn, pro
 
 pytestmark = pytest.mark.filterwarnings("ignore:To copy construct")
 SEED = int(os.environ.get("DAVE_PROGRAMS_SEED", "1"))  # others are tried by hand, see docs/reliability.md
-MANY = int(os.environ.get("DAVE_PROGRAMS", "600"))
+MANY = int(os.environ.get("DAVE_PROGRAMS", "1000"))
 X = drawn(B, T, D, seed=3)
 TARGET = 8
 _LAX = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
@@ -67,7 +67,7 @@ def test_a_hundred_programs(program):
 
 
 @pytest.mark.slow
-def test_hundreds_of_programs():
+def test_thousands_of_programs():
     print(f"DAVE_PROGRAMS_SEED={SEED}")
     counts: dict[str, int] = {}
 
