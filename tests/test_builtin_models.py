@@ -213,6 +213,6 @@ def test_maps_of_two_objects_differ_by_class():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_dave_maps_lie_on_the_explained_object(name):
-    own, other = own_and_other("dave", 4, name, samples=8)
+    own, other = own_and_other("dave", 2 if name == "builtin" else 4, name, samples=8)  # whose maps vary less
     assert own > max(0.4, 2 * other)
     assert other < 0.2
