@@ -114,7 +114,7 @@ class Bench:
         from captum.attr import NoiseTunnel, Saliency
 
         tunnel, images = NoiseTunnel(Saliency(self.model)), self.images
-        inner = max(1, (288 if images.is_cuda else 16) // len(images))
+        inner = max(1, DAVE._rows[images.device.type] // len(images))
         options = {"nt_samples": VIEWS, "nt_samples_batch_size": inner, "stdevs": 0.15, "abs": False}
 
         def smoothgrad() -> None:

@@ -203,10 +203,8 @@ class DAVE(Method):
         estimate = replace(
             group.estimate, accumulator=self.reducer.accumulator(), target=group.estimate.target.select(leave)
         )
-        images, clean = group.images[leave], None if group.clean is None else group.clean.select(leave)
         nothing = torch.zeros_like(group.survived[leave])
-        rung, part = group.rung + 1, group.parted(leave)
-        fresh = Group(group.where[leave], images, clean, estimate, rung, nothing, part=part)
+        fresh = group.select(leave, estimate=estimate, rung=group.rung + 1, survived=nothing)
         return self._advanced(fresh, passes, rows)
 
     def _stop(self, start: int, at_once: int) -> int:

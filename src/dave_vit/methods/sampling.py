@@ -105,13 +105,10 @@ class Group:
     def select(self, images: Tensor, **changes: Any) -> Group:
         """Some of them."""
         some: dict[str, Any] = {name: getattr(self, name)[images] for name in ("where", "images", "survived")}
-        clean = None if self.clean is None else self.clean.select(images)
-        some |= {"clean": clean, "estimate": self.estimate.select(images), "part": self.parted(images)}
+        some["clean"] = None if self.clean is None else self.clean.select(images)
+        some["estimate"] = changes.get("estimate") or self.estimate.select(images)
+        some["part"] = self.part or len(images) < len(self.where)
         return replace(self, **{**some, **changes})
-
-    def parted(self, images: Tensor) -> bool:
-        """Whether these of them would be a part."""
-        return self.part or len(images) < len(self.where)
 
     def explanation(self) -> Explanation:
         """Of the samples so far."""

@@ -171,8 +171,12 @@ class _Full:
     def _shared(self, value: Tensor, size: Tensor) -> Tensor:
         """s of z and a, in at least float32."""
         z = value.to(working_dtype(value.dtype))
+        return z / self._whole(z, size)
+
+    def _whole(self, z: Tensor, size: Tensor) -> Tensor:
+        """|z| + c a, above 0; where there is nothing to share, z is 0."""
         whole = torch.add(z.abs(), size, alpha=self.favour)
-        return z / whole.clamp_min(torch.finfo(whole.dtype).tiny)  # z is 0 where there is nothing to share
+        return whole.clamp_min(torch.finfo(whole.dtype).tiny)
 
     def _size(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """a, of absolute values."""
@@ -244,7 +248,7 @@ class _Again(_Flat):
         z = value.to(working_dtype(value.dtype))
         if z.dtype == value.dtype:
             return super()._shared(value, size)
-        root = (z.abs() + self.favour * size).clamp_min(torch.finfo(z.dtype).tiny).rsqrt()
+        root = self._whole(z, size).rsqrt()
         return z * (root * root)  # of half types, in a third of a quotient's instructions
 
 

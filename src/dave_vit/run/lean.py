@@ -65,7 +65,7 @@ class LeanModel:
         """
         wanted = Target.of(target, len(inputs))
         passed = partial(gradient, self.model, inputs, wanted, rules=rules, autocast=self.autocast)
-        if once or wanted.score is not None:  # it looks at the output as the model returns it; a recording holds logits
+        if once or wanted.score is not None:  # a score looks at what the model returns, and a recording holds logits
             return passed(run=self.model)
         try:
             return passed(run=self.of(inputs))
