@@ -12,7 +12,7 @@ from dave_vit.errors import OptionError, TargetError, UnknownName
 from dave_vit.maps import collapse
 from dave_vit.methods.presets import PRESETS
 from dave_vit.models import Traits
-from dave_vit.neighborhood import Neighborhood, Noise, Spatial, Views, Warp
+from dave_vit.neighborhood import Neighborhood, Noise, Spatial, Views, Warp, resample
 from dave_vit.reduce import Mean, Shrinkage, SoftThreshold, TrimmedMean
 from dave_vit.rules import EFFECTIVE, OFFICIAL_GATE
 from dave_vit.run.gradient import gradient
@@ -168,6 +168,17 @@ class TestInterface:
         dave = DAVE(model, samples=3, chunk=4)
         for inputs in (images, images[:1], images[..., :24, :], images):  # cut into other chunks, and another shape
             assert torch.equal(dave.attribute(inputs, 0), DAVE(model, samples=3, chunk=4).attribute(inputs, 0))
+
+    def test_where_pixels_are_read_is_computed_once(self, model, images, monkeypatch):
+        made, compute = [], resample._points
+        monkeypatch.setattr(resample, "_points", lambda *args: made.append(1) or compute(*args))
+        dave = DAVE(model, samples=7, preset="paper", chunk=4)
+        first = dave.attribute(images[:1], 0)
+        assert made
+        made.clear()
+        assert torch.equal(dave.attribute(images[:1], 0), first)
+        dave.attribute(images[:2], 0)  # cut into other chunks
+        assert not made
 
     def test_compiled_graphs_know_classes_only(self, model, images):
         with pytest.raises(TargetError, match="leave compiled out"):

@@ -219,6 +219,19 @@ def test_the_official_warp_is_reproduced(oracle_dir):
     assert np.abs(out[0].numpy() - run["x_t"][0]).max() < 2e-4
 
 
+@pytest.mark.parametrize("name", ["apply", "inverse", "adjoint"])
+@pytest.mark.parametrize("angles", [(0.0, 9.0, 0.0, 0.0, -14.0, 3.0), (0.0,) * 6, (5.0,) * 6])
+def test_some_of_the_warps_are_those_warps(name, angles):
+    size = (6, 9)
+    matrix = torch.cat([rotation_about_centre(size, a, flip=a > 4) for a in angles])
+    roll = torch.tensor([[1, -2], [0, 5], [0, 0], [3, 0], [-1, 1], [2, 2]])
+    whole, values = Warp(matrix, roll), random(6, 2, *size)
+    for start in range(6):
+        for stop in range(start + 1, 7):
+            some, alone = whole.part(start, stop), Warp(matrix[start:stop], roll[start:stop])
+            assert torch.equal(getattr(some, name)(values[start:stop]), getattr(alone, name)(values[start:stop]))
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("name", ["apply", "inverse", "adjoint"])

@@ -172,7 +172,7 @@ def section(options: Options) -> Section:
         f"model and input. One forward pass takes {spent.forward.seconds * 1e3:.0f} ms and "
         f"{_mib(spent.forward):.0f} MiB. DAVE's time grows with samples to the power {times.power:.2f} "
         f"({times.slope / spent.forward.seconds:.1f} forward passes a sample, straight line R^2 {times.fit:.3f}); its "
-        f"memory by {memory.slope:.2f} MiB a sample beyond {memory.start:.0f} MiB, the noise kept for the next "
+        f"memory by {memory.slope:.2f} MiB a sample beyond {memory.start:.0f} MiB, the draws kept for the next "
         f"picture. Every layer adds {layers.slope:.1f} MiB (R^2 {layers.fit:.3f}): memory is linear in depth, since "
         "nothing is recomputed; the square root of the number of layers that the paper states needs checkpointing."
     )

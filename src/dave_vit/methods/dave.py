@@ -28,7 +28,8 @@ from dave_vit.run.lean import LeanModel
 from dave_vit.run.survey import unchanging
 from dave_vit.targets import Target, TargetLike
 
-_KEPT_BYTES = 128 * 2**20  # draws are kept between batches up to this size
+_KEPT_BYTES = 256 * 2**20  # draws are kept between batches up to this size
+_READ_BYTES = 24  # a pixel, beside its noise: where it is read on the way to a view and, in two steps, on the way back
 _FIRST = 8  # views that say whether the neighbourhood fits, and the fewest of samples="auto"
 _STEP = 4  # views between two looks of samples="auto"
 _SURVIVES = 0.5  # of the predicted class's probability, on the first views, for a neighbourhood to fit
@@ -272,7 +273,8 @@ class DAVE(Method):
         form = (shape, images.device, images.dtype)
         views = self._kept.get((rung, *form))
         if views is None:
-            kept = self.limit * math.prod(shape) * images.element_size() <= _KEPT_BYTES
+            each = math.prod(shape) * images.element_size() + math.prod(shape[-2:]) * _READ_BYTES
+            kept = self.limit * each <= _KEPT_BYTES
             drawn = {"start": 0, "stop": self.limit} if kept else {"start": start, "stop": stop}
             views = (self.neighborhood, *self.narrower)[rung].views(
                 shape, samples=self.limit, seed=self.seed, device=images.device, dtype=images.dtype, **drawn

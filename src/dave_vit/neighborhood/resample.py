@@ -7,7 +7,9 @@ choice is made per sample from its own matrix: what a sample gives does not depe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,48 +18,144 @@ from torch import Tensor
 from dave_vit.precision import precise_dtype, working_dtype
 
 Size = tuple[int, int]  # (H, W)
-Kernel = Callable[[Tensor, Tensor], Tensor]  # (image [n,C,H,W], points [n,H,W,2]) -> [n,C,H,W]
 
 
-def read(image: Tensor, matrix: Tensor, roll: Tensor) -> Tensor:
-    """The image at ``matrix @ ((p - roll) mod size)`` for every pixel p: [n,C,H,W] -> [n,C,H,W].
+class Reading:
+    """Reads images at ``matrix @ ((p - roll) mod size)`` for every pixel p.
+
+    Where that is, is computed once: a reading may be kept for other images of the same size, type and device.
 
     Args:
-        image: [n,C,H,W].
         matrix: [n,3,3] on the CPU; takes (x, y, 1).
         roll: [n,2] on the CPU; integers (dy, dx).
+        size: (H, W) of the images.
+        dtype: of the images.
+        device: of the images.
     """
-    return _per_kind(image, matrix, roll, exact=_read_pixels, between=_read_between)
 
+    def __init__(self, matrix: Tensor, roll: Tensor, *, size: Size, dtype: torch.dtype, device: torch.device) -> None:
+        on_pixels = (matrix == matrix.round()).all(dim=(1, 2))  # [n], known on the host: nothing waits for the device
+        self._dtype = working_dtype(dtype)
+        self._samplers: list[tuple[Tensor, _Sampler]] = []  # with the numbers of their samples, on the CPU
+        for rows in (one.nonzero()[:, 0] for one in (on_pixels, ~on_pixels)):
+            points = _points(matrix[rows], roll[rows], size, device)
+            if len(rows) and on_pixels[rows[0]]:
+                self._samplers.append((rows, _Pixels.at(points, whole=_still(matrix[rows]))))
+            elif len(rows):
+                self._samplers.append((rows, _Between.at(points, self._dtype)))
 
-def read_transposed(values: Tensor, matrix: Tensor, roll: Tensor) -> Tensor:
-    """The transpose of :func:`read` as a linear map: every value is added where it was read from."""
-    return _per_kind(values, matrix, roll, exact=_spread_pixels, between=_spread_between)
+    def part(self, start: int, stop: int) -> Reading:
+        """That of the samples ``start`` to ``stop``, without computing anything again."""
+        part = copy(self)
+        part._samplers = []
+        for rows, sampler in self._samplers:
+            first, last = torch.searchsorted(rows, torch.tensor([start, stop])).tolist()
+            if first < last:
+                part._samplers.append((rows[first:last] - start, sampler.part(first, last)))
+        return part
 
+    def read(self, image: Tensor) -> Tensor:
+        """[n,C,H,W] -> [n,C,H,W], in float32 or better on the way."""
+        return self._each(image, "read")
 
-def _per_kind(image: Tensor, matrix: Tensor, roll: Tensor, *, exact: Kernel, between: Kernel) -> Tensor:
-    """Runs each sample through the kernel that its matrix needs, in float32 or better."""
-    on_pixels = (matrix == matrix.round()).all(dim=(1, 2))  # [n], known on the host: nothing waits for the device
-    wide = image.to(working_dtype(image.dtype))
-    with torch.autocast(image.device.type, enabled=False):
-        if on_pixels.all():
-            out = exact(wide, _points(wide, matrix, roll))
-        elif not on_pixels.any():
-            out = between(wide, _points(wide, matrix, roll))
-        else:
+    def spread(self, values: Tensor) -> Tensor:
+        """The transpose of ``read`` as a linear map: every value is added where it was read from."""
+        return self._each(values, "spread")
+
+    def _each(self, image: Tensor, what: str) -> Tensor:
+        """Each sample through the sampler that its matrix needs."""
+        wide = image.to(self._dtype)
+        with torch.autocast(image.device.type, enabled=False):
+            if len(self._samplers) == 1:
+                return getattr(self._samplers[0][1], what)(wide).to(image.dtype)  # type: ignore[no-any-return]
             out = torch.empty_like(wide, memory_format=torch.contiguous_format)
-            for kernel, chosen in ((exact, on_pixels), (between, ~on_pixels)):
-                rows = chosen.nonzero().squeeze(1)
+            for rows, sampler in self._samplers:
                 there = rows.to(wide.device, non_blocking=True)
-                part = wide[there]
-                out[there] = kernel(part, _points(part, matrix[rows], roll[rows]))
-    return out.to(image.dtype)
+                out[there] = getattr(sampler, what)(wide[there])
+        return out.to(image.dtype)
 
 
-def _points(image: Tensor, matrix: Tensor, roll: Tensor) -> Tensor:
+class _Sampler(Protocol):
+    def part(self, start: int, stop: int) -> _Sampler:
+        """That of some samples."""
+
+    def read(self, image: Tensor) -> Tensor:
+        """[n,C,H,W] -> [n,C,H,W]."""
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[n,C,H,W] -> [n,C,H,W]."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Pixels:
+    """Points that are pixels, or outside of the image.
+
+    Args:
+        index: of each point, row by row: [n,1,H*W]; 0 outside.
+        inside: whether it is inside, [n,1,H*W]; None where all are.
+    """
+
+    index: Tensor
+    inside: Tensor | None
+
+    @classmethod
+    def at(cls, points: Tensor, *, whole: bool) -> _Pixels:
+        """Of points [n,H,W,2], which may be known to be inside."""
+        height, width = points.shape[1:3]
+        x, y = points.to(torch.int64).flatten(1, 2).unsqueeze(1).unbind(-1)  # [n,1,H*W] each
+        if whole:
+            return cls(y * width + x, None)
+        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+        return cls(torch.where(inside, y * width + x, 0), inside)
+
+    def part(self, start: int, stop: int) -> _Pixels:
+        return _Pixels(self.index[start:stop], None if self.inside is None else self.inside[start:stop])
+
+    def read(self, image: Tensor) -> Tensor:
+        flat = image.flatten(2)  # [n,C,H*W]
+        return self._kept(flat.gather(2, self.index.expand_as(flat))).view(image.shape)
+
+    def spread(self, values: Tensor) -> Tensor:
+        flat = self._kept(values.flatten(2))  # [n,C,H*W]
+        return torch.zeros_like(flat).scatter_add(2, self.index.expand_as(flat), flat).view(values.shape)
+
+    def _kept(self, flat: Tensor) -> Tensor:
+        return flat if self.inside is None else torch.where(self.inside, flat, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Between:
+    """Points anywhere, between which is interpolated.
+
+    Args:
+        grid: as ``grid_sample`` takes them: [n,H,W,2].
+    """
+
+    grid: Tensor
+
+    @classmethod
+    def at(cls, points: Tensor, dtype: torch.dtype) -> _Between:
+        """Of points [n,H,W,2]."""
+        x, y = points.unbind(-1)  # [n,H,W] each
+        height, width = x.shape[1:]
+        # grid_sample takes pixel k of n at (2k + 1) / n - 1, which also holds for images one pixel wide.
+        return cls(torch.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], dim=-1).to(dtype))
+
+    def part(self, start: int, stop: int) -> _Between:
+        return _Between(self.grid[start:stop])
+
+    def read(self, image: Tensor) -> Tensor:
+        return F.grid_sample(image, self.grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+    def spread(self, values: Tensor) -> Tensor:
+        transposed = torch.func.vjp(self.read, torch.zeros_like(values))[1]
+        spread: Tensor = transposed(values)[0]
+        return spread
+
+
+def _points(matrix: Tensor, roll: Tensor, size: Size, device: torch.device) -> Tensor:
     """Where each output pixel is read, in pixels: [n,H,W,2] as (x, y)."""
-    height, width = image.shape[-2:]
-    device, dtype = image.device, precise_dtype(image.device)
+    (height, width), dtype = size, precise_dtype(device)
     dy, dx = roll.to(device, non_blocking=True)[:, :, None].unbind(1)  # [n,1] each
     y = (torch.arange(height, device=device) - dy).remainder(height).to(dtype)[:, :, None]  # [n,H,1]
     x = (torch.arange(width, device=device) - dx).remainder(width).to(dtype)[:, None, :]  # [n,1,W]
@@ -65,34 +163,6 @@ def _points(image: Tensor, matrix: Tensor, roll: Tensor) -> Tensor:
     return torch.stack([m[:, k, 0] * x + m[:, k, 1] * y + m[:, k, 2] for k in (0, 1)], dim=-1)  # [n,H,W,2]
 
 
-def _pixel_index(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Row-major index of each point and whether it is inside: [n,1,H*W] each; indices outside are 0."""
-    height, width = points.shape[1:3]
-    x, y = points.to(torch.int64).flatten(1, 2).unsqueeze(1).unbind(-1)  # [n,1,H*W] each
-    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    return torch.where(inside, y * width + x, 0), inside
-
-
-def _read_pixels(image: Tensor, points: Tensor) -> Tensor:
-    index, inside = _pixel_index(points)
-    flat = image.flatten(2)  # [n,C,H*W]
-    return torch.where(inside, flat.gather(2, index.expand_as(flat)), 0).view(image.shape)
-
-
-def _spread_pixels(values: Tensor, points: Tensor) -> Tensor:
-    index, inside = _pixel_index(points)
-    flat = torch.where(inside, values.flatten(2), 0)  # [n,C,H*W]
-    return torch.zeros_like(flat).scatter_add(2, index.expand_as(flat), flat).view(values.shape)
-
-
-def _read_between(image: Tensor, points: Tensor) -> Tensor:
-    x, y = points.unbind(-1)  # [n,H,W] each
-    # grid_sample takes pixel k of n at (2k + 1) / n - 1, which also holds for images one pixel wide.
-    grid = torch.stack([(2 * x + 1) / image.shape[3] - 1, (2 * y + 1) / image.shape[2] - 1], dim=-1).to(image.dtype)
-    return F.grid_sample(image, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-
-
-def _spread_between(values: Tensor, points: Tensor) -> Tensor:
-    transposed = torch.func.vjp(lambda image: _read_between(image, points), torch.zeros_like(values))[1]
-    spread: Tensor = transposed(values)[0]
-    return spread
+def _still(matrix: Tensor) -> bool:
+    """Whether all of the matrices are the identity, so that every point is a pixel of the image."""
+    return torch.equal(matrix, torch.eye(3, dtype=matrix.dtype, device=matrix.device).expand_as(matrix))

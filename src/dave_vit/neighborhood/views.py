@@ -111,6 +111,7 @@ class Views:
     t: Tensor
     eps: Tensor | None
     neighborhood: Neighborhood
+    _parts: dict[tuple[int, int], Views] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         n = len(self.warp)
@@ -122,9 +123,11 @@ class Views:
         return len(self.warp)
 
     def part(self, start: int, stop: int) -> Views:
-        """Some of the draws."""
-        warp = Warp(self.warp.matrix[start:stop], self.warp.roll[start:stop])
-        return replace(self, warp=warp, t=self.t[start:stop], eps=None if self.eps is None else self.eps[start:stop])
+        """Some of the draws; what is computed to apply and pull back the same ones again is kept."""
+        if (start, stop) not in self._parts:
+            eps = None if self.eps is None else self.eps[start:stop]
+            self._parts[start, stop] = replace(self, warp=self.warp.part(start, stop), t=self.t[start:stop], eps=eps)
+        return self._parts[start, stop]
 
     def apply(self, x: Tensor) -> Tensor:
         """The views of every image: [B,C,H,W] -> [n,B,C,H,W], or of every clip with T before C, in x's type."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dave_vit.errors import InputError, OptionError
-from dave_vit.neighborhood.resample import Size, read, read_transposed
+from dave_vit.neighborhood.resample import Reading, Size
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +27,8 @@ class Warp:
 
     matrix: Tensor
     roll: Tensor
+    _of: tuple[Warp, tuple[int, int]] | None = field(default=None, repr=False)  # more warps, and which these are
+    _readings: dict[tuple[Any, ...], Reading] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         n = len(self.matrix)
@@ -41,6 +44,10 @@ class Warp:
     def __len__(self) -> int:
         return len(self.matrix)
 
+    def part(self, start: int, stop: int) -> Warp:
+        """Some of the warps, which share with the others what is known of where they read."""
+        return Warp(self.matrix[start:stop], self.roll[start:stop], (self, (start, stop)))
+
     def apply(self, x: Tensor, *, fill: float = 0.0) -> Tensor:
         """The warped images: [n,C,H,W] -> [n,C,H,W]; the very same tensor where every warp is the identity.
 
@@ -49,17 +56,17 @@ class Warp:
             fill: what comes in from outside of the picture.
         """
         self._check(x)
-        if _is_identity(self.matrix) and not self.roll.any():
+        if self._is_still:
             return x
-        source = invert_affine(self.matrix)
-        return read(x - fill, source, self.roll) + fill if fill else read(x, source, self.roll)
+        reading = self._reading("there", x)
+        return reading.read(x - fill) + fill if fill else reading.read(x)
 
     def inverse(self, y: Tensor) -> Tensor:
         """Undoes the shift exactly, then resamples with the forward matrix: out(p) = y_unrolled(matrix p)."""
         self._check(y)
         if self.roll.any():
-            y = read(y, _identity(len(self)), -self.roll)
-        return y if _is_identity(self.matrix) else read(y, self.matrix, torch.zeros_like(self.roll))
+            y = self._reading("unroll", y).read(y)
+        return y if _is_identity(self.matrix) else self._reading("back", y).read(y)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """The transpose of ``apply`` as a linear map: [n,C,H,W] -> [n,C,H,W].
@@ -68,8 +75,29 @@ class Warp:
         repeated calls may differ in the last bit.
         """
         self._check(y)
-        still = _is_identity(self.matrix) and not self.roll.any()
-        return y if still else read_transposed(y, invert_affine(self.matrix), self.roll)
+        return y if self._is_still else self._reading("there", y).spread(y)
+
+    @property
+    def _is_still(self) -> bool:
+        return _is_identity(self.matrix) and not bool(self.roll.any())
+
+    def _reading(self, way: str, x: Tensor) -> Reading:
+        """How images like these are read; kept, since the same warps serve batch after batch."""
+        key = (way, x.shape[2:], x.dtype, x.device)
+        if key not in self._readings:
+            self._readings[key] = (
+                self._made(way, x) if self._of is None else self._of[0]._reading(way, x).part(*self._of[1])
+            )
+        return self._readings[key]
+
+    def _made(self, way: str, x: Tensor) -> Reading:
+        if way == "there":
+            matrix, roll = invert_affine(self.matrix), self.roll
+        elif way == "unroll":
+            matrix, roll = _identity(len(self)), -self.roll
+        else:
+            matrix, roll = self.matrix, torch.zeros_like(self.roll)
+        return Reading(matrix, roll, size=(x.shape[2], x.shape[3]), dtype=x.dtype, device=x.device)
 
     def _check(self, x: Tensor) -> None:
         if x.ndim != 4 or len(x) != len(self) or not x.is_floating_point():
