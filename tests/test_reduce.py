@@ -236,3 +236,22 @@ def test_some_images_go_on_alone(reducer, weighted):
     torch.testing.assert_close(part.standard_error(), alone.standard_error())
     torch.testing.assert_close(part.error_share(), alone.error_share())
     assert torch.equal(part.significant(), alone.significant())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", REDUCERS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sums_on_a_gpu_are_those_of_the_cpu(name, weighted):
+    if weighted and name == "trimmed":
+        pytest.skip("takes no weights")
+    chunks = samples(n=20).split([8, 7, 5])
+    counts = torch.rand(20, 2, generator=torch.Generator().manual_seed(1)).split([8, 7, 5])
+    found = {}
+    for device in ("cpu", "cuda"):
+        accumulator = REDUCERS[name]().accumulator()
+        for chunk, weights in zip(chunks, counts, strict=True):
+            accumulator.update(chunk.to(device), weights.to(device) if weighted else None)
+        found[device] = (accumulator.attribution(), accumulator.mean(), accumulator.standard_error())
+    for here, there in zip(found["cpu"], found["cuda"], strict=True):
+        torch.testing.assert_close(there.cpu(), here, rtol=2e-6, atol=1e-9)

@@ -11,7 +11,7 @@ from torch import Tensor
 from dave_vit.errors import InputError, OptionError
 from dave_vit.precision import precise_dtype, working_dtype
 from dave_vit.reduce.base import REDUCERS, Accumulator, check_count, checked, energy_share
-from dave_vit.reduce.weighted import Moments
+from dave_vit.reduce.weighted import Moments, weighted_sums
 
 Factor = Callable[[Tensor, Tensor], Tensor]  # (mean map [B,H,W], standard error [B,H,W]) -> factor [B,H,W]
 
@@ -116,9 +116,13 @@ class _Running:
     def _merge(self, samples: Tensor) -> None:
         wide = precise_dtype(samples.device)
         n, total = len(samples), self.count + len(samples)
-        mean = samples.mean(0, dtype=wide)  # [B,C,H,W]
-        sums = samples.sum(2, dtype=wide)  # [n,B,H,W]
-        squares = (sums - sums.mean(0)).square().sum(0)  # [B,H,W]
+        if samples.is_cuda:  # in one pass over them
+            added, first, second = weighted_sums(samples, samples.new_ones(samples.shape[:2], dtype=wide))
+            mean, squares = added / n, (second - first.square() / n).clamp(min=0)
+        else:
+            mean = samples.mean(0, dtype=wide)  # [B,C,H,W]
+            sums = samples.sum(2, dtype=wide)  # [n,B,H,W]
+            squares = (sums - sums.mean(0)).square().sum(0)  # [B,H,W]
         if self.count:
             step = mean - self._mean
             squares += self._squares + step.sum(1).square() * (self.count * n / total)

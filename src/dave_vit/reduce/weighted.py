@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from dave_vit.precision import precise_dtype
 
 _LEAST = 1e-30  # weights that are all zero are then all alike
+_CHANNELS = 16  # up to which a tile of the kernel fits
+
+
+def weighted_sums(samples: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of w x, of w^2 s and of w^2 s^2 over samples x, with s the sum of x over its channels.
+
+    Args:
+        samples: ``[n,B,C,...]``.
+        weights: ``[n,B]``, in the device's widest type.
+
+    Returns:
+        ``[B,C,...]``, ``[B,...]`` and ``[B,...]`` in that type.
+    """
+    if samples.is_cuda and samples.shape[2] <= _CHANNELS and _fused() is not None:
+        found: tuple[Tensor, Tensor, Tensor] = _fused().weighted_sums(samples, weights)
+        return found
+    x = samples.to(weights.dtype)
+    sums, squares = x.sum(2), weights.square()  # [n,B,...], [n,B]
+    over = "nb,nb...->b..."
+    return (
+        torch.einsum(over, weights, x),
+        torch.einsum(over, squares, sums),
+        torch.einsum(over, squares, sums.square()),
+    )
+
+
+@cache
+def _fused() -> Any:
+    """The same in one pass; None where there is no Triton."""
+    try:
+        return import_module("dave_vit.reduce.fused")
+    except ImportError:
+        return None
 
 
 class Moments:
@@ -28,13 +65,10 @@ class Moments:
     def add(self, samples: Tensor, weights: Tensor) -> None:
         """Takes samples [n,B,C,...] with weights [n,B]."""
         wide = precise_dtype(samples.device)
-        x, w = samples.to(wide), weights.detach().to(samples.device, wide).clamp(min=_LEAST)
-        sums, squares = x.sum(2), w.square()  # [n,B,...], [n,B]
-        self._weight = self._weight + w.sum(0)
-        self._square = self._square + squares.sum(0)
-        self._total = self._total + torch.einsum("nb,nb...->b...", w, x)
-        self._first = self._first + torch.einsum("nb,nb...->b...", squares, sums)
-        self._second = self._second + torch.einsum("nb,nb...->b...", squares, sums.square())
+        w = weights.detach().to(samples.device, wide).clamp(min=_LEAST)
+        total, first, second = weighted_sums(samples, w)
+        self._weight, self._square = self._weight + w.sum(0), self._square + w.square().sum(0)
+        self._total, self._first, self._second = self._total + total, self._first + first, self._second + second
         self._error = None
 
     def select(self, images: Tensor) -> Moments:
