@@ -186,18 +186,27 @@ def compiled(kernel, types, fixed, **options):
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-def test_kernels_compile_for_a_gpu_that_is_not_here():
+@pytest.mark.parametrize(
+    ("dtype", "precision", "units"),
+    [
+        (torch.bfloat16, "tf32", "wgmma"),
+        (torch.float32, "tf32", "tf32"),
+        (torch.float32, "tf32x3", "tf32"),
+    ],
+)
+def test_kernels_compile_for_a_gpu_that_is_not_here(dtype, precision, units):
     from dave_vit.rules.fused.kernels import values_gradient_kernel as kernel
     from dave_vit.rules.fused.operators import _tile
 
-    tile = _tile(torch.empty(1, 1, 1, 64, dtype=torch.bfloat16), 64, targets=1)
+    tile = _tile(torch.empty(1, 1, 1, 64, dtype=dtype), 64, targets=1)
     options = {name: tile.pop(name) for name in ("num_warps", "num_stages")}
     tensors = ("grad", "query", "key", "lse", "mask", "out")
-    fixed = {"scale": 0.125, "CAUSAL": False, "MASK": "none", "PRECISION": "tf32", **tile}
+    fixed = {"scale": 0.125, "CAUSAL": False, "MASK": "none", "PRECISION": precision, **tile}
     fixed |= {"L": 197, "S": 197, "E": 64, "EV": 64, "HEADS": 12, "GROUP": 1, "TARGETS": 1}
     fixed |= {name: 1 if name.endswith("_e") else 64 for name in kernel.arg_names if name not in {*fixed, *tensors}}
-    types = {name: "*fp32" if name == "lse" else "*bf16" for name in tensors}
-    assert "wgmma" in compiled(kernel, types, fixed, **options)  # on the matrix units
+    half = "*bf16" if dtype == torch.bfloat16 else "*fp32"
+    types = {name: "*fp32" if name == "lse" else half for name in tensors}
+    assert units in compiled(kernel, types, fixed, **options)  # on the matrix units
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
@@ -336,3 +345,19 @@ class TestFlatGamma:
         found = LeanModel(model.to(DEVICE, torch.float32)).gradient(x.to(DEVICE), [0, 1], RELEVANCE).weight
         assert len(seen) == 6  # two layers in each of two blocks, patches and classes
         torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-3, atol=1e-5 * expected.abs().max().item())
+
+
+@inside
+@pytest.mark.parametrize("channels", [1, 3, 6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_weighted_sums_of_samples(channels, dtype):
+    from dave_vit.reduce import fused, weighted
+
+    generator = torch.Generator().manual_seed(channels)
+    samples = torch.randn(5, 2, channels, 19, 23, generator=generator, dtype=torch.float64).to(dtype)
+    weights = torch.rand(5, 2, generator=generator, dtype=torch.float64)
+    spread = samples.to(DEVICE).transpose(-2, -1).contiguous().transpose(-2, -1)  # not as memory has it
+    for found, expected in zip(
+        fused.weighted_sums(spread, weights.to(DEVICE)), weighted.weighted_sums(samples, weights), strict=True
+    ):
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-13, atol=1e-13)

@@ -18,7 +18,7 @@ def applicable(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -
     """Whether the kernels take these tensors; what they do not take runs in plain torch functions."""
     if query.device.type != "cuda" or query.ndim != 4 or key.ndim != 4 or value.ndim != 4:
         return False
-    if query.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
+    if query.dtype == torch.float32 and not _splits(query.device):
         return False  # without the matrix units, plain products of the whole matrix are twice as fast
     if query.dtype not in TYPES or {key.dtype, value.dtype} != {query.dtype} or value.shape[:3] != key.shape[:3]:
         return False
@@ -122,4 +122,11 @@ def _spread(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def _precision(query: Tensor) -> str:
-    return "tf32" if query.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    """How products are made of float32: as three products of parts, which lose nothing, unless the user allows TF32."""
+    return "tf32" if query.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+
+
+@cache
+def _splits(device: torch.device) -> bool:
+    """Whether the matrix units of a device take parts of float32 numbers (TF32): NVIDIA's do since compute 8.0."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
