@@ -9,6 +9,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from dave_vit import conservation_gap, effective_transformation
@@ -23,7 +24,7 @@ from dave_vit.errors import (
 from dave_vit.intercept import RuleSet, carry
 from dave_vit.rules import EFFECTIVE
 from dave_vit.run import gradient
-from dave_vit.run.compiled import CompiledGradient
+from dave_vit.run.compiled import CompiledGradient, fold
 from dave_vit.targets import Contrast, Target
 from tiny_models import drawn, vit
 
@@ -317,6 +318,29 @@ class TestPrecision:
         torch.testing.assert_close(
             effective_transformation(torch.compile(model), images, 0), effective_transformation(model, images, 0)
         )
+
+    def test_what_follows_from_weights_alone_is_computed_once(self):
+        weight = nn.Parameter(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)))
+        unit = nn.Parameter(torch.ones(4))
+
+        def step(x):
+            cast = weight.to(torch.bfloat16)
+            noise = torch.rand_like(unit)
+            return (x.to(torch.bfloat16) @ cast.T).float() @ weight * weight.abs().mean() + unit.add_(0) * 0 + 0 * noise
+
+        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            graph = make_fx(step)(x)
+            expected = graph(x)
+            fold(graph)
+            torch.testing.assert_close(graph(x), expected, rtol=0, atol=0)
+        left = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        assert left.count("aten._to_copy.default") == 2  # of the input, and of the first product
+        assert not any("abs" in name or "mean" in name for name in left)
+        assert any("rand" in name for name in left)  # drawn anew in every pass
+        assert any("add_" in name for name in left)  # what writes is left as it is
+        kept = [getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"]
+        assert any(one.data_ptr() == weight.data_ptr() for one in kept)  # the model's own, no copy of it
 
     def test_forward_is_bit_for_bit_the_models_own(self, model, images):
         with torch.no_grad():

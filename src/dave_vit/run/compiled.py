@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +105,7 @@ class CompiledGradient:
         with undisturbed(given[0]):
             graph = make_fx(step)(*(part.detach().clone() for part in given))
         with torch.no_grad():  # the graph holds its derivatives already
+            fold(graph)
             return inductor(graph, given)
 
     def _forward(self, given: list[Tensor]) -> Step | None:
@@ -121,6 +123,38 @@ class CompiledGradient:
     def _plain(self, inputs: Tensor, target: Target) -> tuple[Tensor, Tensor]:
         made = self.lean.gradient(inputs, target, self.rules)
         return made.weight if target.several else made.weight.unsqueeze(1), made.logits
+
+
+def fold(graph: torch.fx.GraphModule) -> None:
+    """Computes now, and not in every pass, what follows from the model's own numbers alone.
+
+    That is weights in the type of autocast, and what rules take of them. Weights that are only looked at in another
+    way, such as turned, stay the model's own.
+    """
+    known: dict[torch.fx.Node, Tensor] = {}
+    for node in graph.graph.nodes:
+        value = getattr(graph, node.target, None) if node.op == "get_attr" else _known(node, known)
+        if isinstance(value, Tensor):
+            known[node] = value
+    own = {value.untyped_storage().data_ptr() for node, value in known.items() if node.op == "get_attr"}
+    for number, (node, value) in enumerate(known.items()):
+        if value.untyped_storage().data_ptr() not in own and any(user not in known for user in node.users):
+            graph.register_buffer(f"_folded{number}", value)
+            with graph.graph.inserting_before(node):
+                node.replace_all_uses_with(graph.graph.get_attr(f"_folded{number}"))
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _known(node: torch.fx.Node, known: dict[torch.fx.Node, Tensor]) -> Any:
+    """What a function of known numbers alone returns; None for all others."""
+    run, given = node.target, node.all_input_nodes
+    if not isinstance(run, torch._ops.OpOverload) or not given or any(one not in known for one in given):
+        return None
+    if run._schema.is_mutable or torch.Tag.nondeterministic_seeded in run.tags:
+        return None
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda one: known[one])  # type: ignore[no-untyped-call]
+    return run(*args, **kwargs)
 
 
 def inductor(graph: torch.fx.GraphModule, given: list[Tensor]) -> Step:
