@@ -129,16 +129,23 @@ def fold(graph: torch.fx.GraphModule) -> None:
     """Computes now, and not in every pass, what follows from the model's own numbers alone.
 
     That is weights in the type of autocast, and what rules take of them. Weights that are only looked at in another
-    way, such as turned, stay the model's own.
+    way, such as turned, stay the model's own, and what is written into later is computed every time.
     """
     known: dict[torch.fx.Node, Tensor] = {}
     for node in graph.graph.nodes:
         value = getattr(graph, node.target, None) if node.op == "get_attr" else _known(node, known)
         if isinstance(value, Tensor):
             known[node] = value
-    own = {value.untyped_storage().data_ptr() for node, value in known.items() if node.op == "get_attr"}
+    kept = {_place(value) for node, value in known.items() if node.op == "get_attr"}
+    kept |= {
+        _place(known[one])
+        for node in graph.graph.nodes
+        if _writes(node)
+        for one in node.all_input_nodes
+        if one in known
+    }
     for number, (node, value) in enumerate(known.items()):
-        if value.untyped_storage().data_ptr() not in own and any(user not in known for user in node.users):
+        if _place(value) not in kept and any(user not in known for user in node.users):
             graph.register_buffer(f"_folded{number}", value)
             with graph.graph.inserting_before(node):
                 node.replace_all_uses_with(graph.graph.get_attr(f"_folded{number}"))
@@ -151,10 +158,18 @@ def _known(node: torch.fx.Node, known: dict[torch.fx.Node, Tensor]) -> Any:
     run, given = node.target, node.all_input_nodes
     if not isinstance(run, torch._ops.OpOverload) or not given or any(one not in known for one in given):
         return None
-    if run._schema.is_mutable or torch.Tag.nondeterministic_seeded in run.tags:
+    if _writes(node) or torch.Tag.nondeterministic_seeded in run.tags:
         return None
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda one: known[one])  # type: ignore[no-untyped-call]
     return run(*args, **kwargs)
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _place(value: Tensor) -> int:
+    return value.untyped_storage().data_ptr()
 
 
 def inductor(graph: torch.fx.GraphModule, given: list[Tensor]) -> Step:

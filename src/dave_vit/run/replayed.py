@@ -24,6 +24,7 @@ class Replayed:
 
     def __init__(self, step: Step, given: list[Tensor]) -> None:
         self._given = [part.clone() for part in given]
+        self._step = step  # what its kernels read stays where it is as long as it is there
         with torch.cuda.device(given[0].device):
             beside, here = torch.cuda.Stream(), torch.cuda.current_stream()
             beside.wait_stream(here)

@@ -79,12 +79,12 @@ def values_gradient(
         lse,
         masked[0],
         out,
-        *grad.stride(),
+        *_strides(grad),
         *query.stride(),
         *key.stride(),
         *lse.stride(),
         *masked[1],
-        *out.stride()[:4],
+        *_strides(out)[:4],
         scale=scale,
         TARGETS=targets,
         HEADS=heads,
@@ -187,6 +187,15 @@ def add_favoured_(plain: Tensor, like: Tensor, summed: Tensor, of_input: Tensor,
     tile = _row_tile(width)
     grid = (rows, triton.cdiv(width, tile["BLOCK"]))
     add_favoured_kernel[grid](plain, like, summed, of_input, favour, WIDTH=width, **tile)
+
+
+def _strides(several: Tensor) -> tuple[int, ...]:
+    """Of a tensor with a leading dimension of targets.
+
+    That of a single one would tell the size of the batch alone, for each of which the kernel would be compiled again.
+    """
+    first, *rest = several.stride()
+    return (first if len(several) > 1 else 0, *rest)
 
 
 def _row_tile(width: int) -> dict[str, int]:
