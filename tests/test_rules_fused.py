@@ -328,7 +328,7 @@ class TestFlatGamma:
     @inside
     def test_of_a_model(self, monkeypatch):
         import tiny_models
-        from dave_vit.rules import products
+        from dave_vit.rules import gamma
         from dave_vit.rules.fused import flat, norms
         from dave_vit.rules.sets.lrp import RELEVANCE
         from dave_vit.run import gradient
@@ -337,7 +337,7 @@ class TestFlatGamma:
         seen, kernel = [], flat.shared
         monkeypatch.setattr(flat, "shared", lambda *args, **kwargs: seen.append(1) or kernel(*args, **kwargs))
         monkeypatch.setattr(flat, "applicable", lambda *tensors: True)
-        monkeypatch.setattr(products, "_products_win", lambda input: True)  # as on a GPU
+        monkeypatch.setattr(gamma, "products_win", lambda input: True)  # as on a GPU
         model, x = tiny_models.vit(), tiny_models.images(2)
         expected = gradient(model.double(), x.double(), [0, 1], rules=RELEVANCE).weight
         assert not seen  # the model itself may write over what they keep

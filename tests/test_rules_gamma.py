@@ -8,7 +8,7 @@ from torch import nn
 
 import tiny_models
 from dave_vit import conservation_gap, effective_transformation
-from dave_vit.rules import EFFECTIVE, products
+from dave_vit.rules import EFFECTIVE, gamma, products
 from dave_vit.rules.gamma import Gamma, _summed
 from dave_vit.rules.sets.lrp import CP_LRP, RELEVANCE, with_gamma
 from dave_vit.run import gradient
@@ -84,17 +84,25 @@ def test_a_convolution_is_the_linear_layer_of_its_windows(flat, stride):
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("form", [None, Gamma(0.25, 0.25), Gamma(0.25, 0.25, flat=True)])
+@pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("size", [(8, 8), (9, 11)])
-def test_patches_as_a_product_are_the_convolution(flat, size, monkeypatch):
-    """As on a GPU: windows that lie side by side, and what is left over at the border."""
+def test_patches_as_a_product_are_the_convolution(form, on_gpu, size, monkeypatch):
+    """Windows that lie side by side, and what is left over at the border."""
     x = drawn(2, 3, *size)
     model = nn.Sequential(nn.Conv2d(3, 5, 4, stride=4), nn.Flatten()).double().eval()
-    rules = with_gamma(EFFECTIVE, Gamma(0.25, 0.25, flat=flat))
-    expected = effective_transformation(model, x, 7, rules=rules)
-    monkeypatch.setattr(products, "_products_win", lambda input: True)
-    torch.testing.assert_close(effective_transformation(model, x, 7, rules=rules), expected, rtol=1e-10, atol=1e-10)
+    rules = EFFECTIVE if form is None else with_gamma(EFFECTIVE, form)
+    with monkeypatch.context() as patched:
+        for place in (products, gamma):
+            patched.setattr(place, "side_by_side", lambda *args, **kwargs: False)
+        expected = effective_transformation(model, x, 7, rules=rules)
+    for place in (products, gamma):
+        monkeypatch.setattr(place, "products_win", lambda input: on_gpu)
+    found = gradient(model, x, 7, rules=rules)
+    torch.testing.assert_close(found.weight, expected, rtol=1e-10, atol=1e-10)
     assert conservation_gap(model, x, 7, rules=rules) < 1e-9
+    if not on_gpu:  # the model's own forward pass, to the bit
+        assert torch.equal(found.logits, model(x))
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -187,7 +187,7 @@ class Method(ABC):
     """
 
     info: ClassVar[MethodInfo]
-    _rows: ClassVar[Mapping[str, int]] = {"cuda": 288, "cpu": 16}  # of a pass; 288 of a ViT-B take 8 GiB in bfloat16
+    _rows: ClassVar[Mapping[str, int]] = {"cuda": 288, "cpu": 20}  # of a pass; 288 of a ViT-B take 8 GiB in bfloat16
 
     def __init__(self, model: nn.Module, *, chunk: int | None = None, autocast: torch.dtype | None = None) -> None:
         self.model, self.autocast = model, autocast

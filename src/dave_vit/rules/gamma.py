@@ -27,7 +27,7 @@ from dave_vit.intercept.states import is_carrier, is_operator, same_sign
 from dave_vit.intercept.surrogate import carry
 from dave_vit.precision import working_dtype
 from dave_vit.rules.fused import flat as fused
-from dave_vit.rules.products import in_grid, patches, side_by_side, weighted
+from dave_vit.rules.products import in_grid, patches, products_win, side_by_side, weighted
 
 _IN_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 _IN_MLP = re.compile(r"mlp|feed_?forward|ffn", re.IGNORECASE)
@@ -81,14 +81,20 @@ class Gamma:
         favour = gamma / (2 + gamma)
         if call.name == "conv2d" and side_by_side(input, weight, *args, **kwargs):
             product = Call(call.mode, torch.nn.functional.linear, "linear")
-            made = self._carried(product, favour, patches(input, weight), weight.flatten(1), bias)
-            return in_grid(made, input, weight)
-        return self._carried(call, favour, input, weight, bias, *args, **kwargs)
+            windows, matrix = patches(input, weight), weight.flatten(1)
+            if products_win(input):
+                value = product.func(windows.detach(), matrix, bias)
+            else:
+                value = call.func(input.detach(), weight, bias, *args, **kwargs).flatten(2).transpose(1, 2)
+            return in_grid(self._carried(product, favour, value, windows, matrix, bias), input, weight)
+        value = call.func(input.detach(), weight, bias, *args, **kwargs)
+        return self._carried(call, favour, value, input, weight, bias, *args, **kwargs)
 
     def _carried(
         self,
         call: Call,
         favour: float,
+        value: Tensor,
         input: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -101,7 +107,6 @@ class Gamma:
             return call.func(x, w, b, *args, **kwargs)  # type: ignore[no-any-return]
 
         x = input.detach()
-        value = layer(x, weight, bias)
         flat, spatial = self.flat and _sees_all(call, input, weight), 0 if call.name == "linear" else weight.ndim - 2
         form = _flat_form(call, x, weight, bias, value) if flat else _Full
         made = form(layer, favour, spatial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,10 +50,14 @@ def weighted(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = No
 def convolution(
     call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """A convolution whose windows lie side by side is a plain product, which a GPU computes several times faster."""
-    if side_by_side(input, weight, *args, **kwargs):
+    """A convolution whose windows lie side by side is a plain product, which is computed several times faster."""
+    if not side_by_side(input, weight, *args, **kwargs):
+        return weighted(call, input, weight, bias, *args, **kwargs)
+    if products_win(input):
         return weighted(Call(call.mode, _patch_product, call.name), input, weight, bias)
-    return weighted(call, input, weight, bias, *args, **kwargs)
+    if not is_carrier(input) or depends(weight) or depends(bias):
+        return weighted(call, input, weight, bias, *args, **kwargs)
+    return weighted(Call(call.mode, _patch_convolution, call.name), input, weight, bias)
 
 
 def side_by_side(
@@ -63,12 +68,13 @@ def side_by_side(
     dilation: Any = 1,
     groups: int = 1,
 ) -> bool:
-    """Whether a convolution of pictures is better computed as a product of its windows."""
+    """Whether the windows of a convolution of pictures lie side by side."""
     apart = tuple(weight.shape[2:]) == _pair(stride) and _pair(padding) == (0, 0) and groups == 1
-    return apart and _pair(dilation) == (1, 1) and input.ndim == 4 and _products_win(input)
+    return apart and _pair(dilation) == (1, 1) and input.ndim == 4
 
 
-def _products_win(input: Tensor) -> bool:
+def products_win(input: Tensor) -> bool:
+    """Whether the product of windows is quicker on the way there as well; else only on the way back."""
     return input.is_cuda
 
 
@@ -94,6 +100,31 @@ def in_grid(made: Tensor, input: Tensor, weight: Tensor) -> Tensor:
 def _patch_product(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     made = torch.nn.functional.linear(patches(input, weight), weight.flatten(1), bias)
     return in_grid(made, input, weight)
+
+
+def _patch_convolution(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The convolution itself, with a product on the way back."""
+
+    def value() -> Tensor:
+        return torch.nn.functional.conv2d(input.detach(), weight, bias, tuple(weight.shape[2:]))
+
+    return (
+        carry(value, partial(_of_windows, shape=input.shape), input, saved=(weight,))
+        if input.requires_grad
+        else value()
+    )
+
+
+def _of_windows(grad: Tensor, weight: Tensor, *, shape: torch.Size) -> Tensor:
+    """What goes back to a picture ``[B, C, H, W]`` of whose windows side by side ``[B, O, rows, columns]`` was made."""
+    (height, width), (rows, columns) = weight.shape[2:], grad.shape[2:]
+    pulled = grad.flatten(2).transpose(1, 2) @ weight.flatten(1).to(
+        grad.dtype
+    )  # [B, rows * columns, C * height * width]
+    parts = pulled.reshape(len(grad), rows, columns, -1, height, width).permute(0, 3, 1, 4, 2, 5)
+    whole = parts.reshape(len(grad), -1, rows * height, columns * width)
+    left = (0, shape[3] - whole.shape[3], 0, shape[2] - whole.shape[2])  # pixels that fill no window
+    return torch.nn.functional.pad(whole, left) if any(left) else whole
 
 
 def fused_product(call: Call, addend: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Any:
