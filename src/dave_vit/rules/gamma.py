@@ -162,9 +162,10 @@ class _Full:
         """What the inputs get of the relevance, for each unit of them; ``like`` has their signs."""
         share, *means = kept
         weight, share = weight.to(grad.dtype), share.to(grad.dtype)
-        plain = self._back(grad * share.abs(), weight, like.shape)
-        favoured = self._favoured(grad * share, weight, like.shape, *means)
-        return torch.addcmul(plain, like.sign().to(grad.dtype), favoured, value=self.favour)
+        held = share.abs().mul_(grad)  # memory that is new has to be cleared first, which takes longer than a product
+        plain = self._back(held, weight, like.shape)
+        favoured = self._favoured(torch.mul(grad, share, out=held), weight, like.shape, *means)
+        return plain.addcmul_(like.sign().to(grad.dtype), favoured, value=self.favour)
 
     def of_bias(self, bias: Tensor | None, share: Tensor, value: Tensor) -> Tensor:
         """The part of the output that is the bias's: times the derivative it is the bias's relevance."""
@@ -173,15 +174,17 @@ class _Full:
         own = self._by_output(bias)
         return share.abs() * (own + self.favour * value.sign() * own.abs())
 
+    @torch.no_grad()
     def _shared(self, value: Tensor, size: Tensor) -> Tensor:
         """s of z and a, in at least float32."""
         z = value.to(working_dtype(value.dtype))
-        return z / self._whole(z, size)
+        whole = self._whole(z, size)
+        return torch.div(z, whole, out=whole)
 
     def _whole(self, z: Tensor, size: Tensor) -> Tensor:
         """|z| + c a, above 0; where there is nothing to share, z is 0."""
-        whole = torch.add(z.abs(), size, alpha=self.favour)
-        return whole.clamp_min(torch.finfo(whole.dtype).tiny)
+        whole = z.abs().add_(size, alpha=self.favour)
+        return whole.clamp_min_(torch.finfo(whole.dtype).tiny)
 
     def _size(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """a, of absolute values."""
@@ -252,9 +255,13 @@ class _Again(_Flat):
     def _shared(self, value: Tensor, size: Tensor) -> Tensor:
         z = value.to(working_dtype(value.dtype))
         if z.dtype == value.dtype:
-            return super()._shared(value, size)
+            return z / self._whole(z, size)
         root = self._whole(z, size).rsqrt()
         return z * (root * root)  # of half types, in a third of a quotient's instructions
+
+    def _whole(self, z: Tensor, size: Tensor) -> Tensor:
+        whole = torch.add(z.abs(), size, alpha=self.favour)
+        return whole.clamp_min(torch.finfo(whole.dtype).tiny)
 
 
 class _Fused(_Flat):
