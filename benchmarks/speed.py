@@ -17,7 +17,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,23 +29,25 @@ from dave_vit import DAVE, __version__, effective_transformation
 
 VIEWS = 50  # of a map with the exact linear map, and of captum's SmoothGrad
 CLASSES = 10  # of one image, beside one of them
+UNITS = 8  # forward passes before a call that is timed, and after it
 STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; seconds are for one map."""
+    """One line of the table; seconds are for one map, and so are the forward passes of an image in that time."""
 
     precision: str
     mode: str
     what: str
     seconds: float
+    passes: float
     extra_bytes: int | None = None
 
-    def cells(self, unit: float) -> list[str]:
-        """As text; ``unit`` are the seconds of one forward pass."""
+    def cells(self) -> list[str]:
+        """As text."""
         memory = "" if self.extra_bytes is None else f"{self.extra_bytes / 2**30:.2f}"
-        times = f"{1e3 * self.seconds:.2f}", f"{self.seconds / unit:.1f}"
+        times = f"{1e3 * self.seconds:.2f}", f"{self.passes:.1f}"
         return [self.precision, self.mode, self.what, *times, memory]
 
 
@@ -74,11 +76,13 @@ class Bench:
     def rows(self, autocast: torch.dtype | None, modes: tuple[str, ...]) -> Iterator[Row]:
         """All measurements of one precision."""
         name, count = str(autocast or self.images.dtype).removeprefix("torch."), len(self.images)
-        yield self._row(name, "eager", "forward pass", self._forward(autocast, self.images), count)
+        one = self._row(name, "eager", "forward pass", self._forward(autocast, self.images), count)
+        yield one
         views = self.images.repeat(-(-max(VIEWS, count) // count), 1, 1, 1)
-        forward = self._row(name, "eager", f"forward pass of {VIEWS} views", self._forward(autocast, views), len(views))
-        yield Row(name, "eager", forward.what, forward.seconds * VIEWS, forward.extra_bytes)
-        yield Row(name, "", f"arithmetic of {VIEWS} views, forward and back", self._floor(autocast) * VIEWS)
+        all_ = self._row(name, "eager", f"forward pass of {VIEWS} views", self._forward(autocast, views), len(views))
+        yield replace(all_, seconds=all_.seconds * VIEWS, passes=all_.passes * VIEWS)
+        floor = self._floor(autocast) * VIEWS
+        yield Row(name, "", f"arithmetic of {VIEWS} views, forward and back", floor, floor / one.seconds)
         for mode in modes:
             make = partial(DAVE, self.model, autocast=autocast, compiled=mode == "compiled")
             yield from self._maps(name, mode, make)
@@ -97,9 +101,11 @@ class Bench:
             yield self._row(name, mode, what, partial(plain.attribute, alone, classes.to(alone.device)), 1)
 
     def _row(self, precision: str, mode: str, what: str, call: Callable[[], object], count: int) -> Row:
-        seconds, peak = timed(call, self.images.device, self.repeats)
-        row = Row(precision, mode, what, seconds / count, peak)
-        print(precision, mode, what, f"{1e3 * row.seconds:.2f} ms", flush=True)
+        autocast = torch.bfloat16 if precision == "bfloat16" else None
+        forward = self._forward(autocast, self.images)
+        seconds, times, peak = timed(call, self.images.device, self.repeats, forward)
+        row = Row(precision, mode, what, seconds / count, times * len(self.images) / count, peak)
+        print(precision, mode, what, f"{1e3 * row.seconds:.2f} ms, {row.passes:.1f} forward passes", flush=True)
         return row
 
     def _forward(self, autocast: torch.dtype | None, images: Tensor) -> Callable[[], None]:
@@ -129,23 +135,35 @@ class Bench:
             self.model(self.images[:1])
         side = 8192 if self.images.is_cuda else 1024
         left = torch.randn(side, side, device=self.images.device, dtype=autocast or self.images.dtype)
-        seconds, _ = timed(lambda: left @ left, self.images.device, max(self.repeats, 5))
+        seconds, *_ = timed(lambda: left @ left, self.images.device, max(self.repeats, 5), lambda: None)
         return 2 * counter.get_total_flops() * seconds / (2 * side**3)
 
 
-def timed(call: Callable[[], object], device: torch.device, repeats: int) -> tuple[float, int | None]:
-    """Median seconds of a call after one to warm up, and the memory that all of them took beyond what was in use."""
-    seconds = []
+def timed(
+    call: Callable[[], object], device: torch.device, repeats: int, unit: Callable[[], object]
+) -> tuple[float, float, int | None]:
+    """Of a call after one to warm up: median seconds, how many times those of ``unit``, and the memory beyond before.
+
+    The unit is timed before and after each call: a processor that is shared with others changes its pace by the minute.
+    """
+
+    def clock(run: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        run()
+        synchronize(device)
+        return time.perf_counter() - start
+
+    seconds, times = [], []
     with Peak(device) as peak:
         call()
         synchronize(device)
         peak.warm()
         for _ in range(repeats):
-            start = time.perf_counter()
-            call()
-            synchronize(device)
-            seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds), peak.extra
+            units = [clock(unit) for _ in range(UNITS)]
+            seconds.append(clock(call))
+            units += [clock(unit) for _ in range(UNITS)]
+            times.append(seconds[-1] / statistics.median(units))
+    return statistics.median(seconds), statistics.median(times), peak.extra
 
 
 class Peak:
@@ -246,7 +264,7 @@ def main() -> None:
     modes, cells = tuple(options.modes.split(",")), []
     for autocast in (torch.bfloat16, None) if device.type == "cuda" else (None,):
         rows = list(bench.rows(autocast, modes if autocast or device.type != "cuda" else ("eager",)))
-        cells += [row.cells(rows[0].seconds) for row in rows]
+        cells += [row.cells() for row in rows]
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     text = report(options, where, cells, errors(bench.model, bench.images))
     print(text)
