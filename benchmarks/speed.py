@@ -75,33 +75,35 @@ class Bench:
 
     def rows(self, autocast: torch.dtype | None, modes: tuple[str, ...]) -> Iterator[Row]:
         """All measurements of one precision."""
-        name, count = str(autocast or self.images.dtype).removeprefix("torch."), len(self.images)
-        one = self._row(name, "eager", "forward pass", self._forward(autocast, self.images), count)
+        count = len(self.images)
+        one = self._row(autocast, "eager", "forward pass", self._forward(autocast, self.images), count)
         yield one
         views = self.images.repeat(-(-max(VIEWS, count) // count), 1, 1, 1)
-        all_ = self._row(name, "eager", f"forward pass of {VIEWS} views", self._forward(autocast, views), len(views))
+        all_ = self._row(
+            autocast, "eager", f"forward pass of {VIEWS} views", self._forward(autocast, views), len(views)
+        )
         yield replace(all_, seconds=all_.seconds * VIEWS, passes=all_.passes * VIEWS)
         floor = self._floor(autocast) * VIEWS
-        yield Row(name, "", f"arithmetic of {VIEWS} views, forward and back", floor, floor / one.seconds)
+        yield Row(one.precision, "", f"arithmetic of {VIEWS} views, forward and back", floor, floor / one.seconds)
         for mode in modes:
             make = partial(DAVE, self.model, autocast=autocast, compiled=mode == "compiled")
-            yield from self._maps(name, mode, make)
-        yield self._row(name, "eager", f"captum SmoothGrad, {VIEWS}", self._captum(autocast), count)
+            yield from self._maps(autocast, mode, make)
+        yield self._row(autocast, "eager", f"captum SmoothGrad, {VIEWS}", self._captum(autocast), count)
 
-    def _maps(self, name: str, mode: str, make: Callable[..., DAVE]) -> Iterator[Row]:
+    def _maps(self, autocast: torch.dtype | None, mode: str, make: Callable[..., DAVE]) -> Iterator[Row]:
         count, alone = len(self.images), self.images[:1]
         plain, default = make(samples=VIEWS, preset="threshold"), make()
         views = f"T = {default.limit}"
-        yield self._row(name, mode, f"exact, T = {VIEWS}", lambda: plain.attribute(self.images, self.target), count)
-        yield self._row(name, mode, f"default, {views}", lambda: default.attribute(self.images, self.target), count)
-        yield self._row(name, mode, f"default, {views}, one image alone", lambda: default.attribute(alone, 0), 1)
+        yield self._row(autocast, mode, f"exact, T = {VIEWS}", lambda: plain.attribute(self.images, self.target), count)
+        yield self._row(autocast, mode, f"default, {views}", lambda: default.attribute(self.images, self.target), count)
+        yield self._row(autocast, mode, f"default, {views}, one image alone", lambda: default.attribute(alone, 0), 1)
         one, several = torch.zeros(1, 1, dtype=torch.int64), torch.arange(CLASSES)[None]
         for classes in (one, several) if mode == "eager" else ():  # each would be a graph of its own
             what = f"exact, T = {VIEWS}, one image alone, {classes.shape[1]} classes"
-            yield self._row(name, mode, what, partial(plain.attribute, alone, classes.to(alone.device)), 1)
+            yield self._row(autocast, mode, what, partial(plain.attribute, alone, classes.to(alone.device)), 1)
 
-    def _row(self, precision: str, mode: str, what: str, call: Callable[[], object], count: int) -> Row:
-        autocast = torch.bfloat16 if precision == "bfloat16" else None
+    def _row(self, autocast: torch.dtype | None, mode: str, what: str, call: Callable[[], object], count: int) -> Row:
+        precision = str(autocast or self.images.dtype).removeprefix("torch.")
         forward = self._forward(autocast, self.images)
         seconds, times, peak = timed(call, self.images.device, self.repeats, forward)
         row = Row(precision, mode, what, seconds / count, times * len(self.images) / count, peak)

@@ -204,8 +204,8 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(dtype, precision, units):
     fixed = {"scale": 0.125, "CAUSAL": False, "MASK": "none", "PRECISION": precision, **tile}
     fixed |= {"L": 197, "S": 197, "E": 64, "EV": 64, "HEADS": 12, "GROUP": 1, "TARGETS": 1}
     fixed |= {name: 1 if name.endswith("_e") else 64 for name in kernel.arg_names if name not in {*fixed, *tensors}}
-    half = "*bf16" if dtype == torch.bfloat16 else "*fp32"
-    types = {name: "*fp32" if name == "lse" else half for name in tensors}
+    own = "*bf16" if dtype == torch.bfloat16 else "*fp32"
+    types = {name: "*fp32" if name == "lse" else own for name in tensors}
     assert units in compiled(kernel, types, fixed, **options)  # on the matrix units
 
 
@@ -351,13 +351,14 @@ class TestFlatGamma:
 @pytest.mark.parametrize("channels", [1, 3, 6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_weighted_sums_of_samples(channels, dtype):
-    from dave_vit.reduce import fused, weighted
+    from dave_vit.reduce import weighted
+    from dave_vit.rules.fused import operators
 
     generator = torch.Generator().manual_seed(channels)
     samples = torch.randn(5, 2, channels, 19, 23, generator=generator, dtype=torch.float64).to(dtype)
     weights = torch.rand(5, 2, generator=generator, dtype=torch.float64)
     spread = samples.to(DEVICE).transpose(-2, -1).contiguous().transpose(-2, -1)  # not as memory has it
     for found, expected in zip(
-        fused.weighted_sums(spread, weights.to(DEVICE)), weighted.weighted_sums(samples, weights), strict=True
+        operators.weighted_sums(spread, weights.to(DEVICE)), weighted.weighted_sums(samples, weights), strict=True
     ):
         torch.testing.assert_close(found.cpu(), expected, rtol=1e-13, atol=1e-13)

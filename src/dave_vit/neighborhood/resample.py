@@ -7,6 +7,7 @@ choice is made per sample from its own matrix: what a sample gives does not depe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
@@ -37,12 +38,12 @@ class Reading:
         on_pixels = (matrix == matrix.round()).all(dim=(1, 2))  # [n], known on the host: nothing waits for the device
         self._dtype = working_dtype(dtype)
         self._samplers: list[tuple[Tensor, _Sampler]] = []  # with the numbers of their samples, on the CPU
-        for rows in (one.nonzero()[:, 0] for one in (on_pixels, ~on_pixels)):
-            points = _points(matrix[rows], roll[rows], size, device)
-            if len(rows) and on_pixels[rows[0]]:
-                self._samplers.append((rows, _Pixels.at(points, whole=_still(matrix[rows]))))
-            elif len(rows):
-                self._samplers.append((rows, _Between.at(points, self._dtype)))
+        for exact, rows in ((True, on_pixels.nonzero()[:, 0]), (False, (~on_pixels).nonzero()[:, 0])):
+            if len(rows):
+                points = _points(matrix[rows], roll[rows], size, device)
+                whole = exact and _still(matrix[rows])
+                sampler = _Pixels.at(points, whole=whole) if exact else _Between.at(points, self._dtype)
+                self._samplers.append((rows, sampler))
 
     def part(self, start: int, stop: int) -> Reading:
         """That of the samples ``start`` to ``stop``, without computing anything again."""
@@ -56,22 +57,22 @@ class Reading:
 
     def read(self, image: Tensor) -> Tensor:
         """[n,C,H,W] -> [n,C,H,W], in float32 or better on the way."""
-        return self._each(image, "read")
+        return self._each(image, lambda sampler, part: sampler.read(part))
 
     def spread(self, values: Tensor) -> Tensor:
         """The transpose of ``read`` as a linear map: every value is added where it was read from."""
-        return self._each(values, "spread")
+        return self._each(values, lambda sampler, part: sampler.spread(part))
 
-    def _each(self, image: Tensor, what: str) -> Tensor:
+    def _each(self, image: Tensor, act: Callable[[_Sampler, Tensor], Tensor]) -> Tensor:
         """Each sample through the sampler that its matrix needs."""
         wide = image.to(self._dtype)
         with torch.autocast(image.device.type, enabled=False):
             if len(self._samplers) == 1:
-                return getattr(self._samplers[0][1], what)(wide).to(image.dtype)  # type: ignore[no-any-return]
+                return act(self._samplers[0][1], wide).to(image.dtype)
             out = torch.empty_like(wide, memory_format=torch.contiguous_format)
             for rows, sampler in self._samplers:
                 there = rows.to(wide.device, non_blocking=True)
-                out[there] = getattr(sampler, what)(wide[there])
+                out[there] = act(sampler, wide[there])
         return out.to(image.dtype)
 
 

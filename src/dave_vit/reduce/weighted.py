@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from dave_vit.precision import precise_dtype
+from dave_vit.rules.fused.attention import operators
 
 _LEAST = 1e-30  # weights that are all zero are then all alike
 _CHANNELS = 16  # up to which a tile of the kernel fits
@@ -25,8 +22,8 @@ def weighted_sums(samples: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Ten
     Returns:
         ``[B,C,...]``, ``[B,...]`` and ``[B,...]`` in that type.
     """
-    if samples.is_cuda and samples.shape[2] <= _CHANNELS and _fused() is not None:
-        found: tuple[Tensor, Tensor, Tensor] = _fused().weighted_sums(samples, weights)
+    if samples.is_cuda and samples.shape[2] <= _CHANNELS and operators() is not None:
+        found: tuple[Tensor, Tensor, Tensor] = operators().weighted_sums(samples, weights)
         return found
     x = samples.to(weights.dtype)
     sums, squares = x.sum(2), weights.square()  # [n,B,...], [n,B]
@@ -36,15 +33,6 @@ def weighted_sums(samples: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Ten
         torch.einsum(over, squares, sums),
         torch.einsum(over, squares, sums.square()),
     )
-
-
-@cache
-def _fused() -> Any:
-    """The same in one pass; None where there is no Triton."""
-    try:
-        return import_module("dave_vit.reduce.fused")
-    except ImportError:
-        return None
 
 
 class Moments:

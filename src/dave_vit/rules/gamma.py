@@ -162,7 +162,7 @@ class _Full:
         """What the inputs get of the relevance, for each unit of them; ``like`` has their signs."""
         share, *means = kept
         weight, share = weight.to(grad.dtype), share.to(grad.dtype)
-        held = share.abs().mul_(grad)  # memory that is new has to be cleared first, which takes longer than a product
+        held = share.abs().mul_(grad)  # and again below: memory that is new has to be cleared first
         plain = self._back(held, weight, like.shape)
         favoured = self._favoured(torch.mul(grad, share, out=held), weight, like.shape, *means)
         return plain.addcmul_(like.sign().to(grad.dtype), favoured, value=self.favour)
@@ -258,10 +258,6 @@ class _Again(_Flat):
             return z / self._whole(z, size)
         root = self._whole(z, size).rsqrt()
         return z * (root * root)  # of half types, in a third of a quotient's instructions
-
-    def _whole(self, z: Tensor, size: Tensor) -> Tensor:
-        whole = torch.add(z.abs(), size, alpha=self.favour)
-        return whole.clamp_min(torch.finfo(whole.dtype).tiny)
 
 
 class _Fused(_Flat):

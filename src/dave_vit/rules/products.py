@@ -51,13 +51,12 @@ def convolution(
     call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Any:
     """A convolution whose windows lie side by side is a plain product, which is computed several times faster."""
-    if not side_by_side(input, weight, *args, **kwargs):
-        return weighted(call, input, weight, bias, *args, **kwargs)
-    if products_win(input):
+    apart = side_by_side(input, weight, *args, **kwargs)
+    if apart and products_win(input):
         return weighted(Call(call.mode, _patch_product, call.name), input, weight, bias)
-    if not is_carrier(input) or depends(weight) or depends(bias):
-        return weighted(call, input, weight, bias, *args, **kwargs)
-    return weighted(Call(call.mode, _patch_convolution, call.name), input, weight, bias)
+    if apart and is_carrier(input) and not (depends(weight) or depends(bias)):
+        return weighted(Call(call.mode, _patch_convolution, call.name), input, weight, bias)
+    return weighted(call, input, weight, bias, *args, **kwargs)
 
 
 def side_by_side(
@@ -108,19 +107,13 @@ def _patch_convolution(input: Tensor, weight: Tensor, bias: Tensor | None) -> Te
     def value() -> Tensor:
         return torch.nn.functional.conv2d(input.detach(), weight, bias, tuple(weight.shape[2:]))
 
-    return (
-        carry(value, partial(_of_windows, shape=input.shape), input, saved=(weight,))
-        if input.requires_grad
-        else value()
-    )
+    return carry(value, partial(_of_windows, shape=input.shape), input, saved=(weight,))
 
 
 def _of_windows(grad: Tensor, weight: Tensor, *, shape: torch.Size) -> Tensor:
     """What goes back to a picture ``[B, C, H, W]`` of whose windows side by side ``[B, O, rows, columns]`` was made."""
     (height, width), (rows, columns) = weight.shape[2:], grad.shape[2:]
-    pulled = grad.flatten(2).transpose(1, 2) @ weight.flatten(1).to(
-        grad.dtype
-    )  # [B, rows * columns, C * height * width]
+    pulled = grad.flatten(2).transpose(1, 2) @ weight.flatten(1).to(grad.dtype)  # as ``patches`` has them
     parts = pulled.reshape(len(grad), rows, columns, -1, height, width).permute(0, 3, 1, 4, 2, 5)
     whole = parts.reshape(len(grad), -1, rows * height, columns * width)
     left = (0, shape[3] - whole.shape[3], 0, shape[2] - whole.shape[2])  # pixels that fill no window

@@ -21,6 +21,7 @@ from dave_vit.rules.fused.kernels import (
     row_sizes_kernel,
     shared_kernel,
     values_gradient_kernel,
+    weighted_sums_kernel,
 )
 
 _P = ParamSpec("_P")
@@ -187,6 +188,25 @@ def add_favoured_(plain: Tensor, like: Tensor, summed: Tensor, of_input: Tensor,
     tile = _row_tile(width)
     grid = (rows, triton.cdiv(width, tile["BLOCK"]))
     add_favoured_kernel[grid](plain, like, summed, of_input, favour, WIDTH=width, **tile)
+
+
+def weighted_sums(samples: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of samples [n,B,C,...] with weights [n,B] in float64: [B,C,...], [B,...] and [B,...] in float64."""
+    n, batch, channels, *sides = samples.shape
+    block = 256  # pixels
+    pixels = samples[0, 0, 0].numel()
+    total = torch.empty(samples.shape[1:], dtype=torch.float64, device=samples.device)
+    first, second = (torch.empty((batch, *sides), dtype=torch.float64, device=samples.device) for _ in range(2))
+    with torch.cuda.device_of(samples):
+        weighted_sums_kernel[(triton.cdiv(pixels, block), batch)](
+            *(samples.contiguous(), weights.contiguous(), total, first, second, n, batch),
+            CHANNELS=channels,
+            PIXELS=pixels,
+            CHANNEL_TILE=triton.next_power_of_2(channels),
+            BLOCK=block,
+            num_warps=4,
+        )
+    return total, first, second
 
 
 def _strides(several: Tensor) -> tuple[int, ...]:
