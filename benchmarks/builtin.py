@@ -25,14 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit import __version__, create_method, load_model
-from dave_vit.bench.numbers.statistics import Estimate, estimates
 from dave_vit.data.builtin import BuiltinDataset
 from dave_vit.data.grids import GridOptions, candidates, choose_grids, compose
+from dave_vit.evaluate.statistics.intervals import Estimate, estimates
 from dave_vit.maps import collapse
 from dave_vit.methods import Method
 from dave_vit.metrics import energypg, gridpg
 from dave_vit.models.families.builtin import BUILTIN
-from dave_vit.report import estimate_words
+from dave_vit.viz.pages import estimate_words
 
 # Shown name -> name and options of the method; the first of a model is compared with the others.
 Methods = dict[str, tuple[str, dict[str, Any]]]

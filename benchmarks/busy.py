@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit import load_model
-from dave_vit.bench import create_engine, evaluate, make_plan
+from dave_vit.evaluate import create_engine, evaluate, make_plan
 
 ASK = ["nvidia-smi", "--id=0", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=100"]
 

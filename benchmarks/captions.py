@@ -20,11 +20,11 @@ from PIL import Image
 from torch import Tensor
 
 from dave_vit import create_method, load_model
-from dave_vit.bench.numbers.statistics import estimates
 from dave_vit.data.builtin import BuiltinDataset, Scene
+from dave_vit.evaluate.statistics.intervals import estimates
 from dave_vit.metrics import energypg
 from dave_vit.models.writer import Asked, Writer
-from dave_vit.report import estimate_words
+from dave_vit.viz.pages import estimate_words
 
 SEED = 61_000  # neither training nor its settings saw it
 METHODS = {"DAVE": "dave", "AttnLRP": "attn_lrp", "effective transformation": "effective"}

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit import __version__, load_model
-from dave_vit.bench.plan import MethodEntry, Smoothing
-from dave_vit.bench.scoring import MapMaker
+from dave_vit.evaluate.plan import MethodEntry, Smoothing
+from dave_vit.evaluate.scoring import MapMaker
 from dave_vit.metrics import METRICS, Case, Scores, create_metric
 
 METHOD = "input_x_gradient"

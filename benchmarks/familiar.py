@@ -16,7 +16,7 @@ from dave_vit import load_model
 from dave_vit.data import open_dataset
 from dave_vit.data.images import SUFFIXES, read_picture
 from dave_vit.models import Adapter
-from dave_vit.models.familiar import unfamiliar
+from dave_vit.models.domain import unfamiliar
 
 
 def share(model: Adapter, pictures: Sequence[Image.Image]) -> float:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dave_vit import create_method, load_model
-from dave_vit.run import sound
+from dave_vit.engine import soundness as sound
 
 
 def main() -> None:

@@ -18,19 +18,19 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 LONGEST = (
     "test_real_data.py",
     "test_newcomer.py",
-    "test_bench_engines.py",
+    "test_evaluate_engines.py",
     "test_models_coverage.py",
     "test_web_browser.py",
-    "test_bench_survival.py",
+    "test_evaluate_survival.py",
     "test_docs.py",
     "test_web_page.py",
     "test_default_scores.py",
     "test_method_oracles_gradients.py",
     "test_analysis_report.py",
     "test_builtin_models.py",
-    "test_bench_cost.py",
+    "test_evaluate_cost.py",
     "test_method_contract.py",
-    "test_rules_fused.py",
+    "test_fast_kernels.py",
 )
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("DAVE_TEST_DATA", ROOT.parent / "shared" / "data"))

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from dave_vit._version import __version__
 
 if TYPE_CHECKING:
-    from dave_vit import scores
     from dave_vit.analysis.tuning import tune
-    from dave_vit.conserve import conservation_gap
+    from dave_vit.engine import scores
+    from dave_vit.engine.conservation import conservation_gap
+    from dave_vit.engine.gradient import effective_transformation
+    from dave_vit.engine.targets import Contrast
     from dave_vit.methods import DAVE, METHODS, create_method
     from dave_vit.models import load_model, with_inputs
-    from dave_vit.run import effective_transformation
-    from dave_vit.targets import Contrast
 
 __all__ = [
     "DAVE",
@@ -44,10 +44,10 @@ _HOMES = {
     "create_method": "methods",
     "load_model": "models",
     "with_inputs": "models",
-    "conservation_gap": "conserve",
-    "effective_transformation": "run",
-    "scores": "scores",
-    "Contrast": "targets",
+    "conservation_gap": "engine.conservation",
+    "effective_transformation": "engine.gradient",
+    "scores": "engine.scores",
+    "Contrast": "engine.targets",
     "tune": "analysis.tuning",
 }
 
@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = import_module(f"{__name__}.{_HOMES[name]}")
-    value = home if name == _HOMES[name] else getattr(home, name)
+    value = home if _HOMES[name].endswith(f".{name}") else getattr(home, name)
     globals()[name] = value
     return value
 

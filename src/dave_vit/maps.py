@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dave_vit._internal.precision import working_dtype
 from dave_vit.errors import InputError, OptionError
-from dave_vit.precision import working_dtype
 
 Smoothing = Literal["none", "mean", "gaussian"]
 

@@ -3,9 +3,9 @@
 `dave analyze NAME` and `dave reproduce` know an analysis by `ANALYSES`; the suite of the paper is in `paper`.
 """
 
+from dave_vit._internal.registry import import_all
 from dave_vit.analysis.base import ANALYSES, Analysis, Flag, analysis, flag
 from dave_vit.analysis.subjects import Sampled, Seeded, Setting
-from dave_vit.registry import import_all
 
 __all__ = ["ANALYSES", "Analysis", "Flag", "Sampled", "Seeded", "Setting", "analysis", "flag"]
 

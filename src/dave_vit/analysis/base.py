@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, get_type_hints
 
-from dave_vit.registry import Registry
-from dave_vit.report import Section
+from dave_vit._internal.registry import Registry
+from dave_vit.viz.report_section import Section
 
 T = TypeVar("T")
 Run = Callable[[Any], Section]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dave_vit.bench import MethodEntry
+from dave_vit.evaluate import MethodEntry
 from dave_vit.methods.options import fitting
 
 _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {

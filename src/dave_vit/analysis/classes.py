@@ -12,12 +12,12 @@ from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.subjects import Pictures, Sampled, count, method_flag, shown_data
 from dave_vit.data import Dataset, open_dataset
 from dave_vit.data.classes import class_map
+from dave_vit.engine.forward import logits_of
+from dave_vit.engine.target_names import find_class
 from dave_vit.errors import DataError, ImageError
 from dave_vit.models import Adapter
-from dave_vit.report import Picture, Section
-from dave_vit.run.passes import logits_of
-from dave_vit.targets.labels import find_class
 from dave_vit.viz import Cell, Drawing, draw, image_cell, map_cell
+from dave_vit.viz.report_section import Picture, Section
 
 _CLASSES = 3  # where none are named
 

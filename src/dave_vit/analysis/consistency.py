@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.subjects import Pictures, Sampled, count, files, pictures
-from dave_vit.bench.numbers.statistics import Estimate, estimates
-from dave_vit.bench.scoring import MapMaker
+from dave_vit.evaluate.scoring import MapMaker
+from dave_vit.evaluate.statistics.intervals import Estimate, estimates
 from dave_vit.maps import positive, smooth
 from dave_vit.metrics.consistency import consistency, moved, small_warp
 from dave_vit.models import Adapter, traits_of
-from dave_vit.report import Number, Picture, Section, Table, estimate_words
 from dave_vit.viz import Drawing, draw, image_cell, map_cell
+from dave_vit.viz.pages import estimate_words
 from dave_vit.viz.plots import style
+from dave_vit.viz.report_section import Number, Picture, Section, Table
 
 WINDOW = 15
 _SHOWN = 3  # pictures in the figure

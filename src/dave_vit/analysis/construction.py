@@ -10,8 +10,8 @@ from dave_vit.analysis.base import analysis
 from dave_vit.analysis.subjects import Pictures, Sampled, count, files, pictures
 from dave_vit.maps import collapse
 from dave_vit.methods import create_method
-from dave_vit.report import Picture, Section
 from dave_vit.viz import Drawing, draw, image_cell, map_cell
+from dave_vit.viz.report_section import Picture, Section
 
 STEPS = {
     "input x gradient": ("input_x_gradient", {}),

@@ -16,10 +16,10 @@ from dave_vit.errors import OptionError
 from dave_vit.maps import collapse
 from dave_vit.methods import DAVE
 from dave_vit.reduce import Accumulator, Mean, Reducer, Shrinkage, SoftThreshold, TrimmedMean
-from dave_vit.report import Number, Picture, Section, Table
 from dave_vit.viz import DAVE as VIOLET
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import Band, Floats, canvas, draw_band, legend, quartiles
+from dave_vit.viz.report_section import Number, Picture, Section, Table
 
 ESTIMATORS: dict[str, Reducer] = {
     "mean": Mean(),

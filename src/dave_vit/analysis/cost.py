@@ -15,12 +15,12 @@ from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.catalog import method_entry
 from dave_vit.analysis.meter import Spent, measure
 from dave_vit.analysis.subjects import Setting, pictures
+from dave_vit.engine.forward import logits_of
 from dave_vit.errors import OptionError
 from dave_vit.methods import create_method
-from dave_vit.report import Number, Picture, Section, Table
-from dave_vit.run.passes import logits_of
 from dave_vit.viz import DAVE, Drawing
 from dave_vit.viz.plots import SERIES, canvas, legend, style
+from dave_vit.viz.report_section import Number, Picture, Section, Table
 
 METHODS = (
     "input_x_gradient",

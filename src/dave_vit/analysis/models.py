@@ -8,9 +8,9 @@ from torch import Tensor
 
 from dave_vit.analysis.base import analysis
 from dave_vit.analysis.subjects import Pictures, Sampled, count, files, method_flag, pictures
-from dave_vit.bench import ModelEntry
-from dave_vit.report import Picture, Section
+from dave_vit.evaluate import ModelEntry
 from dave_vit.viz import Drawing, draw, image_cell, map_cell
+from dave_vit.viz.report_section import Picture, Section
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.sensitivity import Kind, SensitivityOptions, sensitivity_section
 from dave_vit.neighborhood.draws import sample_generator
-from dave_vit.report import Section
+from dave_vit.viz.report_section import Section
 
 
 @dataclass(frozen=True)

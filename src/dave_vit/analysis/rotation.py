@@ -14,7 +14,7 @@ from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.sensitivity import Change, Kind, SensitivityOptions, sensitivity_section
 from dave_vit.models import traits_of
 from dave_vit.neighborhood import Warp, affine_matrix
-from dave_vit.report import Section
+from dave_vit.viz.report_section import Section
 
 PAPER_ANGLE = 20.0
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from dave_vit.analysis.base import flag
 from dave_vit.analysis.subjects import Setting, batches, count, pictures
+from dave_vit.engine.forward import logits_of
 from dave_vit.errors import OptionError
-from dave_vit.report import Number, Picture, Section, Table
-from dave_vit.run.passes import logits_of
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import SERIES, Band, Floats, canvas, draw_band, legend, quartiles
+from dave_vit.viz.report_section import Number, Picture, Section, Table
 
 TOLERANCE = 0.1
 _BATCH = 16

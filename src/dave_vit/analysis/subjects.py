@@ -11,14 +11,14 @@ from torch import Tensor
 
 from dave_vit.analysis.base import flag
 from dave_vit.analysis.catalog import method_entry
-from dave_vit.bench import ModelEntry, Smoothing
-from dave_vit.bench.scoring import MapMaker
 from dave_vit.data import open_dataset
 from dave_vit.data.classes import class_map
 from dave_vit.data.images import read_picture
+from dave_vit.engine.forward import logits_of
 from dave_vit.errors import DataError, ImageError, OptionError
+from dave_vit.evaluate import ModelEntry, Smoothing
+from dave_vit.evaluate.scoring import MapMaker
 from dave_vit.models import Adapter
-from dave_vit.run.passes import logits_of
 
 
 @dataclass(frozen=True)

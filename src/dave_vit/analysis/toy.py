@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.subjects import Seeded
-from dave_vit.report import Number, Picture, Section, Table
-from dave_vit.run import effective_transformation
+from dave_vit.engine.gradient import effective_transformation
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import canvas
+from dave_vit.viz.report_section import Number, Picture, Section, Table
 
 TOKENS = 8
 GAIN = 2.5

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.atomic import write_bytes
+from dave_vit._internal.atomic_files import write_bytes
+from dave_vit.engine.forward import logits_of
 from dave_vit.errors import InputError
 from dave_vit.methods import DAVE
-from dave_vit.methods.chunks import Passes, clean_logits
-from dave_vit.methods.clean import Clean
+from dave_vit.methods.clean_prediction import Clean
+from dave_vit.methods.pass_size import Passes, clean_logits
 from dave_vit.methods.presets import RUNGS, ladder
 from dave_vit.metrics import Perturbation, area, deletion, insertion
 from dave_vit.models.adapter import ImageLike
-from dave_vit.run.passes import logits_of
 
 LADDER = ((20.0, 0.1, 0.3), (10.0, 0.1, 0.15), *RUNGS)
 """From wide to narrow: rotation in degrees, shift in sides, t of variance-preserving noise."""

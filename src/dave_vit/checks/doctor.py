@@ -11,20 +11,20 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dave_vit.checks.held import NotReplayed, replayed
-from dave_vit.checks.steady import changing
-from dave_vit.checks.wide import Wide
-from dave_vit.conserve import Balance
+from dave_vit.checks.companion_values import NotReplayed, replayed
+from dave_vit.checks.constants import changing
+from dave_vit.checks.float64 import Wide
+from dave_vit.engine import gradient
+from dave_vit.engine.conservation import Balance
+from dave_vit.engine.forward import logits_of
+from dave_vit.engine.gradient import Gradient
+from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.targets import Target
+from dave_vit.engine.token_layout import TokenLayout, token_layout
 from dave_vit.errors import OutputError
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.prompted import Prompted
 from dave_vit.models.tasks import TaskModel
-from dave_vit.rules import EFFECTIVE
-from dave_vit.run import gradient
-from dave_vit.run.gradient import Gradient
-from dave_vit.run.layout import TokenLayout, token_layout
-from dave_vit.run.passes import logits_of
-from dave_vit.targets import Target
 
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-3}
 """The largest gap that rounding can explain; single precision loses much where large parts cancel."""

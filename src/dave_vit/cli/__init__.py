@@ -18,9 +18,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from dave_vit._internal.registry import nearest
 from dave_vit._version import __version__
 from dave_vit.errors import DaveError, UnknownName, first_line, out_of_memory, readable
-from dave_vit.registry import nearest
 
 # In the order of `dave --help`.
 COMMANDS = (

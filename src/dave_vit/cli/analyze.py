@@ -17,7 +17,7 @@ from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
     from dave_vit.analysis import Analysis, Flag
-    from dave_vit.report import Section
+    from dave_vit.viz.report_section import Section
 
 
 class _Analyses(TyperGroup):

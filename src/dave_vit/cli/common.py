@@ -63,7 +63,7 @@ class Output:
 
     def advise(self, model: Adapter) -> None:
         """Says what a model knows, where most people want another one."""
-        from dave_vit.models.familiar import advice
+        from dave_vit.models.domain import advice
 
         said = advice(model)
         if said is not None:

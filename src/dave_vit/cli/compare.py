@@ -12,7 +12,7 @@ import typer
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.files import Results
 from dave_vit.cli.options import Look, MethodsOptions, Out, Plugins, grouped, names_of
-from dave_vit.cli.prepared import PreparedModel
+from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import DaveError, ImageError, OptionError, readable
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dave_vit.data.images import Picture
+    from dave_vit.explain.classes import Result
     from dave_vit.models import Adapter
-    from dave_vit.results import Result
     from dave_vit.viz import Cell, Drawing
 
 app = command()
@@ -167,8 +167,8 @@ def _results(
     model: Adapter, picture: Picture, names: list[str], target: str, methods: MethodsOptions, output: Output
 ) -> dict[str, Result]:
     """What each method found, by its name."""
+    from dave_vit.explain.classes import Explainer, classify
     from dave_vit.methods.options import fitting
-    from dave_vit.results import Explainer, classify
 
     classified = classify(model, picture)
     wanted = classified.pick(target)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dave_vit.atomic import json_bytes, write_bytes
+from dave_vit._internal.atomic_files import json_bytes, write_bytes
 from dave_vit.cli.common import Output, Progress, command, examples
 from dave_vit.cli.files import Results
 from dave_vit.cli.options import Device, ModelOptions, Out, Seed, grouped
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dave_vit.data.base import Dataset
+    from dave_vit.explain.classes import Result
     from dave_vit.methods import Method
     from dave_vit.models import Adapter
-    from dave_vit.results import Result
     from dave_vit.viz import Drawing
 
 METHODS = ("dave", "effective", "input_x_gradient")
@@ -59,7 +59,7 @@ def _explain(
 ) -> Result:
     """Explains one picture with DAVE, keeps the result and prints the top 5."""
     from dave_vit.data.images import Picture
-    from dave_vit.results import Explainer, classify
+    from dave_vit.explain.classes import Explainer, classify
 
     name = f"picture-{index}"
     progress.update(text=f"{name}: {SAMPLES['drawn']} samples")
@@ -78,8 +78,8 @@ def _explain(
 
 def _figure(results: list[Result], seed: int) -> Drawing:
     """A row for each picture: image, DAVE, its sureness, and the other methods."""
+    from dave_vit.explain.classes import Explainer
     from dave_vit.methods.options import fitting
-    from dave_vit.results import Explainer
     from dave_vit.viz import comparison, map_cell, sureness_cell
 
     panels = [result.panels[0] for result in results]

@@ -40,7 +40,7 @@ def diff(
     Differences have 95 % intervals of a bootstrap over images; grids count where both runs have the same ones. Runs
     need not be finished, and one run can be compared with itself, method with method.
     """
-    from dave_vit.bench.numbers.compare import changes, compared, read_run
+    from dave_vit.evaluate.statistics.compare import changes, compared, read_run
 
     first, second = read_run(before), read_run(after)
     found = compared(first, second, _pairs(pair or []))

@@ -8,7 +8,7 @@ import typer
 
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.options import Json, Plugins, Seed, grouped
-from dave_vit.cli.prepared import PreparedModel
+from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import UnsupportedOperator
 
 app = command()
@@ -62,7 +62,7 @@ def doctor(
 
 
 def _facts(found: Any) -> dict[str, Any]:
-    from dave_vit.run.layout import TokenLayout
+    from dave_vit.engine.token_layout import TokenLayout
 
     grid = found.layout if isinstance(found.layout, TokenLayout) else None
     return {

@@ -10,26 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dave_vit.cli.common import Output, command, command_line, examples
-from dave_vit.cli.options import (
-    Data,
-    MethodsOptions,
-    Out,
-    Plugins,
-    Preset,
-    given,
-    grouped,
-    names_of,
-    setting,
-)
-from dave_vit.cli.prepared import PreparedModel
-from dave_vit.cli.watching import bars, numbers
+from dave_vit.cli.live_view import bars, numbers
+from dave_vit.cli.options import Data, MethodsOptions, Out, Plugins, Preset, given, grouped, names_of, setting
+from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import DataError, OptionError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dave_vit.bench import Plan
-    from dave_vit.bench.engines import Engine
+    from dave_vit.evaluate import Plan
+    from dave_vit.evaluate.engines import Engine
 
 app = command()
 
@@ -204,11 +194,11 @@ def _flags(
 
 def _plan(file: Path | None, flags: dict[str, Any], smoothing: dict[str, Any], methods: ScoredMethods) -> Plan:
     """The plan of the flags, over that of the file, over the defaults."""
-    from dave_vit.bench import make_plan, read_plan
-    from dave_vit.bench.plan import listed
+    from dave_vit._internal.registry import import_plugins
+    from dave_vit.evaluate import make_plan, read_plan
+    from dave_vit.evaluate.plan import listed
     from dave_vit.methods import METHODS
     from dave_vit.metrics import METRICS
-    from dave_vit.registry import import_plugins
 
     settings: dict[str, Any] = {"methods": MethodsOptions.names, "metrics": PlanOptions.metrics}
     settings |= {**(read_plan(file) if file else {}), **flags}
@@ -227,7 +217,7 @@ def _plan(file: Path | None, flags: dict[str, Any], smoothing: dict[str, Any], m
 
 def _entries(main: str, value: Any, every: Iterable[str]) -> list[dict[str, Any]]:
     """Tables of a plan, out of tables, of names, or of names with commas between; "all" is every one."""
-    from dave_vit.bench.plan import MethodEntry, MetricEntry, table_of
+    from dave_vit.evaluate.plan import MethodEntry, MetricEntry, table_of
 
     values = names_of(value, every) if isinstance(value, str) else value
     listed = values if isinstance(values, list | tuple) else [values]
@@ -276,7 +266,7 @@ def _metric(table: dict[str, Any], texts: dict[str, dict[str, str]]) -> dict[str
 
 
 def _engine(execution: Execution, device: str) -> Engine:
-    from dave_vit.bench import create_engine
+    from dave_vit.evaluate import create_engine
 
     return create_engine(execution.engine, device=device, workers=execution.workers, address=execution.address)
 
@@ -288,8 +278,8 @@ def _threads(execution: Execution) -> int:
 
 
 def _run(plan: Plan, out: Path, how: dict[str, Any], *, watched: bool, output: Output) -> None:
-    from dave_vit.bench import evaluate as run_plan
-    from dave_vit.bench.live import Live
+    from dave_vit.evaluate import evaluate as run_plan
+    from dave_vit.evaluate.progress import Live
 
     show = Output(quiet=output.quiet or output.as_json)
     with numbers(show, Live(plan, out).results) if watched else bars(show) as watch:
@@ -334,7 +324,7 @@ def _table(plan: Plan, summary: dict[str, Any], model: str) -> Table:
 
 
 def _cell(one: dict[str, Any], *, brief: bool) -> str:
-    from dave_vit.report import estimate_words
+    from dave_vit.viz.pages import estimate_words
 
     words = estimate_words(one["mean"], one["low"], one["high"])
     return words.partition(" ")[0] if brief else words

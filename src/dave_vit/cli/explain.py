@@ -14,11 +14,11 @@ from dave_vit.cli.common import Output, Progress, command, examples
 from dave_vit.cli.files import Results, method_word, question
 from dave_vit.cli.kinds import KindOptions, explain_kinds
 from dave_vit.cli.options import Look, MethodOptions, Out, Plugins, grouped
-from dave_vit.cli.prepared import PreparedModel
+from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import ImageError, OptionError, readable
 
 if TYPE_CHECKING:
-    from dave_vit.results import Explainer, Result
+    from dave_vit.explain.classes import Explainer, Result
 
 app = command()
 
@@ -90,8 +90,8 @@ def explain(
     1000 at most) and gallery.dave.png (a contact sheet, 200 at most), named by the same rules.
     """
     from dave_vit.data.images import find_images
-    from dave_vit.report import Gallery
-    from dave_vit.results import Explainer
+    from dave_vit.explain.classes import Explainer
+    from dave_vit.explain.gallery import Gallery
 
     options = method.options()
     if animate:
@@ -173,7 +173,7 @@ def _results(
 ) -> list[Result]:
     """The result after each chunk of samples; the share of them that is done is reported."""
     from dave_vit.data.images import read_picture
-    from dave_vit.results import classify
+    from dave_vit.explain.classes import classify
 
     picture = read_picture(source)
     for note in picture.notes:

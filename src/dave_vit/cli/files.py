@@ -11,12 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dave_vit.atomic import json_bytes, write_files
+from dave_vit._internal.atomic_files import json_bytes, write_files
 from dave_vit.errors import readable
 
 if TYPE_CHECKING:
     from dave_vit.data.images import Picture
-    from dave_vit.results import Explainer
+    from dave_vit.explain.classes import Explainer
 
 _LENGTH = 120  # bytes of a name; file systems take 255 with the endings
 _PLAIN = {"overlay.png": "png"}  # the one picture that most people want has the shortest name

@@ -15,12 +15,12 @@ from dave_vit.errors import OptionError, readable
 
 if TYPE_CHECKING:
     from dave_vit.data.images import Picture
-    from dave_vit.filmed import Filmed
-    from dave_vit.matched import Matched
+    from dave_vit.explain.classes import Explainer
+    from dave_vit.explain.clips import Filmed
+    from dave_vit.explain.scores import Scored, Together
+    from dave_vit.explain.sentences import Matched
+    from dave_vit.explain.words import Written
     from dave_vit.models import Adapter
-    from dave_vit.results import Explainer
-    from dave_vit.scored import Scored, Together
-    from dave_vit.written import Written
 
 Made = tuple[str, str, "Scored | Together | Written | Filmed | Matched"]
 """What was asked, in the name of files; what is said of it; the maps themselves."""
@@ -104,8 +104,8 @@ def explain_kinds(
         folder: of the files.
         output: where words go.
     """
+    from dave_vit.explain.scores import Together
     from dave_vit.models.video import VideoModel
-    from dave_vit.scored import Together
 
     records = []
     for source in sources:
@@ -121,7 +121,7 @@ def explain_kinds(
 
 
 def _filmed(explainer: Explainer, source: str, target: str) -> Iterator[Made]:
-    from dave_vit.filmed import explain_clip
+    from dave_vit.explain.clips import explain_clip
 
     made = explain_clip(explainer, source, target)
     best = made.result.targets[0]
@@ -130,11 +130,11 @@ def _filmed(explainer: Explainer, source: str, target: str) -> Iterator[Made]:
 
 def _made(explainer: Explainer, source: str, kinds: KindOptions) -> Iterator[Made]:
     from dave_vit.data.images import read_picture
-    from dave_vit.matched import explain_match
+    from dave_vit.explain.scores import Together, explain_boxes, explain_score
+    from dave_vit.explain.sentences import explain_match
+    from dave_vit.explain.words import explain_words
     from dave_vit.models.sentences import Sentences
     from dave_vit.models.writer import Writer
-    from dave_vit.scored import Together, explain_boxes, explain_score
-    from dave_vit.written import explain_words
 
     picture, model = read_picture(source), explainer.model
     if isinstance(model, Sentences) and kinds.score is None:

@@ -45,7 +45,7 @@ def models(
             rows.append(check(entry))
             bar.update(advance=1)
     if write is not None:
-        from dave_vit.atomic import write_bytes
+        from dave_vit._internal.atomic_files import write_bytes
 
         write_bytes(write, markdown(rows).encode())
     output.print(_table(rows), *(f"{row.entry.name}: {row.reason}" for row in rows if row.reason))

@@ -24,7 +24,7 @@ import typer
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
-    from dave_vit.bench import ModelEntry
+    from dave_vit.evaluate import ModelEntry
     from dave_vit.models import Adapter, Prepare
 
 R = TypeVar("R")
@@ -183,7 +183,7 @@ class ModelsOptions:
 
     def entries(self, *otherwise: str) -> tuple[ModelEntry, ...]:
         """The models as plans name them; `otherwise` where none was given."""
-        from dave_vit.bench import ModelEntry
+        from dave_vit.evaluate import ModelEntry
 
         specs = self.specs or otherwise
         if self.weights is not None and len(specs) != 1:
@@ -229,7 +229,7 @@ class MethodsOptions:
 
 def _imported(paths: list[Path] | None) -> list[Path] | None:
     """Registers what is in a user's own files, before anything else is read."""
-    from dave_vit.registry import import_plugins
+    from dave_vit._internal.registry import import_plugins
 
     import_plugins(paths or [])
     return paths

@@ -13,7 +13,7 @@ from dave_vit.cli.options import Device, Seed, Weights, grouped, model_flag, pic
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
-    from dave_vit.probe import Probe
+    from dave_vit.models.probe import Probe
 
 app = command()
 
@@ -71,7 +71,7 @@ def probe(
     a small set of images may want a higher one.
     """
     from dave_vit.data.sets.folder import Folder
-    from dave_vit.probe import Training, train_probe
+    from dave_vit.models.probe import Training, train_probe
 
     if model.weights and out.resolve() == Path(model.weights).resolve():
         raise OptionError(f"--out {out} is the file of --weights; give another name")

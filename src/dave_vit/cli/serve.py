@@ -10,7 +10,7 @@ import typer
 
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.options import Classes, Device, Models, Plugins, Quiet, Seed, grouped
-from dave_vit.cli.prepared import PreparedModel, PrepareOptions
+from dave_vit.cli.preparation import PreparedModel, PrepareOptions
 from dave_vit.errors import OptionError, missing_extra
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def serve(
         import uvicorn
 
         from dave_vit.web import create_app
-        from dave_vit.web.patience import Patient
+        from dave_vit.web.time_estimates import Patient
     except ImportError as error:
         raise missing_extra("fastapi", "web") from error
     output = Output(quiet=quiet)

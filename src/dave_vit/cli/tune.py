@@ -11,7 +11,7 @@ import typer
 
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.options import Plugins, Seed, data_flag, grouped
-from dave_vit.cli.prepared import PreparedModel
+from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import ImageError
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def tune(
     a preset file that every --preset takes. What was measured is kept in FILE.json, so that a command that was stopped
     goes on where it was.
     """
+    from dave_vit._internal.atomic_files import write_json
     from dave_vit.analysis.tuning import LADDER, table
     from dave_vit.analysis.tuning import tune as tuned
-    from dave_vit.atomic import write_json
 
     loaded, pictures = model.load(), _pictures(data, limit)
     key = _key(model, pictures, seed)

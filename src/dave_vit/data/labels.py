@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from dave_vit.engine.target_names import find_class
 from dave_vit.errors import TargetError
-from dave_vit.targets.labels import find_class
 
 
 def pick_targets(wanted: str | None, ranking: Sequence[int], names: Sequence[str]) -> list[int]:

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dave_vit.engine.observation import Observation
+from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, OptionError, missing_extra
 from dave_vit.methods.base import METHODS, MethodInfo, one_of
-from dave_vit.methods.chunks import Passes
+from dave_vit.methods.pass_size import Passes
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, token_graph, wide
-from dave_vit.run.observe import Observation
-from dave_vit.targets import Target
 
 Heads = Literal["mean", "max", "min"]
 

@@ -12,16 +12,17 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.registry import Registry
+from dave_vit.engine import gradient
+from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.forward import check_inputs
+from dave_vit.engine.gradient import Gradient
+from dave_vit.engine.targets import Target, TargetLike, names_of
 from dave_vit.errors import InputError, OptionError
-from dave_vit.intercept import RuleSet
 from dave_vit.maps import collapse
-from dave_vit.methods.chunks import Passes, clean_logits
-from dave_vit.methods.reading import Subject, doubt, sureness
+from dave_vit.methods.certainty import Subject, doubt, sureness
+from dave_vit.methods.pass_size import Passes, clean_logits
 from dave_vit.reduce.base import energy_share
-from dave_vit.registry import Registry
-from dave_vit.run import Gradient, gradient
-from dave_vit.run.passes import check_inputs
-from dave_vit.targets import Target, TargetLike, names_of
 
 Name = TypeVar("Name", bound=str)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo
-from dave_vit.methods.chunks import Passes, clean_logits
-from dave_vit.methods.located import per_channel
+from dave_vit.methods.bias_placement import per_channel
+from dave_vit.methods.pass_size import Passes, clean_logits
 from dave_vit.neighborhood.draws import sample_generator
-from dave_vit.targets import Target
 
 
 @METHODS.register("random")

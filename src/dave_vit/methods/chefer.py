@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.precision import precise_dtype
+from dave_vit.engine.observation import Observation, observation
+from dave_vit.engine.rule_sets.relevance import alpha_beta
+from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.methods.attention import from_layer
 from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.chunks import Passes
+from dave_vit.methods.pass_size import Passes
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, gradients, token_graph
-from dave_vit.precision import precise_dtype
-from dave_vit.rules.sets.relevance import alpha_beta
-from dave_vit.run.observe import Observation, observation
-from dave_vit.targets import Target
 
 
 def _gathered(graph: TokenGraph, slopes: list[list[Tensor]], values: list[list[Tensor]], start_layer: int) -> Tensor:

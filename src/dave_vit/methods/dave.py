@@ -12,21 +12,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.fast.compiled import CompiledGradient
+from dave_vit.engine.fast.recorded_model import LeanModel
+from dave_vit.engine.fingerprint import unchanging
+from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import OptionError, TargetError
-from dave_vit.intercept import RuleSet
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, joined, times, times_input
-from dave_vit.methods.chunks import Passes, clean_logits, even
-from dave_vit.methods.clean import Clean
+from dave_vit.methods.certainty import ENOUGH, Subject
+from dave_vit.methods.clean_prediction import Clean
+from dave_vit.methods.pass_size import Passes, clean_logits, even
 from dave_vit.methods.presets import NOISE_SWITCHES, Against, preset_of
-from dave_vit.methods.reading import ENOUGH, Subject
 from dave_vit.methods.sampling import Estimate, Group, explanation_of
 from dave_vit.neighborhood import Neighborhood, Views
 from dave_vit.reduce import REDUCERS, Mean, Reducer
-from dave_vit.rules import EFFECTIVE
-from dave_vit.run.compiled import CompiledGradient
-from dave_vit.run.lean import LeanModel
-from dave_vit.run.survey import unchanging
-from dave_vit.targets import Target, TargetLike
 
 _KEPT_BYTES = 256 * 2**20  # draws are kept between batches up to this size
 _READ_BYTES = 24  # a pixel, beside its noise: where it is read on the way to a view and, in two steps, on the way back

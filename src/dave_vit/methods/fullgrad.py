@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dave_vit.intercept import RuleSet
+from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.rule_sets.full_gradient import FULL_GRADIENT, FULL_GRADIENT_OF_CONVOLUTIONS
+from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips, one_of
-from dave_vit.methods.chunks import Passes
-from dave_vit.methods.located import CONSTANT_ROWS, Contribution, attributions, summed
-from dave_vit.rules.sets.full_gradient import FULL_GRADIENT, FULL_GRADIENT_OF_CONVOLUTIONS
-from dave_vit.targets import Target
+from dave_vit.methods.bias_placement import CONSTANT_ROWS, Contribution, attributions, summed
+from dave_vit.methods.pass_size import Passes
 
 Biases = Literal["all", "conv"]
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dave_vit.engine.observation import Observation
+from dave_vit.engine.targets import Target
+from dave_vit.engine.token_layout import TokenLayout, find_layout
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.chunks import Passes
+from dave_vit.methods.pass_size import Passes
 from dave_vit.methods.tokens import TokenMethod, gradients
-from dave_vit.run.layout import TokenLayout, find_layout
-from dave_vit.run.observe import Observation
-from dave_vit.targets import Target
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
 """Slopes and features, both ``[b, D, h, w]``, to what the features are multiplied with."""

@@ -8,16 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.precision import precise_dtype
+from dave_vit.engine import gradient
+from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import InputError, OptionError
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, times, times_input
-from dave_vit.methods.chunks import Passes, clean_logits
+from dave_vit.methods.pass_size import Passes, clean_logits
 from dave_vit.methods.sampling import Estimate
 from dave_vit.neighborhood.draws import sample_generator
-from dave_vit.precision import precise_dtype
 from dave_vit.reduce import Mean
-from dave_vit.rules import PLAIN
-from dave_vit.run import gradient
-from dave_vit.targets import Target, TargetLike
 
 
 @METHODS.register("input_x_gradient")

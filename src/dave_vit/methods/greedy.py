@@ -7,10 +7,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, check_no_clips, one_of
-from dave_vit.methods.chunks import Passes
-from dave_vit.methods.hiding import Score, Squares, as_explanation, under_masks
-from dave_vit.targets import Target
+from dave_vit.methods.masking import Score, Squares, as_explanation, under_masks
+from dave_vit.methods.pass_size import Passes
 
 Goal = Literal["deletion", "insertion"]
 

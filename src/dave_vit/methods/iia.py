@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.observation import Observation, observation
+from dave_vit.engine.rule_sets.interpolated import interpolated
+from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
-from dave_vit.intercept import RuleSet
 from dave_vit.methods.attention import rollout
 from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.chunks import Passes
+from dave_vit.methods.pass_size import Passes
 from dave_vit.methods.tokens import TokenMethod, gradients, token_graph, wide
-from dave_vit.rules.sets.interpolated import interpolated
-from dave_vit.run.observe import Observation, observation
-from dave_vit.targets import Target
 
 
 @METHODS.register("iia")

@@ -10,15 +10,15 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.precision import working_dtype
+from dave_vit.engine.forward import Read
+from dave_vit.engine.observation import Attention, Observation
+from dave_vit.engine.surrogate import carry
+from dave_vit.engine.targets import Target, class_logits
 from dave_vit.errors import OptionError, UnsupportedOperator, first_line
-from dave_vit.intercept import carry
 from dave_vit.methods.base import METHODS, MethodInfo, one_of
-from dave_vit.methods.chunks import Passes
+from dave_vit.methods.pass_size import Passes
 from dave_vit.methods.tokens import TokenMethod, gradients, token_graph
-from dave_vit.precision import working_dtype
-from dave_vit.run.observe import Attention, Observation
-from dave_vit.run.passes import Read
-from dave_vit.targets import Target, class_logits
 
 Readout = Literal["model", "cls", "mean"]
 

@@ -7,15 +7,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from dave_vit.engine.observation import observation
+from dave_vit.engine.rule_sets.libra import LIBRA, LIBRA_SEEN
+from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips, one_of, times_input
-from dave_vit.methods.chunks import Passes
+from dave_vit.methods.bias_placement import CONSTANT_ROWS, attributions
 from dave_vit.methods.fullgrad import signed_sum
 from dave_vit.methods.gradcam import mean_slope, weighted
-from dave_vit.methods.located import CONSTANT_ROWS, attributions
+from dave_vit.methods.pass_size import Passes
 from dave_vit.methods.tokens import upsampled
-from dave_vit.rules.sets.libra import LIBRA, LIBRA_SEEN
-from dave_vit.run.observe import observation
-from dave_vit.targets import Target
 
 Base = Literal["fullgrad", "gradcam", "input_x_gradient"]
 

@@ -7,12 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from dave_vit.intercept import RuleSet
+from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.rule_sets.lrp import ATTN_LRP, CP_LRP, with_gamma
+from dave_vit.engine.rules.gamma import Gamma
+from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, times_input
-from dave_vit.methods.chunks import Passes
-from dave_vit.rules.gamma import Gamma
-from dave_vit.rules.sets.lrp import ATTN_LRP, CP_LRP, with_gamma
-from dave_vit.targets import Target
+from dave_vit.methods.pass_size import Passes
 
 
 class _LRP(Method):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips
-from dave_vit.methods.chunks import Passes
+from dave_vit.methods.bias_placement import CONSTANT_ROWS, attributions
 from dave_vit.methods.fullgrad import signed_sum
-from dave_vit.methods.located import CONSTANT_ROWS, attributions
-from dave_vit.rules import EFFECTIVE
-from dave_vit.targets import Target
+from dave_vit.methods.pass_size import Passes
 
 
 @METHODS.register("omenn")

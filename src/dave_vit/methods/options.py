@@ -10,11 +10,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import nn
 
+from dave_vit._internal.schema import check, expected, fits
 from dave_vit.methods.base import METHODS
 from dave_vit.methods.dave import DAVE
 from dave_vit.methods.presets import AROUND_SWITCHES, NOISE_SWITCHES, SPATIAL_SWITCHES, preset_of
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial
-from dave_vit.schema import check, expected, fits
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from dave_vit._internal.registry import Registry
+from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.rule_sets.effective import EFFECTIVE, OFFICIAL_GATE
+from dave_vit.engine.rule_sets.lrp import RELEVANCE
+from dave_vit.engine.token_layout import patch_side
 from dave_vit.errors import OptionError
-from dave_vit.intercept import RuleSet
 from dave_vit.maps import official_postprocess
 from dave_vit.models.traits import traits_of
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial
 from dave_vit.reduce import Mean, Reducer, Significant, SoftThreshold, TrimmedMean
-from dave_vit.registry import Registry
-from dave_vit.rules import EFFECTIVE, OFFICIAL_GATE
-from dave_vit.rules.sets.lrp import RELEVANCE
-from dave_vit.run.layout import patch_side
 
 Against = Literal["rivals", "none"]
 

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.rule_sets.rectified import DECONVOLVED, GUIDED, RECTIFIERS
+from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
-from dave_vit.intercept import RuleSet
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo
-from dave_vit.methods.chunks import Passes
-from dave_vit.rules.sets.rectified import DECONVOLVED, GUIDED, RECTIFIERS
-from dave_vit.targets import Target
+from dave_vit.methods.pass_size import Passes
 
 
 class _Rectified(Method):

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dave_vit.engine.targets import Target
 from dave_vit.methods.base import Explanation, joined
-from dave_vit.methods.clean import Clean
+from dave_vit.methods.clean_prediction import Clean
 from dave_vit.reduce import Accumulator
-from dave_vit.targets import Target
 
 
 @dataclass(frozen=True)

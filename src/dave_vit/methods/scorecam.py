@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dave_vit.engine.observation import Observation
+from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.chunks import Passes
 from dave_vit.methods.gradcam import features
-from dave_vit.methods.hiding import under_masks
+from dave_vit.methods.masking import under_masks
+from dave_vit.methods.pass_size import Passes
 from dave_vit.methods.tokens import TokenMethod
-from dave_vit.run.observe import Observation
-from dave_vit.targets import Target
 
 
 @METHODS.register("scorecam")

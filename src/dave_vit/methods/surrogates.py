@@ -8,13 +8,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.precision import precise_dtype
+from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, check_no_clips, one_of
-from dave_vit.methods.chunks import Passes
-from dave_vit.methods.hiding import Score, Squares, as_explanation, under_masks, whole
+from dave_vit.methods.masking import Score, Squares, as_explanation, under_masks, whole
+from dave_vit.methods.pass_size import Passes
 from dave_vit.neighborhood.draws import sample_generator
-from dave_vit.precision import precise_dtype
-from dave_vit.targets import Target
 
 
 @METHODS.register("lime")

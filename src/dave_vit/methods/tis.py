@@ -10,17 +10,17 @@ from typing import Any, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.precision import precise_dtype
+from dave_vit.engine.observation import Observation, observation
+from dave_vit.engine.rule_sets.sampled import sampled
+from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, UnsupportedOperator
 from dave_vit.methods.base import METHODS, MethodInfo, at_least_one, one_of
-from dave_vit.methods.chunks import Passes
-from dave_vit.methods.hiding import Score, told
 from dave_vit.methods.legrad import block_lists, is_tokens
+from dave_vit.methods.masking import Score, told
+from dave_vit.methods.pass_size import Passes
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, token_graph
 from dave_vit.neighborhood.draws import sample_generator
-from dave_vit.precision import precise_dtype
-from dave_vit.rules.sets.sampled import sampled
-from dave_vit.run.observe import Observation, observation
-from dave_vit.targets import Target
 
 _ROUNDS = 100  # of k-means, which comes to rest long before
 

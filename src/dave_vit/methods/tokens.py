@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dave_vit._internal.precision import working_dtype
+from dave_vit.engine.forward import Read
+from dave_vit.engine.observation import Attention, Observation, observation
+from dave_vit.engine.targets import Target
+from dave_vit.engine.token_layout import TokenLayout, find_layout
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import Explanation, Method, check_no_clips, one_of
-from dave_vit.methods.chunks import Passes
-from dave_vit.methods.located import per_channel
-from dave_vit.precision import working_dtype
-from dave_vit.run.layout import TokenLayout, find_layout
-from dave_vit.run.observe import Attention, Observation, observation
-from dave_vit.run.passes import Read
-from dave_vit.targets import Target
+from dave_vit.methods.bias_placement import per_channel
+from dave_vit.methods.pass_size import Passes
 
 Resolution = Literal["input", "patch"]
 

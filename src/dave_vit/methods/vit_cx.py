@@ -7,15 +7,15 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from dave_vit.engine.observation import observation
+from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, missing_extra
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips, one_of
-from dave_vit.methods.chunks import Passes
 from dave_vit.methods.gradcam import features
-from dave_vit.methods.hiding import Score, answers, as_explanation, told
+from dave_vit.methods.masking import Score, answers, as_explanation, told
+from dave_vit.methods.pass_size import Passes
 from dave_vit.methods.scorecam import enlarged, from_zero_to_one
 from dave_vit.neighborhood.draws import sample_generator
-from dave_vit.run.observe import observation
-from dave_vit.targets import Target
 
 
 @METHODS.register("vit_cx")

@@ -16,9 +16,9 @@ from dave_vit.metrics.road import imputed, road
 from dave_vit.metrics.fidelity import infidelity, sensitivity
 
 # isort: split
+from dave_vit._internal.registry import import_all
 from dave_vit.metrics.consistency import consistency, small_warp
 from dave_vit.metrics.sanity import cascade, similarity
-from dave_vit.registry import import_all
 
 __all__ = [
     "METRICS",

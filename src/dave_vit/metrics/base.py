@@ -10,9 +10,9 @@ from typing import Any, ClassVar, get_type_hints
 
 from torch import Tensor, nn
 
+from dave_vit._internal.registry import Registry
+from dave_vit._internal.schema import check
 from dave_vit.data.grids import Cell, GridOptions
-from dave_vit.registry import Registry
-from dave_vit.schema import check
 
 Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """Model, inputs [B,C,H,W] and target [B] to maps [B,H,W]."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dave_vit._internal.precision import precise_dtype
 from dave_vit.errors import InputError
 from dave_vit.maps import positive
 from dave_vit.metrics.base import METRICS, Case, Metric, Scores
 from dave_vit.models.traits import traits_of
 from dave_vit.neighborhood import Warp, affine_matrix
-from dave_vit.precision import precise_dtype
 
 _SIDE = 224  # the shifts of the paper's figure 2 are pixels of an image of this side
 

@@ -7,12 +7,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from dave_vit._internal.precision import precise_dtype
 from dave_vit.errors import OptionError
 from dave_vit.metrics.base import METRICS, Case, Metric, Scores
 from dave_vit.metrics.consistency import correlation
 from dave_vit.metrics.perturbation import Model, check_batch
 from dave_vit.neighborhood.draws import sample_generator
-from dave_vit.precision import precise_dtype
 
 Fall = Literal["logit", "probability"]
 

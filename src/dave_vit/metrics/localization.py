@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dave_vit._internal.precision import precise_dtype
 from dave_vit.data.grids import cell_bounds
 from dave_vit.errors import InputError, OptionError
 from dave_vit.metrics.base import METRICS, Case, GridMetric, Metric, Scores
-from dave_vit.precision import precise_dtype
 
 
 def gridpg(maps: Tensor, cells: int = 2) -> Tensor:

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dave_vit._internal.precision import working_dtype
 from dave_vit.errors import OptionError
 from dave_vit.metrics.base import METRICS, Case, Metric, Scores
 from dave_vit.metrics.perturbation import Model, Order, Perturbation, Score, check_batch, class_score, ranks
 from dave_vit.neighborhood.draws import sample_generator
-from dave_vit.precision import working_dtype
 
 FRACTIONS = tuple(tenth / 10 for tenth in range(1, 10))
 

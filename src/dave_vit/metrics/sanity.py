@@ -10,11 +10,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.precision import precise_dtype
 from dave_vit.errors import OptionError
 from dave_vit.maps import positive
 from dave_vit.metrics.base import METRICS, Case, Metric, Scores
 from dave_vit.metrics.consistency import correlation
-from dave_vit.precision import precise_dtype
 
 Layers = Literal["cascading", "independent"]
 

@@ -1,11 +1,11 @@
 """Models: loaded by a spec, with preprocessing and class names."""
 
+from dave_vit.engine.token_layout import TokenLayout, token_layout
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.inputs import ImageTokens, PackedPatches, WithInputs, with_embeddings, with_inputs
 from dave_vit.models.loading import ModelSpec, load_model
 from dave_vit.models.prepare import Prepare
 from dave_vit.models.traits import Traits, traits_of
-from dave_vit.run.layout import TokenLayout, token_layout
 
 __all__ = [
     "Adapter",

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from dave_vit.engine.scores import Box
 from dave_vit.errors import ModelError, OptionError
 from dave_vit.models.adapter import Preprocessing
-from dave_vit.scores import Box
 
 _INSIDE = (0.02, 0.98)  # what is nearer to an edge may be mixed with padding, or cut off
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dave_vit.engine.scores import Box, ClassLogit, Detection, Query, Region, Similarity, Token, Value
+from dave_vit.engine.targets import Score
 from dave_vit.errors import OptionError
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.geometry import Geometry
-from dave_vit.scores import Box, ClassLogit, Detection, Query, Region, Similarity, Token, Value
-from dave_vit.targets import Score
 
 FORMS = {
     "class": "class:CLASS",

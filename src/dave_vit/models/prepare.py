@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dave_vit._internal.schema import check_fields
 from dave_vit.errors import OptionError
 from dave_vit.models.adapter import Preprocessing
 from dave_vit.models.geometry import Geometry
-from dave_vit.schema import check_fields
 
 Fit = Literal["crop", "pad", "squash", "tiles"]
 Corners = tuple[int, int, int, int]

@@ -10,12 +10,12 @@ from PIL import Image
 from torch import Tensor
 
 from dave_vit.data.images import to_rgb
+from dave_vit.engine.scores import Region
 from dave_vit.errors import InputError, OptionError
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.inputs import with_inputs
 from dave_vit.models.tasks import TASKS, Task, TaskModel
 from dave_vit.models.traits import Traits
-from dave_vit.scores import Region
 
 
 class Prompted(Adapter):

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from dave_vit.engine import gradient
+from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.inputs import WithEmbeddings, with_embeddings
 from dave_vit.models.traits import Traits
 from dave_vit.models.zero_shot import ZeroShot
-from dave_vit.rules import EFFECTIVE
-from dave_vit.run import gradient
 
 
 class Sentences(Adapter):

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from dave_vit.engine.scores import Query, Region, Value
+from dave_vit.engine.targets import Score
 from dave_vit.models.adapter import Adapter
-from dave_vit.scores import Query, Region, Value
-from dave_vit.targets import Score
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Traits:
         compete: whether classes compete, as after training with softmax, or each logit stands for itself, as after
             training with sigmoids; None where it is not known.
         knows: what kind of pictures the model was made for, in words, where it is not photographs.
-        clear: how far the largest logits of such pictures stand out, at least; see `dave_vit.models.familiar`.
+        clear: how far the largest logits of such pictures stand out, at least; see `dave_vit.models.domain`.
     """
 
     noise: Noise | None = None

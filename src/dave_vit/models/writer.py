@@ -12,14 +12,14 @@ from PIL import Image
 from torch import Tensor
 
 from dave_vit.data.images import to_rgb
+from dave_vit.engine.scores import Token, Word
+from dave_vit.engine.targets import Score
 from dave_vit.errors import InputError, OptionError
 from dave_vit.models.inputs import with_inputs
 from dave_vit.models.pixels import canvas, form_of
 from dave_vit.models.prompted import Prompted
 from dave_vit.models.tasks import Task, TaskModel
 from dave_vit.models.traits import Traits
-from dave_vit.scores import Token, Word
-from dave_vit.targets import Score
 
 LONGEST = 32
 """Tokens of an answer at most, unless told otherwise."""

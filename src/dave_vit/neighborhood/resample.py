@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dave_vit.precision import precise_dtype, working_dtype
+from dave_vit._internal.precision import precise_dtype, working_dtype
 
 Size = tuple[int, int]  # (H, W)
 

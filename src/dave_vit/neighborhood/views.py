@@ -8,12 +8,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from dave_vit._internal.precision import working_dtype
 from dave_vit.errors import InputError, OptionError
 from dave_vit.neighborhood.draws import sample_generator
 from dave_vit.neighborhood.noise import Noise
 from dave_vit.neighborhood.spatial import Spatial
 from dave_vit.neighborhood.warp import Warp
-from dave_vit.precision import working_dtype
 
 PullBack = Literal["inverse", "adjoint"]
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dave_vit._internal.registry import Registry
 from dave_vit.errors import InputError
-from dave_vit.registry import Registry
 
 
 class Accumulator(Protocol):

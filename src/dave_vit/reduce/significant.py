@@ -8,8 +8,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit.errors import OptionError
-from dave_vit.precision import precise_dtype, working_dtype
 from dave_vit.reduce.base import REDUCERS, Accumulator, check_count, checked, energy_share
 from dave_vit.reduce.weighted import Moments
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dave_vit.precision import precise_dtype
-from dave_vit.rules.fused.attention import operators
+from dave_vit._internal.precision import precise_dtype
+from dave_vit.engine.fast.kernels.attention import operators
 
 _LEAST = 1e-30  # weights that are all zero are then all alike
 _CHANNELS = 16  # up to which a tile of the kernel fits

@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
-from dave_vit.atomic import write_bytes
+from dave_vit._internal.atomic_files import write_bytes
 from dave_vit.errors import OptionError
 from dave_vit.viz.cells import sureness_cell
 from dave_vit.viz.colors import Array

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from dave_vit.atomic import write_bytes
+from dave_vit._internal.atomic_files import write_bytes
 from dave_vit.errors import OptionError
 from dave_vit.viz.colors import COLORMAPS, Array
 

@@ -12,7 +12,7 @@ from dave_vit._version import __version__
 from dave_vit.methods import METHODS
 from dave_vit.methods.presets import PRESETS
 from dave_vit.models import Adapter
-from dave_vit.models.familiar import advice
+from dave_vit.models.domain import advice
 from dave_vit.models.writer import Writer
 from dave_vit.neighborhood.noise import NoiseKind
 from dave_vit.reduce import REDUCERS

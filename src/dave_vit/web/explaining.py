@@ -14,20 +14,20 @@ from typing import Any
 
 from torch import nn
 
+from dave_vit._internal.registry import nearest
 from dave_vit.data.images import Picture
 from dave_vit.errors import DaveError, OptionError, UnknownName
+from dave_vit.explain.classes import Explainer, Result, classify
+from dave_vit.explain.words import Written
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import fitting, most_samples, options_of
 from dave_vit.models import Adapter
-from dave_vit.registry import nearest
-from dave_vit.results import Explainer, Result, classify
 from dave_vit.viz import Drawing, Scales, View, draw, image_cell, panel_cells, scale, to_pillow
 from dave_vit.viz.layers import as_image, as_map
 from dave_vit.web.images import file_name, png_text, read_picture
 from dave_vit.web.jobs import Check, Work
 from dave_vit.web.schema import Answer, AskQuery, ExplainQuery, Finished, Limits, Look, LookQuery, Step, plane
 from dave_vit.web.writing import answer, word_of
-from dave_vit.written import Written
 
 ENDINGS = ("panels.png", "overlay.png", "npz", "json")
 ENDINGS_OF_WORDS = ("words.png", "npz", "json")

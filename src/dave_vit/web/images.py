@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from PIL import Image
 from starlette.requests import Request
 
-from dave_vit.atomic import png_bytes
+from dave_vit._internal.atomic_files import png_bytes
 from dave_vit.data.images import Picture, decode
 from dave_vit.data.sets.builtin import Embedded
 from dave_vit.errors import DaveError, UnknownName

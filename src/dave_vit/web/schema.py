@@ -9,8 +9,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from dave_vit.explain.classes import Prediction
 from dave_vit.neighborhood.noise import NoiseKind
-from dave_vit.results import Prediction
 from dave_vit.viz import Scaled
 from dave_vit.viz.layers import MapLike, as_map
 

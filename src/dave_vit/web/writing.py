@@ -10,13 +10,13 @@ from torch import Tensor
 
 from dave_vit.data.images import Picture
 from dave_vit.errors import OptionError
+from dave_vit.explain.classes import Explainer, Prediction
+from dave_vit.explain.scores import Scored
+from dave_vit.explain.words import Written, explain_words
 from dave_vit.models.writer import Asked, Writer
-from dave_vit.results import Explainer, Prediction
-from dave_vit.scored import Scored
 from dave_vit.viz import scale
 from dave_vit.web.images import png_text
 from dave_vit.web.schema import Answer, AskQuery, ExplainQuery, Step, plane
-from dave_vit.written import Written, explain_words
 
 _SIDE = 640  # pixels of the longer side of what the page shows
 

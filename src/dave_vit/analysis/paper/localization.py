@@ -10,13 +10,14 @@ from typing import Any
 from dave_vit.analysis.catalog import method_entry
 from dave_vit.analysis.paper.suites import Counts, Group, published
 from dave_vit.analysis.subjects import shown_data
-from dave_vit.bench import MetricEntry, Plan, Smoothing, create_engine, evaluate
-from dave_vit.bench.numbers.collect import collect
-from dave_vit.bench.numbers.summary import rests_on
-from dave_vit.bench.run import Watch
-from dave_vit.report import Number, Picture, Section, Table, estimate_words
+from dave_vit.evaluate import MetricEntry, Plan, Smoothing, create_engine, evaluate
+from dave_vit.evaluate.run import Watch
+from dave_vit.evaluate.statistics.collect import collect
+from dave_vit.evaluate.statistics.summary import rests_on
 from dave_vit.viz import Drawing
+from dave_vit.viz.pages import estimate_words
 from dave_vit.viz.plots import Floats, canvas, draw_curves, style
+from dave_vit.viz.report_section import Number, Picture, Section, Table
 
 METRICS = ("gridpg", "energypg", "deletion")
 POSTPROCESSED = ("gridpg/official", "energypg/official")  # of the same maps, as the authors' code treats its own

@@ -9,9 +9,9 @@ from typing import Any
 
 from PIL import Image
 
+from dave_vit._internal.environment import listed
 from dave_vit.analysis.paper.suites import Suite
-from dave_vit.environment import listed
-from dave_vit.report import render
+from dave_vit.viz.pages import render
 
 Record = dict[str, Any]
 

@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
+from dave_vit._internal.atomic_files import json_bytes, write_files
+from dave_vit._internal.environment import device_name, versions
 from dave_vit._version import __version__
 from dave_vit.analysis import ANALYSES, Analysis, Sampled
 from dave_vit.analysis.paper import localization
 from dave_vit.analysis.paper.page import Page, Record, html, markdown
 from dave_vit.analysis.paper.suites import Suite
-from dave_vit.atomic import json_bytes, write_files
-from dave_vit.bench.plan import digest
-from dave_vit.bench.run import Watch
 from dave_vit.data import open_dataset
-from dave_vit.environment import device_name, versions
 from dave_vit.errors import OptionError
-from dave_vit.report import Section, csv_bytes
+from dave_vit.evaluate.plan import digest
+from dave_vit.evaluate.run import Watch
+from dave_vit.viz.report_section import Section, csv_bytes
 
 Make = Callable[[], Section]
 

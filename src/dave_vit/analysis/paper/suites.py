@@ -9,8 +9,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from dave_vit.bench import ModelEntry
 from dave_vit.errors import OptionError, UnknownName
+from dave_vit.evaluate import ModelEntry
 
 SUITES = ("builtin", "paper")
 _PROBE = "probe"  # stands for weights that the user trains

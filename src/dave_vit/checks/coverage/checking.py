@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dave_vit.checks.coverage.entry import Entry
-from dave_vit.checks.wide import Wide
-from dave_vit.conserve import balances
+from dave_vit.checks.float64 import Wide
+from dave_vit.engine.conservation import balances
+from dave_vit.engine.forward import forward, logits_of, undisturbed
+from dave_vit.engine.interception import Interception
+from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.soundness import check_sound
+from dave_vit.engine.targets import Target
 from dave_vit.errors import MissingExtra, UnsupportedOperator
-from dave_vit.intercept.mode import Interception
-from dave_vit.rules import EFFECTIVE
-from dave_vit.run.passes import forward, logits_of, undisturbed
-from dave_vit.run.sound import check_sound
-from dave_vit.targets import Target
 
 LIMIT = 1e-9
 """The largest gap that counts as exact, in float64."""

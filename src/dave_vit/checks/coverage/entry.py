@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from dave_vit.intercept import RuleSet
-from dave_vit.targets import Score
+from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.targets import Score
 
 CLASSES = 10
 

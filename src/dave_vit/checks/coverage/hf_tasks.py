@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from dave_vit.checks.coverage.entry import Entry
 from dave_vit.checks.coverage.hf_entries import PLAIN, VIT
+from dave_vit.engine.rule_sets.effective import THROUGH_DETACH
+from dave_vit.engine.scores import Query, Region, Value
 from dave_vit.models.families.hf import package
 from dave_vit.models.inputs import with_inputs
-from dave_vit.rules import THROUGH_DETACH
-from dave_vit.scores import Query, Region, Value
 
 LABELS = 7
 _FRAMES = 4

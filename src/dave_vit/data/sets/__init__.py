@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from dave_vit._internal.registry import Registry, import_all
 from dave_vit.data.base import Dataset, FileDataset
 from dave_vit.errors import DataError, OptionError
-from dave_vit.registry import Registry, import_all
 
 DATASETS: Registry[Callable[[str, int | None], Dataset]] = Registry("kind of data")
 """Each takes what follows the colon of a spec, and how many images to use at most."""

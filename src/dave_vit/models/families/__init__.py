@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from dave_vit._internal.registry import Registry, import_all
 from dave_vit.models.adapter import Adapter
-from dave_vit.registry import Registry, import_all
 
 
 @dataclass(frozen=True)

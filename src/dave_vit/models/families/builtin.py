@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from dave_vit._internal.registry import Registry
 from dave_vit.data.builtin import CLASS_NAMES
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.architectures.bcos_vit import BcosViT
@@ -21,7 +22,6 @@ from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.families.bcos import BCOS
 from dave_vit.models.state import RANDOM, load_state, read_weights
 from dave_vit.models.traits import Traits
-from dave_vit.registry import Registry
 
 SIZE, PATCH = 224, 16
 CAPTIONS = "builtin-captions"

@@ -6,14 +6,14 @@ import torch
 from PIL import Image
 from torch import nn
 
+from dave_vit._internal.registry import import_file, nearest
+from dave_vit.engine.targets import class_logits
 from dave_vit.errors import ModelError, first_line
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.prepare import Prepare, Standard
 from dave_vit.models.state import RANDOM, load_state, read_weights
-from dave_vit.registry import import_file, nearest
-from dave_vit.targets import class_logits
 
 
 def load(

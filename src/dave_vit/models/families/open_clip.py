@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.registry import nearest
 from dave_vit.errors import ModelError, UnknownName, missing_extra
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes
@@ -18,7 +19,6 @@ from dave_vit.models.hub import hub_access
 from dave_vit.models.state import RANDOM, load_state, read_weights
 from dave_vit.models.traits import Traits, square
 from dave_vit.models.zero_shot import ZeroShot, wanted_prompts
-from dave_vit.registry import nearest
 
 
 def load(

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from dave_vit._internal.registry import nearest
 from dave_vit.errors import ModelError, UnknownName
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
@@ -17,7 +18,6 @@ from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
 from dave_vit.models.state import PREFIXES, RANDOM, State, Weights, fitting, misfit, names_of, read_weights
 from dave_vit.models.traits import Traits, square
-from dave_vit.registry import nearest
 
 
 def load(name: str, weights: str | None = None, classes: Classes | None = None) -> Adapter:

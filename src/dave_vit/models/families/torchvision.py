@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from dave_vit._internal.registry import nearest
 from dave_vit.errors import UnknownName
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
@@ -14,7 +15,6 @@ from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
 from dave_vit.models.state import filled
 from dave_vit.models.traits import Traits
-from dave_vit.registry import nearest
 
 _PUBLISHED = "https://download.pytorch.org"
 

@@ -1,0 +1,1 @@
+"""Helpers without knowledge of models: registry, option schema, atomic files, environment, precision."""

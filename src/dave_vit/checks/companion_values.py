@@ -1,0 +1,287 @@
+"""Whether W is the derivative with all operators held: the model is replayed for another image with recorded operators.
+
+While the model runs with an image x, every tensor that carries gets a companion: its value for the image x + d, with
+all operators as they are for x. Companions are computed by torch's own functions and by formulas of their own, never by
+the rules. With operators held the score is affine in the image, so that s(x + d) - s(x) must be <W, d>.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.engine import function_names as names
+from dave_vit.engine.calls import function_name
+from dave_vit.engine.forward import Read, forward, undisturbed
+from dave_vit.engine.interception import Interception, out_of_place
+from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rules.activations import ACTIVATIONS
+from dave_vit.engine.states import State, is_carrier, map_tensors, state_of, tensors
+
+_LIVE = "_dave_companion"
+
+
+class NotReplayed(Exception):
+    """Something that carries the image has no held form here: the replay says nothing of this model."""
+
+
+def replayed(model: nn.Module, inputs: Tensor, other: Tensor, read: Read) -> Tensor:
+    """What is read of the model's output for ``other``, with all operators as they are for ``inputs``.
+
+    Raises:
+        NotReplayed: a function that carries the image has no held form.
+    """
+    mode = _Lockstep(model, other)
+    with undisturbed(inputs):
+        _, output = forward(model, inputs, mode, None, read)
+    return _companion(output)
+
+
+def _companion(tensor: Tensor) -> Tensor:
+    if not hasattr(tensor, _LIVE):
+        raise NotReplayed("a tensor that carries the image was made where it could not be followed")
+    return getattr(tensor, _LIVE)  # type: ignore[no-any-return]
+
+
+class _Value(NamedTuple):
+    """A tensor as it is, its companion, and its state."""
+
+    at: Tensor
+    live: Tensor
+    state: State
+
+
+class _Values(dict[int, _Value]):
+    """The tensors among the arguments of one call, as they are before it."""
+
+    def __init__(self, given: Any, *, written: Any = None) -> None:
+        super().__init__()
+        for tensor in tensors(given):
+            at = tensor.detach().clone() if tensor is written else tensor.detach()
+            carries = tensor.requires_grad and not tensor.is_leaf  # a leaf is a parameter
+            live = _companion(tensor) if carries else at
+            state = state_of(tensor) if carries else State.CONSTANT
+            self[id(tensor)] = _Value(at, live.clone() if tensor is written else live, state)
+
+    def at(self, value: Any) -> Any:
+        """Arguments as they are."""
+        return map_tensors(lambda tensor: self[id(tensor)].at, value)
+
+    def live(self, value: Any) -> Any:
+        """Arguments by their companions."""
+        return map_tensors(lambda tensor: self[id(tensor)].live, value)
+
+    def factors(self, value: Any) -> Any:
+        """Factors of a product: where a plain carrier is among them, gates are held."""
+        plain = any(self[id(tensor)].state is State.CARRIER for tensor in tensors(value))
+        held = (State.GATE,) if plain else ()
+        return map_tensors(lambda t: self[id(t)].at if self[id(t)].state in held else self[id(t)].live, value)
+
+
+class _Lockstep(Interception):
+    """The interception, with a companion for every carrier; ``other`` is the input's."""
+
+    def __init__(self, model: nn.Module, other: Tensor) -> None:
+        super().__init__(EFFECTIVE, model)
+        self._other = other.detach().clone()
+
+    def enter(self, inputs: Tensor) -> Tensor:
+        """Declare the input and its companion."""
+        setattr(inputs, _LIVE, self._other)
+        return super().enter(inputs)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one call, then its held form on the companions."""
+        spelling, kwargs = function_name(func), kwargs or {}
+        if spelling.name in names.CONSTANT_RESULT or not any(map(is_carrier, tensors((args, kwargs)))):
+            return super().__torch_function__(func, types, args, kwargs)
+        writes = spelling.inplace or spelling.name == "__setitem__" or bool(kwargs.get("inplace"))
+        values = _Values((args, kwargs), written=args[0] if writes else None)
+        result = super().__torch_function__(func, types, args, kwargs)
+        result = list(result) if spelling.name == "__iter__" else result
+        kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
+        with torch.no_grad():
+            if writes:
+                self._write(spelling.name, out_of_place(func) if spelling.inplace else func, values, args, kwargs)
+            else:
+                self._make(spelling.name, func, values, args, kwargs, result)
+        return iter(result) if spelling.name == "__iter__" else result
+
+    def _make(self, name: str, func: Any, values: _Values, args: Any, kwargs: Any, result: Any) -> None:
+        made = tensors(result)
+        if all(hasattr(tensor, _LIVE) for tensor in made if tensor.requires_grad):
+            return  # an operator, or a function whose parts were followed one by one
+        for tensor, live in zip(made, tensors(_held(name, func, values, args, kwargs)), strict=True):
+            if tensor.requires_grad:
+                setattr(tensor, _LIVE, live)
+
+    def _write(self, name: str, func: Any, values: _Values, args: Any, kwargs: Any) -> None:
+        """Into the companion itself, so that its views see it as the tensor's own do."""
+        target = args[0]
+        if not target.requires_grad:
+            return
+        live = getattr(target, _LIVE, values[id(target)].live)
+        if name == "__setitem__":
+            live[values.at(args[1])] = values.live(args[2])
+        else:
+            live.copy_(tensors(_held(name, func, values, args, kwargs))[0])
+        setattr(target, _LIVE, live)
+
+
+def _held(name: str, func: Callable[..., Any], values: _Values, args: Any, kwargs: Any) -> Any:
+    """One function with its operators held."""
+    form = _FORMS.get(name)
+    if form is None:
+        raise NotReplayed(name)
+    return form(func, values, *args, **kwargs)
+
+
+def _affine(func: Any, values: _Values, *args: Any, **kwargs: Any) -> Any:
+    return func(*values.live(args), **values.live(kwargs))
+
+
+def _first(func: Any, values: _Values, first: Any, *args: Any, **kwargs: Any) -> Any:
+    return func(values.live(first), *values.at(args), **values.at(kwargs))
+
+
+def _product(func: Any, values: _Values, *args: Any, **kwargs: Any) -> Any:
+    args, kwargs = values.factors((args, kwargs))
+    return func(*args, **kwargs)
+
+
+def _weighted(func: Any, values: _Values, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+    return func(*values.factors((input, weight)), *values.live(args), **values.live(kwargs))
+
+
+def _fused(func: Any, values: _Values, addend: Any, *args: Any, **kwargs: Any) -> Any:
+    return func(values.live(addend), *values.factors(args), **kwargs)
+
+
+def _selection(func: Any, values: _Values, first: Any, *args: Any, **kwargs: Any) -> Any:
+    """Piecewise linear and homogeneous: torch's own derivative along the companion."""
+    chosen = partial(_tensors_of, lambda x: func(x, *values.at(args), **values.at(kwargs)))
+    return _derivative(chosen, values.at(first), values.live(first))
+
+
+def _tensors_of(function: Callable[[Tensor], Any], x: Tensor) -> Any:
+    return tuple(tensors(function(x)))
+
+
+def _derivative(function: Callable[[Tensor], Any], at: Tensor, along: Tensor) -> Any:
+    """Torch's own derivative in one direction."""
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # torch's own call
+        return torch.func.jvp(function, (at,), (along,))[1]
+
+
+def _gated(func: Any, values: _Values, input: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """f(x) = x phi(x): the quotient, and its limit, the slope, at zero."""
+    at = values.at(input)
+
+    def activation(x: Tensor) -> Any:
+        return func(x, *args, **kwargs)
+
+    slope = _derivative(activation, torch.zeros_like(at), torch.ones_like(at))
+    gate = torch.where(at == 0, slope, activation(at) / torch.where(at == 0, torch.ones_like(at), at))
+    return gate * values.live(input)  # type: ignore[no-any-return]
+
+
+def _divided(func: Any, values: _Values, input: Any, other: Any, **kwargs: Any) -> Any:
+    return func(values.live(input), values.at(other), **kwargs)
+
+
+def _power(func: Any, values: _Values, input: Any, exponent: Any = 2) -> Any:
+    return values.at(input) ** (exponent - 1) * values.live(input)
+
+
+def _glu(func: Any, values: _Values, input: Any, dim: int = -1) -> Any:
+    return values.live(input).chunk(2, dim)[0] * values.at(input).chunk(2, dim)[1].sigmoid()
+
+
+def _layer_norm(
+    func: Any, values: _Values, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
+) -> Any:
+    dims = tuple(range(-len(tuple(shape)), 0))
+    live, spread = values.live(x), values.at(x).var(dims, unbiased=False, keepdim=True)
+    return _scaled((live - live.mean(dims, keepdim=True)) / (spread + eps).sqrt(), weight, bias)
+
+
+def _rms_norm(func: Any, values: _Values, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    at, dims = values.at(x), tuple(range(-len(tuple(shape)), 0))
+    floor = torch.finfo(at.dtype).eps if eps is None else eps
+    return _scaled(values.live(x) / (at.square().mean(dims, keepdim=True) + floor).sqrt(), weight, None)
+
+
+def _group_norm(
+    func: Any, values: _Values, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
+) -> Any:
+    live, at = (part.unflatten(1, (groups, -1)).flatten(2) for part in (values.live(x), values.at(x)))
+    spread = at.var(-1, unbiased=False, keepdim=True)
+    scaled = ((live - live.mean(-1, keepdim=True)) / (spread + eps).sqrt()).reshape(x.shape)
+    channels = (1, -1, *[1] * (x.ndim - 2))
+    return _scaled(scaled, *(part if part is None else part.detach().view(channels) for part in (weight, bias)))
+
+
+def _instance_norm(func: Any, values: _Values, x: Any, mean: Any = None, spread: Any = None, *args: Any) -> Any:
+    weight, bias, _, _, eps = (*args, *(None, None, True, 0.1, 1e-5)[len(args) :])[:5]
+    return _group_norm(func, values, x, x.shape[1], weight, bias, eps)
+
+
+def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    x = x if weight is None else x * weight.detach()
+    return x if bias is None else x + bias.detach()
+
+
+def _normalize(func: Any, values: _Values, x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **_: Any) -> Any:
+    return values.live(x) / values.at(x).norm(p, dim, keepdim=True).clamp_min(eps)
+
+
+def _attention(func: Any, values: _Values, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """Fused attention is linear in its values by itself."""
+    return func(values.at(query), values.at(key), values.live(value), *values.at(args), **values.at(kwargs))
+
+
+def _mean_and_spread(func: Any, values: _Values, *args: Any, **kwargs: Any) -> Any:
+    return func(*values.at(args), **values.at(kwargs))[0], func(*values.live(args), **values.live(kwargs))[1]
+
+
+def _copied(func: Any, values: _Values, target: Any, source: Any, *args: Any) -> Any:
+    return values.live(source).to(target.dtype).expand_as(target)
+
+
+def _parts(func: Any, values: _Values, tensor: Any) -> Any:
+    return list(values.live(tensor).unbind())
+
+
+def _same(func: Any, values: _Values, input: Any, *args: Any, **kwargs: Any) -> Any:
+    return values.live(input)
+
+
+_FORMS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(names.MOVES | names.REDUCTIONS | names.TRANSFORMS, _first),
+    **dict.fromkeys(names.SUMS | frozenset(["lerp", "batch_norm"]), _affine),
+    **dict.fromkeys(names.PRODUCTS, _product),
+    **dict.fromkeys(names.WEIGHTED, _weighted),
+    **dict.fromkeys(names.FUSED_PRODUCTS, _fused),
+    **dict.fromkeys(names.SELECTIONS, _selection),
+    **dict.fromkeys(names.DROPOUTS, _same),
+    **dict.fromkeys(ACTIVATIONS, _gated),
+    **dict.fromkeys(["pow", "square"], _power),
+    **dict.fromkeys(["var_mean", "std_mean"], _mean_and_spread),
+    "div": _divided,
+    "diff": _first,
+    "glu": _glu,
+    "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
+    "group_norm": _group_norm,
+    "instance_norm": _instance_norm,
+    "normalize": _normalize,
+    "scaled_dot_product_attention": _attention,
+    "copy": _copied,
+    "__iter__": _parts,
+}

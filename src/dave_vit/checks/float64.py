@@ -1,0 +1,47 @@
+"""Double precision all the way, also where a model's code casts to float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from dave_vit.engine.calls import function_name
+from dave_vit.engine.states import tensors
+
+
+class Wide(TorchFunctionMode):
+    """Context in which float64 tensors stay float64.
+
+    Language models compute norms and attention in float32 whatever type they have; the rounding of that would hide
+    what an identity checked in float64 leaves over. New tensors are float64 too where nothing else is said.
+    """
+
+    def __enter__(self) -> Any:
+        """Doubles from here on."""
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        """As before."""
+        torch.set_default_dtype(self._default)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The same call with float64 in the place of float32."""
+        kwargs = kwargs or {}
+        casts = function_name(func).name == "float"
+        if not casts and not any(value is torch.float32 for value in (*args, *kwargs.values())):
+            return func(*args, **kwargs)  # nearly all calls: the rules beneath ask many small questions
+        if any(tensor.dtype == torch.float64 for tensor in tensors((args, kwargs))):
+            if casts:
+                return args[0]
+            args = tuple(_wide(value) for value in args)
+            kwargs = {name: _wide(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _wide(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value == torch.float32 else value

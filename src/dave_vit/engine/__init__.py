@@ -1,0 +1,33 @@
+"""The engine: a model under a rule set, its derivative, and the checks that the derivative is exact."""
+
+from dave_vit.engine.calls import Call, Rule, RuleSet
+from dave_vit.engine.gradient import Gradient, effective_transformation, gradient
+from dave_vit.engine.interception import Interception
+from dave_vit.engine.rule_sets.effective import EFFECTIVE, OFFICIAL_GATE, THROUGH_DETACH
+from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.rules.attention import attention_matrix
+from dave_vit.engine.surrogate import carry
+from dave_vit.engine.targets import Contrast, Score, Target, TargetLike, class_logits, names_of, resolve_target
+
+__all__ = [
+    "EFFECTIVE",
+    "OFFICIAL_GATE",
+    "PLAIN",
+    "THROUGH_DETACH",
+    "Call",
+    "Contrast",
+    "Gradient",
+    "Interception",
+    "Rule",
+    "RuleSet",
+    "Score",
+    "Target",
+    "TargetLike",
+    "attention_matrix",
+    "carry",
+    "class_logits",
+    "effective_transformation",
+    "gradient",
+    "names_of",
+    "resolve_target",
+]

@@ -1,0 +1,68 @@
+"""Which dimension of what a model adds on the way goes over the images of a batch, found by trying and remembered."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.fingerprint import survey
+from dave_vit.engine.forward import counted
+from dave_vit.engine.gradient import Constant, gradient
+from dave_vit.engine.targets import Target
+
+_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], list[int] | None]] = WeakKeyDictionary()
+_LIKE = 0.05  # of the largest derivative; those of another image differ by as much as they are
+
+
+def batch_sides(
+    model: nn.Module, images: Tensor, target: Target, *, rules: RuleSet, autocast: torch.dtype | None
+) -> list[int] | None:
+    """For each recorded constant the dimension of the images; None where a batch does not tell what is whose.
+
+    An image is explained alone and in its batch. In a dimension that grows from 1 to the size of the batch lie the
+    images, if the constants of this one lie there where it stands in the batch; in others, as of windows, or where
+    images change their places, nobody knows.
+    """
+    if target.score is not None:  # which may add what it likes
+        return None
+    state = survey(model).structure
+    key = (state, rules.name, images.shape, images.dtype, images.device, autocast)
+    known = _KNOWN.get(model, {})
+    if key in known:
+        return known[key]
+    sides = _tried(model, images, target, rules, autocast)
+    if not bool((images[:-1] == images[-1:]).all()):  # copies do not tell whether they change their places
+        _KNOWN[model] = {**{old: found for old, found in known.items() if old[0] == state}, key: sides}
+    return sides
+
+
+def _tried(
+    model: nn.Module, images: Tensor, target: Target, rules: RuleSet, autocast: torch.dtype | None
+) -> list[int] | None:
+    last = len(images) - 1
+    recorded = partial(gradient, model, rules=rules, autocast=autocast, record_constants=True)
+    with counted():  # a check of the model, which is no pass of a map
+        alone = recorded(images[last:], target.part(last, last + 1)).constants
+        together = recorded(images, target).constants
+    if len(alone) != len(together):
+        return None
+    sides = [_side(*pair, batch=len(images)) for pair in zip(alone, together, strict=True)]
+    known = [side for side in sides if side is not None]
+    return known if len(known) == len(sides) else None
+
+
+def _side(alone: Constant, together: Constant, *, batch: int) -> int | None:
+    """The only dimension that grows, from 1 to the size of the batch, if the last image is the last in it."""
+    one, all_ = alone.derivative, together.derivative
+    if one.ndim != all_.ndim:
+        return None
+    grown = [side for side in range(one.ndim) if one.shape[side] != all_.shape[side]]
+    if len(grown) != 1 or (one.shape[grown[0]], all_.shape[grown[0]]) != (1, batch):
+        return None
+    there = all_.select(grown[0], batch - 1).unsqueeze(grown[0])
+    return grown[0] if bool(((there - one).abs() <= _LIKE * one.abs().amax()).all()) else None

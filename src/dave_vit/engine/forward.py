@@ -1,0 +1,140 @@
+"""One forward pass of a model: what must be true of the model and its inputs, and the logits, intercepted or plain."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.engine.autograd_graph import autograd_enabled, check_graph, hidden_error
+from dave_vit.engine.fingerprint import forget_surveys, survey
+from dave_vit.engine.interception import Interception
+from dave_vit.engine.states import is_known
+from dave_vit.engine.targets import class_logits
+from dave_vit.errors import InputError, OutputError, UnsupportedOperator
+
+Read = Callable[[Any, int], Tensor]
+"""``read(output, batch)``: what is looked at in a model's output, ``[B, classes]``; see ``Target.read``."""
+
+
+class PassCount:
+    """How many images went forward through models, each pass of each image counting as one."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+
+_COUNT: ContextVar[PassCount | None] = ContextVar("passes", default=None)
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[PassCount]:
+    """Counts the forward passes inside; those that only check a model (``run.sound``) are left out."""
+    count = PassCount()
+    token = _COUNT.set(count)
+    try:
+        yield count
+    finally:
+        _COUNT.reset(token)
+
+
+def note_pass(inputs: Tensor) -> None:
+    """Told of every batch that goes forward."""
+    count = _COUNT.get()
+    if count is not None:
+        count.passes += len(inputs)
+
+
+def ready(model: nn.Module) -> nn.Module:
+    """The model to run, once it is known to act the same every time."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile hides the functions from the interception
+    survey(model)
+    return model
+
+
+def forward(
+    model: Callable[[Tensor], Any],
+    inputs: Tensor,
+    mode: Interception,
+    autocast: torch.dtype | None,
+    read: Read = class_logits,
+) -> tuple[Tensor, Tensor]:
+    """The inputs as a leaf of the graph, and the logits under the interception.
+
+    The logits are checked to depend on the inputs and to hold no foreign derivative. What reads them out of the model's
+    output is intercepted as well: a score that divides by a norm holds it, as a layer of the model would.
+    """
+    if not mode.traced:  # then the graph is counted whenever it runs
+        note_pass(inputs)
+    leaf = (inputs.clone() if inputs.is_inference() else inputs.detach()).requires_grad_()
+    entered = leaf.clone()  # no leaf, so that it is not taken for a parameter; the model may write into it
+    mode.writes = isinstance(model, nn.Module)  # and no tape of it
+    if mode.writes:
+        forget_surveys()
+    with precision(inputs, autocast), mode:
+        logits = read(model(mode.enter(entered)), len(inputs))
+    if not logits.requires_grad:
+        raise _lost(mode)
+    if mode.rules.strict:
+        if not is_known(logits):
+            raise hidden_error("the output of the model")
+        check_graph(logits, (leaf, *(constant for _, _, constant in mode.constants or ())))
+    return leaf, logits
+
+
+def precision(inputs: Tensor, autocast: torch.dtype | None) -> torch.autocast:
+    """The model's own precision, or autocast with a type."""
+    return torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None)
+
+
+def logits_of(
+    model: nn.Module, inputs: Tensor, read: Read = class_logits, autocast: torch.dtype | None = None
+) -> Tensor:
+    """The model's logits, or what else is read of its output, without gradients and without touching anything else."""
+    survey(model)
+    forget_surveys()
+    note_pass(inputs)
+    with undisturbed(inputs), torch.no_grad(), precision(inputs, autocast):
+        return read(model(inputs), len(inputs))
+
+
+def _lost(mode: Interception) -> Exception:
+    if mode.losses:
+        last = " and ".join(mode.losses[-2:])  # the function that froze it, and the sum that took the rest along
+        return UnsupportedOperator(
+            f"no linear path leads from the input to the logits; it was lost at or before {last}: return logits rather "
+            "than probabilities, and use a supported function there"
+        )
+    return OutputError("the logits do not depend on the input; is the model run under no_grad or from a cache?")
+
+
+def check_inputs(inputs: Tensor) -> None:
+    """Refuse what cannot be differentiated or would give a map of NaN."""
+    if not isinstance(inputs, Tensor):
+        raise InputError(f"inputs are of type {type(inputs).__name__}; give a float tensor [B, C, H, W]")
+    if not inputs.is_floating_point():
+        raise InputError(f"inputs have type {inputs.dtype}; give a float tensor, as model.preprocess returns it")
+    if inputs.ndim < 2 or inputs.numel() == 0:
+        raise InputError(f"inputs have shape {tuple(inputs.shape)}; give a batch of images [B, C, H, W]")
+    if not bool(torch.isfinite(inputs).all()):
+        raise InputError("inputs hold NaN or infinite values; check the image and its preprocessing")
+
+
+@contextlib.contextmanager
+def undisturbed(inputs: Tensor) -> Iterator[None]:
+    """Gradients on and compiled modules as they were written inside; everything as before afterwards."""
+    devices = [inputs.device] if inputs.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), autograd_enabled(), _uncompiled():
+        yield
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """``module.compile()`` and ``torch.compile(part)`` run what they were made of, where the interception sees it."""
+    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
+        return contextlib.nullcontext()  # nothing was compiled, or torch is older than 2.6
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,209 @@
+"""Alpha-beta relevance as a rule set: going back, relevance takes the place of gradients (Chefer et al., CVPR 2021).
+
+The "gradient" that autograd hands to a rule is the relevance of the function's result, and what the rule hands on is
+the relevance of its arguments. Where a tensor is used twice autograd adds up, as relevance does. Biases of linear
+layers take no share; a constant that is added, such as a position embedding, does.
+
+All of it is computed in float64 where the device has it: relevance is divided by sums that nearly cancel, so that in
+float32 whole maps can come out differently.
+
+What a rule hands to autograd must not hold the call: the call holds the interception, that holds what it has observed,
+and so a graph would hold itself, out of the garbage collector's sight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dave_vit._internal.precision import precise_dtype
+from dave_vit.engine.calls import Call, Rule, RuleSet
+from dave_vit.engine.function_names import MOVES, OPERATORS, PRODUCTS, REDUCTIONS, SELECTIONS, WEIGHTED
+from dave_vit.engine.rules import linear
+from dave_vit.engine.rules.activations import ACTIVATIONS
+from dave_vit.engine.states import is_carrier, map_tensors, tensors
+from dave_vit.engine.surrogate import carry
+
+_TINY = 1e-9  # keeps quotients finite, as in the authors' code
+
+_CASTS = frozenset("to type float double half bfloat16 type_as".split())
+_NORMS = frozenset("layer_norm rms_norm group_norm instance_norm normalize batch_norm".split())
+# Each element keeps its relevance.
+_JOINS = frozenset("cat stack hstack vstack dstack pad where masked_fill".split())
+
+
+def _share(relevance: Tensor, total: Tensor) -> Tensor:
+    """Relevance for each unit of ``total``; nothing where there is nothing to divide."""
+    return torch.where(total == 0, 0, relevance / (total + _TINY))
+
+
+def passed(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Activations, norms, softmax and scale factors hand relevance on as it is."""
+    if not is_carrier(input):
+        return call.mode.operator(call, input, *args, **kwargs)  # type: ignore[no-any-return]
+    args, kwargs = map_tensors(Tensor.detach, (args, kwargs))
+    value, shape = partial(call.func, input.detach(), *args, **kwargs), input.shape
+    return carry(value, lambda relevance: relevance.sum_to_size(shape), input)
+
+
+def shared(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Sums, means and maxima divide relevance by what each element contributes."""
+    x, func = input.detach(), call.func
+    value = func(x, *args, **kwargs)
+    if not isinstance(value, Tensor):
+        raise call.mode.unsupported(call.name, "it returns more than one tensor")
+
+    def pullback(relevance: Tensor, x: Tensor) -> Tensor:
+        return _divided(lambda x: func(x, *args, **kwargs), relevance, x)[0]
+
+    return carry(lambda: value, pullback, input, saved=(x,))
+
+
+def _divided(function: Callable[..., Tensor], relevance: Tensor, *arguments: Tensor) -> list[Tensor]:
+    """x * J^T (R / f(x)) for each argument x of a linear function f."""
+    with torch.enable_grad():
+        leaves = [argument.detach().requires_grad_() for argument in arguments]
+        total = function(*leaves)
+    pulled = torch.autograd.grad(total, leaves, _share(relevance, total.detach()))
+    return [leaf.detach() * part for leaf, part in zip(leaves, pulled, strict=True)]
+
+
+def kept(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Casts only move to another device: relevance keeps the precision it began with."""
+    probe = call.func(input.detach().new_empty(0), *args, **kwargs)
+    if not probe.is_floating_point():
+        return call.mode.operator(call, input, *args, **kwargs)  # type: ignore[no-any-return]
+    return input.to(probe.device)
+
+
+def add(call: Call, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
+    """Elementwise in proportion to each term; the terms' totals in proportion to their absolute values."""
+    terms = (torch.as_tensor(input), torch.as_tensor(other))
+
+    def pullback(relevance: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
+        ratio = _share(relevance, saved[0] + saved[1])
+        parts = [torch.where(term.isfinite(), term * ratio, 0) for term in saved]  # a mask is not finite
+        sums = [part.sum() for part in parts]
+        totals = [_share(amount.abs(), sums[0].abs() + sums[1].abs()) * relevance.sum() for amount in sums]
+        scaled = [p * _share(t, amount) for p, t, amount in zip(parts, totals, sums, strict=True)]
+        return tuple(p.sum_to_size(t.shape) for p, t in zip(scaled, terms, strict=True) if is_carrier(t))
+
+    saved = (terms[0].detach(), terms[1].detach() * alpha)
+    return carry(lambda: saved[0] + saved[1], pullback, *filter(is_carrier, terms), saved=saved)
+
+
+def subtract(call: Call, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
+    """A sum with one sign changed."""
+    return add(call, input, other, alpha=-alpha)
+
+
+def multiply(call: Call, input: Any, other: Any) -> Tensor:
+    """Two factors that depend on the input get half each; a constant factor gets nothing."""
+    carriers = [factor for factor in (input, other) if is_carrier(factor)]
+    values = [factor.detach() if isinstance(factor, Tensor) else factor for factor in (input, other)]
+
+    def pullback(relevance: Tensor) -> tuple[Tensor, ...]:
+        return tuple(relevance.sum_to_size(factor.shape) / len(carriers) for factor in carriers)
+
+    return carry(lambda: call.func(*values), pullback, *carriers)
+
+
+def matrix_product(call: Call, *args: Any, alpha: float, **kwargs: Any) -> Tensor:
+    """Two factors that depend on the input get half each; with a constant one it is a linear layer."""
+    factors = list(tensors((args, kwargs)))
+    carriers = [factor for factor in factors if is_carrier(factor)]
+    func = call.func
+
+    def product(*values: Tensor) -> Tensor:
+        given = {id(factor): value for factor, value in zip(factors, values, strict=True)}
+        changed = map_tensors(lambda tensor: given[id(tensor)], (args, kwargs))
+        return func(*changed[0], **changed[1])  # type: ignore[no-any-return]
+
+    def pullback(relevance: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
+        if len(carriers) == 2:
+            return tuple(part / 2 for part in _divided(product, relevance, *saved))
+        at = 0 if is_carrier(factors[0]) else 1
+        ordered = product if at == 0 else lambda x, weight: product(weight, x)
+        return (_alpha_beta(ordered, relevance, saved[at], saved[1 - at], alpha),)
+
+    if len(factors) != 2 or factors[0] is factors[1]:
+        raise call.mode.unsupported(call.name, "it is no product of two different tensors")
+    saved = tuple(factor.detach() for factor in factors)
+    return carry(lambda: product(*saved), pullback, *carriers, saved=saved)
+
+
+def weighted(
+    call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, alpha: float, **kwargs: Any
+) -> Tensor:
+    """Linear layers and convolutions: the alpha-beta rule."""
+    if is_carrier(weight):
+        raise call.mode.unsupported(call.name, "its weight depends on the input")
+    func = call.func
+
+    def pullback(relevance: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return _alpha_beta(lambda x, weight: func(x, weight, None, *args, **kwargs), relevance, x, weight, alpha)
+
+    x = input.detach()
+    return carry(lambda: call.func(x, weight, bias, *args, **kwargs), pullback, input, saved=(x, weight))
+
+
+def _alpha_beta(
+    product: Callable[[Tensor, Tensor], Tensor], relevance: Tensor, x: Tensor, weight: Tensor, alpha: float
+) -> Tensor:
+    """alpha times the share of positive contributions x_i w_ij, minus (alpha - 1) times that of negative ones."""
+    positive, negative = weight.clamp(min=0), weight.clamp(max=0)
+
+    def of_one_sign(first: Tensor, second: Tensor) -> Tensor:
+        halves = x.clamp(min=0), x.clamp(max=0)
+        return sum(_divided(lambda p, n: product(p, first) + product(n, second), relevance, *halves))  # type: ignore[return-value]
+
+    active = alpha * of_one_sign(positive, negative)
+    return active if alpha == 1 else active - (alpha - 1) * of_one_sign(negative, positive)
+
+
+def gated_linear_unit(call: Call, input: Tensor, dim: int = -1) -> Tensor:
+    """``F.glu`` in its parts."""
+    with call.mode:
+        value, gate = input.chunk(2, dim)
+        return value * gate.sigmoid()
+
+
+def _wide(rule: Rule) -> Rule:
+    """The same rule on arguments in the widest type of their device."""
+
+    def widened(tensor: Tensor) -> Tensor:
+        return tensor.to(precise_dtype(tensor.device)) if tensor.is_floating_point() else tensor
+
+    return lambda call, *args, **kwargs: rule(call, *map_tensors(widened, args), **map_tensors(widened, kwargs))
+
+
+def alpha_beta(alpha: float = 1.0) -> RuleSet:
+    """The rule set under which derivatives are relevances.
+
+    Args:
+        alpha: weight of positive contributions; those against the class weigh ``alpha - 1``.
+    """
+    rules: dict[str, Rule] = {
+        **dict.fromkeys(OPERATORS | {"abs"}, linear.frozen),
+        **dict.fromkeys(MOVES | {"affine_grid"}, linear.move),
+        **dict.fromkeys(REDUCTIONS | {"neg"} | SELECTIONS - {"relu", "leaky_relu", "prelu", "rrelu", "abs"}, shared),
+        **dict.fromkeys(_CASTS, kept),
+        **dict.fromkeys(_JOINS, linear.ordinary),
+        **dict.fromkeys([*ACTIVATIONS, *_NORMS, "relu", "leaky_relu", "prelu", "softmax", "_softmax"], passed),
+        **dict.fromkeys(["div", "pow", "square"], passed),
+        **dict.fromkeys(PRODUCTS, partial(matrix_product, alpha=alpha)),
+        **dict.fromkeys(WEIGHTED, partial(weighted, alpha=alpha)),
+        "add": add,
+        "sub": subtract,
+        "mul": multiply,
+        "glu": gated_linear_unit,
+        "dropout": linear.dropout,
+        "copy": linear.copy_into,
+        "__iter__": linear.iterate,
+    }
+    wide = {name: _wide(rule) for name, rule in rules.items()}
+    return RuleSet("alpha-beta relevance", {**wide, "__setitem__": linear.ordinary})

@@ -1,0 +1,1 @@
+"""Rules: for one torch function each, the same value with another derivative."""

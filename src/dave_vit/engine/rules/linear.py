@@ -1,0 +1,149 @@
+"""Rules for functions that are linear already, at least piece by piece: they only look after the states."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dave_vit.engine.calls import Call
+from dave_vit.engine.function_names import PLACES
+from dave_vit.engine.states import State, added, depends, is_carrier, map_tensors, mark, state_of, tensors
+from dave_vit.errors import training_error
+
+
+def affine(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Ordinary derivative; the constant is what is left when all carriers are zero."""
+    value = call.func(*args, **kwargs)
+    if not isinstance(value, Tensor):
+        return value
+    return call.mode.with_constant(value, lambda: _constant(call, args, kwargs), call.name)
+
+
+def _constant(call: Call, args: Any, kwargs: Any) -> Any:
+    """What a function gives where all carriers are zero; of a linear layer it is known without computing it."""
+    if call.name == "linear" and len(args) > 1 and not args[1].requires_grad:
+        bias = args[2] if len(args) > 2 else kwargs.get("bias")
+        return args[1].new_zeros(()) if bias is None else _zeroed(bias)
+    return call.func(*_zeroed(args), **_zeroed(kwargs))
+
+
+def _zeroed(value: Any) -> Any:
+    return map_tensors(lambda t: torch.zeros_like(t) if t.requires_grad else t, value)
+
+
+def move(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Rearranging and casting: a gate stays a gate."""
+    value = reduction(call, *args, **kwargs)
+    return mark(value, state_of(args[0])) if args and is_carrier(args[0]) else value
+
+
+def reduction(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Sums and means: linear in the first argument, whose numbers are mixed with each other."""
+    if not args or not is_carrier(args[0]):
+        return call.mode.operator(call, *args, **kwargs)
+    return call.func(args[0], *map_tensors(Tensor.detach, args[1:]), **map_tensors(Tensor.detach, kwargs))
+
+
+def total(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Sums and concatenations of several tensors; what says where they go is no term."""
+    place = 1 if call.func is Tensor.where else PLACES.get(call.name, -1)  # x.where(mask, y), torch.where(mask, x, y)
+    terms = [term for position, term in enumerate(args) if position != place]
+    named = {name: term for name, term in kwargs.items() if name not in ("condition", "mask", "index", "indices")}
+    state = added(state_of(term) for term in tensors((terms, named)))
+    if state is State.OPERATOR:
+        return call.mode.operator(call, *args, **kwargs)
+    return mark(affine(call, *args, **kwargs), state)
+
+
+def selection(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """ReLU, max-pool, abs: piecewise linear, so the ordinary derivative is the effective one."""
+    others = [t for t in tensors((args[1:], kwargs)) if t.is_floating_point()]
+    if others and (call.name != "prelu" or is_carrier(others[0])):  # max(x, y) is not homogeneous in x
+        return call.mode.operator(call, *args, **kwargs)
+    return mark(call.func(*args, **kwargs), State.GATE)
+
+
+def ordinary(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """The function's own derivative."""
+    return call.func(*args, **kwargs)
+
+
+def frozen(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Functions that can only be part of an operator."""
+    return call.mode.operator(call, *args, **kwargs)
+
+
+def set_item(call: Call, target: Tensor, index: Any, value: Any) -> None:
+    """Assignment to a slice, in place by nature: a sum of what stays and what comes."""
+    state = added([state_of(target), state_of(value)])
+    if state is State.OPERATOR:
+        _set_operator(call, target, index, value)
+        return
+    constant = _zeroed(target).clone()
+    constant[index] = _zeroed(value)
+    call.func(target, index, value)
+    recorded = call.mode.with_constant(target, lambda: constant, call.name)
+    if recorded is not target:
+        target.copy_(recorded)
+    call.mode.wrote(target, state)
+
+
+def _set_operator(call: Call, target: Tensor, index: Any, value: Any) -> None:
+    if target._is_view():
+        raise call.mode.unsupported("assigning an input-dependent operator to a slice of a view")
+    call.mode.freeze(target)
+    call.func(target, *map_tensors(Tensor.detach, (index, value)))
+    call.mode.wrote(target, State.OPERATOR)
+
+
+def copy_into(call: Call, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:  # noqa: FBT001
+    """``target.copy_(source)`` as a value: the source in the target's shape and type."""
+    if depends(source):
+        return mark(source.to(target.dtype).expand_as(target), state_of(source))
+    everywhere = Call(call.mode, partial(torch.where, torch.ones_like(target, dtype=torch.bool)), "where")
+    return affine(everywhere, source.to(target.dtype), target)  # type: ignore[no-any-return]
+
+
+def undetached(call: Call, input: Tensor) -> Any:
+    """``detach`` as if it were not there."""
+    return move(Call(call.mode, Tensor.clone, "clone"), input)
+
+
+def iterate(call: Call, tensor: Tensor) -> Any:
+    """Looping over a tensor: the parts keep what the whole was."""
+    return iter(move(Call(call.mode, Tensor.unbind, "unbind"), tensor))
+
+
+def mean_and_spread(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """``var_mean`` and ``std_mean``: the spread is an operator, the mean carries."""
+    spread, mean = call.func(*args, **kwargs)
+    return spread.detach(), mean
+
+
+def dropout(call: Call, input: Tensor, p: float = 0.5, training: bool = True, **kwargs: Any) -> Tensor:  # noqa: FBT001
+    """The identity in evaluation mode; at random in training mode, which no map can explain."""
+    if training and p > 0.0:
+        raise training_error("dropout" + call.mode.where())
+    return input
+
+
+def linear_combination(call: Call, start: Tensor, end: Tensor, weight: Any) -> Any:
+    """``lerp``: linear in both ends for a constant weight."""
+    state = added([state_of(start), state_of(end)])
+    if depends(weight) or state is State.OPERATOR:
+        return call.mode.operator(call, start, end, weight)
+    return mark(affine(call, start, end, weight), state)
+
+
+def difference(
+    call: Call, input: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None
+) -> Any:
+    """``diff``: linear in the whole, of which its ends are parts."""
+    parts = [part for part in (prepend, input, append) if part is not None]
+    if len(parts) == 1:
+        return reduction(call, input, n, dim)
+    with call.mode:
+        return torch.diff(torch.cat(parts, dim), n, dim)

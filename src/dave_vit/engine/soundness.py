@@ -1,0 +1,187 @@
+"""Whether a model can be explained exactly, looked into before its first map and remembered.
+
+Once for each model, size of input and rule set, one image is run under the interception with a ``Watch`` beneath, and
+once more as it is. What depends on the image out of the interception's sight, logits that the interception changes, and
+images that are mixed with the others of their batch are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
+from typing import Any
+from weakref import WeakKeyDictionary, WeakMethod, ref
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.fingerprint import forget_surveys, survey
+from dave_vit.engine.forward import precision, undisturbed
+from dave_vit.engine.interception import Interception
+from dave_vit.engine.states import tensors
+from dave_vit.engine.targets import Score, Target
+from dave_vit.errors import OutputError, UnsupportedOperator
+
+_SOUND: WeakKeyDictionary[nn.Module, dict[Any, int]] = WeakKeyDictionary()
+_FEW = 3  # a batch of so many is looked at whole; in a larger one the second is not in the middle, where flips end
+_ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative to the largest logit
+_COARSE = 0.1  # in half precision
+
+
+def check_sound(
+    model: nn.Module,
+    inputs: Tensor,
+    rules: RuleSet,
+    autocast: torch.dtype | None = None,
+    *,
+    logits: Tensor | None = None,
+    score: Score | None = None,
+) -> None:
+    """Refuse a model that a strict rule set would explain wrongly; costs next to nothing the second time.
+
+    Args:
+        model: as it will be run.
+        inputs: the batch that is explained.
+        rules: looked into only where they are strict.
+        autocast: run the model under autocast with this type.
+        logits: of the batch, or values of the score, if they are known already.
+        score: what is explained, where it is no class: nothing else of the output is looked at then.
+    """
+    if not rules.strict:
+        return
+    look, state = _Look(model, rules, autocast, score), survey(model).structure
+    if not isinstance(score, Hashable):
+        look.check(inputs, logits)
+        return
+    known = _SOUND.setdefault(model, {})
+    key = (_weakly(score), rules.name, inputs.shape[1:], inputs.dtype, inputs.device, autocast)
+    size = min(len(inputs), _FEW + 1)
+    if known.get((*key, size)) == state:
+        return
+    if size > 1 and bool((inputs[1:] == inputs[:1]).all()):
+        size = 0  # copies of one image do not tell whether they are mixed: a batch of others is looked at again
+    if known.get((*key, size)) != state:
+        look.check(inputs, logits)
+        _forget_the_dead(known)
+        known[(*key, size)] = state
+
+
+def _weakly(score: Score | None) -> Any:
+    """Stands for a score without keeping it alive: it may hold the model itself."""
+    try:
+        return None if score is None else (WeakMethod if isinstance(score, MethodType) else ref)(score)
+    except TypeError:  # such as operator.itemgetter, to which nothing can refer weakly
+        return score
+
+
+def _forget_the_dead(known: dict[Any, int]) -> None:
+    for key in [key for key in known if isinstance(key[0], ref) and key[0]() is None]:
+        del known[key]
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One look into a model, as it will be run; nothing but the score is looked at where there is one."""
+
+    model: nn.Module
+    rules: RuleSet
+    autocast: torch.dtype | None
+    score: Score | None
+
+    def check(self, inputs: Tensor, logits: Tensor | None) -> None:
+        """Refuse the model if some of these images would be explained wrongly; their logits may be known already."""
+        forget_surveys()
+        places = range(len(inputs)) if len(inputs) <= _FEW else [1]  # the first one's place may be a special one
+        tried = {place: self._by_itself(inputs[place : place + 1], batch=len(inputs)) for place in places}
+        alone = {place: said for place, said in tried.items() if said is not None}
+        fixed = not alone  # the model takes batches of this size only: no image can be looked at alone
+        shown = inputs if fixed else inputs[places[-1] : places[-1] + 1].clone()
+        plain = alone.get(places[-1])
+        try:
+            watched, random = self._watched(shown)
+        except UnsupportedOperator:
+            if len(shown) == len(inputs):
+                raise
+            shown, plain = inputs, None  # other code for one image than for several, which may be covered
+            watched, random = self._watched(shown)
+        if any(bool(torch.isnan(output).any()) for output in (watched if logits is None else [logits])):
+            raise OutputError("the model's output holds NaN; check the weights, the masks and the range of the input")
+        limit = _COARSE if self.autocast is not None else _ROUNDING.get(inputs.dtype, _COARSE)
+        if _differ(watched, plain or self._plain(shown), limit):
+            raise UnsupportedOperator(
+                "the logits change under the interception, so that the map would be another model's; remove what asks "
+                "for modes, or for gradients inside of the model (torch.func, torch.autograd.grad)"
+            )
+        # A score may hold numbers of its own for each image of the batch.
+        if len(inputs) > 1 and not (random or fixed or self.score is not None):
+            self._check_mixing(inputs, logits, alone, limit)
+
+    def _check_mixing(
+        self, inputs: Tensor, logits: Tensor | None, alone: Mapping[int, list[Tensor]], limit: float
+    ) -> None:
+        """Compare what is said of images alone with what is said of them in their batch."""
+        known = logits is not None and any(
+            output.shape[1:] == logits.shape[1:] for output in next(iter(alone.values()))
+        )
+        beside = [logits] if known and logits is not None else self._plain(inputs[:_FEW])
+        for place, said in alone.items():
+            told = [output for output in said if logits is None or output.shape[1:] == logits.shape[1:]][:1]
+            if _differ([output[place : place + 1] for output in beside], told if known else said, limit):
+                raise UnsupportedOperator(
+                    "the logits of an image change with the other images of its batch, so that a map would mix them; "
+                    "explain images one by one, or normalise within each image"
+                )
+
+    def _watched(self, images: Tensor) -> tuple[list[Tensor], bool]:
+        """The output under the interception, if nothing escapes it; and whether the model draws at random."""
+        mode = Interception(self.rules, self.model)
+        with undisturbed(images), precision(images, self.autocast):
+            before = _random_state(images)
+            entered = images.detach().requires_grad_().clone()
+            with mode, mode.watched(entered) as watch:
+                output = self._said(self.model(mode.enter(entered)), len(images))
+            watch.check()
+            return [tensor.detach() for tensor in output], not torch.equal(before, _random_state(images))
+
+    def _by_itself(self, image: Tensor, *, batch: int) -> list[Tensor] | None:
+        """The output for one image of a batch; None where the model does not take one alone."""
+        if batch == 1:
+            return self._plain(image)
+        try:
+            return self._plain(image)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, IndexError, AssertionError):
+            return None
+
+    def _plain(self, images: Tensor) -> list[Tensor]:
+        with undisturbed(images), torch.no_grad(), precision(images, self.autocast):
+            return self._said(self.model(images.clone()), len(images))
+
+    def _said(self, output: Any, batch: int) -> list[Tensor]:
+        """All that the model says of its images, or what the score says of them."""
+        return _outputs(output, batch) if self.score is None else [Target(score=self.score).read(output, batch)]
+
+
+def _outputs(output: Any, batch: int) -> list[Tensor]:
+    found = tensors(output) or tensors(dict(vars(output)) if hasattr(output, "__dict__") else ())
+    return [tensor.detach() for tensor in found if tensor.is_floating_point() and tensor.shape[:1] == (batch,)]
+
+
+def _random_state(images: Tensor) -> Tensor:
+    state = torch.get_rng_state()
+    return torch.cat([state, torch.cuda.get_rng_state(images.device)]) if images.is_cuda else state
+
+
+def _differ(left: list[Tensor], right: list[Tensor], limit: float) -> bool:
+    return len(left) != len(right) or not all(map(partial(_close, limit=limit), left, right))
+
+
+def _close(left: Tensor, right: Tensor, limit: float) -> bool:
+    left, right = left.cpu().double(), right.cpu().double()
+    finite = right[right.isfinite()]  # a class may be ruled out by -inf
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    return left.shape == right.shape and torch.allclose(left, right, rtol=0.0, atol=limit * scale, equal_nan=True)

@@ -1,0 +1,8 @@
+"""Engines: who computes the tasks of a run. One file each, which registers itself."""
+
+from dave_vit._internal.registry import import_all
+from dave_vit.evaluate.engines.base import ENGINES, Engine, EngineOptions, create_engine
+
+__all__ = ["ENGINES", "Engine", "EngineOptions", "create_engine"]
+
+import_all(__name__)

@@ -1,0 +1,1 @@
+"""One picture, clip or sentence from its pixels to maps and files."""

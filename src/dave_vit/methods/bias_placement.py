@@ -1,0 +1,147 @@
+"""Where the additive constants of a model act: biases, position embeddings and class tokens, by place in the image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dave_vit._internal.precision import precise_dtype
+from dave_vit.engine.batch_axes import batch_sides
+from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.gradient import Gradient, gradients
+from dave_vit.engine.targets import Target
+from dave_vit.engine.token_layout import token_grid
+from dave_vit.methods.base import Explanation, Method, joined
+
+_CHANNELS_FIRST = frozenset(
+    """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution batch_norm group_norm
+    instance_norm""".split()
+)
+CONSTANT_ROWS = {"cuda": 32, "cpu": 8}
+"""Images in one pass: all constants and their derivatives are kept."""
+_CHANNELS_LAST = frozenset("linear layer_norm rms_norm".split())
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one additive constant adds to the score, value by value.
+
+    Attributes:
+        grid: by channel and place ``[D, h, w]``; None where the constant has no place in the image.
+        elsewhere: the sum of what has no place, such as the class token's share.
+    """
+
+    grid: Tensor | None
+    elsewhere: Tensor
+
+    def spread(self, size: tuple[int, int]) -> Tensor:
+        """A map ``[H, W]`` with the same sum, or the one value ``[]`` of all pixels where nothing has a place."""
+        rest = self.elsewhere / math.prod(size)
+        return rest if self.grid is None else rest + spread_evenly(self.grid.sum(0), size)
+
+
+Make = Callable[[Tensor, Iterable[Contribution]], Tensor]
+"""From weight times image ``[C, H, W]`` and what every constant contributes to the attribution of one image."""
+
+
+def attributions(method: Method, images: Tensor, target: Target, make: Make, rules: RuleSet) -> Explanation:
+    """Attributions that hold every additive constant, each at its place in its own image.
+
+    A batch goes through in one pass where it is known which dimension of every constant goes over the images. Windows
+    hide it: images of such models go through one by one.
+
+    Args:
+        method: gives the model and its precision.
+        images: ``[b, C, H, W]``.
+        target: what is explained of them.
+        make: the attribution of one image.
+        rules: the derivatives, and which constants are recorded.
+    """
+    model, autocast = method.model, method.autocast
+    sides = batch_sides(model, images, target, rules=rules, autocast=autocast) if len(images) > 1 else []
+    if sides is None:
+        singles = range(len(images))
+        return joined([attributions(method, images[i : i + 1], target.part(i, i + 1), make, rules) for i in singles])
+
+    def reduce(passed: Gradient) -> tuple[Tensor, Tensor | None]:
+        return _made(passed, images, make, sides), target.resolve(passed.logits).indices
+
+    found = gradients(model, images, target, reduce, rules=rules, autocast=autocast, record_constants=True)
+    made, indices = zip(*found, strict=True)
+    return Explanation(torch.stack(made, 1) if target.several else made[0], indices[0])
+
+
+def _made(passed: Gradient, images: Tensor, make: Make, sides: Sequence[int]) -> Tensor:
+    """The attributions of a batch, of which one image is made of one pass as all of them are."""
+    functions = [constant.function for constant in passed.constants]
+    parts = [(constant.value, constant.derivative) for constant in passed.constants]
+    direct = passed.weight * images
+    if len(images) == 1:
+        return make(direct[0], _contributions(functions, parts, images))[None]
+
+    def one(direct: Tensor, parts: list[tuple[Tensor, Tensor]]) -> Tensor:
+        alone = [tuple(part.unsqueeze(side) for part in pair) for pair, side in zip(parts, sides, strict=True)]
+        return make(direct, _contributions(functions, alone, images))
+
+    made: Tensor = torch.vmap(one, in_dims=(0, [(side, side) for side in sides]))(direct, parts)
+    return made
+
+
+def _contributions(functions: list[str], parts: list[Any], images: Tensor) -> Iterator[Contribution]:
+    """What each constant contributes to one image, in turn; they are large."""
+    for function, (value, derivative) in zip(functions, parts, strict=True):
+        amount = torch.where(derivative == 0, 0.0, value * derivative)  # a mask may be -inf
+        yield _placed(function, amount.to(precise_dtype(images.device)), (images.shape[-2], images.shape[-1]))
+
+
+def _placed(name: str, amount: Tensor, size: tuple[int, int]) -> Contribution:
+    """Find the places of a constant's values by its shape and the layout of the function that added it."""
+    if amount.ndim == 4 and len(amount) == 1:  # [1, D, h, w] or [1, h, w, D]
+        grid = amount[0] if _channels_first(name, amount, size) else amount[0].movedim(-1, 0)
+        if _is_grid(grid.shape[1], grid.shape[2], size):
+            return Contribution(grid, amount.new_zeros(()))
+    elif amount.ndim == 3 and 1 in amount.shape[:2] and name not in _CHANNELS_FIRST:  # [1, N, D] or [N, 1, D]
+        tokens = amount.flatten(0, 1).T  # [D, N]
+        rows, columns = token_grid(tokens.shape[1], size) or (1, 1)
+        before = tokens.shape[1] - rows * columns  # class and register tokens come first
+        return Contribution(tokens[:, before:].unflatten(1, (rows, columns)), tokens[:, :before].sum())
+    return Contribution(None, amount.sum())
+
+
+def _channels_first(name: str, amount: Tensor, size: tuple[int, int]) -> bool:
+    if name in _CHANNELS_FIRST or name in _CHANNELS_LAST:
+        return name in _CHANNELS_FIRST
+    return _is_grid(amount.shape[2], amount.shape[3], size) and not _is_grid(amount.shape[1], amount.shape[2], size)
+
+
+def _is_grid(rows: int, columns: int, size: tuple[int, int]) -> bool:
+    """Whether a map has the image's aspect, up to a cut-off row, and no more places than pixels."""
+    return abs(rows * size[1] - columns * size[0]) <= max(size) and rows <= size[0] and columns <= size[1]
+
+
+def spread_evenly(grid: Tensor, size: tuple[int, int]) -> Tensor:
+    """A map ``[h, w]`` at ``size`` with the same sum: each value shared evenly by the pixels of its place."""
+    shares = []
+    for extent, pixels in zip(grid.shape, size, strict=True):
+        place = torch.arange(pixels, device=grid.device) * extent // pixels
+        shares.append((place, torch.bincount(place, minlength=extent)))
+    (row, high), (column, wide) = shares
+    return (grid / (high[:, None] * wide))[row][:, column]
+
+
+def per_channel(maps: Tensor, channels: int) -> Tensor:
+    """Maps ``[..., H, W]`` as attributions ``[..., C, H, W]`` whose channel sum they are."""
+    return (maps / channels).unsqueeze(-3).expand(*maps.shape[:-2], channels, *maps.shape[-2:])
+
+
+def summed(maps: Iterable[Tensor], direct: Tensor) -> Tensor:
+    """Maps ``[H, W]`` added up in the widest type, as an attribution ``[C, H, W]`` like ``direct``."""
+    total = torch.zeros_like(direct[0], dtype=precise_dtype(direct.device))
+    for each in maps:
+        total = total + each
+    return per_channel(total, len(direct)).to(direct.dtype)

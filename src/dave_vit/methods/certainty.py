@@ -1,0 +1,69 @@
+"""What a reader of maps needs beside them: what was explained, and how far the maps are to be trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit.engine.targets import names_of
+
+TOO_MUCH = 0.25  # share of a map's energy that may be chance before it is said
+ENOUGH = 0.1  # share at which `samples="auto"` stops, too
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What was explained.
+
+    Attributes:
+        inputs: preprocessed images ``[B, C, H, W]``, or clips ``[B, T, C, H, W]``.
+        model: of which they are inputs.
+    """
+
+    inputs: Tensor
+    model: nn.Module
+
+    @property
+    def pictures(self) -> Tensor:
+        """Colours in [0, 1], as the model sees them: ``[B, 3, H, W]``; of clips ``[B * T, 3, H, W]``.
+
+        A model of which nothing is known gets every image spread from black to white.
+        """
+        frames = self.inputs.flatten(0, -4)
+        back = getattr(getattr(self.model, "preprocessing", None), "picture", None)
+        if back is not None:
+            colours: Tensor = back(frames)
+            return colours
+        shown = frames[:, :3] if frames.shape[1] >= 3 else frames[:, :1].expand(-1, 3, -1, -1)
+        low, high = shown.amin((1, 2, 3), keepdim=True), shown.amax((1, 2, 3), keepdim=True)
+        return ((shown - low) / (high - low).clamp(min=1e-12)).detach().float().cpu()
+
+    @property
+    def names(self) -> Sequence[str] | None:
+        """Of the model's classes, where it has any."""
+        return names_of(self.model)
+
+    def select(self, images: Tensor) -> Subject:
+        """The images of these numbers."""
+        return replace(self, inputs=self.inputs[images.to(self.inputs.device)])
+
+
+def sureness(mean: Tensor, error: Tensor) -> Tensor:
+    """How many standard errors each mean stands away from zero; 0 where no error is known."""
+    return torch.where(error > 0, mean.abs() / error.where(error > 0, 1), 0)
+
+
+def doubt(samples: int, share: float, *, significant: bool) -> str | None:
+    """What has to be said of a map that rests on too few samples; None where nothing has."""
+    if not significant:
+        return f"nothing stands out of the noise of {samples} samples: the map is their average, and may be chance"
+    if samples < 2:
+        return "one sample tells nothing of chance; take more"
+    if share <= TOO_MUCH:
+        return None
+    needed = math.ceil(samples * share / ENOUGH)
+    return f"{samples} samples leave {share:.0%} of this map to chance; {needed} would leave {ENOUGH:.0%}"

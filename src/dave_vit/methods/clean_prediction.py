@@ -1,0 +1,62 @@
+"""What a model says of the clean images, by which their views are judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from dave_vit._internal.precision import precise_dtype
+from dave_vit.engine.targets import Target
+from dave_vit.models.traits import competing
+
+
+@dataclass(frozen=True)
+class Clean:
+    """Of each of some images.
+
+    Attributes:
+        predicted: the likeliest class, ``[b]``.
+        compete: whether the classes compete, ``[b]``; else each logit stands for itself.
+        probability: of the predicted class, ``[b]``.
+    """
+
+    predicted: Tensor
+    compete: Tensor
+    probability: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, logits: Tensor) -> Clean:
+        """Out of the images' logits ``[b, classes]``."""
+        predicted, compete = logits.argmax(1), competing(model, logits)
+        found = probabilities(logits.unsqueeze(0), predicted.unsqueeze(1), compete)[0, :, 0]
+        return cls(predicted, compete, found)
+
+    def select(self, images: Tensor) -> Clean:
+        """Those of the images of these numbers."""
+        return Clean(*(part[images.to(part.device)] for part in (self.predicted, self.compete, self.probability)))
+
+    def contrast(self, target: Target, logits: Tensor) -> Target:
+        """A target set against its rivals in those images whose classes compete."""
+        if not bool(self.compete.any()):
+            return target.resolve(logits)
+        found = replace(target, against="rivals").resolve(logits)
+        return replace(found, weights=found.weights * self.compete[:, None, None])  # type: ignore[operator]
+
+    def survival(self, logits: Tensor) -> Tensor:
+        """How much of the predicted class's probability is left on views ``[n, b, classes]``: ``[n, b]``."""
+        left = probabilities(logits, self.predicted.unsqueeze(1), self.compete)[..., 0]
+        return left / self.probability.clamp(min=torch.finfo(left.dtype).tiny)
+
+    def weights(self, logits: Tensor, target: Target) -> Tensor:
+        """How much each view counts: the probability of the explained classes on it, ``[n, b * K]``."""
+        return probabilities(logits, target.columns, self.compete).flatten(1)
+
+
+def probabilities(logits: Tensor, columns: Tensor, compete: Tensor) -> Tensor:
+    """Of classes ``[b, K]``, from logits ``[n, b, classes]``: ``[n, b, K]``; a sigmoid where classes do not compete."""
+    wide = logits.to(precise_dtype(logits.device))
+    picked = columns.expand(len(logits), *columns.shape)
+    shared, alone = wide.softmax(2).gather(2, picked), wide.gather(2, picked).sigmoid()
+    return torch.where(compete[:, None], shared, alone)

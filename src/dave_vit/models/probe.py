@@ -1,0 +1,239 @@
+"""A linear probe: one layer trained on the features of a frozen backbone (appendix B: DINO)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from dave_vit._internal.atomic_files import replacing
+from dave_vit.data.base import Dataset
+from dave_vit.errors import DataError, OptionError
+from dave_vit.models.adapter import Adapter
+from dave_vit.models.loading import backbone, checked_device
+
+_FORWARD = 32  # images in one forward pass
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a probe is trained; the defaults are those of the paper.
+
+    Attributes:
+        epochs: passes over the training images.
+        rate: learning rate at the start of the cosine schedule.
+        momentum: of stochastic gradient descent.
+        batch: images in one step.
+        views: random crops, half of them flipped, whose features are kept of each image; epochs take turns in them.
+        seed: the same seed gives the same probe.
+    """
+
+    epochs: int = 100
+    rate: float = 0.001
+    momentum: float = 0.9
+    batch: int = 128
+    views: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.epochs, self.batch, self.views) < 1 or self.rate <= 0:
+            raise OptionError(
+                f"epochs {self.epochs}, batch {self.batch}, views {self.views}, rate {self.rate}; all must be positive"
+            )
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A trained probe.
+
+    Attributes:
+        model: backbone and head as one classifier.
+        accuracy: on the validation images.
+        training_accuracy: on the training images as they are, without random crops.
+        images: how many images it was trained on.
+        validation_images: how many it was scored on.
+    """
+
+    model: Adapter
+    accuracy: float
+    training_accuracy: float
+    images: int
+    validation_images: int
+
+    def save(self, path: str | Path) -> None:
+        """Write backbone and head into one safetensors file that ``load_model`` takes as weights."""
+        from safetensors.torch import save_file
+
+        state = {key: value.detach().cpu().contiguous() for key, value in self.model.model.state_dict().items()}
+        metadata = {
+            "format": "pt",
+            "architecture": self.model.spec.partition(":")[2],
+            "class_names": json.dumps(self.model.class_names),
+            "accuracy": f"{self.accuracy:.4f}",
+        }
+        with replacing(Path(path)) as temporary:
+            save_file(state, temporary, metadata)
+
+
+def train_probe(
+    spec: str,
+    training: Dataset,
+    validation: Dataset | None = None,
+    *,
+    weights: str | None = None,
+    device: str | torch.device = "cpu",
+    settings: Training | None = None,
+    split: float = 0.2,
+    report: Callable[[float], None] | None = None,
+) -> Probe:
+    """Train a linear layer on the features of a backbone.
+
+    Args:
+        spec: a timm: or hf: model; its own pooling makes the features, which is the class token for DINO.
+        training: images with labels and class names.
+        validation: the same for scoring; by default a part of each class is held back from training.
+        weights: a local file of the backbone's weights instead of a download.
+        device: where the backbone runs.
+        settings: of the training.
+        split: the part that is held back where there is no validation set.
+        report: told which part of the forward passes is done, from 0 to 1; they are most of the work.
+    """
+    settings = settings or Training()
+    names = _checked_names(training, validation)
+    model, head = backbone(spec, weights, names)
+    model.to(checked_device(device))
+    fits, held = _parts(training, validation, split, settings.seed)
+    _put(model.model, head, nn.Identity())
+    views = _Progress(report, (settings.views + 1) * len(fits) + len(held))
+    augmented = torch.stack([_features(model, fits, views, _cropped(model)) for _ in _seeded(settings)])  # [V, n, D]
+    clean, scored = _features(model, fits, views), _features(model, held, views)
+    layer = _fitted(augmented, _labels(fits, names), len(names), settings)
+    validated = _accuracy(layer, scored, _labels(held, names))
+    trained = _accuracy(layer, clean, _labels(fits, names))
+    _put(model.model, head, layer.to(device))
+    return Probe(model.eval(), validated, trained, len(fits), len(held))
+
+
+def _put(model: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, module)
+
+
+_Part = list[tuple[Dataset, int]]
+
+
+def _checked_names(training: Dataset, validation: Dataset | None) -> list[str]:
+    names = list(training.class_names)
+    if len(names) < 2:
+        raise DataError(f"{len(names)} classes to train on; put the images of each class into a folder of its own")
+    strange = sorted(set(validation.class_names) - set(names)) if validation is not None else []
+    if strange:
+        raise DataError(f"validation class {strange[0]!r} is not among the training classes")
+    return names
+
+
+def _parts(training: Dataset, validation: Dataset | None, split: float, seed: int) -> tuple[_Part, _Part]:
+    """What is trained on and what is scored on."""
+    labelled = [index for index in range(len(training)) if training[index].label is not None]
+    if validation is not None:
+        held = [(validation, index) for index in range(len(validation)) if validation[index].label is not None]
+        return [(training, index) for index in labelled], held
+    if not 0 < split < 1:
+        raise OptionError(f"split is {split}; give the part of the images to hold back, between 0 and 1")
+    order = torch.randperm(len(labelled), generator=torch.Generator().manual_seed(seed)).tolist()
+    by_class: dict[int | None, list[int]] = {}
+    for place in order:
+        by_class.setdefault(training[labelled[place]].label, []).append(labelled[place])
+    back = {index for members in by_class.values() for index in members[: max(1, round(split * len(members)))]}
+    kept = [(training, index) for index in labelled if index not in back]
+    if {training[index].label for _, index in kept} != by_class.keys():
+        raise DataError(
+            "a class has a single image, so none is left to score on; add images or name a validation folder"
+        )
+    return kept, [(training, index) for index in sorted(back)]
+
+
+def _labels(part: _Part, names: list[str]) -> Tensor:
+    return torch.tensor([names.index(data.class_names[data[index].label or 0]) for data, index in part])
+
+
+class _Progress:
+    def __init__(self, report: Callable[[float], None] | None, total: int) -> None:
+        self.report, self.total, self.done = report, total, 0
+
+    def add(self, count: int) -> None:
+        self.done += count
+        if self.report is not None:
+            self.report(self.done / self.total)
+
+
+def _seeded(settings: Training) -> Iterator[int]:
+    """View numbers; torchvision's transforms draw from the global generator, which is given back as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        yield from range(settings.views)
+
+
+def _cropped(model: Adapter) -> Callable[[Image.Image], Tensor]:
+    """Random resized crop and horizontal flip, at the size and in the colours of the model's own preprocessing."""
+    from torchvision.transforms import v2
+
+    size = model.preprocess(Image.new("RGB", (64, 64))).shape[-2:]
+    colours = model.preprocessing
+    steps: list[Any] = [
+        v2.RandomResizedCrop(list(size), interpolation=v2.InterpolationMode.BICUBIC),
+        v2.RandomHorizontalFlip(),
+        v2.PILToTensor(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(list(colours.mean), list(colours.std)),
+    ]
+    return v2.Compose(steps)  # type: ignore[no-any-return]
+
+
+def _features(
+    model: Adapter, part: _Part, progress: _Progress, transform: Callable[[Image.Image], Tensor] | None = None
+) -> Tensor:
+    """Features ``[n, D]`` of images, on the CPU."""
+    parts = []
+    place = next(model.parameters())
+    for start in range(0, len(part), _FORWARD):
+        pictures = [data.image(index) for data, index in part[start : start + _FORWARD]]
+        if transform is None:
+            inputs = torch.cat([model.preprocess(picture) for picture in pictures])
+        else:
+            inputs = torch.stack([transform(picture) for picture in pictures]).to(place)
+        with torch.no_grad():
+            parts.append(model(inputs).float().cpu())
+        progress.add(len(pictures))
+    return torch.cat(parts)
+
+
+def _fitted(features: Tensor, labels: Tensor, classes: int, settings: Training) -> nn.Linear:
+    """The head, trained on cached features ``[views, n, D]``; a new view each epoch."""
+    draw = torch.Generator().manual_seed(settings.seed)
+    layer = nn.Linear(features.shape[-1], classes)
+    with torch.no_grad():
+        layer.weight.normal_(0, 0.01, generator=draw)
+        layer.bias.zero_()
+    optimizer = torch.optim.SGD(layer.parameters(), settings.rate, settings.momentum)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.epochs)
+    for epoch in range(settings.epochs):
+        for chosen in torch.randperm(len(labels), generator=draw).split(settings.batch):
+            with torch.enable_grad():
+                loss = F.cross_entropy(layer(features[epoch % len(features), chosen]), labels[chosen])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        schedule.step()
+    return layer.requires_grad_(requires_grad=False)
+
+
+def _accuracy(layer: nn.Linear, features: Tensor, labels: Tensor) -> float:
+    return float((layer(features).argmax(1) == labels).float().mean())

@@ -1,0 +1,128 @@
+"""A newcomer: the wheel is built and installed into a bare environment; what the README says works there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+SHELL = re.findall(r"^    (\S.*)$", README, re.MULTILINE)
+UNREACHABLE = re.compile("failed to fetch|error sending request|network was disabled", re.IGNORECASE)
+# What the README downloads is embedded here; what make would install is there already, from the wheel.
+STAND_INS = {
+    "timm:deit_tiny_patch16_224": "builtin --samples 4",
+    "SPEC": "builtin",
+    "make": f"make -f {ROOT / 'Makefile'} -o .venv/core.stamp -o .venv/package.stamp",
+}
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A program in an environment that knows nothing of this checkout, and that keeps what it compiles."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    environment = {**kept, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
+def said(folder: Path, *words: str) -> str:
+    done = run(folder, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def installed(folder: Path, uv: str) -> None:
+    """Builds the wheel, and installs it with what it needs and nothing else."""
+    said(folder, uv, "build", "--wheel", "--no-build-isolation", "--python", sys.executable, "-o", "dist", str(ROOT))
+    said(folder, uv, "venv", "--python", sys.executable, ".venv")
+    (wheel,) = (folder / "dist").glob("*.whl")
+    locked = ROOT / "requirements" / "core.txt"
+    done = run(folder, uv, "pip", "install", "--python", ".venv/bin/python", "--constraints", str(locked), str(wheel))
+    if UNREACHABLE.search(done.stderr):
+        pytest.skip("neither the packages nor a network to fetch them are there")
+    assert done.returncode == 0, done.stderr
+
+
+def bring_compiled(folder: Path) -> None:
+    """What this environment has compiled of the same files, which takes longer than what is asked of them."""
+    here = Path(sysconfig.get_path("purelib"))
+    (there,) = (folder / ".venv").glob("lib/python*/site-packages")
+    for cache in here.glob("*/**/__pycache__"):
+        place = there / cache.relative_to(here)
+        if place.parent.is_dir():
+            shutil.copytree(cache, place, dirs_exist_ok=True)
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory) -> Iterator[Path]:
+    """A folder that holds a photograph and a bare environment with the wheel in it."""
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if uv is None:
+        pytest.skip("needs uv")
+    folder = tmp_path_factory.mktemp("newcomer")
+    installed(folder, uv)
+    bring_compiled(folder)
+    shutil.copy(ROOT / "docs" / "photos" / "chelsea.jpg", folder / "photo.jpg")
+    yield folder
+    shutil.rmtree(folder / ".venv")
+
+
+def test_the_package_is_the_wheel_and_needs_only_what_it_says(empty):
+    found = said(empty, ".venv/bin/python", "-c", "import dave_vit; print(dave_vit.__file__)")
+    assert Path(found.strip()).is_relative_to(empty / ".venv")
+    assert "explain" in said(empty, ".venv/bin/dave", "--help")
+    metadata = (empty / ".venv").glob("lib/python*/site-packages/*.dist-info")
+    names = {path.name.partition("-")[0].replace("_", "-").lower() for path in metadata}
+    locked = set(re.findall(r"^([\w-]+)==", (ROOT / "requirements" / "core.txt").read_text(), re.MULTILINE))
+    assert names - {"dave-vit"} <= locked
+    served = run(empty, ".venv/bin/dave", "serve")
+    assert served.returncode == 2
+    assert served.stderr == "error: fastapi is not installed; run: pip install 'dave-vit[web]'\n"
+
+
+def test_the_python_of_the_readme_ends_in_a_picture(empty):
+    assert PYTHON
+    for block in PYTHON:
+        few = block.replace("timm:deit_tiny_patch16_224", "builtin").replace("DAVE(model)", "DAVE(model, samples=4)")
+        said(empty, ".venv/bin/python", "-c", few)
+    assert (empty / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture(scope="module")
+def followed(empty) -> Path:
+    """The same folder after all commands of the README but the installation, which came first."""
+    for line in (line for line in SHELL if not line.startswith("pip install .")):
+        for written, here in STAND_INS.items():
+            line = line.replace(written, here)
+        said(empty, "bash", "-c", line)
+    return empty
+
+
+def test_the_commands_of_the_readme_leave_what_it_says(followed):
+    assert len(SHELL) > 3
+    assert {"photo.dave.png", "photo.dave.panels.png", "photo.dave.npz", "photo.dave.json"} <= names_in(
+        followed / "maps"
+    )
+    assert {"demo.png", "picture-1.dave.png"} <= names_in(followed / "demo")
+
+
+def test_the_demo_finds_the_objects(followed):
+    pictures = [json.loads((followed / "demo" / f"picture-{number}.dave.json").read_text()) for number in (1, 2, 3)]
+    assert [picture["top5"][0]["name"] for picture in pictures] == ["beer", "scissors", "dolphin"]
+    scores = json.loads((followed / "demo" / "scores.json").read_text())["scores"]
+    for metric in ("gridpg", "energypg"):
+        assert scores["dave"][metric] > scores["effective"][metric] > scores["input_x_gradient"][metric]
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}

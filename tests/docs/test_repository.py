@@ -1,0 +1,108 @@
+"""What the repository promises about itself: no addresses of one machine, one version everywhere, complete locks."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
+# Written in pieces, or this file would report itself.
+MACHINE_PATH = re.compile(r"(?<![\w.~-])/" + r"(?:work|root|opt|home)/")
+REGISTRY = re.compile("|".join([r"pypi\." + "org", r"python" + "hosted", r"registry\." + r"(?:npmjs|yarnpkg)"]))
+
+
+def repository_files() -> list[Path]:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout, so there is no list of tracked files")
+    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def lines_matching(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
+    found = []
+    for path in paths:
+        data = path.read_bytes()
+        if b"\0" in data:  # a picture or weights
+            continue
+        lines = data.decode("utf-8", "replace").splitlines()
+        found += [f"{path.name}:{n}: {line}" for n, line in enumerate(lines, 1) if pattern.search(line)]
+    return found
+
+
+def pinned(lock: Path) -> list[Requirement]:
+    text = lock.read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return [Requirement(line.split(" --hash")[0]) for line in lines]
+
+
+def project() -> dict[str, dict]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def version() -> str:
+    text = (ROOT / "src" / "dave_vit" / "_version.py").read_text()
+    return re.search(r'__version__ = "(.+)"', text)[1]
+
+
+@pytest.mark.parametrize("pattern", [MACHINE_PATH, REGISTRY], ids=["machine path", "registry address"])
+def test_no_file_names_a_machine_or_a_registry(pattern):
+    assert lines_matching(pattern, repository_files()) == []
+
+
+def test_the_patterns_find_what_they_are_for():
+    assert MACHINE_PATH.search("open('" + "/ho" + "me/someone/x')")
+    assert MACHINE_PATH.search("PATH=/usr/bin:" + "/ro" + "ot/bin")
+    assert not MACHINE_PATH.search("docs/home/index.md, frame" + "work/x, ~/work/x")
+    assert REGISTRY.search("https://files.python" + "hosted.org/x.whl")
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
+def test_locks_hold_names_versions_and_hashes_only(lock):
+    text = lock.read_text()
+    assert re.findall(r"\S*://\S*|\bfile:\S*|--(?!hash=)\S+|^-\w.*", text, re.MULTILINE) == []
+    for entry in text.replace("\\\n", " ").splitlines():
+        if entry.strip() and not entry.lstrip().startswith("#"):
+            assert re.match(r"\S+==\S+ .*--hash=sha256:[0-9a-f]{64}", entry), entry
+
+
+@pytest.mark.parametrize(("lock", "extras"), [("core.txt", False), ("dev.txt", True)], ids=["core", "all extras"])
+def test_locks_fit_the_ranges_of_the_project(lock, extras):
+    table = project()["project"]
+    groups = [table["dependencies"], *(table["optional-dependencies"].values() if extras else [])]
+    pins = pinned(ROOT / "requirements" / lock)
+    for requirement in map(Requirement, chain(*groups)):
+        name = canonicalize_name(requirement.name)
+        found = [str(pin.specifier).removeprefix("==") for pin in pins if canonicalize_name(pin.name) == name]
+        assert found, f"{requirement} is missing from {lock}; run: make lock"
+        assert all(requirement.specifier.contains(Version(pin)) for pin in found), (requirement, found)
+
+
+def test_locks_fit_into_one_environment():
+    versions = {str(pin).split(";")[0].strip() for pin in pinned(ROOT / "requirements" / "dev.txt")}
+    names = {entry.split("==")[0] for entry in versions}
+    for lock in LOCKS:
+        shared = {str(pin).split(";")[0].strip() for pin in pinned(lock) if pin.name in names}
+        assert shared <= versions
+
+
+def test_one_version_everywhere():
+    citation = (ROOT / "CITATION.cff").read_text()
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(r"^version: (.+)$", citation, re.MULTILINE)[1].strip("\"'") == version()
+    assert re.search(r"^## \[(\d.*?)\]", changelog, re.MULTILINE)[1] == version()
+
+
+def test_every_version_of_the_changelog_has_its_numbers():
+    sections = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    assert [section.splitlines()[0] for section in sections if "\n### Numbers\n" not in section] == []

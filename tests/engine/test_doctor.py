@@ -1,0 +1,203 @@
+"""What doctor says of a model is what the methods then do, and the model is as it was."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+from test_leaks import FACTORS, INTEGERS, NORMS, OPERATORS_AS_CONSTANTS, WRITES_BELOW, write_below
+from torch import nn
+
+from dave_vit import create_method, effective_transformation
+from dave_vit.checks import doctor
+from dave_vit.checks.companion_values import NotReplayed, replayed
+from dave_vit.checks.constants import changing
+from dave_vit.checks.doctor import Diagnosis, examine
+from dave_vit.engine import gradient
+from dave_vit.engine import soundness as sound
+from dave_vit.engine.targets import class_logits
+from dave_vit.engine.token_layout import TokenLayout
+from dave_vit.errors import DaveError, UnsupportedOperator
+from exactness import Tokens
+from program_vocabulary import OPERATIONS
+from programs import Oracle, programs
+from tiny_models import drawn, images, relu_cnn, vit
+
+
+def cait() -> nn.Module:
+    """Class attention after the blocks: other matrices than those of the tokens."""
+    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+    return drawn(timm.models.Cait(depth_token_only=2, **shape))
+
+
+@pytest.mark.parametrize("model", [vit, relu_cnn, cait])
+def test_the_model_is_as_it_was(model):
+    examined = model()
+    before, tensors = copy.deepcopy(examined.state_dict()), [*examined.parameters(), *examined.buffers()]
+    assert examine(examined, images(1)).dtype == torch.float64
+    assert {p.dtype for p in examined.parameters()} == {torch.float32}
+    assert all(now is then for now, then in zip([*examined.parameters(), *examined.buffers()], tensors, strict=True))
+    for name, value in examined.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_also_after_a_refusal():
+    model = nn.Sequential(vit(), nn.Softplus())
+    with pytest.raises(UnsupportedOperator):
+        examine(model, images(1))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("model", [vit, relu_cnn, cait])
+def test_attention_based_methods_work_where_it_says_so(model):
+    diagnosis = examine(model(), images(1))
+    assert diagnosis.exact
+    rollout = create_method("rollout", model())
+    if isinstance(diagnosis.layout, TokenLayout):
+        assert "attention-based methods work" in diagnosis.verdict
+        rollout.attribute(images(1), 0)
+    else:
+        assert "do not apply" in diagnosis.verdict
+        with pytest.raises(UnsupportedOperator):
+            rollout.attribute(images(1), 0)
+
+
+def test_an_operator_that_passes_for_a_constant_is_found():
+    class Leaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = vit()
+
+        def forward(self, x):
+            buffer = torch.zeros_like(x)
+            buffer.data.copy_(x.detach().exp())  # the identity holds all the same
+            return self.model(x + buffer)
+
+    with pytest.raises(UnsupportedOperator, match="constant"):
+        examine(Leaks(), images(1))
+
+
+@pytest.mark.parametrize("name", ["rollout", "legrad", "effective", "attn_lrp"])
+def test_inference_tensors(name):
+    expected, model = create_method(name, vit()).attribute(images(1), 0), vit()
+    with torch.inference_mode():
+        torch.testing.assert_close(create_method(name, model).attribute(images(1).clone(), 0), expected)
+
+
+TOKENS = torch.randn(1, 5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+IMAGE = torch.randn(1, 4, 3, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+AIMED = {
+    **{name: (function, TOKENS) for name, function in OPERATORS_AS_CONSTANTS.items()},
+    **{f"integer: {name}": (function, TOKENS) for name, function in INTEGERS.items()},
+    **{f"norm: {name}": (function, IMAGE) for name, function in NORMS.items()},
+    **{f"factor: {name}": (each[0], TOKENS) for name, each in FACTORS.items() if each[1] is None},
+    **{f"below: {name}": (lambda x, w=write: write_below(x, w), TOKENS) for name, write in WRITES_BELOW.items()},
+}
+EXACT_AS_EXAMINED = {"factor: hardtanh, operator bound", "below: data, slice"}
+"""Refused by their memory alone: a gate is held whatever bounds it; the slice is not of the logit that is examined."""
+
+
+def verdict(function, x) -> Diagnosis | None:
+    """None where the model is refused."""
+    try:
+        return examine(Tokens(lambda x: function(x).reshape(1, -1)), x)
+    except DaveError:
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
+class TestAimedPrograms:
+    """Each holds an operator that passes for a constant, or a derivative that is not the map's."""
+
+    @pytest.mark.parametrize("name", AIMED)
+    def test_none_is_called_exact(self, name):
+        found = verdict(*AIMED[name])
+        assert found is None or not found.exact
+
+    @pytest.mark.parametrize("name", sorted(AIMED.keys() - EXACT_AS_EXAMINED))
+    def test_none_is_called_exact_by_the_proofs_alone(self, name, monkeypatch):
+        """Without the look into the model that refuses most of them before."""
+        monkeypatch.setattr(sound._Look, "check", lambda *args: None)
+        found = verdict(*AIMED[name])
+        assert found is None or not found.exact
+
+
+class TestSteady:
+    """What is taken for a constant must not change with the image."""
+
+    def of(self, function) -> str:
+        return changing(Tokens(function), TOKENS, class_logits)
+
+    def test_it_names_the_function(self, monkeypatch):
+        def leaks(x):
+            buffer = torch.zeros_like(x)
+            buffer.data.copy_(x.detach().exp())
+            return x + buffer
+
+        assert self.of(leaks) == "add in module 'Tokens'"
+
+    @pytest.mark.parametrize(
+        "function",
+        [
+            lambda x: x * 2 + 1 if x.max() > 0 else x,  # a branch is held
+            lambda x: x + 3 * bool(x[0, 0, 0] > 0),
+            lambda x: x + torch.rand(6, dtype=x.dtype),  # drawn from the same seed
+            lambda x: x + torch.empty_like(x).fill_(2.0),  # memory that held anything before
+            lambda x: x + torch.tensor([1.0, float("nan")])[0],
+            lambda x: x.masked_fill(x > 0, 1.5),
+        ],
+    )
+    def test_what_may_change(self, function):
+        assert self.of(function) == ""
+
+    def test_a_count_that_only_another_image_changes(self):
+        assert self.of(lambda x: x + (x > 0).nonzero().shape[0]) == "add in module 'Tokens'"
+
+
+class TestHeld:
+    """With all operators held, the score of another image is what the map says."""
+
+    def test_a_map_that_only_adds_up_is_found(self, monkeypatch):
+        def conserving(model, inputs, *args, **options):
+            parts = gradient(model, inputs, *args, **options)
+            share = (parts.weight * inputs).sum() / inputs.square().sum()
+            return replace(parts, weight=share * inputs)  # the same <W, x>
+
+        monkeypatch.setattr(doctor, "gradient", conserving)
+        found = examine(vit(), images(1))
+        assert found.gap < 1e-12
+        assert not found.exact
+        assert "operators held" in found.verdict
+
+    @seed(0)
+    @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(programs(OPERATIONS, longest=5))
+    @pytest.mark.filterwarnings("ignore:To copy construct")
+    def test_random_programs(self, program):
+        x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        model, shift = Tokens(program.function()), x.flip(0).flip(1)
+        if not Oracle(program, x).finite:
+            return
+        try:
+            weight = effective_transformation(model, x, 8)
+            other = replayed(model, x, x + shift, class_logits)
+        except (DaveError, NotReplayed):
+            return
+        expected = (weight * shift).sum((1, 2))
+        torch.testing.assert_close(other[:, 8] - model(x)[:, 8], expected, rtol=1e-8, atol=1e-8)
+
+    def test_what_cannot_be_followed_is_said(self):
+        def through_a_view(x):
+            made = torch.zeros_like(x)
+            made.view(-1).copy_(x.flatten())
+            return made
+
+        with pytest.raises(NotReplayed):
+            replayed(Tokens(through_a_view), TOKENS, TOKENS + 1, class_logits)
+        found = examine(Tokens(through_a_view), TOKENS)
+        assert found.exact
+        assert found.held is None

@@ -1,0 +1,371 @@
+"""Lean forms of models: the same logits and derivatives for less work, and the model itself where that fails."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from dave_vit import DAVE, effective_transformation
+from dave_vit.engine import fingerprint as survey
+from dave_vit.engine.fast.compiled import CompiledGradient
+from dave_vit.engine.fast.narrowing import narrowed
+from dave_vit.engine.fast.recorded_model import LeanModel
+from dave_vit.engine.fast.recording import Unrecordable, record
+from dave_vit.engine.forward import logits_of
+from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets.lrp import RELEVANCE
+from dave_vit.engine.targets import Contrast, Target
+from dave_vit.methods.pass_size import even
+from tiny_models import CLASSES, FAMILIES, SIZE, huggingface_vit, vit
+
+MODELS = {
+    **FAMILIES,
+    "huggingface": huggingface_vit,
+    "registers": lambda: vit(reg_tokens=2, init_values=0.5),
+    "pooled": lambda: vit(class_token=False, global_pool="avg"),
+    "distinct norms": lambda: vit(qk_norm=True),
+}
+
+
+@pytest.fixture
+def images():
+    return torch.randn(3, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+
+
+def shapes(tape, name):
+    """Shapes of what a function gave, call by call, when the tape is played."""
+    seen = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if getattr(func, "__name__", "") == name:
+                seen.append(tuple(result.shape))
+            return result
+
+    with Watch(), torch.no_grad():
+        tape.play(torch.zeros(tape.input_shape))
+    return seen
+
+
+class TestTape:
+    @pytest.mark.parametrize("name", MODELS)
+    def test_plays_what_the_model_computes(self, name, images):
+        model = MODELS[name]()
+        try:
+            tape = record(model, images)
+        except Unrecordable:
+            assert name == "cnn"  # its ReLUs write in place in other versions
+            return
+        other = images.flip(0)
+        with torch.no_grad():
+            expected = getattr(model(other), "logits", None)
+            expected = model(other) if expected is None else expected
+            assert torch.equal(tape.play(other), expected)
+            torch.testing.assert_close(narrowed(tape).play(other), expected)
+        assert tape.classes == CLASSES
+
+    def test_records_without_computing(self, images):
+        model = vit()
+        model.blocks[0].mlp.fc1.weight.data.fill_(torch.nan)
+        assert record(model, images).classes == CLASSES
+
+    @pytest.mark.parametrize(
+        "forward",
+        [
+            lambda x: x.clone().mul_(2).flatten(1)[:, :4],
+            lambda x: x.flatten(1)[:, : 4 if x.sum() > 0 else 3],
+            lambda x: torch.from_numpy(x.detach().numpy()).flatten(1)[:, :4],
+            lambda x: Doubled.apply(x).flatten(1)[:, :4],
+            lambda x: x,
+        ],
+        ids=["in place", "looks at values", "leaves torch", "its own derivative", "no logits"],
+    )
+    def test_refuses_what_it_cannot_hold(self, forward, images):
+        with pytest.raises(Unrecordable):
+            record(forward, images)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+class TestSelections:
+    def test_only_the_class_token_passes_the_last_mlp(self, images):
+        tape = record(vit(), images)
+        tokens = (SIZE // 8) ** 2 + 1
+        assert shapes(tape, "gelu") == [(3, tokens, 96)] * 2
+        assert shapes(narrowed(tape), "gelu") == [(3, tokens, 96), (3, 1, 96)]
+
+    def test_only_its_query_is_made(self, images):
+        mixed = shapes(narrowed(record(vit(), images)), "scaled_dot_product_attention")
+        assert [shape[2] for shape in mixed] == [(SIZE // 8) ** 2 + 1, 1]
+
+    def test_queries_keys_and_values_are_products_of_their_own(self, images):
+        tape = record(vit(), images)
+        assert 72 in {shape[-1] for shape in shapes(tape, "linear")}
+        assert 72 not in {shape[-1] for shape in shapes(narrowed(tape), "linear")}
+
+    def test_nothing_changes_where_all_tokens_count(self, images):
+        tape = record(vit(class_token=False, global_pool="avg"), images)
+        assert shapes(narrowed(tape), "gelu") == shapes(tape, "gelu")
+
+    def test_what_is_selected_twice_is_computed_once(self, images):
+        def forward(x):
+            hidden = nn.functional.gelu(x.flatten(1))
+            return hidden[:, :4] + hidden[:, 2:6]
+
+        assert len(shapes(narrowed(record(forward, images)), "gelu")) == 1
+
+    def test_indices_of_the_input_are_no_selection(self, images):
+        def forward(x):
+            hidden = nn.functional.gelu(x.flatten(1))
+            return hidden[:, :8][torch.arange(3) * (x.sum((1, 2, 3)) > -1e9).long()]
+
+        tape = record(forward, images)
+        torch.testing.assert_close(narrowed(tape).play(images), forward(images))
+
+    def test_parts_that_do_not_meet_are_computed_apart(self, images):
+        def forward(x):
+            hidden = nn.functional.gelu(x.flatten(1))
+            return hidden[:, :4] + hidden[:, 4:8]
+
+        assert shapes(narrowed(record(forward, images)), "gelu") == [(3, 4), (3, 4)]
+
+
+class TestLeanModel:
+    @pytest.mark.parametrize("name", MODELS)
+    def test_gives_the_models_own_derivative(self, name, images):
+        model = MODELS[name]().double()
+        images = images.double()
+        target = torch.tensor([[0, 1], [2, 3], [4, 0]])
+        lean = LeanModel(model).gradient(images, target, EFFECTIVE)
+        torch.testing.assert_close(lean.weight, effective_transformation(model, images, target))
+
+    def test_a_model_that_cannot_be_recorded_runs_as_it_is(self, images):
+        class InPlace(nn.Module):
+            def forward(self, x):
+                return x.clone().mul_(2).flatten(1)[:, :4]
+
+        model = InPlace()
+        assert LeanModel(model).of(images) is model
+
+    def test_hooks_are_called(self, images):
+        model, seen = vit(), []
+        lean = LeanModel(model)
+        lean.gradient(images, 0, EFFECTIVE)
+        model.blocks[0].register_forward_hook(lambda module, given, made: seen.append(len(made)))
+        lean.gradient(images, 0, EFFECTIVE)
+        assert seen == [3]
+
+    def test_follows_its_weights(self, images):
+        model = vit()
+        lean = LeanModel(model)
+        for change in (lambda: None, lambda: model.head.weight.data.mul_(2), lambda: setattr(model, "head", head())):
+            change()
+            with torch.no_grad():
+                torch.testing.assert_close(lean.of(images)(images), model(images))
+
+    def test_one_recording_serves_all_methods_of_a_model_and_dies_with_it(self, images):
+        model = vit()
+        tape = LeanModel(model).of(images).__self__
+        assert LeanModel(model).of(images).__self__ is tape
+        assert LeanModel(model, torch.bfloat16).of(images).__self__ is not tape
+        gone = weakref.ref(model)
+        del model
+        gc.collect()
+        assert gone() is None
+
+    def test_follows_its_settings(self, images):
+        model = Scaled()
+        assert torch.equal(LeanModel(model).of(images)(images), model(images))
+        model.factor = 3
+        assert torch.equal(LeanModel(model).of(images)(images), model(images))
+
+    def test_a_model_that_counts_its_passes_runs_as_it_is(self, images):
+        model = Scaled(step=1)
+        lean = LeanModel(model)
+        assert [lean.of(images) for _ in range(2)] == [model, model]
+        assert model.factor == 3, "recorded once, and never again"
+
+    def test_an_unsupported_function_is_named_with_its_module(self, images):
+        model = vit()
+        model.norm = Strange()
+        with pytest.raises(Exception, match="norm"):
+            LeanModel(model).gradient(images, 0, EFFECTIVE)
+
+    def test_one_walk_through_the_model_for_all_passes_of_a_call(self, images, monkeypatch):
+        model, walks = vit(), []
+        dave = DAVE(model, samples=4, chunk=3, preset="paper")
+        dave.attribute(images, 0)  # records and looks into the model
+        walked = survey._walked
+        monkeypatch.setattr(survey, "_walked", lambda model: walks.append(1) or walked(model))
+        dave.attribute(images, 0)
+        assert len(walks) == 1
+
+    def test_a_model_that_changes_in_a_pass_is_walked_through_again(self, images):
+        with survey.unchanging():
+            model = Scaled(step=1)
+            before = survey.survey(model)
+            assert survey.survey(model) is before
+            logits_of(model, images)
+            assert survey.survey(model) != before
+
+    def test_a_change_between_two_explanations_of_refine_is_seen(self, images):
+        model = vit()
+        expected = DAVE(copy.deepcopy(model), samples=2, chunk=3, preset="exact").attribute(images, 0)
+        steps = DAVE(model, samples=2, chunk=3, preset="exact").refine(images, 0)
+        next(steps)
+        with torch.no_grad():
+            model.head.weight.mul_(2)
+        assert not torch.allclose(next(steps).attribution, expected)
+
+    def test_knows_the_number_of_classes(self, images):
+        assert LeanModel(vit()).classes(images) == CLASSES
+
+
+class Scaled(nn.Module):
+    def __init__(self, step=0):
+        super().__init__()
+        self.factor, self.step = 2, step
+
+    def forward(self, x):
+        self.factor += self.step
+        return (x * self.factor).flatten(1)[:, :4]
+
+
+def head():
+    return nn.Linear(24, CLASSES)
+
+
+class Strange(nn.Module):
+    def forward(self, x):
+        return torch.special.bessel_j0(x)
+
+
+@pytest.mark.filterwarnings("error")
+class TestCompiled:
+    """The traced graph, run by its interpreter in place of the compiler."""
+
+    @pytest.fixture(autouse=True)
+    def uncompiled(self, monkeypatch):
+        monkeypatch.setattr("dave_vit.engine.fast.compiled.inductor", lambda graph, given: graph)
+
+    def test_equals_eager(self, images):
+        model = vit()
+        target = torch.tensor([[0, 1], [2, 3], [4, 0]])
+        compiled = CompiledGradient(model, EFFECTIVE)
+        for part in (slice(0, 3), slice(1, 3)):  # a smaller batch is filled up
+            expected = effective_transformation(model, images[part], target[part])
+            torch.testing.assert_close(compiled(images[part], Target(target[part]))[0], expected, rtol=1e-4, atol=1e-6)
+        assert [list(known) for known in compiled._steps.values()] == [[3]]
+        compiled(images[:1], Target(target[:1]))  # and one that is much smaller gets its own
+        assert [list(known) for known in compiled._steps.values()] == [[3, 1]]
+
+    @pytest.mark.parametrize("options", [{}, {"act_layer": nn.SiLU}, {"act_layer": lambda: nn.GELU("tanh")}])
+    def test_gates_in_closed_form(self, options, images):
+        model = vit(**options).double()
+        expected = effective_transformation(model, images.double(), [[0], [1], [2]])
+        compiled = CompiledGradient(model, EFFECTIVE)
+        torch.testing.assert_close(compiled(images.double(), Target(torch.tensor([[0], [1], [2]])))[0], expected)
+
+    def test_maps_are_those_of_eager_passes(self, images):
+        model = vit()
+        expected = DAVE(model, samples=5, chunk=6).attribute(images, [0, 1, 2])
+        found = DAVE(model, samples=5, chunk=6, compiled=True).attribute(images, [0, 1, 2])
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+    def test_one_graph_for_all_chunks_of_a_call(self, images, monkeypatch):
+        made = []
+        monkeypatch.setattr("dave_vit.engine.fast.compiled.inductor", lambda graph, given: made.append(1) or graph)
+        model = vit()
+        found = DAVE(model, samples=20, chunk=30, compiled=True).attribute(images, [0, 1, 2])
+        assert len(made) == 1
+        expected = DAVE(model, samples=20, chunk=60).attribute(images, [0, 1, 2])
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+    def test_contrasts_and_logits(self, images):
+        model = vit()
+        target = Target.of(Contrast([[0, 1], [2, 3], [4, 0]], "rivals"), 3).resolve(model(images))
+        weight, logits = CompiledGradient(model, EFFECTIVE)(images, target)
+        torch.testing.assert_close(weight, effective_transformation(model, images, target), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(logits, model(images).detach(), rtol=1e-4, atol=1e-6)
+
+    def test_a_known_class_costs_no_pass_of_the_model(self, images, monkeypatch):
+        model = vit()
+        dave = DAVE(model, samples=2, preset="paper", compiled=True)
+        dave.attribute(images, 0)
+        monkeypatch.setattr(model, "forward", None)
+        dave.attribute(images, 1)
+
+    def test_a_class_out_of_range_is_refused(self, images):
+        with pytest.raises(Exception, match="out of range"):
+            DAVE(vit(), samples=2, compiled=True).attribute(images, CLASSES)
+
+    def test_where_compiling_fails_the_passes_run_without(self, images, monkeypatch):
+        def broken(graph, given):
+            raise RuntimeError("no compiler here\nand more")
+
+        monkeypatch.setattr("dave_vit.engine.fast.compiled.inductor", broken)
+        model = vit()
+        dave = DAVE(model, samples=4, compiled=True)
+        with pytest.warns(UserWarning, match="no compiler here"):
+            found = dave.attribute(images, 0)
+        torch.testing.assert_close(found, DAVE(model, samples=4).attribute(images, 0))
+        dave.attribute(images, 0)  # and it is not said again: other warnings are errors here
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestOneLaunch:
+    """Graphs that are recorded on a CUDA device and played again."""
+
+    @pytest.mark.parametrize("rules", [EFFECTIVE, RELEVANCE], ids=lambda rules: rules.name)
+    def test_it_gives_what_passes_without_a_graph_give(self, images, rules):
+        model, x = vit().cuda(), images.cuda()
+        compiled, target = CompiledGradient(model, rules), torch.tensor([[0, 1], [2, 3], [4, 0]], device="cuda")
+        for inputs in (x, x.flip(0), x[1:], x):  # other images and fewer of them take the place of those recorded
+            wanted = Target(target[: len(inputs)])
+            weight, logits = compiled(inputs, wanted)
+            expected = effective_transformation(model, inputs, wanted, rules=rules)
+            torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(logits, model(inputs).detach(), rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(compiled.logits(inputs), model(inputs).detach(), rtol=1e-3, atol=1e-4)
+
+    def test_numbers_written_into_a_model_count(self, images):
+        model, x, target = vit().cuda(), images.cuda(), Target(torch.tensor([[0], [1], [2]], device="cuda"))
+        compiled = CompiledGradient(model, EFFECTIVE)
+        before = compiled(x, target)[0]
+        model.head.weight.data.mul_(2)
+        torch.testing.assert_close(compiled(x, target)[0], 2 * before, rtol=1e-3, atol=1e-5)
+
+    def test_maps_of_a_batch_and_of_one_image(self, images):
+        model, x = vit().cuda(), images.cuda()
+        dave = DAVE(model, samples=8, compiled=True)
+        for inputs in (x, x[:1], x):
+            expected = DAVE(model, samples=8).attribute(inputs, 0)
+            torch.testing.assert_close(dave.attribute(inputs, 0), expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("count", "most", "size"), [(50, 8, 5), (50, 16, 10), (50, 100, 50), (53, 8, 6), (1, 8, 1)])
+def test_even_chunks(count, most, size):
+    assert even(count, most) == size
+
+
+def test_the_model_is_left_as_it_was(images):
+    model = vit()
+    before = copy.deepcopy(model.state_dict())
+    DAVE(model, samples=2).attribute(images, 0)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(parameter.requires_grad is False for parameter in model.parameters())

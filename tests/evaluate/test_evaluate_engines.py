@@ -1,0 +1,386 @@
+"""Runs that are killed, shared and spread over processes: always the same rows, no finished shard computed again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import small_embedded
+from bench_world import load, load_at_home, load_fatal, paint, plan_of, quick_plan, rows_of
+from dave_vit import cli
+from dave_vit.errors import OptionError, OutOfMemory, UnknownName
+from dave_vit.evaluate import LocalEngine, create_engine, evaluate, pick_devices
+from dave_vit.evaluate.dispatch import Dispatch, Lost
+from dave_vit.evaluate.engines import local
+from dave_vit.evaluate.engines.ray import RayEngine, plan_pool
+from dave_vit.evaluate.job import Job
+from dave_vit.evaluate.store import RunFolder
+from dave_vit.evaluate.tasks import Task
+
+# A run in a process of its own, which notes each task that it computes.
+SUPPORT = Path(__file__).parents[1] / "support"
+RUN = """
+import sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from bench_world import load, quick_plan
+from dave_vit.evaluate import evaluate
+from dave_vit.evaluate.worker import Worker
+
+folder, run, log = map(Path, sys.argv[1:4])
+compute = Worker.compute
+
+def noted(self, task):
+    with log.open("a") as file:
+        file.write(task.name + "\\n")
+    time.sleep(0.05)
+    return compute(self, task)
+
+Worker.compute = noted
+evaluate(quick_plan(folder), run, loader=load, threads=1)
+"""
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory) -> Path:
+    return paint(tmp_path_factory.mktemp("squares") / "data")
+
+
+@pytest.fixture(scope="module")
+def expected(squares, tmp_path_factory) -> list[dict]:
+    """The rows of a run that nothing disturbed."""
+    run = tmp_path_factory.mktemp("quiet") / "run"
+    evaluate(quick_plan(squares), run, loader=load, threads=1)
+    return rows_of(run)
+
+
+def start(squares: Path, run: Path, log: Path) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", RUN, squares, run, log], cwd=SUPPORT)
+
+
+def shards(run: Path) -> set[str]:
+    return {path.stem for kind in ("rows", "scan") for path in (run / kind).glob("*.parquet")}
+
+
+def names(log: Path) -> list[str]:
+    return log.read_text().splitlines() if log.exists() else []
+
+
+@pytest.mark.slow
+def test_killed_at_random_and_started_again(squares, expected, tmp_path):
+    run = tmp_path / "run"
+    draw = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID", "killed"))
+    for attempt in range(2):
+        log = tmp_path / f"log{attempt}"
+        before = shards(run) if run.exists() else set()
+        process = start(squares, run, log)
+        goal = draw.randint(1, 6)  # of 18 tasks
+        while len(names(log)) < goal and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.1))
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not before & set(names(log))  # nothing that was finished is computed again
+        assert before <= shards(run)
+    finished = shards(run)
+    last = start(squares, run, tmp_path / "last")
+    assert last.wait(timeout=300) == 0
+    assert not finished & set(names(tmp_path / "last"))
+    assert rows_of(run) == expected
+    assert not list(run.rglob("*.part"))
+
+
+BUILTIN = """evaluate --metric all --methods input_x_gradient,smoothgrad --samples 2 --limit 8 --shard 2 --threads 1
+    --set gridpg.grids=2 --set deletion.steps=2 --set insertion.steps=2 --set sanity.images=1
+    --set infidelity.images=1 --set sensitivity_n.images=1 --set sensitivity_n.samples=4 --set irof.steps=2
+    --set road.images=1 --quiet --out""".split()
+
+
+def command(run: Path) -> subprocess.Popen:
+    """The command of a user on builtin data, with a small model whose weights are beside the run."""
+    code = f"import torch, small_embedded; torch.set_num_threads(1); small_embedded.shrink({str(run.parent)!r})"
+    code += "; from dave_vit.cli import main; main()"
+    return subprocess.Popen([sys.executable, "-c", code, *BUILTIN, run], cwd=SUPPORT)
+
+
+def written(run: Path) -> dict[str, int]:
+    """When each shard was written."""
+    return {path.name: path.stat().st_mtime_ns for path in (run / "rows").glob("*.parquet")}
+
+
+@pytest.mark.slow
+def test_the_command_killed_at_random_on_builtin_data(tmp_path, monkeypatch):
+    small_embedded.shrink(tmp_path, monkeypatch.setattr)
+    small_embedded.write_weights(tmp_path, ["builtin"])
+    assert cli.run([*BUILTIN, str(tmp_path / "quiet")]) == 0
+    run = tmp_path / "run"
+    total, finished = len(written(tmp_path / "quiet")), {}
+    draw = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID", "killed"))
+    for _ in range(2):
+        process = command(run)
+        goal = min(len(finished) + draw.randint(1, total // 3), total - 1)
+        while len(written(run)) < goal and process.poll() is None:
+            time.sleep(0.02)
+        last = time.monotonic() + draw.uniform(0, 0.3)
+        while time.monotonic() < last and len(written(run)) < total - 3:  # small models are quick: something is left
+            time.sleep(0.002)
+        process.kill()  # SIGKILL
+        process.wait()
+        assert finished.items() <= written(run).items()  # neither lost nor written again
+        finished = written(run)
+    assert 0 < len(finished) < total
+    assert command(run).wait(timeout=600) == 0
+    assert finished.items() <= written(run).items()
+    assert rows_of(run) == rows_of(tmp_path / "quiet")
+    assert (run / "report.html").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_two_processes_on_a_gpu(squares, expected, tmp_path):
+    engine = LocalEngine(pick_devices("cuda:0", workers=2))
+    evaluate(quick_plan(squares), tmp_path / "run", engine=engine, loader=load, threads=1)
+    there = rows_of(tmp_path / "run")
+    assert [row["image"] for row in there] == [row["image"] for row in expected]
+    near = [
+        row["value"] == other["value"] or abs(row["value"] - other["value"]) < 0.02
+        for row, other in zip(there, expected, strict=True)
+    ]
+    assert sum(near) >= 0.98 * len(near)  # the order of pixels that are nearly equal may differ
+
+
+@pytest.mark.slow
+def test_two_processes_share_one_run(squares, expected, tmp_path):
+    run = tmp_path / "run"
+    logs = [tmp_path / "one", tmp_path / "two"]
+    processes = [start(squares, run, log) for log in logs]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    computed = [name for log in logs for name in names(log)]
+    assert len(computed) == len(set(computed))  # each task once, by one of the two
+    assert rows_of(run) == expected
+
+
+@pytest.mark.slow
+def test_a_team_survives_a_killed_member(squares, expected, tmp_path):
+    (squares.parent / "killed").unlink(missing_ok=True)
+    engine = LocalEngine(["cpu", "cpu"])
+    evaluate(quick_plan(squares), tmp_path / "run", engine=engine, loader=load_fatal, threads=1)
+    assert (squares.parent / "killed").exists()
+    assert rows_of(tmp_path / "run") == expected
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_rows_and_survives_a_killed_worker(squares, expected, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]))
+    (squares.parent / "killed").unlink(missing_ok=True)
+    engine = RayEngine(device="cpu", workers=2)
+    evaluate(quick_plan(squares), tmp_path / "run", engine=engine, loader=load_fatal, threads=1)
+    assert (squares.parent / "killed").exists()
+    assert rows_of(tmp_path / "run") == expected
+    assert not (tmp_path / ".ray").exists()  # no secret is left in the home folder
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+@pytest.mark.slow
+def test_an_error_of_a_member_reaches_the_caller(squares, tmp_path):
+    plan = quick_plan(squares, limit=12)  # three scans
+    with pytest.raises(RuntimeError, match="a worker failed"):
+        evaluate(plan, tmp_path / "run", engine=LocalEngine(["cpu", "cpu"]), loader=load_at_home, threads=1)
+
+
+def test_waiting_for_others_takes_longer_and_longer_looks(squares, tmp_path, monkeypatch):
+    """A second command that finds everything claimed must not ask a file server five times a second."""
+    job, tasks = Job(quick_plan(squares)), [Task("scan", f"s{i}", 0, -1, 0, i, (i,)) for i in range(2000)]
+    folder, pauses = RunFolder(tmp_path), []
+    monkeypatch.setattr(local, "Worker", lambda *arguments: SimpleNamespace(close=lambda: None, rest=lambda: None))
+    monkeypatch.setattr(local, "_attempt", lambda *arguments: False)  # all in other hands
+    monkeypatch.setattr(RunFolder, "present", lambda self, files: set(files) if len(pauses) > 9 else set())
+
+    def pause(seconds):
+        pauses.append(seconds)
+
+    monkeypatch.setattr(local.time, "sleep", pause)
+    told = []
+    local.work(job, folder, tasks, "cpu", finished=told.append)
+    assert told == tasks
+    assert pauses[:3] == [0.4, 0.8, 1.6]
+    assert max(pauses) == 5.0
+    assert len(pauses) == 10
+
+
+def test_engines_go_by_name():
+    assert create_engine("local", device="cpu", workers=2) == LocalEngine(["cpu", "cpu"])
+    ray = create_engine("ray", address="auto", workers=3)
+    assert (ray.address, ray.device, ray.workers) == ("auto", "auto", 3)
+    with pytest.raises(UnknownName, match="unknown engine 'loca'; did you mean local"):
+        create_engine("loca")
+    with pytest.raises(OptionError, match="add --engine ray"):
+        create_engine("local", address="auto")
+
+
+def test_devices():
+    assert pick_devices("cpu") == ["cpu"]
+    assert pick_devices("cpu", workers=3) == ["cpu"] * 3
+    assert pick_devices("cuda:0, cuda:2") == ["cuda:0", "cuda:2"]
+    assert pick_devices("cuda:0,cuda:1", workers=4) == ["cuda:0", "cuda:1"] * 2
+    with pytest.raises(OptionError):
+        pick_devices("")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "threads", "workers", "actors", "resources"),
+    [
+        ({"CPU": 2}, 1, None, 2, {"num_cpus": 0.5}),  # not two whole ones: nothing would be left for what feeds them
+        ({"CPU": 1}, 1, None, 1, {"num_cpus": 0.5}),
+        ({"CPU": 64}, 16, None, 4, {"num_cpus": 15}),
+        ({"CPU": 16}, 1, 3, 3, {"num_cpus": 1}),
+        ({"CPU": 16, "GPU": 4}, 1, None, 4, {"num_gpus": 1, "num_cpus": 1}),
+        ({"CPU": 4, "GPU": 1}, 1, 2, 2, {"num_gpus": 0.5, "num_cpus": 1}),
+        ({"CPU": 16, "GPU": 2}, 1, 3, 3, {"num_gpus": 0.5, "num_cpus": 1}),  # two thirds would leave one without a GPU
+        ({"CPU": 16, "GPU": 1}, 1, 3, 3, {"num_gpus": 0.333, "num_cpus": 1}),
+    ],
+)
+def test_pools_fit_their_cluster(cluster, threads, workers, actors, resources):
+    pool = plan_pool(cluster, 1000, threads, "auto", workers)
+    assert (pool.actors, pool.resources) == (actors, resources)
+    assert pool.device == ("cuda" if "GPU" in cluster else "cpu")
+    assert sum(pool.resources["num_cpus"] for _ in range(actors)) < cluster["CPU"]
+
+
+def test_pools_are_not_larger_than_the_work():
+    assert plan_pool({"CPU": 64}, 3, 1, "auto", None).actors == 3
+    assert plan_pool({"CPU": 64, "GPU": 8}, 100, 1, "cpu", 2).device == "cpu"
+    with pytest.raises(OptionError, match="no GPU"):
+        plan_pool({"CPU": 64}, 3, 1, "cuda", None)
+
+
+TASKS = [Task("images", f"{start}-{method}", 0, method, 0, start, (start,)) for start in range(4) for method in (0, 1)]
+
+
+class Imagined:
+    """A cluster in the mind: actors compute by returning a task's name, and die or join as they are told."""
+
+    def __init__(self, *, deadly=None, full=None, rooms: list[int] | None = None, stillborn: int = 0):
+        self.deadly, self.full = dict(deadly or {}), dict(full or {})  # how often a task dies, or finds no memory
+        self.rooms, self.stillborn = list(rooms or [2]), stillborn
+        self.last: list[str] = []
+        self.calls: list[tuple[int, str]] = []
+        self.hired = 0
+
+    def room(self):
+        return self.rooms.pop(0) if len(self.rooms) > 1 else self.rooms[0]
+
+    def hire(self):
+        self.hired += 1
+        return self.hired, (self.hired, "ready")
+
+    def call(self, actor, task):
+        self.calls.append((actor, task.name))
+        self.last += [task.name] if task.last else []
+        return actor, task.name
+
+    def ended(self, calls):
+        return calls[:1]
+
+    def result(self, call):
+        _, what = call
+        if what == "ready" and self.stillborn:
+            self.stillborn -= 1
+            raise Lost("no memory")
+        if self.deadly.get(what):
+            self.deadly[what] -= 1
+            raise Lost("killed")
+        if self.full.get(what):
+            self.full[what] -= 1
+            raise OutOfMemory("full")
+        return what
+
+
+def dispatched(cluster: Imagined) -> list[str]:
+    done = []
+    Dispatch(cluster, lambda task, result: done.append((task.name, result))).run(TASKS)
+    assert all(name == result for name, result in done)
+    return [name for name, _ in done]
+
+
+def test_actors_stay_with_the_images_that_they_have_read():
+    cluster = Imagined()
+    assert sorted(dispatched(cluster)) == sorted(task.name for task in TASKS)
+    for actor in (1, 2):
+        chunks = [name.partition("-")[0] for who, name in cluster.calls if who == actor]
+        assert chunks == sorted(chunks, key=chunks.index)  # one after the other, none twice
+
+
+def test_what_a_lost_actor_had_begun_is_done_by_another():
+    cluster = Imagined(deadly={"2-0": 2, "0-1": 1}, stillborn=1)
+    done = dispatched(cluster)
+    assert sorted(done) == sorted(task.name for task in TASKS)  # each once
+    assert cluster.hired == 2 + 1 + 3
+
+
+def test_a_task_that_kills_every_actor_ends_the_run():
+    with pytest.raises(RuntimeError, match=r"actors die at 1-0, 3 times \(killed\); if memory is too small"):
+        dispatched(Imagined(deadly={"1-0": 9}))
+    with pytest.raises(RuntimeError, match="no actor can begin, 3 times"):
+        dispatched(Imagined(stillborn=9))
+
+
+def test_a_task_that_finds_no_memory_is_tried_later_and_for_the_last_time():
+    cluster = Imagined(full={"1-0": 2, "2-1": 5})
+    assert sorted(dispatched(cluster)) == sorted(task.name for task in TASKS)
+    names = [name for _, name in cluster.calls]
+    assert names.index("1-1") < len(names) - 1 - names[::-1].index("1-0")  # its neighbour went before
+    assert (names.count("1-0"), names.count("2-1"), cluster.last) == (3, 6, ["2-1"])
+    assert cluster.hired == 2  # no actor is lost by it
+    with pytest.raises(OutOfMemory):
+        dispatched(Imagined(full={"1-0": 9}))
+
+
+def test_a_node_that_joins_later_helps():
+    cluster = Imagined(rooms=[1, 1, 1, 3])
+    dispatched(cluster)
+    assert {who for who, _ in cluster.calls} == {1, 2, 3}
+
+
+# The driver of a run on Ray; its actors are slow enough for it to be killed between two tasks.
+DRIVER = """
+import sys
+from bench_world import load, plan_of
+from dave_vit.evaluate import evaluate
+from dave_vit.evaluate.engines.ray import RayEngine
+
+plan = plan_of(sys.argv[1], methods=["effective", "input_x_gradient"], metrics=["energypg"])
+evaluate(plan, sys.argv[2], engine=RayEngine(device="cpu", workers=1), loader=load, threads=1)
+"""
+
+
+@pytest.mark.slow
+def test_a_ray_driver_that_is_killed_loses_nothing_that_was_written(squares, tmp_path):
+    pytest.importorskip("ray")
+    path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": path}
+    run = tmp_path / "run"
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, squares, run], env=home)
+    while not written(run) and driver.poll() is None:
+        time.sleep(0.02)
+    driver.kill()
+    driver.wait()
+    finished = written(run)
+    assert finished
+    plan = plan_of(squares, methods=["effective", "input_x_gradient"], metrics=["energypg"])
+    evaluate(plan, run, loader=load, threads=1)  # any engine goes on
+    assert finished.items() <= written(run).items()
+    evaluate(plan, tmp_path / "quiet", loader=load, threads=1)
+    assert rows_of(run) == rows_of(tmp_path / "quiet")

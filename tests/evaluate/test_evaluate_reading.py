@@ -1,0 +1,205 @@
+"""A worker reads the images of the task that comes next while it computes the present one."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event, current_thread
+
+import pytest
+from torch import nn
+
+from bench_world import load, paint, plan_of, rows_of
+from dave_vit.data.base import FileDataset
+from dave_vit.data.batches import load_batch
+from dave_vit.data.grids import Grid
+from dave_vit.errors import ImageError
+from dave_vit.evaluate import prefetch as reading
+from dave_vit.evaluate import scoring
+from dave_vit.evaluate.engines import local
+from dave_vit.evaluate.job import Job
+from dave_vit.evaluate.statistics.rows import Scanned
+from dave_vit.evaluate.store import RunFolder
+from dave_vit.evaluate.tasks import Task, Tasks
+from dave_vit.evaluate.worker import Worker
+
+SOON = 10  # seconds until a test fails that would wait for ever
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory) -> Path:
+    return paint(tmp_path_factory.mktemp("squares") / "data")
+
+
+class Told(nn.Module):
+    """A model that tells of each pass before it is made."""
+
+    def __init__(self, model: nn.Module, tell) -> None:
+        super().__init__()
+        self.model, self.preprocess, self.class_names, self.tell = model, model.preprocess, model.class_names, tell
+
+    def forward(self, x):
+        self.tell()
+        return self.model(x)
+
+
+def made(squares: Path, tell=lambda: None, **settings) -> tuple[Job, list[Task]]:
+    """Three tasks of four images each, in batches of two; each once for each method."""
+    usual = {"metrics": ["energypg"], "methods": ["input_x_gradient"], "shard": 4, "batch": 2}
+    plan = plan_of(squares, **{**usual, **settings})
+    images = [Scanned(i, str(i), str(i), 0, 0, 1.0, None) for i in range(12)]
+    tasks = Tasks(plan, plan.document("x")).images(0, images)
+    return Job(plan, lambda entry, device: Told(load(entry, device), tell), threads=1), tasks
+
+
+@pytest.fixture
+def reads(monkeypatch) -> Counter:
+    """How often each image is read; ``reads.before`` is called first, with its number."""
+    counter, image = Counter(), FileDataset.image
+    counter.before = lambda index: None
+
+    def noted(self, index):
+        counter[index] += 1
+        counter.before(index)
+        return image(self, index)
+
+    monkeypatch.setattr(FileDataset, "image", noted)
+    return counter
+
+
+def test_images_of_the_next_task_are_read_while_the_present_one_is_computed(squares, reads):
+    started, came = Event(), []
+    job, tasks = made(squares, lambda: came.append(started.wait(SOON)))
+    reads.before = lambda index: started.set() if index == tasks[1].images[0] else None
+    worker = Worker(job, "cpu")
+    worker.ahead(tasks[1])
+    worker.compute(tasks[0])
+    worker.compute(tasks[1])
+    worker.close()
+    assert all(came)
+    assert reads == dict.fromkeys(range(8), 1)  # and nothing of the third
+
+
+def test_the_first_batch_is_computed_before_the_second_is_read(squares, reads):
+    computing, came = Event(), []
+    job, tasks = made(squares, computing.set)
+    reads.before = lambda index: came.append(computing.wait(SOON)) if index in tasks[0].images[2:] else None
+    worker = Worker(job, "cpu")
+    worker.compute(tasks[0])
+    worker.close()
+    assert came == [True, True]
+
+
+def test_a_run_reads_each_image_once_and_its_rows_are_the_same(squares, reads, tmp_path):
+    job, tasks = made(squares, methods=["input_x_gradient", {"method": "input_x_gradient", "label": "again"}])
+    ahead, alone = RunFolder(tmp_path / "ahead"), RunFolder(tmp_path / "alone")
+    local.work(job, ahead, tasks, "cpu")
+    assert reads == dict.fromkeys(range(12), 1)
+    worker = Worker(job, "cpu")
+    for task in tasks:
+        alone.write(worker.compute(task))
+    worker.close()
+    assert rows_of(ahead.path) == rows_of(alone.path)
+    assert len(rows_of(ahead.path)) == 24
+
+
+def test_the_thread_that_computes_leaves_the_data_set_alone(squares, monkeypatch):
+    asked, item = set(), FileDataset.__getitem__
+
+    def noted(self, index):
+        asked.add(current_thread().name.rsplit("_")[0])
+        return item(self, index)
+
+    monkeypatch.setattr(FileDataset, "__getitem__", noted)
+    job, image_tasks = made(squares, metrics=["energypg", "gridpg"])
+    (grid_task,) = Tasks(job.plan, job.plan.document("x")).grids(0, [Grid((0, 1, 2, 3), (0, 1, 0, 1))])
+    worker = Worker(job, "cpu")
+    for task in (image_tasks[0], grid_task):
+        worker.compute(task)
+        assert asked == {"dave-reader"}
+    worker.close()
+
+
+def test_a_method_is_made_once_for_tasks_that_follow_each_other(squares, monkeypatch):
+    calls, create = [], scoring.create_method
+    monkeypatch.setattr(scoring, "create_method", lambda name, *model: calls.append(name) or create(name, *model))
+    job, tasks = made(squares)
+    worker = Worker(job, "cpu")
+    for task in tasks:
+        worker.compute(task)
+    worker.close()
+    assert calls == ["input_x_gradient"]
+
+
+def test_what_goes_wrong_ahead_is_raised_by_its_own_task(squares, reads):
+    job, tasks = made(squares)
+    worker, failed = Worker(job, "cpu"), Event()
+
+    def fail(index):
+        if index == tasks[1].images[0]:
+            failed.set()
+            raise RuntimeError("the file server is gone")
+
+    reads.before = fail
+    worker.ahead(tasks[1])
+    worker.compute(tasks[0])
+    assert failed.wait(SOON)
+    with pytest.raises(RuntimeError, match="file server"):
+        worker.compute(tasks[1])
+    reads.before = lambda index: None
+    assert worker.compute(tasks[1])  # it is back, and nothing of the failure is kept
+    worker.close()
+
+
+def test_an_image_that_cannot_be_read_ahead_is_a_row_without_a_value(squares, reads, tmp_path):
+    job, tasks = made(squares)
+    folder = RunFolder(tmp_path)
+
+    def fail(index):
+        if index == tasks[1].images[1]:
+            raise ImageError("5.png: cut off")
+
+    reads.before = fail
+    local.work(job, folder, tasks, "cpu")
+    rows = rows_of(folder.path)
+    assert len(rows) == 12
+    assert [row["dropped"] for row in rows if row["value"] is None] == ["5.png: cut off"]
+
+
+def test_a_task_that_another_process_takes_is_left_to_it(squares, tmp_path, monkeypatch):
+    job, tasks = made(squares)
+    folder, computed, compute = RunFolder(tmp_path), [], Worker.compute
+    monkeypatch.setattr(Worker, "compute", lambda self, task: computed.append(task.name) or compute(self, task))
+    with ExitStack() as other:
+        assert other.enter_context(folder.claim(tasks[1].name))
+        files = compute(Worker(job, "cpu"), tasks[1])
+
+        def finish(seconds):
+            folder.write(files)
+            other.close()
+
+        monkeypatch.setattr(local.time, "sleep", finish)
+        local.work(job, folder, tasks, "cpu")
+    assert computed == [tasks[0].name, tasks[2].name]
+    assert (folder / tasks[1].file).read_bytes() == files[tasks[1].file]
+
+
+def test_a_worker_holds_two_tasks_at_most(squares, monkeypatch):
+    """However many it is told of; what was read for nothing goes before others come."""
+    job, tasks = made(squares)
+    read: list[weakref.ref] = []
+
+    def noted(*arguments):
+        batch = load_batch(*arguments)
+        read.append(weakref.ref(batch))
+        return batch
+
+    monkeypatch.setattr(reading, "load_batch", noted)
+    worker = Worker(job, "cpu")
+    for present, likely in [(0, 1), (2, 0), (1, 2)]:
+        worker.ahead(tasks[likely])
+        worker.compute(tasks[present])
+        assert 2 <= sum(batch() is not None for batch in read) <= 4
+    worker.close()

@@ -1,0 +1,101 @@
+"""One reader of the options of methods, for the command line, the page and plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from dave_vit.errors import DaveError, OptionError
+from dave_vit.evaluate import make_plan
+from dave_vit.methods import METHODS, create_method
+from dave_vit.methods.options import checked, fitting, most_samples, options_of, parsed
+from tiny_models import vit
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_is_listed_is_taken(name):
+    model = vit()
+    listed = {option.name: option.default for option in options_of(name).values() if option.default is not None}
+    if name != "bcos":  # which refuses models of other kinds
+        create_method(name, model, **listed)
+    assert "chunk" in options_of(name)  # handed on to the base
+    assert "model" not in options_of(name)
+
+
+def test_single_points_of_the_neighbourhood_are_options_of_dave():
+    options = options_of("dave")
+    assert {"rotation", "noise", "noise_level", "antithetic", "samples", "preset"} <= set(options)
+    assert options["noise"].choices == ("variance_preserving", "additive", "none")
+    assert options["samples"].default is None  # the preset's own number
+    assert options_of("smoothgrad")["samples"].default == 50
+    assert "rotation" in options_of("equivariant")
+    assert "noise" not in options_of("equivariant")  # it never has any
+
+
+def test_texts_are_read_as_json_or_as_words():
+    texts = {"rotation": "0", "noise": "none", "scale": "[0.9, 1.1]", "wrap": "false", "chunk": "null"}
+    assert parsed("dave", texts) == {"rotation": 0, "noise": "none", "scale": [0.9, 1.1], "wrap": False, "chunk": None}
+
+
+@pytest.mark.parametrize(
+    ("method", "texts", "words"),
+    [
+        ("dave", {"rotatoin": "0"}, "method 'dave' has no option 'rotatoin'; did you mean rotation"),
+        ("effective", {"xyz": "0"}, "method 'effective' has no option 'xyz'; it takes: chunk"),
+        ("rollout", {"heads": "sum"}, "heads of method 'rollout' is 'sum'; expected one of mean, max, min"),
+        ("smoothgrad", {"samples": "2.5"}, "samples of method 'smoothgrad' is 2.5; expected int"),
+        ("smoothgrad", {"level": "high"}, "level of method 'smoothgrad' is 'high'; expected float"),
+        ("saliency", {"absolute": "no"}, "absolute of method 'saliency' is 'no'; expected bool"),
+        ("dav", {}, "unknown method 'dav'"),
+    ],
+)
+def test_what_a_method_does_not_take_is_one_line(method, texts, words):
+    with pytest.raises(DaveError, match=words) as error:
+        parsed(method, texts)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_values_go_where_they_are_taken():
+    values = {"samples": 4, "steps": 5, "seed": None}
+    assert fitting("dave", **values) == {"samples": 4}
+    assert fitting("integrated_gradients", **values) == {"steps": 5}
+    assert fitting("effective", **values) == {}
+
+
+def test_a_method_of_ones_own_is_read_too(monkeypatch):
+    class Mine(METHODS["saliency"]):
+        def __init__(self, model, width: Width = 3, **options) -> None:  # noqa: F821
+            super().__init__(model, **options)
+
+    monkeypatch.setitem(METHODS._entries, "mine", Mine)
+    assert list(options_of("mine")) == [*options_of("saliency"), "width"]
+    assert parsed("mine", {"width": "wide"}) == {"width": "wide"}  # its type is unknown
+    with pytest.raises(OptionError, match="has no option 'with'; did you mean width"):
+        parsed("mine", {"with": "3"})
+
+
+def test_plans_are_read_the_same_way():
+    assert make_plan({"methods": {"method": "dave", "options": {"rotation": 5}}}).methods[0].options == {"rotation": 5}
+    with pytest.raises(OptionError, match="did you mean rotation"):
+        make_plan({"methods": {"method": "dave", "options": {"rotatoin": 5}}})
+    assert checked("dave", {"rotation": 5}) == {"rotation": 5}
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "count"),
+    [
+        ("dave", {}, 28),
+        ("dave", {"preset": "paper"}, 50),
+        ("dave", {"samples": 7}, 7),
+        ("dave", {"samples": "auto"}, 28),
+        ("dave", {"samples": "auto", "limit": 12}, 12),
+        ("equivariant", {}, 50),
+        ("smoothgrad", {}, 50),
+    ],
+)
+def test_how_many_samples_there_will_be(method, options, count):
+    assert most_samples(method, options) == count
+
+
+def test_what_a_method_cannot_take_is_left_out():
+    assert fitting("smoothgrad", samples="auto", seed=1) == {"seed": 1}
+    assert fitting("dave", samples="auto") == {"samples": "auto"}

@@ -1,0 +1,148 @@
+"""Models that write text, from folders of transformers: answers, words, and maps that lie on the photograph."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import writer_folders
+from dave_vit import cli, conservation_gap, create_method, load_model
+from dave_vit.checks.float64 import Wide
+from dave_vit.errors import InputError, ModelError, OptionError
+from dave_vit.models.geometry import Geometry
+from dave_vit.models.pixels import form_of
+from dave_vit.models.writer import WrittenWord, _words
+
+QUESTION = "what is on the table ?"
+WIDTH, HEIGHT, MARK = 120, 80, 32
+QUICK = ("LLaVA", "Idefics 3", "Qwen2-VL")  # one of each form in which pictures are taken
+FAMILIES = [
+    family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in writer_folders.PROCESSORS
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+
+    def folder(family):
+        if family not in made:
+            made[family] = writer_folders.save(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return folder
+
+
+@pytest.fixture
+def marked() -> Image.Image:
+    """A photograph, wider than high, that is nothing but a mark in its lower right corner."""
+    pixels = np.full((HEIGHT, WIDTH, 3), 128, dtype=np.uint8)
+    pixels[-MARK:, -MARK:] = 255
+    return Image.fromarray(pixels)
+
+
+@pytest.fixture
+def photograph() -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_mark_is_found_where_it_is_in_the_photograph(family, folders, marked):
+    writer = load_model(f"hf:{folders(family)}")
+    asked = writer.ask(marked, QUESTION, longest=3)
+    assert len(asked.words) == len(asked.tokens) == 3
+    attribution = create_method("effective", asked).attribute(asked.inputs, asked.score(1))
+    found = Geometry.of(writer.preprocessing, marked.size).to_photo(attribution[0].sum(0)).abs()
+    assert found[-MARK:, -MARK:].sum() > 0.9 * found.sum() > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_answer_is_the_one_of_the_library_and_its_parts_add_up(family, folders, photograph):
+    writer = load_model(f"hf:{folders(family)}").double()
+    asked = writer.ask(photograph, QUESTION, longest=2)
+    text = f"<image> {QUESTION}"
+    if "Qwen" in family:
+        text = f"<|vision_start|> <|image_pad|> <|vision_end|> {QUESTION}"
+    made = writer.processor(images=[photograph], text=[QUESTION if family == "BLIP-2" else text], return_tensors="pt")
+    made = {name: made[name].double() if name == "pixel_values" else made[name] for name in made if name != "labels"}
+    with torch.no_grad():
+        own = writer.model(**made).logits[0, -1]
+    # the whole picture beside its tiles is rounded to bytes by the processor
+    torch.testing.assert_close(asked.answered([])(asked.inputs).logits[0, -1], own, atol=2e-3, rtol=0)
+    own[writer.tokenizer.all_special_ids] = -torch.inf
+    assert int(own.argmax()) == asked.tokens[0]
+    with Wide():
+        assert conservation_gap(asked, asked.inputs, asked.score(1)) < 1e-9
+
+
+def test_tokens_become_words():
+    class Pieces:
+        def decode(self, tokens):
+            return "".join([" the", " tab", "le", ",", " red", "-", "ish", "."][token] for token in tokens)
+
+    words = _words(Pieces(), range(8))
+    assert [word.text for word in words] == ["the", "table", ",", "red", "-ish", "."]
+    assert words[1] == WrittenWord("table", (1, 2))
+
+
+class TestCommand:
+    @pytest.fixture
+    def photo(self, photograph, tmp_path):
+        photograph.save(tmp_path / "photo.png")
+        return str(tmp_path / "photo.png")
+
+    def test_one_map_for_each_word(self, folders, photo, tmp_path, capsys):
+        line = ["explain", photo, "--model", f"hf:{folders('Qwen2-VL')}", "--prompt", QUESTION, "--words", "1,3"]
+        assert cli.run([*line, "--method", "effective", "--out", str(tmp_path / "out"), "--json"]) == 0
+        (record,) = json.loads(capsys.readouterr().out)
+        assert record["prompt"] == QUESTION
+        assert record["answer"].split() == record["words"]
+        assert [each["word"] for each in record["explained"]] == [1, 3]
+        (kept,) = [path for path in record["files"] if path.endswith(".npz")]
+        with np.load(kept) as arrays:
+            assert arrays["word3"].shape == (HEIGHT, WIDTH)
+        (drawn,) = [path for path in record["files"] if path.endswith("words.png")]
+        with Image.open(drawn) as strip:
+            assert 2 * 200 < strip.width < 3 * 200
+
+    def test_the_score_of_a_word_after_the_prompt(self, folders, photo, tmp_path, capsys):
+        line = ["explain", photo, "--model", f"hf:{folders('LLaVA')}", "--prompt", QUESTION, "--method", "effective"]
+        line += ["--out", str(tmp_path), "--json", "--score"]
+        assert cli.run([*line, "token:cat"]) == 0
+        assert json.loads(capsys.readouterr().out)[0]["score"] == "token:cat"
+        assert cli.run([*line, "token:unheard"]) == 2
+        assert "'unheard' is not one token" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ([], "give one, --prompt"),
+            (["--prompt", QUESTION, "--words", "99"], "word 99"),
+            (["--prompt", QUESTION, "--words", "x"], "numbers with commas"),
+        ],
+    )
+    def test_refusals(self, folders, photo, tmp_path, capsys, options, said):
+        assert cli.run(["explain", photo, "--model", f"hf:{folders('LLaVA')}", "--out", str(tmp_path), *options]) == 2
+        assert said in capsys.readouterr().err
+
+    def test_a_prompt_to_a_model_that_writes_nothing(self, photo, capsys):
+        assert cli.run(["explain", photo, "--prompt", QUESTION]) == 2
+        assert "takes no prompt" in capsys.readouterr().err
+
+
+def test_what_cannot_be_followed_is_refused(folders, photograph):
+    with pytest.raises(ModelError, match=r"pixels shaped \[1, 5, 3, 8, 8\]"):
+        form_of({"pixel_values": torch.zeros(1, 5, 3, 8, 8)}, "hf:other")
+    with pytest.raises(InputError, match=r"ask it first, \.ask"):
+        load_model(f"hf:{folders('LLaVA')}")(torch.zeros(1, 3, 64, 64))
+    with pytest.raises(OptionError, match="answers a prompt"):
+        load_model(f"hf:{folders('LLaVA')}").ask(photograph)
+
+
+def test_the_doctor_asks_by_itself(folders, capsys):
+    assert cli.run(["doctor", "--model", f"hf:{folders('Qwen2-VL')}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gap"] < 1e-9

@@ -1,0 +1,147 @@
+"""The table of models: what is marked exact is exact, what is not is refused."""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dave_vit.checks.coverage import LIMIT, Entry, architectures, check, checking, markdown
+from dave_vit.engine.rule_sets.effective import EFFECTIVE
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+QUICK = [
+    "timm:vit_base_patch16_224",
+    "timm:deit_tiny_distilled_patch16_224",
+    "timm:vit_giant_patch14_dinov2",
+    "timm:vit_small_patch16_dinov3",
+    "timm:eva02_tiny_patch14_224",
+    "timm:vit_base_patch16_siglip_224",
+    "timm:vit_base_patch16_clip_quickgelu_224",
+    "timm:cait_xxs24_224",
+    "timm:xcit_nano_12_p16_224",
+    "timm:swinv2_tiny_window8_256",
+    "timm:convnextv2_atto",
+    "timm:vit_tiny_r_s16_p8_224",
+    "torchvision:vit_b_16",
+    "open_clip:ViT-B-16",
+]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_exact(name):
+    (entry,) = [entry for entry in architectures() if f"{entry.library}:{entry.name}" == name]
+    row = check(entry)
+    assert row.state == "exact"
+    assert row.gap < LIMIT
+    assert row.forward < 1e-6
+
+
+def test_refused():
+    (entry,) = architectures("coat_lite_tiny")
+    row = check(entry)
+    assert row.state == "unsupported"
+    assert "serial_blocks1.0" in row.reason
+
+
+def documented() -> dict[tuple[str, str, str], str]:
+    """The verdict of docs/models.md on every architecture."""
+    rows = re.findall(r"^\| (\w+) \| (.+?) \| `(.+?)` \| (\w+) \|", DOCS.read_text(), re.MULTILINE)
+    return {(library, family, name): state for library, family, name, state in rows}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", architectures(), ids=lambda entry: f"{entry.library}:{entry.family}:{entry.name}")
+def test_every_architecture_is_what_the_table_says(entry):
+    """An architecture that was exact stays exact; one that is no longer refused belongs into the table."""
+    row = check(entry, seed=1)
+    assert row.state == documented()[entry.library, entry.family, entry.name], row.reason
+    assert row.state == "unsupported" or (row.gap < LIMIT and row.forward < 1e-6)
+    assert (row.state == "unsupported") == bool(row.reason)
+
+
+class Toy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Linear(12, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, images):
+        return self.head(F.gelu(self.norm(self.first(images.flatten(1)))))
+
+
+@pytest.mark.parametrize("name", ["gelu", "layer_norm", "linear"])
+def test_a_wrong_derivative_is_found(monkeypatch, name):
+    """With the ordinary derivative of one function, or a lost constant, the identity fails."""
+    entry = Entry("own", "toy", "toy", Toy, (2, 2))
+    assert check(entry).state == "exact"
+
+    def plain(call, *args, **kwargs):
+        return call.func(*args, **kwargs)
+
+    monkeypatch.setattr(checking, "EFFECTIVE", EFFECTIVE.extend("wrong", {name: plain}))
+    row = check(entry)
+    assert row.state == "inexact"
+    assert row.gap > 1e-3
+
+
+def test_batch_statistics_are_calibrated():
+    entry = Entry("own", "cnn", "cnn", partial(_deep_cnn, 12), (8, 8))
+    row = check(entry)
+    assert row.state == "exact"
+
+
+def _deep_cnn(depth: int) -> nn.Module:
+    layers = [nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(depth)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(3 * 64, 4))
+
+
+def test_a_library_that_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    row = check(architectures("IJepa")[0])
+    assert row.state == "not installed"
+    assert "dave-vit[hf]" in row.reason
+
+
+class TestTable:
+    def test_size_and_families(self):
+        entries = architectures()
+        assert len(entries) >= 60
+        libraries = {"timm", "transformers", "torchvision", "open_clip", "bcos", "builtin"}
+        assert {entry.library for entry in entries} == libraries
+
+    @pytest.mark.parametrize(
+        ("pattern", "expected"),
+        [("swin_tiny", ["swin_tiny_patch4_window7_224"]), ("timm:deit3*", ["deit3_base_patch16_224"]), ("nope", [])],
+    )
+    def test_patterns(self, pattern, expected):
+        assert [entry.name for entry in architectures(pattern)] == expected
+
+    def test_markdown(self):
+        text = markdown([check(architectures("timm:deit3*")[0]), check(architectures("coat_lite_tiny")[0])])
+        assert re.search(r"\| timm \| DeiT-III \| `deit3_base_patch16_224` \| exact \| \de-\d\d \|", text)
+        assert "| timm | CoaT | `coat_lite_tiny` | unsupported |  |  |" in text
+        assert "1 architectures exact, 1 unsupported" in text
+
+    def test_the_documented_table_is_the_current_one(self):
+        table = documented()
+        assert list(table) == [(e.library, e.family, e.name) for e in architectures()]
+        assert set(table.values()) == {"exact", "unsupported"}
+        said = re.search(r"(\d+) architectures exact, (\d+) unsupported", DOCS.read_text())
+        assert [int(count) for count in said.groups()] == [
+            list(table.values()).count(state) for state in ("exact", "unsupported")
+        ]
+
+
+def test_no_gradient_is_left_behind():
+    torch.manual_seed(0)
+    before = torch.rand(1)
+    torch.manual_seed(0)
+    check(Entry("own", "toy", "toy", Toy, (2, 2)))
+    assert torch.equal(torch.rand(1), before)  # the global generator was not touched

@@ -1,0 +1,117 @@
+"""Detectors, segmentation, depth, and models of pictures and words, from small configurations of transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import tiny_models
+from dave_vit import DAVE, conservation_gap, effective_transformation, with_inputs
+from dave_vit.checks.coverage import LIMIT, Entry, architectures, check
+from dave_vit.checks.float64 import Wide
+from dave_vit.engine import scores
+from dave_vit.errors import InputError, OptionError
+from dave_vit.models import PackedPatches, with_embeddings
+
+# One of each kind; tests/models/test_models_coverage.py has them all.
+EXACT = ["DETR", "UPerNet", "SAM with a point", "DPT", "CLIP, both halves", "LLaVA, eager attention", "Qwen2-VL"]
+REFUSED = {"RT-DETR": "decoder.layers.0", "OWLv2": "mul in module", "Mask2Former, mask": "mask_predictor"}
+
+
+def entry(family: str) -> Entry:
+    (found,) = [entry for entry in architectures("transformers") if entry.family == family]
+    return found
+
+
+@pytest.mark.parametrize("family", EXACT)
+def test_exact(family):
+    row = check(entry(family))
+    assert row.state == "exact", row.reason
+    assert row.gap < LIMIT
+    assert row.forward < 1e-6
+
+
+@pytest.mark.parametrize(("family", "said"), REFUSED.items())
+def test_refused_by_name(family, said):
+    row = check(entry(family))
+    assert row.state == "unsupported"
+    assert said in row.reason
+
+
+def test_dave_explains_a_box_of_a_detector():
+    detector = tiny_models.drawn(entry("YOLOS").build())
+    image = torch.randn(1, 3, 64, 64)
+    attribution = DAVE(detector, samples=3).attribute(image, scores.Detection(1, box=(0.2, 0.2, 0.6, 0.7)))
+    assert attribution.shape == image.shape
+    assert attribution.isfinite().all()
+    assert attribution.any()
+
+
+class InSinglePrecision(nn.Module):
+    """A language model's norm: in float32, whatever the model's type is."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.flatten(1).to(torch.float32)
+        return (wide * torch.rsqrt(wide.pow(2).mean(1, keepdim=True))).float().to(x.dtype)
+
+
+def test_casts_inside_of_a_model_do_not_hide_what_is_left_over():
+    image = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    plain = conservation_gap(InSinglePrecision(), image, 0)
+    with Wide():
+        assert torch.empty(1).dtype == torch.float64
+        assert conservation_gap(InSinglePrecision(), image, 0) < 1e-14 < plain
+    assert torch.empty(1).dtype == torch.float32
+    single = image.float()
+    with Wide():
+        assert InSinglePrecision()(single).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["CLIP", "Siglip"])
+def test_words_of_a_prompt_given_the_image(name):
+    import transformers
+
+    from dave_vit.checks.coverage.hf_entries import TWO_HALVES
+
+    config = getattr(transformers, f"{name}Config")(**TWO_HALVES)
+    model = tiny_models.drawn(getattr(transformers, f"{name}Model")(config)).double()
+    ids, pixels = torch.tensor([[1, 5, 6, 2]]), torch.randn(1, 3, 64, 64, dtype=torch.float64)
+    prompt = with_embeddings(model, input_ids=ids, pixel_values=pixels)
+
+    def alike(output):
+        return output.logits_per_image.diagonal()
+
+    weight = effective_transformation(prompt, prompt.embedded, alike)
+    assert (weight * prompt.embedded).sum(-1).shape == ids.shape
+    assert conservation_gap(prompt, prompt.embedded, alike) < 1e-9
+    own = model(input_ids=ids, pixel_values=pixels)
+    torch.testing.assert_close(prompt(prompt.embedded).logits_per_image, own.logits_per_image)
+    assert not any(module._forward_hooks for module in model.modules())
+    with pytest.raises(OptionError, match="give input_ids"):
+        with_embeddings(model, pixel_values=pixels)
+
+
+def test_packed_patches_are_those_of_the_processor():
+    from transformers import Qwen2VLImageProcessor
+
+    options = {"do_resize": False, "do_rescale": False, "do_normalize": False, "patch_size": 14, "merge_size": 2}
+    image = torch.rand(3, 56, 84)
+    expected = Qwen2VLImageProcessor(**options)(images=[image], return_tensors="pt")
+    made = PackedPatches()(image[None])
+    torch.testing.assert_close(made["pixel_values"], expected["pixel_values"])
+    assert torch.equal(made["image_grid_thw"], expected["image_grid_thw"])
+    assert PackedPatches()(image[None].repeat(2, 1, 1, 1))["pixel_values"].shape[0] == 2 * 24
+    with pytest.raises(InputError, match="multiples of 28"):
+        PackedPatches()(image[None, :, :50])
+
+
+def test_a_function_may_arrange_the_explained_input():
+    class Doubled(nn.Module):
+        def forward(self, left, right, factor):
+            return (left + right).flatten(1)[:, :4] * factor
+
+    model = with_inputs(Doubled(), lambda x: {"left": x, "right": 2 * x}, factor=2.0)
+    image = torch.randn(1, 3, 2, 2)
+    weight = effective_transformation(model, image, 1)
+    torch.testing.assert_close(weight.flatten()[1], torch.tensor(6.0))
