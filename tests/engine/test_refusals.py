@@ -174,15 +174,11 @@ def test_each_is_brought_about(line):
 def phrases() -> list[str]:
     """The reasons that the engine can give: second arguments of ``unsupported``, and the words of the watch."""
     found = []
-    for path in [
-        *(SOURCE / "intercept").glob("*.py"),
-        *(SOURCE / "rules").glob("*.py"),
-        *(SOURCE / "run").glob("*.py"),
-    ]:
+    for path in [*(SOURCE / "engine").glob("*.py"), *(SOURCE / "engine" / "rules").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             named = isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "unsupported"
             found += [one.value for one in (node.args[-1:] if named else []) if isinstance(one, ast.Constant)]
-            words = path.stem == "watch" and isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+            words = path.stem == "dataflow" and isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
             found += [node.value.value] if words else []
     return found
 
