@@ -56,7 +56,7 @@ docs: venv
 
 # The smaller files keep to the versions of the largest one, so that all three fit into one environment.
 lock: $(UV)
-	$(COMPILE) pyproject.toml --all-extras --output-file requirements/dev.txt
+	$(COMPILE) pyproject.toml --all-extras --group dev --output-file requirements/dev.txt
 	$(COMPILE) pyproject.toml --constraints requirements/dev.txt --output-file requirements/core.txt
 	$(COMPILE) --group build --constraints requirements/dev.txt --output-file requirements/build.txt
 

@@ -78,8 +78,10 @@ def test_locks_hold_names_versions_and_hashes_only(lock):
 
 @pytest.mark.parametrize(("lock", "extras"), [("core.txt", False), ("dev.txt", True)], ids=["core", "all extras"])
 def test_locks_fit_the_ranges_of_the_project(lock, extras):
-    table = project()["project"]
-    groups = [table["dependencies"], *(table["optional-dependencies"].values() if extras else [])]
+    settings = project()
+    table = settings["project"]
+    others = [*table["optional-dependencies"].values(), settings["dependency-groups"]["dev"]]
+    groups = [table["dependencies"], *(others if extras else [])]
     pins = pinned(ROOT / "requirements" / lock)
     for requirement in map(Requirement, chain(*groups)):
         name = canonicalize_name(requirement.name)
