@@ -71,7 +71,7 @@ class OutOfMemory(DaveError):
     """A device has no room for one image, or for the model itself."""
 
 
-def out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception of torch, of any device, or of Python says that memory does not suffice."""
     # CUDA's libraries fail to allocate, or to begin at all, where nothing is left for them.
     known = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "create(handle)")
@@ -85,7 +85,7 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def readable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Text that can be printed and encoded: control characters, and bytes of file names that are no UTF-8, escaped."""
     return "".join(ascii(letter)[1:-1] if _hidden(letter) else letter for letter in text)
 

@@ -12,7 +12,7 @@ from dave_vit._internal import atomic_files as atomic
 
 def test_a_block_that_ends_well_puts_the_file_in_its_place(tmp_path):
     target = tmp_path / "new" / "file.txt"
-    with atomic.replacing(target) as temporary:
+    with atomic.replace_atomically(target) as temporary:
         temporary.write_text("whole")
         assert not target.exists()
     assert [path.name for path in target.parent.iterdir()] == ["file.txt"]
@@ -25,7 +25,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, err
     target.write_text("old")
 
     def interrupted() -> None:
-        with atomic.replacing(target) as temporary:
+        with atomic.replace_atomically(target) as temporary:
             temporary.write_text("ha")
             raise error
 

@@ -160,17 +160,17 @@ def test_an_animation_changes_no_number():
 
 
 def test_ctrl_c_keeps_what_is_finished_and_nothing_half(monkeypatch, capsys):
-    from dave_vit.explain.classes import Result
+    from dave_vit.explain.classes import ClassExplanation
 
-    files, calls = Result.files, []
+    files, calls = ClassExplanation.files, []
 
-    def interrupted(self: Result, figure: str, **look: str) -> dict[str, bytes]:
+    def interrupted(self: ClassExplanation, figure: str, **look: str) -> dict[str, bytes]:
         calls.append(self)
         if len(calls) == 2:
             raise KeyboardInterrupt
         return files(self, figure, **look)
 
-    monkeypatch.setattr(Result, "files", interrupted)
+    monkeypatch.setattr(ClassExplanation, "files", interrupted)
     assert explain("a.png", "b.jpg") == 130
     assert written() == [f"a.{ending}" for ending in ENDINGS]
     assert "stopped" in capsys.readouterr().err

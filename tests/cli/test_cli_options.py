@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dave_vit.cli.options import ModelsOptions, given, grouped, names_of
+from dave_vit.cli.options import ModelsOptions, expand_groups, explicit_options, split_names
 from dave_vit.errors import OptionError
 
 
@@ -35,7 +35,7 @@ SMALL = Size(width=1)
 
 def call(command, *args: str) -> tuple[int, str]:
     app = typer.Typer()
-    app.command()(grouped(command))
+    app.command()(expand_groups(command))
     done = CliRunner().invoke(app, [*args])
     return done.exit_code, done.output
 
@@ -50,7 +50,7 @@ def test_fields_become_options_and_come_back_as_a_group():
     assert call(draw, "here", "-w", "7", "--name", "x")[0] == 0
     assert call(draw, "there", "--unit", "mm", "--loud", "--name", "y")[0] == 0
     assert seen == [("here", Size(7), Named("x"), False), ("there", Size(3, "mm"), Named("y"), True)]
-    assert list(inspect.signature(grouped(draw)).parameters) == ["path", "width", "unit", "name", "loud"]
+    assert list(inspect.signature(expand_groups(draw)).parameters) == ["path", "width", "unit", "name", "loud"]
 
 
 def test_help_and_refusals_are_those_of_the_fields():
@@ -90,14 +90,14 @@ def test_two_groups_cannot_hold_the_same_name():
     def draw(*, size: Size, other: Size) -> None: ...
 
     with pytest.raises(ValueError, match="duplicate parameter name: 'width'"):
-        grouped(draw)
+        expand_groups(draw)
 
 
 def test_what_was_given_is_told_from_defaults():
     seen = []
 
     def draw(*, context: typer.Context, size: Size) -> None:
-        seen.append(given(context, size))
+        seen.append(explicit_options(context, size))
 
     call(draw)
     call(draw, "--width", "3")  # the default, said aloud
@@ -113,5 +113,5 @@ def test_weights_belong_to_one_model():
 
 
 def test_names_have_commas_between():
-    assert names_of(" b, a,,b ", ["a", "b", "c"]) == ["b", "a"]
-    assert names_of("all", ["a", "b", "c"]) == ["a", "b", "c"]
+    assert split_names(" b, a,,b ", ["a", "b", "c"]) == ["b", "a"]
+    assert split_names("all", ["a", "b", "c"]) == ["a", "b", "c"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dave_vit.errors import out_of_memory
+from dave_vit.errors import is_out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -17,5 +17,5 @@ from dave_vit.errors import out_of_memory
     ],
 )
 def test_libraries_that_say_in_other_words_that_memory_does_not_suffice(said):
-    assert out_of_memory(RuntimeError(said))
-    assert not out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert is_out_of_memory(RuntimeError(said))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -12,7 +12,7 @@ from PIL import Image
 
 import dave_vit
 from dave_vit import cli
-from dave_vit._internal.registry import nearest
+from dave_vit._internal.registry import suggest_names
 from dave_vit.data import open_dataset
 from dave_vit.data.labels import pick_targets
 from dave_vit.errors import ModelError, OptionError, TargetError, UnknownName
@@ -59,7 +59,7 @@ def test_the_embedded_model_says_what_it_knows(tmp_path, capsys):
 
 def test_what_was_begun_is_finished_first():
     names = ["deit3_base_patch16_224", "deit_tiny_distilled_patch16_224", "deit_tiny_patch16_224", "tiny_vit_5m_224"]
-    assert nearest("deit_tiny", names).startswith("; did you mean deit_tiny_patch16_224, deit_tiny_distilled")
+    assert suggest_names("deit_tiny", names).startswith("; did you mean deit_tiny_patch16_224, deit_tiny_distilled")
 
 
 def test_a_file_or_folder_that_exists_is_recognised(tmp_path, monkeypatch):

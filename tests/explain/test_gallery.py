@@ -16,7 +16,7 @@ from PIL import Image
 from dave_vit import cli
 from dave_vit.cli.options import ModelOptions
 from dave_vit.explain import gallery
-from dave_vit.explain.classes import Result
+from dave_vit.explain.classes import ClassExplanation
 from tiny_adapters import adapter
 
 NAMES = ["a.png", "b <i>&#.png", "c.png"]
@@ -27,7 +27,9 @@ def desk(tmp_path, monkeypatch) -> Path:
     """A folder with three pictures, where `--model` always gives a tiny one."""
     model = adapter()
     monkeypatch.setattr(ModelOptions, "load", lambda options: model)
-    monkeypatch.setattr(Result, "figure", lambda *asked: SimpleNamespace(data=str.encode))  # slow, and not looked at
+    monkeypatch.setattr(
+        ClassExplanation, "figure", lambda *asked: SimpleNamespace(data=str.encode)
+    )  # slow, and not looked at
     monkeypatch.chdir(tmp_path)
     draws = np.random.default_rng(0)
     Path("photos").mkdir()

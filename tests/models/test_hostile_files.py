@@ -16,7 +16,7 @@ from dave_vit.data import open_dataset
 from dave_vit.data.batches import load_batch
 from dave_vit.data.images import MAX_RATIO, decode
 from dave_vit.data.placement import Placements
-from dave_vit.errors import DataError, DaveError, ImageError, ModelError, OptionError, readable
+from dave_vit.errors import DataError, DaveError, ImageError, ModelError, OptionError, escape_unprintable
 from dave_vit.viz import side_by_side
 from dave_vit.viz.panels import Panel
 from dave_vit.viz.plots import canvas, legend
@@ -158,4 +158,4 @@ def test_file_names_that_are_no_utf8(tmp_path):
     (folder / "bad.png").write_bytes(b"")
     with pytest.raises(DaveError) as failure:
         open_dataset(f"folder:{tmp_path}").image(0)
-    assert readable(str(failure.value)).encode().startswith(b"bad.png")
+    assert escape_unprintable(str(failure.value)).encode().startswith(b"bad.png")

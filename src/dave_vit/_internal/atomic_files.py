@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
+def replace_atomically(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """A temporary name beside `path`, which takes its place where the block ends well and vanishes otherwise.
 
     An error of the disk, which knows no file where it comes from writing or syncing, gets the name of this one.
@@ -30,7 +30,7 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[Path]:
         durable: whether it is on the disk when the block has ended, so that a machine that stops does not lose it.
 
     Example:
-        >>> with replacing(folder / "rows.parquet") as temporary:
+        >>> with replace_atomically(folder / "rows.parquet") as temporary:
         ...     write_table(rows, temporary)
     """
     fresh = [folder for folder in path.parents if durable and not folder.exists()]
@@ -55,7 +55,7 @@ def write_files(contents: Mapping[Path, bytes], *, durable: bool = False) -> Non
     """Writes files that belong together: none is put in its place before all have been written, the first one last."""
     with ExitStack() as stack:
         for path, data in contents.items():
-            stack.enter_context(replacing(path, durable=durable)).write_bytes(data)
+            stack.enter_context(replace_atomically(path, durable=durable)).write_bytes(data)
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:

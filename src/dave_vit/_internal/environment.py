@@ -28,7 +28,7 @@ def versions() -> MappingProxyType[str, str]:
     return MappingProxyType(found)
 
 
-def listed(facts: Mapping[str, Any]) -> str:
+def format_facts(facts: Mapping[str, Any]) -> str:
     """Facts as one line: "images 16, seed 0"."""
     return ", ".join(f"{name} {value}" for name, value in facts.items())
 

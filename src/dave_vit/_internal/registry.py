@@ -16,7 +16,7 @@ from dave_vit.errors import OptionError, UnknownName, first_line
 T = TypeVar("T")
 
 
-def nearest(name: str, names: list[str]) -> str:
+def suggest_names(name: str, names: list[str]) -> str:
     """A clause that names up to three close matches, or nothing where none is close.
 
     Names that begin with what was typed come first, the shortest of them before others: `deit_tiny` means
@@ -92,7 +92,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name not in self._entries:
             names = list(self._entries)
-            hint = nearest(name, names) or f"; known: {', '.join(names)}"
+            hint = suggest_names(name, names) or f"; known: {', '.join(names)}"
             raise UnknownName(f"unknown {self.kind} {name!r}{hint}")
         return self._entries[name]
 

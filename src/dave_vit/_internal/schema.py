@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from dave_vit._internal.registry import nearest
+from dave_vit._internal.registry import suggest_names
 from dave_vit.errors import OptionError
 
 SEEDS = 2**31
@@ -19,7 +19,7 @@ _LIMITS: dict[Any, Any] = {
 }  # below them are all that torch can count with; NaN is below nothing
 
 
-def check(values: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
+def check_values(values: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
     """Refuses values under unknown names, and values of another type.
 
     Args:
@@ -29,17 +29,17 @@ def check(values: Mapping[str, Any], known: Mapping[str, Any], what: str) -> Non
     """
     for name, value in values.items():
         if name not in known:
-            hint = nearest(str(name), list(known)) or f"; it takes: {', '.join(known) or 'none'}"
+            hint = suggest_names(str(name), list(known)) or f"; it takes: {', '.join(known) or 'none'}"
             raise OptionError(f"{what} has no option {name!r}{hint}")
-        if not fits(value, known[name]):
-            raise OptionError(f"{name} of {what} is {_short(value)}; expected {expected(known[name])}")
+        if not matches_type(value, known[name]):
+            raise OptionError(f"{name} of {what} is {_short(value)}; expected {describe_type(known[name])}")
         if name == "seed" and isinstance(value, Integral):
             check_seed(int(value))
 
 
 def check_fields(holder: Any, what: str) -> None:
     """Refuses a dataclass that holds values of other types than its annotations say."""
-    check(vars(holder), get_type_hints(type(holder)), what)
+    check_values(vars(holder), get_type_hints(type(holder)), what)
 
 
 def check_seed(seed: int) -> None:
@@ -48,11 +48,11 @@ def check_seed(seed: int) -> None:
         raise OptionError(f"seed {seed}; expected 0 to {SEEDS - 1}")
 
 
-def fits(value: Any, wanted: Any) -> bool:
+def matches_type(value: Any, wanted: Any) -> bool:
     """Whether a value is of a type; numbers must be finite, and a list does for any sequence."""
     kind, parts = get_origin(wanted) or wanted, get_args(wanted)
     if kind in (Union, types.UnionType):
-        return any(fits(value, one) for one in parts)
+        return any(matches_type(value, one) for one in parts)
     if kind is Literal:
         return any(value == one and type(value) is type(one) for one in parts)
     if kind in (int, float):
@@ -61,14 +61,14 @@ def fits(value: Any, wanted: Any) -> bool:
     if kind in (tuple, list, Sequence, Collection):
         return isinstance(value, list | tuple) and _parts_fit(value, kind, parts)
     if kind in (dict, Mapping):
-        return isinstance(value, Mapping) and (not parts or all(fits(name, parts[0]) for name in value))
+        return isinstance(value, Mapping) and (not parts or all(matches_type(name, parts[0]) for name in value))
     return _is_one(value, kind)
 
 
 def _parts_fit(value: Sequence[Any], kind: Any, parts: tuple[Any, ...]) -> bool:
     if kind is tuple and parts and parts[-1] is not Ellipsis:
-        return len(value) == len(parts) and all(map(fits, value, parts))
-    return all(fits(one, parts[0]) for one in value) if parts else True
+        return len(value) == len(parts) and all(map(matches_type, value, parts))
+    return all(matches_type(one, parts[0]) for one in value) if parts else True
 
 
 def _is_one(value: Any, kind: Any) -> bool:
@@ -80,17 +80,17 @@ def _is_one(value: Any, kind: Any) -> bool:
         return True
 
 
-def expected(wanted: Any) -> str:
+def describe_type(wanted: Any) -> str:
     """A type in words."""
     kind, parts = get_origin(wanted) or wanted, get_args(wanted)
     if kind in (Union, types.UnionType):
-        return " or ".join(expected(one) for one in parts if one is not type(None))
+        return " or ".join(describe_type(one) for one in parts if one is not type(None))
     if kind is Literal:
         return f"one of {', '.join(map(str, parts))}"
     if kind is tuple and parts and parts[-1] is not Ellipsis:
-        return f"[{', '.join(map(expected, parts))}]"
+        return f"[{', '.join(map(describe_type, parts))}]"
     if kind in (tuple, list, Sequence, Collection) and parts:
-        return f"a list of {expected(parts[0])}"
+        return f"a list of {describe_type(parts[0])}"
     return "a table" if kind in (dict, Mapping) else getattr(kind, "__name__", str(kind))
 
 

@@ -18,9 +18,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dave_vit._internal.registry import nearest
+from dave_vit._internal.registry import suggest_names
 from dave_vit._version import __version__
-from dave_vit.errors import DaveError, UnknownName, first_line, out_of_memory, readable
+from dave_vit.errors import DaveError, UnknownName, escape_unprintable, first_line, is_out_of_memory
 
 # In the order of `dave --help`.
 COMMANDS = (
@@ -61,7 +61,7 @@ class _Commands(TyperGroup):
         if cmd_name not in known and ctx.resilient_parsing:  # a shell completes what is not finished yet
             return None
         if cmd_name not in known:
-            raise UnknownName(f"unknown command {cmd_name!r}{nearest(cmd_name, known)}; see: dave --help")
+            raise UnknownName(f"unknown command {cmd_name!r}{suggest_names(cmd_name, known)}; see: dave --help")
         module = importlib.import_module(f"{__name__}.{cmd_name}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name
@@ -108,7 +108,7 @@ def run(args: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except Exception as error:
-        if out_of_memory(error):
+        if is_out_of_memory(error):
             said = first_line(error).partition(". ")[0]
             return _fail(f"memory does not suffice ({said}); end what else uses it, or take another --device")
         if not hasattr(error, "format_message"):  # typer's own errors have it, in all of its versions
@@ -138,7 +138,7 @@ def _stop(number: int, frame: object) -> None:
 
 def _fail(message: str, where: str = "") -> int:
     hint = f"; see: {where} --help" if where else ""
-    typer.echo(f"error: {' '.join(readable(message).split()).rstrip('.')}{hint}", err=True)
+    typer.echo(f"error: {' '.join(escape_unprintable(message).split()).rstrip('.')}{hint}", err=True)
     return 2
 
 

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import ModelsOptions, Out, Plugins, Seed, grouped, pick_device
+from dave_vit.cli.options import ModelsOptions, Out, Plugins, Seed, expand_groups, pick_device
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _function(analysis: Analysis) -> Callable[..., None]:
         ]
     )
     run.__annotations__ = {name: annotation for name, (annotation, _) in parameters.items()}
-    return grouped(run)
+    return expand_groups(run)
 
 
 def _parameter(name: str, flag: Flag, kind: Any, default: Any) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from dave_vit.cli.options import Json, Quiet
-from dave_vit.errors import readable
+from dave_vit.errors import escape_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,14 +52,14 @@ class Output:
         if not (self.quiet or self.as_json):
             with self._aside():
                 for renderable in renderables:
-                    shown = readable(renderable) if isinstance(renderable, str) else renderable
+                    shown = escape_unprintable(renderable) if isinstance(renderable, str) else renderable
                     _console().print(shown, soft_wrap=isinstance(shown, str))
 
     def note(self, text: str) -> None:
         """Worth knowing and no error, on standard error."""
         if not self.quiet:
             with self._aside():
-                typer.echo(f"note: {readable(text)}", err=True)
+                typer.echo(f"note: {escape_unprintable(text)}", err=True)
 
     def advise(self, model: Adapter) -> None:
         """Says what a model knows, where most people want another one."""
@@ -72,12 +72,12 @@ class Output:
     def error(self, text: str) -> None:
         """One item of several failed; the command goes on and exits with 2 at its end."""
         with self._aside():
-            typer.echo(f"error: {' '.join(readable(text).split())}", err=True)
+            typer.echo(f"error: {' '.join(escape_unprintable(text).split())}", err=True)
 
     def json(self, data: Any) -> None:
         """For machines, on standard output, where it was asked for."""
         if self.as_json:
-            typer.echo(readable(json.dumps(data, indent=2, ensure_ascii=False)))
+            typer.echo(escape_unprintable(json.dumps(data, indent=2, ensure_ascii=False)))
 
     @property
     def on_terminal(self) -> bool:
@@ -108,16 +108,16 @@ class Output:
                 self._bar = None
 
     @contextmanager
-    def live(self) -> Iterator[Live]:
+    def live(self) -> Iterator[LiveDisplay]:
         """A place on standard error whose content changes; where that is no terminal, each content is printed."""
         from rich.live import Live as Place
 
         console = _console(stderr=True)
         if self.quiet or not console.is_terminal:
-            yield Live(None if self.quiet else console.print, is_terminal=False)
+            yield LiveDisplay(None if self.quiet else console.print, is_terminal=False)
             return
         with Place(console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as place:
-            yield Live(lambda *parts: place.update(_stacked(*parts), refresh=True), is_terminal=True)
+            yield LiveDisplay(lambda *parts: place.update(_stacked(*parts), refresh=True), is_terminal=True)
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -131,7 +131,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveDisplay:
     """What `Output.live` gives: called with texts and tables, it shows them."""
 
     _show: Callable[..., None] | None

@@ -11,16 +11,16 @@ import typer
 
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.files import Results
-from dave_vit.cli.options import Look, MethodsOptions, Out, Plugins, grouped, names_of
+from dave_vit.cli.options import DrawingOptions, MethodsOptions, Out, Plugins, expand_groups, split_names
 from dave_vit.cli.preparation import PreparedModel
-from dave_vit.errors import DaveError, ImageError, OptionError, readable
+from dave_vit.errors import DaveError, ImageError, OptionError, escape_unprintable
 
 if TYPE_CHECKING:
     from rich.table import Table
     from torch import Tensor
 
     from dave_vit.data.images import Picture
-    from dave_vit.explain.classes import Result
+    from dave_vit.explain.classes import ClassExplanation
     from dave_vit.models import Adapter
     from dave_vit.viz import Cell, Drawing
 
@@ -28,7 +28,9 @@ app = command()
 
 _DEFAULT = MethodsOptions("dave,attn_lrp,chefer_lrp,legrad,smoothgrad,integrated_gradients,input_x_gradient")
 _COLUMNS = 4
-_LOOK = Look(scales="own")  # side by side the maps of gradients are a hundred times larger than those of relevance
+_LOOK = DrawingOptions(
+    scales="own"
+)  # side by side the maps of gradients are a hundred times larger than those of relevance
 
 Target = Annotated[
     str,
@@ -64,7 +66,7 @@ class Where:
         "dave compare cat.jpg --methods all --mask cat_mask.png --out results",
     )
 )
-@grouped
+@expand_groups
 def compare(
     *,
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="A file, or - for standard input.", show_default=False)],
@@ -72,7 +74,7 @@ def compare(
     model: PreparedModel,
     target: Target = "top1",
     where: Where,
-    look: Look = _LOOK,
+    look: DrawingOptions = _LOOK,
     out: Out = Path("dave-out"),
     figure: Figure = "png",
     plugins: Plugins,
@@ -102,7 +104,7 @@ def compare(
     asked = {"model": asdict(model), "methods": asdict(methods), "where": asdict(where), "target": target}
     asked["look"] = asdict(look)
     files: dict[str, bytes] = {figure: _drawing(results, rows, region, look).data(figure)}
-    record = {"source": readable(image), "target": asdict(explained), "maps": rows}
+    record = {"source": escape_unprintable(image), "target": asdict(explained), "maps": rows}
     record = Results(out, [image, *filter(None, [where.mask])]).write(picture, asked, files, record, words)
     output.print(f"{image}: {explained.name} ({explained.index}), {explained.probability:.1%}")
     output.print(_table(rows), *(f"  {path}" for path in record["files"]))
@@ -113,7 +115,7 @@ def _names(text: str) -> list[str]:
     """The methods asked for, each of them known."""
     from dave_vit.methods import METHODS
 
-    names = names_of(text, METHODS)
+    names = split_names(text, METHODS)
     if not names:
         raise OptionError("--methods names none; give names of `dave methods` with commas between, or all")
     for name in names:
@@ -165,7 +167,7 @@ def _box(text: str) -> tuple[float, float, float, float]:
 
 def _results(
     model: Adapter, picture: Picture, names: list[str], target: str, methods: MethodsOptions, output: Output
-) -> dict[str, Result]:
+) -> dict[str, ClassExplanation]:
     """What each method found, by its name."""
     from dave_vit.explain.classes import Explainer, classify
     from dave_vit.methods.options import fitting
@@ -174,7 +176,7 @@ def _results(
     wanted = classified.pick(target)
     if len(wanted) > 1:
         raise OptionError(f"--target {target} means {len(wanted)} classes; compare draws the maps of one")
-    results: dict[str, Result] = {}
+    results: dict[str, ClassExplanation] = {}
     reason = ""
     with output.progress(len(names)) as progress:
         for number, name in enumerate(names):
@@ -192,7 +194,7 @@ def _results(
     return results
 
 
-def _row(name: str, result: Result, region: Tensor | None) -> dict[str, Any]:
+def _row(name: str, result: ClassExplanation, region: Tensor | None) -> dict[str, Any]:
     """What the record tells of one map; scores are None where there is nothing positive to score."""
     import torch
 
@@ -206,7 +208,9 @@ def _row(name: str, result: Result, region: Tensor | None) -> dict[str, Any]:
     return row | {key: round(float(score), 4) if score.isfinite() else None for key, score in scores.items()}
 
 
-def _drawing(results: dict[str, Result], rows: Sequence[dict[str, Any]], region: Tensor | None, look: Look) -> Drawing:
+def _drawing(
+    results: dict[str, ClassExplanation], rows: Sequence[dict[str, Any]], region: Tensor | None, look: DrawingOptions
+) -> Drawing:
     """The image and all maps, scaled by one rule."""
     from dave_vit.viz import HUES, draw, image_cell
 
@@ -223,7 +227,7 @@ def _drawing(results: dict[str, Result], rows: Sequence[dict[str, Any]], region:
     return draw([cells[start : start + _COLUMNS] for start in range(0, len(cells), _COLUMNS)], title=title)
 
 
-def _cells(results: dict[str, Result], look: Look) -> list[Cell]:
+def _cells(results: dict[str, ClassExplanation], look: DrawingOptions) -> list[Cell]:
     """The maps; those that are parts of a logit share a scale where that is asked for."""
     from dave_vit.viz import panel_cells
 

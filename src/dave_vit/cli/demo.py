@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from dave_vit._internal.atomic_files import json_bytes, write_bytes
 from dave_vit.cli.common import Output, Progress, command, examples
 from dave_vit.cli.files import Results
-from dave_vit.cli.options import Device, ModelOptions, Out, Seed, grouped
+from dave_vit.cli.options import Device, ModelOptions, Out, Seed, expand_groups
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dave_vit.data.base import Dataset
-    from dave_vit.explain.classes import Result
+    from dave_vit.explain.classes import ClassExplanation
     from dave_vit.methods import Method
     from dave_vit.models import Adapter
     from dave_vit.viz import Drawing
@@ -32,7 +32,7 @@ app = command()
 
 
 @app.command(epilog=examples("dave demo", "dave demo --out pictures --seed 7"))
-@grouped
+@expand_groups
 def demo(*, seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), output: Output) -> None:
     """Explain three pictures with the embedded model and score three methods on a few more.
 
@@ -56,7 +56,7 @@ def demo(*, seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), ou
 
 def _explain(
     model: Adapter, data: Dataset, index: int, seed: int, out: Path, output: Output, progress: Progress
-) -> Result:
+) -> ClassExplanation:
     """Explains one picture with DAVE, keeps the result and prints the top 5."""
     from dave_vit.data.images import Picture
     from dave_vit.explain.classes import Explainer, classify
@@ -76,7 +76,7 @@ def _explain(
     return result
 
 
-def _figure(results: list[Result], seed: int) -> Drawing:
+def _figure(results: list[ClassExplanation], seed: int) -> Drawing:
     """A row for each picture: image, DAVE, its sureness, and the other methods."""
     from dave_vit.explain.classes import Explainer
     from dave_vit.methods.options import fitting

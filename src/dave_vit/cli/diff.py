@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import grouped
+from dave_vit.cli.options import expand_groups
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ app = command()
         "dave diff run-before run-after --json",
     )
 )
-@grouped
+@expand_groups
 def diff(
     *,
     before: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of dave evaluate; what is compared with.")],

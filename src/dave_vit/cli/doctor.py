@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Json, Plugins, Seed, grouped
+from dave_vit.cli.options import Json, Plugins, Seed, expand_groups
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import UnsupportedOperator
 
@@ -24,7 +24,7 @@ _ON_CPU = PreparedModel(device="cpu")
         "dave doctor --model deit_tiny_patch16_224 --weights mine.safetensors --json",
     )
 )
-@grouped
+@expand_groups
 def doctor(
     *,
     model: PreparedModel = _ON_CPU,

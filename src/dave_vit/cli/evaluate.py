@@ -11,7 +11,17 @@ import typer
 
 from dave_vit.cli.common import Output, command, command_line, examples
 from dave_vit.cli.live_view import bars, numbers
-from dave_vit.cli.options import Data, MethodsOptions, Out, Plugins, Preset, given, grouped, names_of, setting
+from dave_vit.cli.options import (
+    Data,
+    MethodsOptions,
+    Out,
+    Plugins,
+    Preset,
+    expand_groups,
+    explicit_options,
+    parse_setting,
+    split_names,
+)
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import DataError, OptionError
 
@@ -147,7 +157,7 @@ class Execution:
         "dave evaluate --plan plan.yaml --engine ray --address auto --out run",
     )
 )
-@grouped
+@expand_groups
 def evaluate(
     *,
     context: typer.Context,
@@ -166,8 +176,8 @@ def evaluate(
     same command on the same folder goes on where it was stopped; several at once share the work. Images that cannot
     be read are left out and listed.
     """
-    flags = _flags(context, settings, methods, model) | given(context, plugins)
-    softened = {name.removeprefix("smoothing_"): value for name, value in given(context, smoothing).items()}
+    flags = _flags(context, settings, methods, model) | explicit_options(context, plugins)
+    softened = {name.removeprefix("smoothing_"): value for name, value in explicit_options(context, smoothing).items()}
     plan = _plan(settings.file, flags, softened, methods)
     how = {"engine": _engine(execution, model.device), "threads": _threads(execution)}
     _run(
@@ -183,11 +193,13 @@ def _flags(
     context: typer.Context, settings: PlanOptions, methods: ScoredMethods, model: PreparedModel
 ) -> dict[str, Any]:
     """What the command line says of a plan, by the names of the plan's settings."""
-    flags = {name: value for name, value in given(context, settings).items() if name != "file"}
+    flags = {name: value for name, value in explicit_options(context, settings).items() if name != "file"}
     named = {"names": "methods", "seed": "seeds"}
-    flags |= {named[name]: value for name, value in given(context, methods).items() if name in named}
+    flags |= {named[name]: value for name, value in explicit_options(context, methods).items() if name in named}
     own = {"spec", "weights", "classes"}
-    entry: dict[str, Any] = {name: str(value) for name, value in given(context, model).items() if name in own}
+    entry: dict[str, Any] = {
+        name: str(value) for name, value in explicit_options(context, model).items() if name in own
+    }
     entry |= {"prepare": model.prepare} if model.prepare else {}
     return {**flags, "models": {"spec": PreparedModel.spec, **entry}} if entry else flags
 
@@ -219,7 +231,7 @@ def _entries(main: str, value: Any, every: Iterable[str]) -> list[dict[str, Any]
     """Tables of a plan, out of tables, of names, or of names with commas between; "all" is every one."""
     from dave_vit.evaluate.plan import MethodEntry, MetricEntry, table_of
 
-    values = names_of(value, every) if isinstance(value, str) else value
+    values = split_names(value, every) if isinstance(value, str) else value
     listed = values if isinstance(values, list | tuple) else [values]
     kind = MethodEntry if main == "method" else MetricEntry
     return [{"options": {}, **table_of(kind, main, one)} for one in listed]
@@ -230,7 +242,7 @@ def _settings(texts: list[str]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     expected = "WHO.NAME=VALUE, such as dave.rotation=0"
     for text in texts:
-        where, value = setting(text, expected)
+        where, value = parse_setting(text, expected)
         who, dot, name = where.partition(".")
         if not dot:
             raise OptionError(f"--set {text}; expected {expected}")

@@ -13,12 +13,12 @@ import typer
 from dave_vit.cli.common import Output, Progress, command, examples
 from dave_vit.cli.files import Results, method_word, question
 from dave_vit.cli.kinds import KindOptions, explain_kinds
-from dave_vit.cli.options import Look, MethodOptions, Out, Plugins, grouped
+from dave_vit.cli.options import DrawingOptions, MethodOptions, Out, Plugins, expand_groups
 from dave_vit.cli.preparation import PreparedModel
-from dave_vit.errors import ImageError, OptionError, readable
+from dave_vit.errors import ImageError, OptionError, escape_unprintable
 
 if TYPE_CHECKING:
-    from dave_vit.explain.classes import Explainer, Result
+    from dave_vit.explain.classes import ClassExplanation, Explainer
 
 app = command()
 
@@ -64,7 +64,7 @@ class GalleryOptions:
         "dave explain photo.jpg --model hf:FOLDER --prompt 'What is on the table?' --words 3,5",
     )
 )
-@grouped
+@expand_groups
 def explain(
     *,
     images: Images,
@@ -72,7 +72,7 @@ def explain(
     targets: Target = None,
     method: MethodOptions,
     out: Out = Path("dave-out"),
-    look: Look,
+    look: DrawingOptions,
     figure: Figure = "png",
     animate: Animate = None,
     together: GalleryOptions,
@@ -124,7 +124,7 @@ class _Asked:
     target: str
     figure: str
     animate: str | None
-    look: Look
+    look: DrawingOptions
 
     def words(self, explainer: Explainer) -> list[str]:
         """Of the question, for names of files."""
@@ -138,17 +138,17 @@ def _explain_all(
     folder: Results,
     output: Output,
     progress: Progress,
-) -> Iterator[tuple[Result, dict[str, bytes], dict[str, Any]]]:
-    """Result, files and record of each image that could be read, after they are written."""
+) -> Iterator[tuple[ClassExplanation, dict[str, bytes], dict[str, Any]]]:
+    """ClassExplanation, files and record of each image that could be read, after they are written."""
     for number, source in enumerate(sources):
-        progress.update(done=number, text=readable(Path(source).name))
+        progress.update(done=number, text=escape_unprintable(Path(source).name))
         try:
             results = _results(explainer, source, asked.target, output, partial(_move, progress, number))
         except ImageError as error:
             output.error(str(error))
             continue
         last, files = results[-1], _files(results, asked.figure, asked.animate, asked.look)
-        record = {"source": readable(source), **last.record()}
+        record = {"source": escape_unprintable(source), **last.record()}
         whole = {**question(explainer, asked.target), "look": asdict(asked.look)}
         record = folder.write(last.classified.picture, whole, files, record, asked.words(explainer))
         yield last, files, _report(last, record, output)
@@ -170,7 +170,7 @@ def _frame_samples(method: MethodOptions) -> int:
 
 def _results(
     explainer: Explainer, source: str, target: str, output: Output, report: Callable[[float], None]
-) -> list[Result]:
+) -> list[ClassExplanation]:
     """The result after each chunk of samples; the share of them that is done is reported."""
     from dave_vit.data.images import read_picture
     from dave_vit.explain.classes import classify
@@ -187,7 +187,7 @@ def _results(
     return results
 
 
-def _files(results: list[Result], figure: str, animate: str | None, look: Look) -> dict[str, bytes]:
+def _files(results: list[ClassExplanation], figure: str, animate: str | None, look: DrawingOptions) -> dict[str, bytes]:
     """Contents by the ending of the file's name."""
     files = results[-1].files(figure, view=look.view, scales=look.scales)
     if animate:
@@ -200,7 +200,7 @@ def _files(results: list[Result], figure: str, animate: str | None, look: Look) 
     return files
 
 
-def _report(result: Result, record: dict[str, Any], output: Output) -> dict[str, Any]:
+def _report(result: ClassExplanation, record: dict[str, Any], output: Output) -> dict[str, Any]:
     """Tells what was found, and returns its record."""
     for note in result.notes[len(result.classified.picture.notes) :]:
         output.note(f"{record['source']}: {note}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dave_vit._internal.atomic_files import json_bytes, write_files
-from dave_vit.errors import readable
+from dave_vit.errors import escape_unprintable
 
 if TYPE_CHECKING:
     from dave_vit.data.images import Picture
@@ -83,7 +83,7 @@ class Results:
         name = self._name(stem, words, ["json", *contents], question)
         self._written.add(name)
         paths = {ending: self._out / f"{name}.{ending}" for ending in ("json", *contents)}
-        names = [readable(str(path)) for path in paths.values()]
+        names = [escape_unprintable(str(path)) for path in paths.values()]
         whole = {"files": names, "question": question, **record}
         write_files({paths["json"]: json_bytes(whole), **{paths[one]: data for one, data in contents.items()}})
         return whole
@@ -125,7 +125,7 @@ def _short(stem: str) -> str:
 
 
 def _word(text: str) -> str:
-    return re.sub(r"[^\w-]+", "-", readable(text)).strip("-").encode()[: _LENGTH // 2].decode(errors="ignore")
+    return re.sub(r"[^\w-]+", "-", escape_unprintable(text)).strip("-").encode()[: _LENGTH // 2].decode(errors="ignore")
 
 
 def question(explainer: Explainer, target: str) -> dict[str, Any]:

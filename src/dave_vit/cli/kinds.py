@@ -11,18 +11,18 @@ import typer
 from dave_vit.cli.common import Output
 from dave_vit.cli.files import Results, method_word, question
 from dave_vit.cli.options import ModelOptions, pick_device
-from dave_vit.errors import OptionError, readable
+from dave_vit.errors import OptionError, escape_unprintable
 
 if TYPE_CHECKING:
     from dave_vit.data.images import Picture
     from dave_vit.explain.classes import Explainer
-    from dave_vit.explain.clips import Filmed
-    from dave_vit.explain.scores import Scored, Together
-    from dave_vit.explain.sentences import Matched
-    from dave_vit.explain.words import Written
+    from dave_vit.explain.clips import ClipExplanation
+    from dave_vit.explain.scores import BoxesExplanation, ScoreExplanation
+    from dave_vit.explain.sentences import SentenceExplanation
+    from dave_vit.explain.words import WordExplanation
     from dave_vit.models import Adapter
 
-Made = tuple[str, str, "Scored | Together | Written | Filmed | Matched"]
+Made = tuple[str, str, "ScoreExplanation | BoxesExplanation | WordExplanation | ClipExplanation | SentenceExplanation"]
 """What was asked, in the name of files; what is said of it; the maps themselves."""
 
 Score = Annotated[
@@ -104,18 +104,18 @@ def explain_kinds(
         folder: of the files.
         output: where words go.
     """
-    from dave_vit.explain.scores import Together
+    from dave_vit.explain.scores import BoxesExplanation
     from dave_vit.models.video import VideoModel
 
     records = []
     for source in sources:
         still = not isinstance(explainer.model, VideoModel)
         for word, what, made in _made(explainer, source, kinds) if still else _filmed(explainer, source, target):
-            record, words = {"source": readable(source), **made.record()}, [word, method_word(explainer)]
+            record, words = {"source": escape_unprintable(source), **made.record()}, [word, method_word(explainer)]
             asked = {**question(explainer, made.name), "prompt": kinds.prompt}
             record = folder.write(made.picture, asked, made.files(), record, words)
             output.print(f"{source}: {what}", *(f"  {path}" for path in record["files"]))
-            if not isinstance(made, Together):  # which shows what has its records already
+            if not isinstance(made, BoxesExplanation):  # which shows what has its records already
                 records.append(record)
     return records
 
@@ -130,7 +130,7 @@ def _filmed(explainer: Explainer, source: str, target: str) -> Iterator[Made]:
 
 def _made(explainer: Explainer, source: str, kinds: KindOptions) -> Iterator[Made]:
     from dave_vit.data.images import read_picture
-    from dave_vit.explain.scores import Together, explain_boxes, explain_score
+    from dave_vit.explain.scores import BoxesExplanation, explain_boxes, explain_score
     from dave_vit.explain.sentences import explain_match
     from dave_vit.explain.words import explain_words
     from dave_vit.models.sentences import Sentences
@@ -156,7 +156,7 @@ def _made(explainer: Explainer, source: str, kinds: KindOptions) -> Iterator[Mad
         found.append((box, scored))
         yield f"box{number}", f"{box.name} {box.probability:.1%}, {scored.value:.4g}", scored
     boxes, maps = zip(*found, strict=True)
-    yield "boxes", "all of them together", Together(boxes, maps)
+    yield "boxes", "all of them together", BoxesExplanation(boxes, maps)
 
 
 def _asked(explainer: Explainer, picture: Picture, prompt: str | None) -> Explainer:

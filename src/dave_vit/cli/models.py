@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import grouped
+from dave_vit.cli.options import expand_groups
 from dave_vit.errors import OptionError, UnknownName
 
 app = command()
 
 
 @app.command(epilog=examples("dave models", "dave models swin", "dave models 'timm:vit_*'", "dave models --json"))
-@grouped
+@expand_groups
 def models(
     *,
     pattern: Annotated[

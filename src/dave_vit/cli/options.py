@@ -1,10 +1,10 @@
 """Options that several commands share, each declared once, and what makes groups of them.
 
 A group is a dataclass whose fields are options as typer declares them. A command names groups in its signature and is
-put under `grouped`; typer then sees the fields in place of the group:
+put under `expand_groups`; typer then sees the fields in place of the group:
 
     @app.command()
-    @grouped
+    @expand_groups
     def explain(images: Images, model: ModelOptions, method: MethodOptions) -> None: ...
 
 A parameter's default is a group with other defaults: `model: ModelOptions = ModelOptions(device="cpu")`.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-def grouped(command: Callable[..., R]) -> Callable[..., R]:
+def expand_groups(command: Callable[..., R]) -> Callable[..., R]:
     """A command with groups in its signature, as typer reads it: with an option for each field of each group."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
@@ -64,7 +64,7 @@ def _unfolded(group: Any, defaults: Any) -> Iterator[inspect.Parameter]:
             )
 
 
-def given(context: typer.Context, group: Any) -> dict[str, Any]:
+def explicit_options(context: typer.Context, group: Any) -> dict[str, Any]:
     """The fields of a group that the command line gave, without those that are defaults."""
     sources = {one.name: context.get_parameter_source(one.name) for one in fields(group) if one.init}
     return {name: getattr(group, name) for name, source in sources.items() if source and source.name != "DEFAULT"}
@@ -211,7 +211,7 @@ class MethodOptions:
             if value is not None and name not in options_of(self.name):
                 raise OptionError(f"method {self.name!r} takes no --{name}; leave it out")
         checked(self.name, {name: value for name, value in said.items() if value is not None})
-        texts = dict(setting(text, "NAME=VALUE, such as --set rotation=0") for text in self.settings or [])
+        texts = dict(parse_setting(text, "NAME=VALUE, such as --set rotation=0") for text in self.settings or [])
         if "against" in texts:
             raise OptionError(f"--set against={texts['against']}; give --against {texts['against']} instead")
         return checked(self.name, fitting(self.name, **said, seed=self.seed)) | parsed(self.name, texts)
@@ -252,7 +252,7 @@ class Plugins:
 
 
 @dataclass(frozen=True)
-class Look:
+class DrawingOptions:
     """How maps are drawn."""
 
     view: Annotated[
@@ -270,7 +270,7 @@ class Look:
         return "" if self.view == "map" else self.view
 
 
-def setting(text: str, expected: str) -> tuple[str, str]:
+def parse_setting(text: str, expected: str) -> tuple[str, str]:
     """Name and value of one `--set`."""
     name, equals, value = text.partition("=")
     if not equals:
@@ -278,7 +278,7 @@ def setting(text: str, expected: str) -> tuple[str, str]:
     return name.strip(), value
 
 
-def names_of(text: str, every: Iterable[str]) -> list[str]:
+def split_names(text: str, every: Iterable[str]) -> list[str]:
     """Names with commas between, each once; "all" is every one."""
     if text.strip() == "all":
         return list(every)

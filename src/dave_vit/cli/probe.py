@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Device, Seed, Weights, grouped, model_flag, pick_device
+from dave_vit.cli.options import Device, Seed, Weights, expand_groups, model_flag, pick_device
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class TrainingOptions:
         "dave explain cat.jpg --model timm:vit_base_patch16_224.dino --weights probe.safetensors",
     )
 )
-@grouped
+@expand_groups
 def probe(
     *,
     images: Annotated[str, typer.Argument(metavar="DIR", help="Training images, one folder for each class.")],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import ModelsOptions, Out, Seed, data_flag, grouped, model_flag, pick_device
+from dave_vit.cli.options import ModelsOptions, Out, Seed, data_flag, expand_groups, model_flag, pick_device
 
 if TYPE_CHECKING:
     from dave_vit.analysis.paper.reproduce import Options
@@ -66,7 +66,7 @@ class Amount:
         "dave reproduce paper --quick --model timm:deit_tiny_patch16_224 --weights FILE --data imagenet:DIR",
     )
 )
-@grouped
+@expand_groups
 def reproduce(
     *,
     name: Name,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Classes, Device, Models, Plugins, Quiet, Seed, grouped
+from dave_vit.cli.options import Classes, Device, Models, Plugins, Quiet, Seed, expand_groups
 from dave_vit.cli.preparation import PreparedModel, PrepareOptions
 from dave_vit.errors import OptionError, missing_extra
 
@@ -48,7 +48,7 @@ class ServedOptions(PrepareOptions, ServedModels):
         "dave serve --model mine.py:build --plugin methods.py",
     )
 )
-@grouped
+@expand_groups
 def serve(
     *,
     models: ServedOptions,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Plugins, Seed, data_flag, grouped
+from dave_vit.cli.options import Plugins, Seed, data_flag, expand_groups
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import ImageError
 
@@ -33,7 +33,7 @@ File = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The pre
         "dave explain cat.jpg --preset mine.toml",
     )
 )
-@grouped
+@expand_groups
 def tune(
     *,
     model: PreparedModel,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dave_vit.data.images import SUFFIXES, check_size, to_rgb
-from dave_vit.errors import DataError, ImageError, OptionError, first_line, readable
+from dave_vit.errors import DataError, ImageError, OptionError, escape_unprintable, first_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -43,8 +43,8 @@ class Item:
     picture: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", readable(self.name))  # it goes into tables; the file keeps its own name
-        object.__setattr__(self, "picture", readable(self.picture))
+        object.__setattr__(self, "name", escape_unprintable(self.name))  # for tables; the file keeps its own
+        object.__setattr__(self, "picture", escape_unprintable(self.picture))
 
 
 class Dataset(ABC):

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image, ImageSequence
 
 from dave_vit.data.images import check_size, to_rgb
-from dave_vit.errors import ImageError, first_line, missing_extra, readable
+from dave_vit.errors import ImageError, escape_unprintable, first_line, missing_extra
 
 ANIMATIONS = frozenset({".gif", ".webp"})
 """What Pillow reads; PyAV reads the others."""
@@ -48,7 +48,7 @@ def read_clip(source: str | Path, frames: int) -> Clip:
     numbers = [round(place * (total - 1) / max(1, frames - 1)) for place in range(frames)]
     kept = {number: to_rgb(_image(frame))[0] for number, frame in enumerate(_decoded(path)) if number in numbers}
     check_size(kept[numbers[0]].size, str(source))
-    return Clip(readable(path.stem), tuple(kept[number] for number in numbers), tuple(numbers))
+    return Clip(escape_unprintable(path.stem), tuple(kept[number] for number in numbers), tuple(numbers))
 
 
 def _decoded(path: Path) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from dave_vit.errors import ImageError, readable
+from dave_vit.errors import ImageError, escape_unprintable
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")  # by content, whatever the name says
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
@@ -81,7 +81,7 @@ def read_picture(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> Picture
     except OSError as error:
         raise ImageError(f"{source}: cannot be read ({error.strerror})") from error
     picture = decode(data, str(source), max_pixels=max_pixels)
-    return Picture(readable(path.stem), picture.image, picture.notes)
+    return Picture(escape_unprintable(path.stem), picture.image, picture.notes)
 
 
 def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Picture:

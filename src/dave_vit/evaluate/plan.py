@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
-from dave_vit._internal.registry import import_plugins, nearest
-from dave_vit._internal.schema import check, check_fields, check_seed
+from dave_vit._internal.registry import import_plugins, suggest_names
+from dave_vit._internal.schema import check_fields, check_seed, check_values
 from dave_vit.errors import OptionError, missing_extra
 from dave_vit.maps import Smoothing as SmoothingKind
 from dave_vit.methods import METHODS
@@ -221,7 +221,9 @@ def read_plan(path: str | Path) -> dict[str, Any]:
     known = [one.name for one in fields(Plan)]
     for name in content:
         if name not in known:
-            raise OptionError(f"{path}: unknown setting {name!r}{nearest(str(name), known)}; known: {', '.join(known)}")
+            raise OptionError(
+                f"{path}: unknown setting {name!r}{suggest_names(str(name), known)}; known: {', '.join(known)}"
+            )
     return content
 
 
@@ -247,7 +249,7 @@ def _smoothing(value: Any) -> Smoothing:
     if isinstance(value, Smoothing):
         return value
     if isinstance(value, dict):
-        check(value, get_type_hints(Smoothing), "smoothing")
+        check_values(value, get_type_hints(Smoothing), "smoothing")
     return Smoothing(**value) if isinstance(value, dict) else Smoothing(value)
 
 
@@ -272,11 +274,11 @@ def table_of(kind: type[ModelEntry | MethodEntry | MetricEntry], main: str, valu
     """The table of an entry, which may be a name; ``main`` is the field that a bare name fills."""
     table = value if isinstance(value, dict) else {main: value}
     if kind is ModelEntry and isinstance(table.get("prepare"), dict):
-        check(table["prepare"], get_type_hints(Prepare), "the preprocessing")
+        check_values(table["prepare"], get_type_hints(Prepare), "the preprocessing")
         table = {**table, "prepare": Prepare(**table["prepare"])}
     if kind is MetricEntry and table.get("smoothing") is not None:
         table = {**table, "smoothing": _smoothing(table["smoothing"])}
-    check(table, get_type_hints(kind), f"a {kind.__name__.removesuffix('Entry').lower()} of the plan")
+    check_values(table, get_type_hints(kind), f"a {kind.__name__.removesuffix('Entry').lower()} of the plan")
     if main not in table:
         raise OptionError(f"plan entry {table}: expected a {main!r}")
     return table

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.atomic_files import npz_bytes
-from dave_vit._internal.environment import device_name, listed
+from dave_vit._internal.environment import device_name, format_facts
 from dave_vit._internal.registry import import_plugins
 from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch
 from dave_vit.data.grids import compose
 from dave_vit.engine.forward import counted
-from dave_vit.errors import DaveError, ImageError, OutOfMemory, out_of_memory
+from dave_vit.errors import DaveError, ImageError, OutOfMemory, is_out_of_memory
 from dave_vit.evaluate.job import Job, Subject
 from dave_vit.evaluate.plan import digest
 from dave_vit.evaluate.prefetch import Reading
@@ -111,7 +111,7 @@ class Worker:
             with torch.inference_mode(False):  # maps need gradients, whatever the caller has set
                 return kinds[task.kind](task)
         except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
         self.rest()  # outside of the handler, so that what failed is freed first
         raise OutOfMemory(
@@ -185,7 +185,7 @@ class Worker:
             unit=unit,
             target=target,
             seed=task.seed,
-            versions=listed(software()),
+            versions=format_facts(software()),
             device=device_name(self.device),
         )
 
@@ -210,7 +210,7 @@ class Worker:
         try:
             return self._scored(task, part)
         except (RuntimeError, MemoryError) as error:
-            if not (task.last and len(part.inputs) == 1 and out_of_memory(error)):
+            if not (task.last and len(part.inputs) == 1 and is_out_of_memory(error)):
                 raise
         self.rest()
         return _Shard(self._dropped(task, part.rows, part.places, f"out of memory on {self.device}"))

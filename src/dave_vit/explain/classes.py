@@ -45,7 +45,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Classified:
+class ClassifiedImage:
     """An image as the model takes it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Classified:
         return [by_index[index] for index in pick_targets(target, list(by_index), names)]
 
 
-def classify(model: Adapter, picture: Picture, inputs: Tensor | None = None) -> Classified:
+def classify(model: Adapter, picture: Picture, inputs: Tensor | None = None) -> ClassifiedImage:
     """Preprocesses an image, unless that was done, and says what the model takes it for; on average, of tiles."""
     if inputs is None:
         corners = _parts(model, picture)
@@ -84,7 +84,7 @@ def classify(model: Adapter, picture: Picture, inputs: Tensor | None = None) -> 
     order = (probabilities if len(logits) > 1 else mean).argsort(descending=True).tolist()
     names = model.class_names
     predictions = (Prediction(index, names[index], float(probabilities[index]), float(mean[index])) for index in order)
-    return Classified(picture, inputs, tuple(predictions), bool(unfamiliar(model, logits).all()))
+    return ClassifiedImage(picture, inputs, tuple(predictions), bool(unfamiliar(model, logits).all()))
 
 
 def _parts(model: Adapter, picture: Picture) -> list[tuple[int, int, int, int]]:
@@ -124,7 +124,7 @@ class Explainer:
         """The same method on another model."""
         return Explainer(model, self.name, weights=self.weights, against=self.against, **self.options)
 
-    def refine(self, classified: Classified, targets: Sequence[Prediction]) -> Iterator[Result]:
+    def refine(self, classified: ClassifiedImage, targets: Sequence[Prediction]) -> Iterator[ClassExplanation]:
         """The result after each chunk of samples; methods without samples give one."""
         indices = [target.index for target in targets]
         inputs, start = classified.inputs, time.perf_counter()
@@ -136,21 +136,21 @@ class Explainer:
                 torch.cuda.synchronize(inputs.device)
             if not explanation.attribution.isfinite().all():
                 raise OutputError(f"the map of {self.name} is not finite; give options nearer to the defaults")
-            yield Result(self, classified, tuple(targets), explanation, time.perf_counter() - start)
+            yield ClassExplanation(self, classified, tuple(targets), explanation, time.perf_counter() - start)
 
     @property
     def most_samples(self) -> int:
         """How many samples the method draws at most; 1 for those that draw none."""
         return int(getattr(self.method, "limit", getattr(self.method, "samples", 1)))
 
-    def explain(self, classified: Classified, targets: Sequence[Prediction]) -> Result:
+    def explain(self, classified: ClassifiedImage, targets: Sequence[Prediction]) -> ClassExplanation:
         """The result after all samples."""
         *_, last = self.refine(classified, targets)
         return last
 
 
 @dataclass(frozen=True)
-class Result:
+class ClassExplanation:
     """The maps of one image.
 
     Attributes:
@@ -162,7 +162,7 @@ class Result:
     """
 
     explainer: Explainer
-    classified: Classified
+    classified: ClassifiedImage
     targets: tuple[Prediction, ...]
     explanation: Explanation
     seconds: float

@@ -13,7 +13,7 @@ from dave_vit._internal.atomic_files import json_bytes, npz_bytes, png_bytes
 from dave_vit.data.clips import Clip, read_clip
 from dave_vit.data.images import Picture
 from dave_vit.errors import OptionError
-from dave_vit.explain.classes import Explainer, Result, classify
+from dave_vit.explain.classes import ClassExplanation, Explainer, classify
 from dave_vit.models.geometry import Geometry
 from dave_vit.models.video import VideoModel
 
@@ -21,7 +21,7 @@ _PAUSE = 0.25  # seconds of a frame in the animation
 
 
 @dataclass(frozen=True)
-class Filmed:
+class ClipExplanation:
     """The maps of one clip.
 
     Attributes:
@@ -31,7 +31,7 @@ class Filmed:
     """
 
     clip: Clip
-    result: Result
+    result: ClassExplanation
     geometry: Geometry
 
     @property
@@ -84,7 +84,7 @@ class Filmed:
         }
 
 
-def explain_clip(explainer: Explainer, source: str | Path, target: str | None = None) -> Filmed:
+def explain_clip(explainer: Explainer, source: str | Path, target: str | None = None) -> ClipExplanation:
     """Explains one class of a clip.
 
     Args:
@@ -102,4 +102,4 @@ def explain_clip(explainer: Explainer, source: str | Path, target: str | None = 
     if len(targets) != 1:
         raise OptionError(f"{len(targets)} classes of a clip; a clip is explained for one at a time")
     result = explainer.explain(classified, targets)
-    return Filmed(clip, result, Geometry.of(model.preprocessing, picture.image.size))
+    return ClipExplanation(clip, result, Geometry.of(model.preprocessing, picture.image.size))

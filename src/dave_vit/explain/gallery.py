@@ -14,7 +14,7 @@ from dave_vit._internal.atomic_files import png_bytes
 from dave_vit.viz.pages import render
 
 if TYPE_CHECKING:
-    from dave_vit.explain.classes import Result
+    from dave_vit.explain.classes import ClassExplanation
     from dave_vit.methods import Explanation
 
 Order = Literal["confidence", "sureness", "name"]
@@ -82,7 +82,7 @@ class Gallery:
     def __len__(self) -> int:
         return len(self._shown)
 
-    def add(self, result: Result, overlay: bytes, record: Mapping[str, Any]) -> None:
+    def add(self, result: ClassExplanation, overlay: bytes, record: Mapping[str, Any]) -> None:
         """Takes up a picture.
 
         Args:

@@ -26,7 +26,7 @@ from dave_vit.models.named_scores import named_score
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectedBox:
     """An object that a detector found.
 
     Attributes:
@@ -48,7 +48,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoreExplanation:
     """The map of one score of one photograph.
 
     Attributes:
@@ -119,7 +119,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Together:
+class BoxesExplanation:
     """All objects that a detector found in a photograph, in one picture.
 
     Attributes:
@@ -127,8 +127,8 @@ class Together:
         maps: of them.
     """
 
-    found: tuple[Found, ...]
-    maps: tuple[Scored, ...]
+    found: tuple[DetectedBox, ...]
+    maps: tuple[ScoreExplanation, ...]
 
     @property
     def name(self) -> str:
@@ -163,7 +163,7 @@ class Together:
         return {"json": json_bytes(self.record()), "overlay.png": png_bytes(self.overlay())}
 
 
-def explain_score(explainer: Explainer, picture: Picture, text: str) -> Scored:
+def explain_score(explainer: Explainer, picture: Picture, text: str) -> ScoreExplanation:
     """Explains a score by its name; see ``dave_vit.models.named_scores.FORMS``."""
     model, start = explainer.model, time.perf_counter()
     geometry = Geometry.of(model.preprocessing, picture.image.size)
@@ -171,10 +171,10 @@ def explain_score(explainer: Explainer, picture: Picture, text: str) -> Scored:
     inputs = model.preprocess(picture.image)
     explanation = explainer.method.explain(inputs, score)
     value = float(logits_of(model, inputs, Target(score=score).read))
-    return Scored(explainer, picture, text, value, explanation, geometry, time.perf_counter() - start)
+    return ScoreExplanation(explainer, picture, text, value, explanation, geometry, time.perf_counter() - start)
 
 
-def boxes(explainer: Explainer, picture: Picture, *, threshold: float = 0.5, most: int = 5) -> list[Found]:
+def boxes(explainer: Explainer, picture: Picture, *, threshold: float = 0.5, most: int = 5) -> list[DetectedBox]:
     """The objects that a detector finds in a photograph, the surest first.
 
     Args:
@@ -192,7 +192,7 @@ def boxes(explainer: Explainer, picture: Picture, *, threshold: float = 0.5, mos
     best, labels = _probabilities(output.logits[0], len(model.class_names)).max(-1)  # [queries]
     order = [index for index in best.argsort(descending=True).tolist() if best[index] >= threshold][:most]
     return [
-        Found(
+        DetectedBox(
             int(labels[index]),
             model.class_names[int(labels[index])],
             float(best[index]),
@@ -202,7 +202,9 @@ def boxes(explainer: Explainer, picture: Picture, *, threshold: float = 0.5, mos
     ]
 
 
-def explain_boxes(explainer: Explainer, picture: Picture, threshold: float = 0.5) -> Iterator[tuple[Found, Scored]]:
+def explain_boxes(
+    explainer: Explainer, picture: Picture, threshold: float = 0.5
+) -> Iterator[tuple[DetectedBox, ScoreExplanation]]:
     """One map for each object that a detector finds."""
     found = boxes(explainer, picture, threshold=threshold)
     if not found:

@@ -8,12 +8,12 @@ from typing import Any
 from dave_vit._internal.atomic_files import json_bytes
 from dave_vit.data.images import Picture
 from dave_vit.explain.classes import Explainer
-from dave_vit.explain.scores import Scored, explain_score
+from dave_vit.explain.scores import ScoreExplanation, explain_score
 from dave_vit.models.sentences import Sentences
 
 
 @dataclass(frozen=True)
-class Matched:
+class SentenceExplanation:
     """A similarity, explained from both sides.
 
     Attributes:
@@ -23,7 +23,7 @@ class Matched:
     """
 
     sentence: str
-    scored: Scored
+    scored: ScoreExplanation
     words: tuple[tuple[str, float], ...]
 
     @property
@@ -51,8 +51,8 @@ class Matched:
         return {**self.scored.files(), "json": json_bytes(self.record())}
 
 
-def explain_match(explainer: Explainer, picture: Picture, model: Sentences) -> Matched:
+def explain_match(explainer: Explainer, picture: Picture, model: Sentences) -> SentenceExplanation:
     """Explains the similarity of a photograph with the first sentence of a model."""
     scored = explain_score(explainer, picture, "class:0")
     words = model.words(model.preprocess(picture.image))
-    return Matched(model.class_names[0], scored, tuple(words))
+    return SentenceExplanation(model.class_names[0], scored, tuple(words))

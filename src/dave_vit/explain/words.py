@@ -15,13 +15,13 @@ from dave_vit.engine.forward import logits_of
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.explain.classes import Explainer
-from dave_vit.explain.scores import Scored
+from dave_vit.explain.scores import ScoreExplanation
 from dave_vit.models.geometry import Geometry
 from dave_vit.models.writer import LONGEST, Asked, Writer
 
 
 @dataclass(frozen=True)
-class Written:
+class WordExplanation:
     """An answer, and maps of some of its words.
 
     Attributes:
@@ -34,7 +34,7 @@ class Written:
     asked: Asked
     prompt: str | None
     numbers: tuple[int, ...]
-    maps: tuple[Scored, ...]
+    maps: tuple[ScoreExplanation, ...]
 
     @property
     def picture(self) -> Picture:
@@ -80,7 +80,7 @@ def explain_words(
     *,
     answer: str | None = None,
     longest: int = LONGEST,
-) -> Written:
+) -> WordExplanation:
     """Lets a model write about a photograph, and makes one map for each word.
 
     Args:
@@ -101,12 +101,12 @@ def explain_words(
             raise OptionError(f"word {number} of {asked.answer!r}, which has words 1 to {len(asked.words)}")
     on_it, geometry = explainer.on(asked), Geometry.of(asked.preprocessing, picture.image.size)
     maps = tuple(_word(on_it, picture, asked, number, geometry) for number in numbers)
-    return Written(asked, prompt, numbers, maps)
+    return WordExplanation(asked, prompt, numbers, maps)
 
 
-def _word(explainer: Explainer, picture: Picture, asked: Asked, number: int, geometry: Geometry) -> Scored:
+def _word(explainer: Explainer, picture: Picture, asked: Asked, number: int, geometry: Geometry) -> ScoreExplanation:
     start, score = time.perf_counter(), asked.score(number - 1)
     explanation = explainer.method.explain(asked.inputs, score)
     value = float(logits_of(asked, asked.inputs, Target(score=score).read))
     name = f"word:{number}:{asked.words[number - 1].text}"
-    return Scored(explainer, picture, name, value, explanation, geometry, time.perf_counter() - start)
+    return ScoreExplanation(explainer, picture, name, value, explanation, geometry, time.perf_counter() - start)

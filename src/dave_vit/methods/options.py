@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import nn
 
-from dave_vit._internal.schema import check, expected, fits
+from dave_vit._internal.schema import check_values, describe_type, matches_type
 from dave_vit.methods.base import METHODS
 from dave_vit.methods.dave import DAVE
 from dave_vit.methods.presets import AROUND_SWITCHES, NOISE_SWITCHES, SPATIAL_SWITCHES, preset_of
@@ -39,7 +39,7 @@ class Option:
     @property
     def expected(self) -> str:
         """What may be said, in words."""
-        return expected(self.type)
+        return describe_type(self.type)
 
 
 def options_of(method: str) -> dict[str, Option]:
@@ -82,7 +82,7 @@ def fitting(method: str, **values: Any) -> dict[str, Any]:
     """Those of the values that the method takes; None stands for nothing said."""
     known = options_of(method)
     given = {name: value for name, value in values.items() if value is not None and name in known}
-    return {name: value for name, value in given.items() if fits(value, known[name].type)}
+    return {name: value for name, value in given.items() if matches_type(value, known[name].type)}
 
 
 def most_samples(method: str, options: Mapping[str, Any]) -> int:
@@ -96,7 +96,7 @@ def most_samples(method: str, options: Mapping[str, Any]) -> int:
 
 def checked(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a method, if it has all of them and their values are of the right kind."""
-    check(options, {name: one.type for name, one in options_of(method).items()}, f"method {method!r}")
+    check_values(options, {name: one.type for name, one in options_of(method).items()}, f"method {method!r}")
     return dict(options)
 
 

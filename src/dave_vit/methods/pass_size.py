@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dave_vit.engine.forward import Read, logits_of
 from dave_vit.engine.targets import class_logits
-from dave_vit.errors import out_of_memory
+from dave_vit.errors import is_out_of_memory
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Passes:
                 start = stop
                 continue
             except (RuntimeError, MemoryError) as error:
-                if self.rows == 1 or not out_of_memory(error):
+                if self.rows == 1 or not is_out_of_memory(error):
                     raise
             # Outside of the handler, so that the failed pass is freed first.
             torch.cuda.empty_cache()

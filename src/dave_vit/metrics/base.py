@@ -11,7 +11,7 @@ from typing import Any, ClassVar, get_type_hints
 from torch import Tensor, nn
 
 from dave_vit._internal.registry import Registry
-from dave_vit._internal.schema import check
+from dave_vit._internal.schema import check_values
 from dave_vit.data.grids import Cell, GridOptions
 
 Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -121,5 +121,5 @@ def create_metric(name: str, **options: Any) -> Metric:
     """
     kind = METRICS[name]
     hints = get_type_hints(kind.__init__)
-    check(options, {one: hints.get(one, Any) for one in inspect.signature(kind).parameters}, f"metric {name!r}")
+    check_values(options, {one: hints.get(one, Any) for one in inspect.signature(kind).parameters}, f"metric {name!r}")
     return kind(**options)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from dave_vit._internal.atomic_files import replacing
+from dave_vit._internal.atomic_files import replace_atomically
 from dave_vit.data.base import Dataset
 from dave_vit.errors import DataError, OptionError
 from dave_vit.models.adapter import Adapter
@@ -78,7 +78,7 @@ class Probe:
             "class_names": json.dumps(self.model.class_names),
             "accuracy": f"{self.accuracy:.4f}",
         }
-        with replacing(Path(path)) as temporary:
+        with replace_atomically(Path(path)) as temporary:
             save_file(state, temporary, metadata)
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import nn
 
-from dave_vit._internal.registry import nearest
+from dave_vit._internal.registry import suggest_names
 from dave_vit.data.images import Picture
 from dave_vit.errors import DaveError, OptionError, UnknownName
-from dave_vit.explain.classes import Explainer, Result, classify
-from dave_vit.explain.words import Written
+from dave_vit.explain.classes import ClassExplanation, Explainer, classify
+from dave_vit.explain.words import WordExplanation
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import fitting, most_samples, options_of
 from dave_vit.models import Adapter
@@ -70,7 +70,7 @@ class Served:
 class _Kept:
     """A result, whose files are made when the first of them is asked for."""
 
-    def __init__(self, picture: Picture, result: Result | Written) -> None:
+    def __init__(self, picture: Picture, result: ClassExplanation | WordExplanation) -> None:
         self.picture, self.result = picture, result
 
     @cached_property
@@ -97,7 +97,7 @@ class Desk:
         """A model by its name; the first one for None."""
         names = list(self.models)
         if name is not None and name not in names:
-            hint = nearest(name, names) or f"; this server has: {', '.join(names)}"
+            hint = suggest_names(name, names) or f"; this server has: {', '.join(names)}"
             raise UnknownName(f"no model {name!r}{hint}")
         return self.models[names[0] if name is None else name]
 
@@ -190,7 +190,7 @@ class Desk:
 
         def work(check: Check) -> Generator[tuple[str, bytes], None, None]:
             kept = [self._find(token) for token in (first, second)]
-            results = [one.result for one in kept if isinstance(one.result, Result)]
+            results = [one.result for one in kept if isinstance(one.result, ClassExplanation)]
             if len(results) < 2:
                 raise OptionError("words have no figure of both; take the one of each")
             yield f"{kept[0].picture.name}.both.png", joint(results, view, scales).data("png")
@@ -270,7 +270,7 @@ def command(served: Served, query: ExplainQuery, said: Sequence[str], explainer:
     return shlex.join(words)
 
 
-def joint(results: Sequence[Result], view: View, scales: Scales) -> Drawing:
+def joint(results: Sequence[ClassExplanation], view: View, scales: Scales) -> Drawing:
     """The maps of some results beside each other; those of one unit can share a scale."""
     units = {result.unit or result.explainer.name for result in results}
     panels = [replace(result.panels[0], target=_titled(result)) for result in results]
@@ -278,7 +278,7 @@ def joint(results: Sequence[Result], view: View, scales: Scales) -> Drawing:
     return draw([[image_cell(results[0].image), *cells]], title=results[0].classified.picture.name)
 
 
-def _titled(result: Result) -> str:
+def _titled(result: ClassExplanation) -> str:
     return f"{result.panels[0].target}\n{result.explainer.name}, {result.explainer.model.spec}"
 
 
@@ -292,7 +292,7 @@ def _watched(model: nn.Module, check: Check) -> Iterator[None]:
         handle.remove()
 
 
-def _step(result: Result) -> Step:
+def _step(result: ClassExplanation) -> Step:
     panel, against = result.panels[0], result.against
     values = as_map(panel.map)  # [H, W]
     error, signed = panel.standard_error, values if panel.signed is None else panel.signed

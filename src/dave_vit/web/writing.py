@@ -11,8 +11,8 @@ from torch import Tensor
 from dave_vit.data.images import Picture
 from dave_vit.errors import OptionError
 from dave_vit.explain.classes import Explainer, Prediction
-from dave_vit.explain.scores import Scored
-from dave_vit.explain.words import Written, explain_words
+from dave_vit.explain.scores import ScoreExplanation
+from dave_vit.explain.words import WordExplanation, explain_words
 from dave_vit.models.writer import Asked, Writer
 from dave_vit.viz import scale
 from dave_vit.web.images import png_text
@@ -36,14 +36,14 @@ def answer(model: object, picture: Picture, query: AskQuery) -> Answer:
     )
 
 
-def word_of(explainer: Explainer, picture: Picture, query: ExplainQuery) -> tuple[Written, Step]:
+def word_of(explainer: Explainer, picture: Picture, query: ExplainQuery) -> tuple[WordExplanation, Step]:
     """The map of a word; the answer that was given before is not written again."""
     wanted = [query.word or 1]
     written = explain_words(explainer, picture, query.prompt or None, wanted, answer=query.answer)
     return written, _step(written)
 
 
-def _step(written: Written) -> Step:
+def _step(written: WordExplanation) -> Step:
     (made,), (number,) = written.maps, written.numbers
     explained = made.explanation
     place = _placing(made)
@@ -68,7 +68,7 @@ def _step(written: Written) -> Step:
     )
 
 
-def _placing(made: Scored) -> Callable[[Tensor], Tensor]:
+def _placing(made: ScoreExplanation) -> Callable[[Tensor], Tensor]:
     """Brings maps [1, H', W'] of the input into the frame of what the page shows, [H, W]."""
     geometry = made.geometry.resized(_fitting(made.geometry.photo))
     return lambda maps: geometry.to_photo(maps[0].detach().float().cpu())

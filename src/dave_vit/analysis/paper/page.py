@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from dave_vit._internal.environment import listed
+from dave_vit._internal.environment import format_facts
 from dave_vit.analysis.paper.suites import Suite
 from dave_vit.viz.pages import render
 
@@ -67,13 +67,13 @@ def _facts(page: Page) -> list[tuple[str, str]]:
         ("models", ", ".join(f"{entry.label} ({entry.spec})" for entry in page.suite.models)),
         ("time", f"{total / 60:.1f} minutes, reports and loading left out"),
         ("device", "; ".join(dict.fromkeys(record["device"] for record in page.records))),
-        ("versions", "; ".join(dict.fromkeys(listed(record["versions"]) for record in page.records))),
+        ("versions", "; ".join(dict.fromkeys(format_facts(record["versions"]) for record in page.records))),
     ]
 
 
 def _ran(record: Record) -> str:
     """How a section was made."""
     return (
-        f"Run: {listed(record['facts'])}; {record['seconds']:.0f} s on {record['device']}; "
-        f"{listed(record['versions'])}; {record['command']}"
+        f"Run: {format_facts(record['facts'])}; {record['seconds']:.0f} s on {record['device']}; "
+        f"{format_facts(record['versions'])}; {record['command']}"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from dave_vit.data.annotations import box, read_csv
 from dave_vit.data.base import Box, FileDataset, Item, image_files
 from dave_vit.data.sets import DATASETS
-from dave_vit.errors import DataError, readable
+from dave_vit.errors import DataError, escape_unprintable
 
 TABLE, MASKS = "boxes.csv", "masks"
 _COLUMNS = ("image", "left", "top", "right", "bottom")
@@ -29,7 +29,7 @@ class Folder(FileDataset):
         super().__init__(root)
         folders = sorted(path for path in self.root.iterdir() if path.is_dir() and _is_class(path.name))
         names = [path.name for path in folders if image_files(path)]
-        self.class_names = [readable(name) for name in names]
+        self.class_names = [escape_unprintable(name) for name in names]
         label = {name: index for index, name in enumerate(names)}
         paths = [path for name in names for path in image_files(self.root / name)]
         paths = paths or image_files(self.root)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dave_vit.errors import out_of_memory
+from dave_vit.errors import is_out_of_memory
 
 Step = Callable[..., tuple[Tensor, ...]]
 
@@ -52,6 +52,6 @@ def replayed(step: Step, given: list[Tensor]) -> Step:
     try:
         return Replayed(step, given)
     except RuntimeError as error:
-        if out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         return step

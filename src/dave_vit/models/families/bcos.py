@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from dave_vit._internal.registry import nearest
+from dave_vit._internal.registry import suggest_names
 from dave_vit.errors import UnknownName, missing_extra
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
@@ -56,7 +56,7 @@ def build(name: str, **options: Any) -> nn.Module:
     package = _package()
     known = package.list_available()
     if name not in known:
-        hint = nearest(name, known) or f"; it has {', '.join(known)}"
+        hint = suggest_names(name, known) or f"; it has {', '.join(known)}"
         raise UnknownName(f"bcos has no model {name!r}{hint}")
     model: nn.Module = getattr(package, name)(**options)
     return model

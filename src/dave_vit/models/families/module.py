@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from dave_vit._internal.registry import import_file, nearest
+from dave_vit._internal.registry import import_file, suggest_names
 from dave_vit.engine.targets import class_logits
 from dave_vit.errors import ModelError, first_line
 from dave_vit.models.adapter import Adapter
@@ -50,7 +50,7 @@ def _made(name: str) -> nn.Module:
     make = getattr(module, function, None)
     if not callable(make):
         known = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
-        raise ModelError(f"{file} has no function {function!r}{nearest(function, known)}; write {file}:FUNCTION")
+        raise ModelError(f"{file} has no function {function!r}{suggest_names(function, known)}; write {file}:FUNCTION")
     try:
         model = make()
     except Exception as error:  # whatever a user's own code raises

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit._internal.registry import nearest
+from dave_vit._internal.registry import suggest_names
 from dave_vit.errors import ModelError, UnknownName, missing_extra
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes
@@ -37,7 +37,7 @@ def load(
     base, _, tag = name.partition("@")
     known = package().list_models()
     if base not in known and not base.startswith("hf-hub:"):
-        raise UnknownName(f"open_clip has no model {base!r}{nearest(base, known)}")
+        raise UnknownName(f"open_clip has no model {base!r}{suggest_names(base, known)}")
     model = _published(base, tag) if weights is None else build(base)
     if weights not in (None, RANDOM):
         load_state(model, read_weights(str(weights)))

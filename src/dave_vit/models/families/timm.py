@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from dave_vit._internal.registry import nearest
+from dave_vit._internal.registry import suggest_names
 from dave_vit.errors import ModelError, UnknownName
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
@@ -95,7 +95,7 @@ def check_name(name: str) -> None:
     if name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
         return
     if not timm.is_model(base):
-        raise UnknownName(f"timm has no model {base!r}{_meant(name) or nearest(base, timm.list_models())}")
+        raise UnknownName(f"timm has no model {base!r}{_meant(name) or suggest_names(base, timm.list_models())}")
     tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{base}.*")]
     if tag and tag not in tags:
         raise UnknownName(f"timm's {base} has no tag {tag!r}; it has {', '.join(filter(None, tags)) or 'none'}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from dave_vit._internal.registry import nearest
+from dave_vit._internal.registry import suggest_names
 from dave_vit.errors import UnknownName
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
@@ -31,7 +31,7 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
 
     known = models.list_models(module=models)
     if name not in known:
-        raise UnknownName(f"torchvision has no classifier {name!r}{nearest(name, known)}")
+        raise UnknownName(f"torchvision has no classifier {name!r}{suggest_names(name, known)}")
     published = models.get_model_weights(name).DEFAULT
     own = count = len(published.meta["categories"])
     if weights is None:
