@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import tiny_models
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.observation import observation
-from dave_vit.engine.rule_sets.relevance import alpha_beta
 from dave_vit.errors import UnsupportedOperator
+from dave_vit.methods.chefer_rules import alpha_beta
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.observation import Observation, observation
-from dave_vit.engine.rule_sets.relevance import alpha_beta
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.methods.attention import from_layer
 from dave_vit.methods.base import METHODS, MethodInfo
+from dave_vit.methods.chefer_rules import alpha_beta
 from dave_vit.methods.pass_size import Passes
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, gradients, token_graph
 

@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.rule_sets.full_gradient import FULL_GRADIENT, FULL_GRADIENT_OF_CONVOLUTIONS
+from dave_vit.engine.function_names import WEIGHTED
+from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.rules.attention import multi_head_attention
+from dave_vit.engine.rules.linear import affine
 from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips, one_of
 from dave_vit.methods.bias_placement import CONSTANT_ROWS, Contribution, attributions, summed
@@ -18,7 +21,14 @@ from dave_vit.methods.pass_size import Passes
 
 Biases = Literal["all", "conv"]
 
-_RULES: dict[str, RuleSet] = {"all": FULL_GRADIENT, "conv": FULL_GRADIENT_OF_CONVOLUTIONS}
+# Ordinary derivatives that also record the additive constants of layers. Layer and group norms of zero are their bias.
+_ADDING = [*WEIGHTED, "layer_norm", "group_norm", "add", "sub", "rsub", "cat", "stack"]
+_RULES: dict[str, RuleSet] = {
+    "all": PLAIN.extend(
+        "full gradient", {**dict.fromkeys(_ADDING, affine), "multi_head_attention_forward": multi_head_attention}
+    ),
+    "conv": PLAIN.extend("full gradient of convolutions", dict.fromkeys(WEIGHTED - {"linear"}, affine)),
+}
 
 
 @METHODS.register("fullgrad")

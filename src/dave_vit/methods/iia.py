@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.calls import Call, RuleSet
 from dave_vit.engine.observation import Observation, observation
-from dave_vit.engine.rule_sets.interpolated import interpolated
+from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.rules.attention import is_attention
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.methods.attention import rollout
@@ -81,7 +82,7 @@ class IIA(TokenMethod):
 
         def compute(start: int, stop: int) -> Tensor:
             factors = dict(zip(range(blocks - self.layers, blocks), scales[start:stop].unbind(1), strict=True))
-            return self._contributions(rows[start:stop], wanted.part(start, stop), interpolated(factors))
+            return self._contributions(rows[start:stop], wanted.part(start, stop), scale_attention(factors))
 
         values = torch.cat(passes.run(compute, len(rows)), 1)  # [blocks, p * b, K, N, N]
         return values.reshape(blocks, len(points), len(images), *values.shape[2:]).sum(1)
@@ -93,3 +94,22 @@ class IIA(TokenMethod):
             slopes = gradients(observed.logits, target, [layer.matrix for layer in layers])  # K lists
         matrices = torch.stack([wide(layer) for layer in layers])  # [blocks, rows, heads, N, N]
         return torch.stack([(matrices * torch.stack(column)).clamp(min=0).mean(2) for column in slopes], 2)
+
+
+def scale_attention(scales: dict[int, Tensor]) -> RuleSet:
+    """Return rules for one forward pass that scale the attention of some blocks and keep ordinary derivatives.
+
+    Args:
+        scales: index of a block to its factor for each row ``[rows]``.
+    """
+    block = itertools.count()
+
+    def softmax(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        matrix: Tensor = call.func(input, *args, **kwargs)
+        scale = scales.get(next(block)) if is_attention(input, *args, **kwargs) else None
+        if scale is None:
+            return matrix
+        factor = scale.repeat_interleave(len(matrix) // len(scale)).to(matrix.dtype)  # [rows] or [rows * heads]
+        return matrix * factor.view(-1, *[1] * (matrix.ndim - 1))
+
+    return PLAIN.extend("interpolated attention", dict.fromkeys(["softmax", "_softmax"], softmax))

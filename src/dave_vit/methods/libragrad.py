@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor, nn
 
+from dave_vit.engine.calls import Call
+from dave_vit.engine.function_names import PRODUCTS, SCALINGS
 from dave_vit.engine.observation import observation
-from dave_vit.engine.rule_sets.libra import LIBRA, LIBRA_SEEN
+from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets.lrp import uniform_product
+from dave_vit.engine.rules.products import product
+from dave_vit.engine.states import State, map_tensors, state_of, tensors
+from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Target
+from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips, one_of, times_input
 from dave_vit.methods.bias_placement import CONSTANT_ROWS, attributions
 from dave_vit.methods.fullgrad import signed_sum
@@ -18,6 +25,36 @@ from dave_vit.methods.pass_size import Passes
 from dave_vit.methods.tokens import upsampled
 
 Base = Literal["fullgrad", "gradcam", "input_x_gradient"]
+
+
+def halved_product(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Give a stream and the activation it is multiplied by (SwiGLU) half of the derivative each."""
+    states = [state_of(factor) for factor in tensors((args, kwargs))]
+    gated = states.count(State.CARRIER) == states.count(State.GATE) == 1
+    return (uniform_product if gated else product)(call, *args, **kwargs)
+
+
+def observable_scores(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Let attention scores carry until the softmax freezes them, so that the softmax can be observed."""
+    carriers = [factor for factor in tensors((args, kwargs)) if state_of(factor) is State.CARRIER]
+    if len(carriers) < 2:
+        return halved_product(call, *args, **kwargs)
+    args, kwargs = map_tensors(Tensor.detach, (args, kwargs))
+    return carry(lambda: call.func(*args, **kwargs), _no_softmax, *carriers)
+
+
+def _no_softmax(grad: Tensor) -> NoReturn:
+    raise UnsupportedOperator(
+        "the model multiplies two streams without a softmax after it, which libragrad cannot freeze here; use another "
+        "base, such as input_x_gradient, or the method effective"
+    )
+
+
+LIBRA = EFFECTIVE.extend("LibraGrad", dict.fromkeys(PRODUCTS, halved_product))
+"""Attention, the scales of norms and the gates of activations are frozen; gated products are halved."""
+
+LIBRA_OBSERVED = LIBRA.extend("LibraGrad, attention observed", dict.fromkeys(PRODUCTS - SCALINGS, observable_scores))
+"""``LIBRA`` for passes in which attention is observed."""
 
 
 @METHODS.register("libragrad")
@@ -64,7 +101,9 @@ class LibraGrad(Method):
         return attributions(self, images, target, signed_sum, LIBRA)
 
     def _activation_map(self, images: Tensor, target: Target) -> Explanation:
-        with observation(self.model, images, rules=LIBRA_SEEN, autocast=self.autocast, read=target.read) as observed:
+        with observation(
+            self.model, images, rules=LIBRA_OBSERVED, autocast=self.autocast, read=target.read
+        ) as observed:
             target = target.resolve(observed.logits)
             grids = weighted(observed, images, target, mean_slope, positive=True).detach().to(images.dtype)
         maps = upsampled(grids, images)  # [b, K, C, H, W]

@@ -1,17 +1,46 @@
-"""Guided backpropagation and deconvolution: gradients that pass rectifiers by another rule."""
+"""Gradients that pass rectifiers by another rule: guided backpropagation and deconvolution.
+
+A rectifier is f(x) = x * phi(x) with a gate phi. For ReLU the gate is 1 or 0 and both rules are the published ones. For
+GELU, SiLU and their kin the same rules act on the gate phi(x) = f(x) / x: guided backpropagation lets positive
+gradients through the gate, deconvolution lets positive gradients pass and leaves the gate away. All other functions
+keep their ordinary derivative.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.rule_sets.rectified import DECONVOLVED, GUIDED, RECTIFIERS
+from dave_vit.engine.calls import Call, RuleSet
+from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo
 from dave_vit.methods.pass_size import Passes
+
+RECTIFIERS = frozenset("relu relu6 leaky_relu gelu silu hardswish mish elu celu selu".split())
+_NEAR_ZERO = 1e-6
+
+
+def guided_gate(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Pass positive gradients through the gate (guided backpropagation)."""
+    x = torch.where(input == 0, -_NEAR_ZERO, input).detach()  # f(x) / x has its limit there, which for ReLU is 0
+    gate = call.func(x, *args, **kwargs) / x  # phi(x)
+    compute = partial(call.func, input.detach(), *args, **kwargs)
+    return carry(compute, lambda grad, gate: grad.clamp(min=0) * gate, input, saved=(gate,))
+
+
+def positive_gradient(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Pass positive gradients whatever the input was (deconvolution)."""
+    return carry(lambda: call.func(input.detach(), *args, **kwargs), lambda grad: grad.clamp(min=0), input)
+
+
+GUIDED = PLAIN.extend("guided backpropagation", dict.fromkeys(RECTIFIERS, guided_gate))
+DECONVOLUTION = PLAIN.extend("deconvolution", dict.fromkeys(RECTIFIERS, positive_gradient))
 
 
 class _Rectified(Method):
@@ -54,4 +83,4 @@ class Deconvolution(_Rectified):
         "Zeiler and Fergus, ECCV 2014",
         "1 forward, 1 backward",
     )
-    rules = DECONVOLVED
+    rules = DECONVOLUTION

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
+from dave_vit.engine.calls import Call, RuleSet
 from dave_vit.engine.observation import Observation, observation
-from dave_vit.engine.rule_sets.sampled import sampled
+from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.rules.attention import is_attention
+from dave_vit.engine.rules.linear import ordinary
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, UnsupportedOperator
 from dave_vit.methods.base import METHODS, MethodInfo, at_least_one, one_of
@@ -96,11 +99,38 @@ class TIS(TokenMethod):
 
         def compute(start: int, stop: int) -> Tensor:
             rows, wanted = image.expand(stop - start, *image.shape), target.repeated(stop - start)
-            rules = sampled(kept[start:stop])
+            rules = keep_tokens(kept[start:stop])
             with observation(self.model, rows, rules=rules, autocast=self.autocast, read=wanted.read) as observed:
                 return told(observed.logits.detach(), wanted, self.score)
 
         return torch.cat(passes.run(compute, len(kept)))
+
+
+def keep_tokens(kept: Tensor) -> RuleSet:
+    """Return rules for one forward pass in which attention and means ignore the tokens that are left out.
+
+    The other tokens come out as if those had been removed from the sequence.
+
+    Args:
+        kept: True for the tokens that are kept, for each row ``[rows, N]``.
+    """
+    rows, tokens = kept.shape
+
+    def softmax(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if is_attention(input, *args, **kwargs) and input.shape[-1] == tokens:
+            keys = kept.repeat_interleave(len(input) // rows, 0)  # [rows, N] or [rows * heads, N]
+            input = input.masked_fill(~keys.view(len(input), *[1] * (input.ndim - 2), tokens), -float("inf"))
+        return call.func(input, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def mean(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        over = kwargs.get("dim", args[0] if args else None)
+        if input.ndim != 3 or len(input) != rows or over not in (1, [1], (1,)) or input.shape[1] > tokens:
+            return ordinary(call, input, *args, **kwargs)  # type: ignore[no-any-return]
+        weight = kept[:, -input.shape[1] :, None].to(input.dtype)  # class and register tokens may be left out before
+        keepdim = kwargs.get("keepdim", len(args) > 1 and args[1])
+        return (input * weight).sum(1, keepdim=keepdim) / (weight.sum(1, keepdim=True) if keepdim else weight.sum(1))
+
+    return PLAIN.extend("sampled tokens", {**dict.fromkeys(["softmax", "_softmax"], softmax), "mean": mean})
 
 
 def centres_of(points: Tensor, count: int, seed: int) -> Tensor:
