@@ -8,9 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from dave_vit.analysis import Sampled, construction, convergence, cost, meter, noise, rotation, sensitivity, toy
+from dave_vit.analysis import (
+    MapAnalysisOptions,
+    construction,
+    convergence,
+    cost,
+    meter,
+    noise,
+    rotation,
+    sensitivity,
+    toy,
+)
 from dave_vit.analysis.catalog import method_entry
-from dave_vit.analysis.consistency import moved_maps
+from dave_vit.analysis.consistency import compare_warped_maps
 from dave_vit.analysis.paper import suites
 from dave_vit.errors import OptionError, UnknownName
 from dave_vit.maps import collapse
@@ -64,7 +74,7 @@ def test_estimators_are_compared_at_powers_of_two_and_at_the_end(samples, expect
 
 
 def test_nothing_changes_at_zero_and_something_elsewhere(pair):
-    for change, points in ((rotation.turned, [0.0, 40.0]), (noise.noised, [0.0, 1.0])):
+    for change, points in ((rotation.rotate_images, [0.0, 40.0]), (noise.add_noise, [0.0, 1.0])):
         found = sensitivity.sensitivity(*pair, points, change)
         assert (found[:, 0] == 0).all()
         assert (found[:, 1] > 0).all()
@@ -74,16 +84,16 @@ def test_four_right_turns_are_none(pair):
     _, inputs, _ = pair
     turned = inputs
     for _ in range(4):
-        turned = rotation.turned(turned, 90.0)
+        turned = rotation.rotate_images(turned, 90.0)
     torch.testing.assert_close(turned, inputs)
-    torch.testing.assert_close(rotation.turned(inputs, 90.0), inputs.rot90(-1, (2, 3)))
+    torch.testing.assert_close(rotation.rotate_images(inputs, 90.0), inputs.rot90(-1, (2, 3)))
 
 
 def test_noise_grows_in_proportion_and_is_seeded(pair):
     _, inputs, _ = pair
-    once, twice = (noise.noised(inputs, sigma) - inputs for sigma in (1.0, 2.0))
+    once, twice = (noise.add_noise(inputs, sigma) - inputs for sigma in (1.0, 2.0))
     torch.testing.assert_close(twice, 2 * once)
-    assert not torch.equal(noise.noised(inputs, 1.0, seed=1), noise.noised(inputs, 1.0, seed=2))
+    assert not torch.equal(noise.add_noise(inputs, 1.0, seed=1), noise.add_noise(inputs, 1.0, seed=2))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +107,7 @@ def test_the_stable_range_needs_both_sides(median, expected):
 
 def test_equal_ratios_of_noise_to_signal_give_equal_times():
     sigma = 0.75
-    t = noise.time_of(sigma)
+    t = noise.equivalent_noise_time(sigma)
     assert np.isclose(np.sqrt(1 - (1 - t) ** 2) / (1 - t), sigma)
 
 
@@ -119,7 +129,7 @@ def test_derivative_is_effective_plus_variation():
 
 
 def test_variation_dominates_the_toy_layer():
-    rows = {row["operator"]: row for row in toy.section(toy.Options()).rows}
+    rows = {row["operator"]: row for row in toy.analyze_toy_layer(toy.ToyOptions()).rows}
     assert rows["operator variation"]["norm"] > 2 * rows["effective transformation"]["norm"]
     assert rows["operator variation"]["change"] > 3 * rows["effective transformation"]["change"]
 
@@ -173,7 +183,7 @@ def test_the_last_steps_of_the_construction_are_dave(pair):
 
 def test_consistency_is_that_of_the_metric(pair):
     model, inputs, target = pair
-    found = moved_maps(model, inputs, target, Sampled(samples=2, seed=0).maker("attn_lrp"))
+    found = compare_warped_maps(model, inputs, target, MapAnalysisOptions(samples=2, seed=0).maker("attn_lrp"))
 
     def explain(model: torch.nn.Module, images: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return collapse(METHODS["attn_lrp"](model).attribute(images, wanted))

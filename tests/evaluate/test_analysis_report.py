@@ -17,9 +17,19 @@ import small_embedded
 from bench_world import load as load_squares
 from bench_world import paint
 from dave_vit import cli
-from dave_vit.analysis import ANALYSES, Setting, analysis, classes, consistency, construction, flag, models, subjects
+from dave_vit.analysis import (
+    ANALYSES,
+    AnalysisOptions,
+    analysis,
+    classes,
+    consistency,
+    construction,
+    flag,
+    inputs,
+    models,
+)
 from dave_vit.analysis.paper import localization, reproduce, suites
-from dave_vit.analysis.paper.page import Page, html, markdown
+from dave_vit.analysis.paper.page import SuitePage, html, markdown
 from dave_vit.errors import DataError
 from dave_vit.evaluate import ModelEntry, evaluate
 from dave_vit.models import Adapter, Preprocessing
@@ -38,11 +48,13 @@ def squares(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def scored(squares, tmp_path_factory) -> Section:
-    group = suites.Group("conventional", "Localisation", (ModelEntry(f"square:{squares}", label="DeiT-B"),), METHODS)
-    place = localization.Place(f"folder:{squares}", tmp_path_factory.mktemp("runs"))
+    group = suites.ModelGroup(
+        "conventional", "Localisation", (ModelEntry(f"square:{squares}", label="DeiT-B"),), METHODS
+    )
+    settings = localization.RunSettings(f"folder:{squares}", tmp_path_factory.mktemp("runs"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(localization, "evaluate", partial(evaluate, loader=load_squares))
-        return localization.section(group, COUNTS, place)
+        return localization.score_group(group, COUNTS, settings)
 
 
 METHODS = ("input_x_gradient", "dave-paper", "dave")
@@ -103,7 +115,7 @@ def test_pages_need_no_other_file(scored, tmp_path):
     for picture in scored.pictures:
         for name, data in picture.files().items():
             (tmp_path / name).write_bytes(data)
-    page = Page(suites.read_suite("builtin", quick=True), [record], "dave reproduce builtin --quick", tmp_path)
+    page = SuitePage(suites.read_suite("builtin", quick=True), [record], "dave reproduce builtin --quick", tmp_path)
     text = html(page)
     assert all(source.startswith("data:image/webp;base64,") for source in re.findall(r'src="([^"]*)', text))
     assert not re.search(r"https?://|<script|<link|url\(", text)
@@ -122,13 +134,13 @@ def test_pages_need_no_other_file(scored, tmp_path):
 
 def test_pictures_are_those_that_the_model_recognises(tiny, squares):
     model = ModelEntry("x").load("cpu")
-    shown = subjects.pictures(model, Setting(data=f"folder:{squares}", n=5))
+    shown = inputs.load_images(model, AnalysisOptions(data=f"folder:{squares}", n=5))
     with torch.no_grad():
         assert torch.equal(model(shown.inputs).argmax(1), shown.target)
     assert len(shown) == len(shown.titles) == 5
     assert shown.colours.min() >= 0
     files = tuple(str(path) for path in sorted(squares.rglob("*.png"))[:2])
-    assert len(subjects.pictures(model, Setting(images=files, n=7))) == 2
+    assert len(inputs.load_images(model, AnalysisOptions(images=files, n=7))) == 2
 
 
 def test_pictures_that_nobody_recognises_are_an_error(tiny, squares, tmp_path):
@@ -139,7 +151,7 @@ def test_pictures_that_nobody_recognises_are_an_error(tiny, squares, tmp_path):
     Image.open(wrong).save(tmp_path / "red" / "0.png")
     Image.open(next((squares / "red").glob("*.png"))).save(tmp_path / "blue" / "0.png")
     with pytest.raises(DataError, match="recognises none of 2"):
-        subjects.pictures(model, Setting(data=f"folder:{tmp_path}", n=2))
+        inputs.load_images(model, AnalysisOptions(data=f"folder:{tmp_path}", n=2))
 
 
 def test_a_finished_section_is_not_computed_again(tmp_path):
@@ -149,7 +161,7 @@ def test_a_finished_section_is_not_computed_again(tmp_path):
         made.append(1)
         return Section("x", "X", "words", tables=[Table(("a",), (("1",),))], rows=[{"a": 1}])
 
-    options = reproduce.Options(tmp_path, "dave")
+    options = reproduce.ReproduceOptions(tmp_path, "dave")
     first = reproduce._finished(options, "x", "key", make)
     assert reproduce._finished(options, "x", "key", make) == json.loads(json.dumps(first))
     assert len(made) == 1
@@ -158,15 +170,16 @@ def test_a_finished_section_is_not_computed_again(tmp_path):
     assert (tmp_path / "tables" / "x.csv").read_text() == "a\n1\n"
 
 
-@pytest.mark.parametrize("room", [construction, consistency, models, classes])
-def test_pictures_that_must_not_be_shown_are_not(tiny, squares, room, monkeypatch):
+@pytest.mark.parametrize("module", [construction, consistency, models, classes])
+def test_pictures_that_must_not_be_shown_are_not(tiny, squares, module, monkeypatch):
     shown = []
-    monkeypatch.setattr(room, "image_cell", lambda *words: shown.append(words) or image_cell(*words))
-    options = room.Options(data=f"folder:{squares}", n=2, samples=2)
-    with_pictures = room.section(options).pictures[0].drawing
+    monkeypatch.setattr(module, "image_cell", lambda *words: shown.append(words) or image_cell(*words))
+    found = ANALYSES[module.__name__.rpartition(".")[2]]
+    options = found.options(data=f"folder:{squares}", n=2, samples=2)
+    with_pictures = found.run(options).pictures[0].drawing
     assert shown
     shown.clear()
-    without = room.section(replace(options, show=False)).pictures[0].drawing
+    without = found.run(replace(options, show=False)).pictures[0].drawing
     assert not shown
     assert len(without.axes) < len(with_pictures.axes)
 
@@ -204,7 +217,7 @@ def test_every_analysis_is_a_command(tiny, squares, tmp_path, capsys, args, file
 
 
 @dataclass(frozen=True)
-class Counting(Setting):
+class Counting(AnalysisOptions):
     """Options of an analysis of one's own."""
 
     words: tuple[str, ...] = flag(("a", "b"), "Any.")
@@ -237,7 +250,7 @@ def test_a_registered_analysis_is_a_command(tiny, counting, tmp_path, capsys):
 
 def test_a_registered_analysis_is_a_section_of_every_suite(tiny, counting, tmp_path):
     suite = suites.read_suite("builtin", quick=True)
-    makers = dict(reproduce._makers(suite, reproduce.Options(tmp_path, "dave", seed=3), 10))
+    makers = dict(reproduce._makers(suite, reproduce.ReproduceOptions(tmp_path, "dave", seed=3), 10))
     named = ["conventional", "bcos", *suite.analyses]
     assert list(makers) == [*named, "counting"]
     made = makers["counting"]()
@@ -248,10 +261,10 @@ def test_a_registered_analysis_is_a_section_of_every_suite(tiny, counting, tmp_p
 @pytest.mark.parametrize("name", list(ANALYSES))
 def test_suites_give_analyses_options_that_they_have(name, tmp_path):
     suite = suites.read_suite("paper")
-    how = reproduce._analysis_options(ANALYSES[name], suite, reproduce.Options(tmp_path, "dave"))
+    how = reproduce._analysis_options(ANALYSES[name], suite, reproduce.ReproduceOptions(tmp_path, "dave"))
     assert isinstance(how, ANALYSES[name].options)
     assert ANALYSES[name].summary.endswith((".", ")."))
-    if isinstance(how, Setting):
+    if isinstance(how, AnalysisOptions):
         assert len(how.models) == (1 if ANALYSES[name].first_model else 6)
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.errors import InputError
-from dave_vit.metrics import Case, average_precision, cascade, create_metric, imputed, region_deletion, road, similarity
-from dave_vit.metrics.fidelity import claims, falls, infidelity, random_pixels, random_squares, sensitivity
+from dave_vit.metrics import Case, average_precision, cascade, create_metric, impute, region_deletion, road, similarity
+from dave_vit.metrics.fidelity import infidelity, masked_sums, random_pixels, random_squares, score_drops, sensitivity
 from dave_vit.metrics.perturbation import Perturbation
 from dave_vit.metrics.regions import region_means, square_regions
 
@@ -59,7 +59,7 @@ class TestInfidelity:
             return (every * first).expand_as(inputs), inputs * (1 - every)
 
         expected = captums(model, perturb, X, whole, target=TARGET, n_perturb_samples=6, normalize=scaled)
-        found = infidelity(claims(MAPS, masks), falls(model, X, TARGET, masks), scaled=scaled)
+        found = infidelity(masked_sums(MAPS, masks), score_drops(model, X, TARGET, masks), scaled=scaled)
         torch.testing.assert_close(found, expected)
 
     def test_of_a_linear_model_is_zero_for_its_contributions_alone(self):
@@ -127,7 +127,7 @@ class TestROAD:
         draw = torch.rand(3, 20, 24, generator=torch.Generator().manual_seed(1))
         removed = draw < share
         removed[0, 3:15, 2:20] = True  # a large hole
-        found = imputed(X, removed)
+        found = impute(X, removed)
         for image, gone, filled in zip(X, removed, found, strict=True):
             expected = NoisyLinearImputer(noise=0.0)(image.float(), (~gone).float())
             torch.testing.assert_close(filled.float(), expected, rtol=0, atol=1e-3)
@@ -138,9 +138,9 @@ class TestROAD:
         removed[:, 7, 9] = True
         around = X[:, :, 6:9, 8:11]
         weights = torch.tensor([[1, 2, 1], [2, 0, 2], [1, 2, 1]], dtype=X.dtype) / 12
-        torch.testing.assert_close(imputed(X, removed)[:, :, 7, 9], (around * weights).sum((2, 3)))
+        torch.testing.assert_close(impute(X, removed)[:, :, 7, 9], (around * weights).sum((2, 3)))
         flat = torch.full_like(X, 0.7)
-        torch.testing.assert_close(imputed(flat, MAPS > -1), flat, rtol=0, atol=1e-4)
+        torch.testing.assert_close(impute(flat, MAPS > -1), flat, rtol=0, atol=1e-4)
 
     def test_curves_remove_what_the_map_says(self, model):
         fractions = (0.3, 0.6)
@@ -150,7 +150,7 @@ class TestROAD:
                 count = round(fraction * 480)
                 removed = torch.zeros(480, dtype=torch.bool)
                 removed[MAPS[image].flatten().argsort(descending=True)[:count]] = True
-                seen = imputed(X[image : image + 1], removed.view(1, 20, 24))
+                seen = impute(X[image : image + 1], removed.view(1, 20, 24))
                 torch.testing.assert_close(found[image, column], model(seen).softmax(1)[0, TARGET[image]].float())
 
     def test_score_is_least_against_most(self, model):

@@ -11,7 +11,7 @@ from torch import nn
 
 from dave_vit.errors import InputError
 from dave_vit.metrics import cascade, consistency, similarity, small_warp
-from dave_vit.metrics.consistency import moved
+from dave_vit.metrics.consistency import warp_images
 from dave_vit.neighborhood import Warp
 
 DRAW = torch.Generator().manual_seed(0)
@@ -39,7 +39,7 @@ def test_the_movement_is_that_of_the_paper():
 def test_a_map_that_moves_with_the_image_is_consistent():
     maps = smooth_maps(3, 64)
     warp = small_warp((64, 64))
-    shown = moved(maps[:, None], warp)[:, 0]
+    shown = warp_images(maps[:, None], warp)[:, 0]
     assert torch.equal(shown[1], warp.apply(maps[1:2, None])[0, 0])
     assert (consistency(maps, shown, warp) > 0.999).all()
     assert (consistency(maps, maps, warp) < 0.95).all()  # one that stays where it was is not

@@ -5,8 +5,8 @@
 
 from dave_vit._internal.registry import import_all
 from dave_vit.analysis.base import ANALYSES, Analysis, Flag, analysis, flag
-from dave_vit.analysis.subjects import Sampled, Seeded, Setting
+from dave_vit.analysis.inputs import AnalysisOptions, MapAnalysisOptions
 
-__all__ = ["ANALYSES", "Analysis", "Flag", "Sampled", "Seeded", "Setting", "analysis", "flag"]
+__all__ = ["ANALYSES", "Analysis", "AnalysisOptions", "Flag", "MapAnalysisOptions", "analysis", "flag"]
 
 import_all(__name__)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dave_vit.analysis.base import analysis, flag
-from dave_vit.analysis.subjects import Pictures, Sampled, count, method_flag, shown_data
+from dave_vit.analysis.inputs import ImageBatch, MapAnalysisOptions, image_count_flag, method_flag, shown_data
 from dave_vit.data import Dataset, open_dataset
 from dave_vit.data.classes import class_map
 from dave_vit.engine.forward import logits_of
@@ -23,7 +23,7 @@ _CLASSES = 3  # where none are named
 
 
 @dataclass(frozen=True)
-class Options(Sampled):
+class ClassesOptions(MapAnalysisOptions):
     """Options of the analysis; n is the number of pictures of each class.
 
     Attributes:
@@ -33,11 +33,11 @@ class Options(Sampled):
 
     names: tuple[str, ...] = flag((), "Names or indices.", metavar="CLASS", positional=True)
     method: str = method_flag()
-    n: int = count(4)
+    n: int = image_count_flag(4)
 
 
 @analysis("classes", first_model=True)
-def section(options: Options) -> Section:
+def analyze_classes(options: ClassesOptions) -> Section:
     """Several pictures of one class and their maps, to see what recurs."""
     _, model = next(options.load())
     wanted = [find_class(name, model.class_names) for name in options.names]
@@ -51,7 +51,7 @@ def section(options: Options) -> Section:
     return Section("classes", "Class-consistent features", text, facts, pictures=[picture])
 
 
-def of_classes(model: Adapter, data_spec: str, each: int, wanted: Sequence[int] = ()) -> dict[int, Pictures]:
+def of_classes(model: Adapter, data_spec: str, each: int, wanted: Sequence[int] = ()) -> dict[int, ImageBatch]:
     """Recognised pictures of some classes, by class of the model.
 
     Args:
@@ -100,14 +100,14 @@ def _recognised(model: Adapter, data: Dataset, index: int, label: int) -> Tensor
     return inputs if int(logits_of(model, inputs)[0].argmax()) == label else None
 
 
-def _pictures(model: Adapter, label: int, inputs: Sequence[Tensor]) -> Pictures:
+def _pictures(model: Adapter, label: int, inputs: Sequence[Tensor]) -> ImageBatch:
     together = torch.cat(list(inputs))
     target = torch.full((len(together),), label, device=together.device)
     titles = [model.class_names[label].split(",")[0]] * len(together)
-    return Pictures(together, target, titles, model.preprocessing.picture(together))
+    return ImageBatch(together, target, titles, model.preprocessing.picture(together))
 
 
-def figure(sheets: dict[int, Pictures], maps: dict[int, Tensor], *, show: bool = True) -> Drawing:
+def figure(sheets: dict[int, ImageBatch], maps: dict[int, Tensor], *, show: bool = True) -> Drawing:
     """Two rows for each class: pictures, and their maps."""
     rows: list[list[Cell]] = []
     labels = []

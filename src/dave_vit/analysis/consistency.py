@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.analysis.base import analysis, flag
-from dave_vit.analysis.subjects import Pictures, Sampled, count, files, pictures
+from dave_vit.analysis.inputs import ImageBatch, MapAnalysisOptions, image_count_flag, image_files_flag, load_images
 from dave_vit.evaluate.scoring import MapMaker
 from dave_vit.evaluate.statistics.intervals import Estimate, estimates
 from dave_vit.maps import positive, smooth
-from dave_vit.metrics.consistency import consistency, moved, small_warp
+from dave_vit.metrics.consistency import consistency, small_warp, warp_images
 from dave_vit.models import Adapter, traits_of
 from dave_vit.viz import Drawing, draw, image_cell, map_cell
 from dave_vit.viz.pages import estimate_words
@@ -25,7 +25,7 @@ _SHOWN = 3  # pictures in the figure
 
 
 @dataclass(frozen=True)
-class Moved:
+class WarpedMaps:
     """Maps of pictures and of the same pictures slightly moved.
 
     Attributes:
@@ -42,23 +42,23 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Options(Sampled):
+class ConsistencyOptions(MapAnalysisOptions):
     """Options of the analysis.
 
     Attributes:
         methods: labels of `dave_vit.analysis.catalog`.
     """
 
-    images: tuple[str, ...] = files()
+    images: tuple[str, ...] = image_files_flag()
     methods: tuple[str, ...] = flag(
         ("dave", "dave-paper", "attn_lrp", "legrad"),
         "Names of `dave methods`, dave-paper or dave-official.",
         metavar="A,B,...",
     )
-    n: int = count(6)
+    n: int = image_count_flag(6)
 
 
-def moved_maps(model: nn.Module, inputs: Tensor, target: Tensor, maker: MapMaker) -> Moved:
+def compare_warped_maps(model: nn.Module, inputs: Tensor, target: Tensor, maker: MapMaker) -> WarpedMaps:
     """Maps before and after the paper's small movement (5 degrees, 20 and 8 pixels of 224).
 
     Args:
@@ -68,18 +68,20 @@ def moved_maps(model: nn.Module, inputs: Tensor, target: Tensor, maker: MapMaker
         maker: of the maps.
     """
     warp = small_warp((inputs.shape[2], inputs.shape[3]))
-    shown = (inputs, moved(inputs, warp, fill=traits_of(model).fill))
+    shown = (inputs, warp_images(inputs, warp, fill=traits_of(model).fill))
     maps, others = (maker.maps(model, images, target) for images in shown)
     even, evened = (smooth(positive(part), "mean", WINDOW) for part in (maps, others))
-    return Moved(maps, others, consistency(maps, others, warp), consistency(even, evened, warp))
+    return WarpedMaps(maps, others, consistency(maps, others, warp), consistency(even, evened, warp))
 
 
 @analysis("consistency", first_model=True)
-def section(options: Options) -> Section:
+def analyze_consistency(options: ConsistencyOptions) -> Section:
     """Whether the map of a slightly moved picture is the moved map (figure 2)."""
     _, model = next(options.load())
-    shown = pictures(model, options)
-    methods = {name: moved_maps(model, shown.inputs, shown.target, options.maker(name)) for name in options.methods}
+    shown = load_images(model, options)
+    methods = {
+        name: compare_warped_maps(model, shown.inputs, shown.target, options.maker(name)) for name in options.methods
+    }
     estimated = {name: _estimates(one, options.seed) for name, one in methods.items()}
     rows: list[dict[str, Number]] = [
         {"method": name, "window": window, **vars(mean)}
@@ -105,16 +107,16 @@ def section(options: Options) -> Section:
     )
 
 
-def _estimates(one: Moved, seed: int) -> list[Estimate]:
+def _estimates(one: WarpedMaps, seed: int) -> list[Estimate]:
     """Pixel by pixel, and after smoothing."""
     both = torch.stack([one.correlation, one.smoothed]).cpu().double().numpy()  # [2, images]
     return estimates(both, list(range(both.shape[1])), seed)
 
 
-def figure(model: Adapter, shown: Pictures, methods: Mapping[str, Moved], *, show: bool = True) -> Drawing:
+def figure(model: Adapter, shown: ImageBatch, methods: Mapping[str, WarpedMaps], *, show: bool = True) -> Drawing:
     """Two rows for each picture: itself and its maps, and the same of the moved picture."""
     warp = small_warp((shown.inputs.shape[2], shown.inputs.shape[3]))
-    others = model.preprocessing.picture(moved(shown.inputs, warp, fill=model.traits.fill))
+    others = model.preprocessing.picture(warp_images(shown.inputs, warp, fill=model.traits.fill))
     rows, labels = [], []
     for number in range(min(_SHOWN, len(shown))):
         above = [image_cell(shown.colours[number], "picture")] if show else []

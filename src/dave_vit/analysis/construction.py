@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from dave_vit.analysis.base import analysis
-from dave_vit.analysis.subjects import Pictures, Sampled, count, files, pictures
+from dave_vit.analysis.inputs import ImageBatch, MapAnalysisOptions, image_count_flag, image_files_flag, load_images
 from dave_vit.maps import collapse
 from dave_vit.methods import create_method
 from dave_vit.viz import Drawing, draw, image_cell, map_cell
@@ -24,11 +24,11 @@ _SAMPLED = ("equivariant", "dave")
 
 
 @dataclass(frozen=True)
-class Options(Sampled):
+class ConstructionOptions(MapAnalysisOptions):
     """Options of the analysis."""
 
-    images: tuple[str, ...] = files()
-    n: int = count(3)
+    images: tuple[str, ...] = image_files_flag()
+    n: int = image_count_flag(3)
 
 
 def construction(model: nn.Module, inputs: Tensor, target: Tensor, *, samples: int, seed: int) -> dict[str, Tensor]:
@@ -41,11 +41,11 @@ def construction(model: nn.Module, inputs: Tensor, target: Tensor, *, samples: i
 
 
 @analysis("construction", first_model=True)
-def section(options: Options) -> Section:
+def analyze_construction(options: ConstructionOptions) -> Section:
     """What each step from the gradient to DAVE does to a map (figure 4)."""
     made = []
     for number, (label, model) in enumerate(options.load()):
-        shown = pictures(model, options)
+        shown = load_images(model, options)
         maps = construction(model, shown.inputs, shown.target, samples=options.samples, seed=options.seed)
         name = "construction" if number == 0 else f"construction-{number + 1}"
         caption = f"{label}: positive part of the map, each over its own 99 % quantile."
@@ -61,7 +61,7 @@ def section(options: Options) -> Section:
     return Section("construction", "Progressive construction (figure 4)", text, facts, pictures=made)
 
 
-def figure(shown: Pictures, maps: dict[str, Tensor], *, show: bool = True) -> Drawing:
+def figure(shown: ImageBatch, maps: dict[str, Tensor], *, show: bool = True) -> Drawing:
     """A row for each picture, a column for each step."""
     rows = []
     for number, colours in enumerate(shown.colours):

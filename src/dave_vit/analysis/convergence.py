@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.analysis.base import analysis, flag
-from dave_vit.analysis.subjects import Setting, batches, count, pictures
+from dave_vit.analysis.inputs import AnalysisOptions, batches, image_count_flag, load_images
 from dave_vit.errors import OptionError
 from dave_vit.maps import collapse
 from dave_vit.methods import DAVE
@@ -133,7 +133,7 @@ class _Follower:
 
 
 @dataclass(frozen=True)
-class Options(Setting):
+class ConvergenceOptions(AnalysisOptions):
     """Options of the analysis.
 
     Attributes:
@@ -142,20 +142,20 @@ class Options(Setting):
         preset: whose neighbourhood is drawn from.
     """
 
-    n: int = count(4)
+    n: int = image_count_flag(4)
     samples: int = flag(128, "Followed one by one.", least=2, metavar="T")
     reference: int = flag(256, "Samples of the long run.", least=1)
     preset: str = flag("paper", "Neighbourhood: paper, default or official.")
 
 
 @analysis("convergence")
-def section(options: Options) -> Section:
+def analyze_convergence(options: ConvergenceOptions) -> Section:
     """How many samples are worth it: steps of the average, and the error of every estimator against a long run."""
     how: dict[str, Any] = {name: getattr(options, name) for name in ("samples", "reference", "seed", "preset")}
     curves: dict[str, Convergence] = {}
     images = 0
     for label, model in options.load():
-        shown = pictures(model, options)
+        shown = load_images(model, options)
         images = len(shown)
         curves[label] = _joined([convergence(model, *batch, **how) for batch in batches(shown, _BATCH)])
     long_run = {"long run": f"{options.reference} samples"}

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.catalog import method_entry
-from dave_vit.analysis.meter import Spent, measure
-from dave_vit.analysis.subjects import Setting, pictures
+from dave_vit.analysis.inputs import AnalysisOptions, load_images
+from dave_vit.analysis.meter import ResourceUse, measure
 from dave_vit.engine.forward import logits_of
 from dave_vit.errors import OptionError
 from dave_vit.methods import create_method
@@ -73,7 +73,7 @@ def growth(at: Sequence[float], values: Sequence[float]) -> Growth:
     return Growth(float(start), float(slope), 1 - left / spread if spread > 1e-12 * float((y**2).sum()) else 1.0, power)
 
 
-def attribution_cost(model: nn.Module, inputs: Tensor, target: Tensor, label: str, samples: int) -> Spent:
+def attribution_cost(model: nn.Module, inputs: Tensor, target: Tensor, label: str, samples: int) -> ResourceUse:
     """What one map costs."""
     return measure(partial(_attribute, model, inputs, target, label, samples), inputs.device)
 
@@ -106,18 +106,18 @@ class Costs:
         depths: by label and number of layers, each beside a forward pass of the same model.
     """
 
-    forward: Spent
-    methods: Mapping[str, Mapping[int, Spent]]
-    depths: Mapping[str, Mapping[int, Spent]]
+    forward: ResourceUse
+    methods: Mapping[str, Mapping[int, ResourceUse]]
+    depths: Mapping[str, Mapping[int, ResourceUse]]
 
 
 def costs(model: nn.Module, inputs: Tensor, target: Tensor, samples: Sequence[int], depths: Sequence[int]) -> Costs:
     """Measures everything, on one picture [1,C,H,W]."""
-    methods: dict[str, dict[int, Spent]] = {}
+    methods: dict[str, dict[int, ResourceUse]] = {}
     for label in METHODS:
         counts = samples if _takes_samples(label) else samples[:1]
         methods[label] = {count: attribution_cost(model, inputs, target, label, count) for count in counts}
-    by_depth: dict[str, dict[int, Spent]] = {"forward pass": {}, "input_x_gradient": {}, "dave": {}}
+    by_depth: dict[str, dict[int, ResourceUse]] = {"forward pass": {}, "input_x_gradient": {}, "dave": {}}
     picture = torch.randn(1, 3, *inputs.shape[2:], generator=torch.Generator().manual_seed(0)).to(inputs.device)
     for depth in depths:
         deep = deep_vit(depth, inputs.shape[2]).to(inputs.device)
@@ -127,7 +127,7 @@ def costs(model: nn.Module, inputs: Tensor, target: Tensor, samples: Sequence[in
     return Costs(forward_cost(model, inputs), methods, by_depth)
 
 
-def forward_cost(model: nn.Module, inputs: Tensor) -> Spent:
+def forward_cost(model: nn.Module, inputs: Tensor) -> ResourceUse:
     """What one forward pass costs, without gradients."""
     return measure(partial(logits_of, model, inputs), inputs.device)
 
@@ -137,7 +137,7 @@ def _takes_samples(label: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Options(Setting):
+class CostOptions(AnalysisOptions):
     """Options of the analysis.
 
     Attributes:
@@ -159,10 +159,10 @@ class Options(Setting):
 
 
 @analysis("cost", first_model=True)
-def section(options: Options) -> Section:
+def analyze_cost(options: CostOptions) -> Section:
     """Time and memory of each method beside one forward pass, over samples and depth (table 3)."""
     _, model = next(options.load())
-    one = pictures(model, options)
+    one = load_images(model, options)
     spent = costs(model, one.inputs[:1], one.target[:1], options.samples, options.depths)
     times = growth(options.samples, [each.seconds for each in spent.methods["dave"].values()])
     memory = growth(options.samples, [_mib(each) for each in spent.methods["dave"].values()])
@@ -182,7 +182,7 @@ def section(options: Options) -> Section:
     return Section("cost", "Cost (table 3), measured", text, facts, shown, _rows(spent), [picture])
 
 
-def _mib(spent: Spent) -> float:
+def _mib(spent: ResourceUse) -> float:
     return spent.peak_bytes / 2**20
 
 
@@ -260,7 +260,7 @@ def _rows(measured: Costs) -> list[dict[str, Number]]:
     return rows
 
 
-def _row(what: str, samples: int | None, layers: int | None, spent: Spent) -> dict[str, Number]:
+def _row(what: str, samples: int | None, layers: int | None, spent: ResourceUse) -> dict[str, Number]:
     return {
         "what": what,
         "samples": samples,

@@ -15,14 +15,14 @@ from torch.utils._pytree import tree_leaves
 
 
 @dataclass(frozen=True)
-class Spent:
+class ResourceUse:
     """Seconds, and the largest number of bytes that tensors held at once beyond what was there before."""
 
     seconds: float
     peak_bytes: int
 
 
-def measure(work: Callable[[], Any], device: torch.device, repeats: int = 3) -> Spent:
+def measure(work: Callable[[], Any], device: torch.device, repeats: int = 3) -> ResourceUse:
     """The shortest time of some repeats and the peak memory of one more.
 
     Args:
@@ -31,7 +31,7 @@ def measure(work: Callable[[], Any], device: torch.device, repeats: int = 3) -> 
         repeats: the shortest counts, since other programs can only make it longer.
     """
     peak = _peak_on_gpu(work, device) if device.type == "cuda" else _peak_of_tensors(work)
-    return Spent(min(_seconds(work, device) for _ in range(repeats)), peak)
+    return ResourceUse(min(_seconds(work, device) for _ in range(repeats)), peak)
 
 
 def _seconds(work: Callable[[], Any], device: torch.device) -> float:

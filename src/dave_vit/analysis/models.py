@@ -7,33 +7,40 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dave_vit.analysis.base import analysis
-from dave_vit.analysis.subjects import Pictures, Sampled, count, files, method_flag, pictures
+from dave_vit.analysis.inputs import (
+    ImageBatch,
+    MapAnalysisOptions,
+    image_count_flag,
+    image_files_flag,
+    load_images,
+    method_flag,
+)
 from dave_vit.evaluate import ModelEntry
 from dave_vit.viz import Drawing, draw, image_cell, map_cell
 from dave_vit.viz.report_section import Picture, Section
 
 
 @dataclass(frozen=True)
-class Options(Sampled):
+class ModelComparisonOptions(MapAnalysisOptions):
     """Options of the analysis.
 
     Attributes:
         method: label of `dave_vit.analysis.catalog`.
     """
 
-    images: tuple[str, ...] = files()
+    images: tuple[str, ...] = image_files_flag()
     method: str = method_flag()
     models: tuple[ModelEntry, ...] = tuple(ModelEntry(name, label=name) for name in ("builtin", "builtin-bcos"))
-    n: int = count(3)
+    n: int = image_count_flag(3)
 
 
 @analysis("models")
-def section(options: Options) -> Section:
+def compare_models(options: ModelComparisonOptions) -> Section:
     """The same pictures through several models; builtin and builtin-bcos where none is named."""
     maker = options.maker(options.method)
-    maps: dict[str, tuple[Pictures, Tensor]] = {}
+    maps: dict[str, tuple[ImageBatch, Tensor]] = {}
     for label, model in options.load():
-        shown = pictures(model, options, recognised=False)
+        shown = load_images(model, options, recognised=False)
         maps[label] = (shown, maker.maps(model, shown.inputs, shown.target))
     images = len(next(iter(maps.values()))[0])
     facts = options.facts(images=images, samples=options.samples, method=options.method)
@@ -45,7 +52,7 @@ def section(options: Options) -> Section:
     return Section("models", "One picture, several models", text, facts, pictures=[picture])
 
 
-def figure(maps: dict[str, tuple[Pictures, Tensor]], *, show: bool = True) -> Drawing:
+def figure(maps: dict[str, tuple[ImageBatch, Tensor]], *, show: bool = True) -> Drawing:
     """A row for each picture, a column for each model."""
     first = next(iter(maps.values()))[0]
     rows = []

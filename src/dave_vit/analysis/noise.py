@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from dave_vit.analysis.base import analysis, flag
-from dave_vit.analysis.sensitivity import Kind, SensitivityOptions, sensitivity_section
+from dave_vit.analysis.sensitivity import SensitivityOptions, SensitivityStudy, sensitivity_section
 from dave_vit.neighborhood.draws import sample_generator
 from dave_vit.viz.report_section import Section
 
 
 @dataclass(frozen=True)
-class Options(SensitivityOptions):
+class NoiseOptions(SensitivityOptions):
     """Options of the analysis.
 
     Attributes:
@@ -27,9 +27,9 @@ class Options(SensitivityOptions):
 
 
 @analysis("noise")
-def section(options: Options) -> Section:
+def analyze_noise(options: NoiseOptions) -> Section:
     """How the probability changes under additive noise, and the level up to which it hardly does."""
-    kind = Kind(
+    kind = SensitivityStudy(
         "noise",
         "Noise sensitivity",
         "standard deviation of additive noise (preprocessed input)",
@@ -37,19 +37,19 @@ def section(options: Options) -> Section:
         "Absolute change of the target's softmax probability under additive Gaussian noise on the preprocessed input. "
         "Shaded per model: the levels at which the median stays within {tolerance:g}; the table gives the t of "
         "variance-preserving noise with the same ratio of noise to signal.",
-        lambda model: partial(noised, seed=options.seed),
+        lambda model: partial(add_noise, seed=options.seed),
         shown=(0.2, 0.5, 1.0, 2.0),
-        also=("as t", time_of),
+        also=("as t", equivalent_noise_time),
     )
     return sensitivity_section(options, kind, np.arange(0, 2 + options.step / 2, options.step).round(4).tolist())
 
 
-def noised(inputs: Tensor, sigma: float, seed: int = 0) -> Tensor:
+def add_noise(inputs: Tensor, sigma: float, seed: int = 0) -> Tensor:
     """Images with additive Gaussian noise; the same draw for all images and all levels: [B,C,H,W] -> [B,C,H,W]."""
     eps = torch.randn(inputs.shape[1:], generator=sample_generator(seed, 0, "noise"))
     return inputs + sigma * eps.to(inputs)
 
 
-def time_of(sigma: float) -> float:
+def equivalent_noise_time(sigma: float) -> float:
     """The t of variance-preserving noise whose ratio of noise to signal is that of additive noise."""
     return float(1 - 1 / np.sqrt(1 + sigma**2))

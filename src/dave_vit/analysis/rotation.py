@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.analysis.base import analysis, flag
-from dave_vit.analysis.sensitivity import Change, Kind, SensitivityOptions, sensitivity_section
+from dave_vit.analysis.sensitivity import Change, SensitivityOptions, SensitivityStudy, sensitivity_section
 from dave_vit.models import traits_of
 from dave_vit.neighborhood import Warp, affine_matrix
 from dave_vit.viz.report_section import Section
@@ -20,7 +20,7 @@ PAPER_ANGLE = 20.0
 
 
 @dataclass(frozen=True)
-class Options(SensitivityOptions):
+class RotationOptions(SensitivityOptions):
     """Options of the analysis.
 
     Attributes:
@@ -31,13 +31,13 @@ class Options(SensitivityOptions):
 
 
 @analysis("rotation")
-def section(options: Options) -> Section:
+def analyze_rotation(options: RotationOptions) -> Section:
     """How the probability changes when pictures are turned, and the interval in which it hardly does."""
     right = np.arange(0, 180 + options.step / 2, options.step, dtype=np.float64)
     return sensitivity_section(options, _KIND, [*(-right[:0:-1]).tolist(), *right.tolist()])
 
 
-def turned(inputs: Tensor, angle: float, *, fill: float = 0.0) -> Tensor:
+def rotate_images(inputs: Tensor, angle: float, *, fill: float = 0.0) -> Tensor:
     """Images turned about their centre by degrees, with a colour outside: [B,C,H,W] -> [B,C,H,W]."""
     one = torch.ones(1, dtype=torch.float64)
     size = (inputs.shape[2], inputs.shape[3])
@@ -49,7 +49,7 @@ def turned(inputs: Tensor, angle: float, *, fill: float = 0.0) -> Tensor:
 
 
 def _turning(model: nn.Module) -> Change:
-    return partial(turned, fill=traits_of(model).fill)
+    return partial(rotate_images, fill=traits_of(model).fill)
 
 
 def _mark(axes: Any) -> None:
@@ -58,7 +58,7 @@ def _mark(axes: Any) -> None:
     axes.set_xticks(range(-180, 181, 60))
 
 
-_KIND = Kind(
+_KIND = SensitivityStudy(
     "rotation",
     "Rotation sensitivity",
     "rotation in degrees",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.analysis.base import flag
-from dave_vit.analysis.subjects import Setting, batches, count, pictures
+from dave_vit.analysis.inputs import AnalysisOptions, batches, image_count_flag, load_images
 from dave_vit.engine.forward import logits_of
 from dave_vit.errors import OptionError
 from dave_vit.viz import Drawing
@@ -62,19 +62,19 @@ def stable_range(band: Band, tolerance: float = TOLERANCE) -> float:
 
 
 @dataclass(frozen=True)
-class SensitivityOptions(Setting):
+class SensitivityOptions(AnalysisOptions):
     """Options of both analyses.
 
     Attributes:
         tolerance: change of probability that is still called small.
     """
 
-    n: int = count(16)
+    n: int = image_count_flag(16)
     tolerance: float = flag(TOLERANCE, "Change of probability that is still called small.")
 
 
 @dataclass(frozen=True)
-class Kind:
+class SensitivityStudy:
     """In what the two analyses differ.
 
     Attributes:
@@ -100,12 +100,12 @@ class Kind:
     mark: Callable[[Any], None] = lambda axes: None
 
 
-def sensitivity_section(options: SensitivityOptions, kind: Kind, points: Sequence[float]) -> Section:
+def sensitivity_section(options: SensitivityOptions, kind: SensitivityStudy, points: Sequence[float]) -> Section:
     """The change of the probability at some points, for all models of the options."""
     bands: dict[str, Band] = {}
     images = 0
     for label, model in options.load():
-        shown = pictures(model, options)
+        shown = load_images(model, options)
         images = len(shown)
         parts = [sensitivity(model, *batch, points, kind.change(model)) for batch in batches(shown, _BATCH)]
         bands[label] = quartiles(points, np.concatenate(parts))
@@ -120,7 +120,7 @@ def sensitivity_section(options: SensitivityOptions, kind: Kind, points: Sequenc
     return Section(kind.name, kind.title, text, facts, [_table(kind, bands, reach)], rows, [picture])
 
 
-def _figure(kind: Kind, bands: Mapping[str, Band], reach: Mapping[str, float], tolerance: float) -> Drawing:
+def _figure(kind: SensitivityStudy, bands: Mapping[str, Band], reach: Mapping[str, float], tolerance: float) -> Drawing:
     figure, (axes,) = canvas(width=7.2)
     for number, (label, band) in enumerate(bands.items()):
         ends = (max(-reach[label], float(band.at.min())), reach[label])
@@ -133,7 +133,7 @@ def _figure(kind: Kind, bands: Mapping[str, Band], reach: Mapping[str, float], t
     return figure
 
 
-def _table(kind: Kind, bands: Mapping[str, Band], reach: Mapping[str, float]) -> Table:
+def _table(kind: SensitivityStudy, bands: Mapping[str, Band], reach: Mapping[str, float]) -> Table:
     rows = []
     for label, band in bands.items():
         medians = (float(np.interp(point, band.at, band.median)) for point in kind.shown)

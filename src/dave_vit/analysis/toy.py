@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit.analysis.base import analysis, flag
-from dave_vit.analysis.subjects import Seeded
 from dave_vit.engine.gradient import effective_transformation
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import canvas
@@ -95,20 +94,22 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Options(Seeded):
+class ToyOptions:
     """Options of the analysis.
 
     Attributes:
         gain: of queries and keys.
         step: its length relative to that of the input.
+        seed: of the step.
     """
 
     gain: float = flag(GAIN, "Of queries and keys.")
     step: float = flag(STEP, "Length of the step, relative to the input.")
+    seed: int = 0
 
 
 @analysis("toy")
-def section(options: Options) -> Section:
+def analyze_toy_layer(options: ToyOptions) -> Section:
     """A layer whose derivative is mostly the variation of its own operator (figure 3)."""
     layer, x = ToyAttention(options.gain).eval(), signal()
     here, there = (operators(layer, at) for at in (x, x + perturbation(seed=options.seed, size=options.step)))

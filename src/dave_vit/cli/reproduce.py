@@ -12,7 +12,7 @@ from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.options import ModelsOptions, Out, Seed, data_flag, expand_groups, model_flag, pick_device
 
 if TYPE_CHECKING:
-    from dave_vit.analysis.paper.reproduce import Options
+    from dave_vit.analysis.paper.reproduce import ReproduceOptions
     from dave_vit.analysis.paper.suites import Suite
 
 app = command()
@@ -83,7 +83,7 @@ def reproduce(
     The folder gets report.html (one file, needs no other), report.md, figures/ (PNG and SVG), tables/ (CSV) and runs/
     (what is needed to resume). The same command on the same folder goes on where it was stopped.
     """
-    from dave_vit.analysis.paper.reproduce import Options
+    from dave_vit.analysis.paper.reproduce import ReproduceOptions
 
     suite = _suite(name, amount, data, models)
     for note in suite.notes:
@@ -92,13 +92,13 @@ def reproduce(
     given |= {"--samples": amount.samples, "--grids": amount.grids, "--images": amount.images}
     given |= {"--seed": seed or None, "--out": out}
     text = _command(name, models.specs or [], given, quick=amount.quick, show=show)
-    records = _run(suite, Options(out, text, pick_device(models.device), show, seed), output)
+    records = _run(suite, ReproduceOptions(out, text, pick_device(models.device), show, seed), output)
     output.print(*(f"  {record['seconds']:7.1f} s  {record['title']}" for record in records))
     output.print(f"  {out / 'report.html'}", f"  {out / 'report.md'}")
     output.json({"suite": name, "command": text, "sections": records})
 
 
-def _run(suite: Suite, options: Options, output: Output) -> list[dict[str, Any]]:
+def _run(suite: Suite, options: ReproduceOptions, output: Output) -> list[dict[str, Any]]:
     """The suite under a progress bar."""
     from dave_vit.analysis.paper.reproduce import reproduce as run_suite
 

@@ -10,7 +10,7 @@ from dave_vit.metrics.perturbation import Perturbation, area, deletion, insertio
 from dave_vit.metrics.regions import region_deletion
 
 # isort: split
-from dave_vit.metrics.road import imputed, road
+from dave_vit.metrics.road import impute, road
 
 # isort: split
 from dave_vit.metrics.fidelity import infidelity, sensitivity
@@ -35,7 +35,7 @@ __all__ = [
     "deletion",
     "energypg",
     "gridpg",
-    "imputed",
+    "impute",
     "infidelity",
     "insertion",
     "pointing",

@@ -30,7 +30,7 @@ def small_warp(size: tuple[int, int], *, rotation: float = 5.0, shift: tuple[flo
     return Warp(matrix, torch.zeros(1, 2, dtype=torch.int64))
 
 
-def moved(images: Tensor, warp: Warp, *, fill: float = 0.0) -> Tensor:
+def warp_images(images: Tensor, warp: Warp, *, fill: float = 0.0) -> Tensor:
     """All images of a batch moved alike, and filled up with a colour: [B,C,H,W] -> [B,C,H,W]."""
     channels = images.flatten(0, 1)[None]  # of one image: one grid for all
     return warp.apply(channels, fill=fill)[0].view_as(images)
@@ -94,7 +94,7 @@ class Consistency(Metric):
         """[B]."""
         size = (case.inputs.shape[2], case.inputs.shape[3])
         warp = small_warp(size, rotation=self.rotation, shift=self.shift)
-        others = case.explain(case.model, moved(case.inputs, warp, fill=traits_of(case.model).fill), case.target)
+        others = case.explain(case.model, warp_images(case.inputs, warp, fill=traits_of(case.model).fill), case.target)
         return Scores(consistency(case.maps, others, warp))
 
     def reason(self, case: Case, index: int) -> str:

@@ -18,7 +18,7 @@ Fall = Literal["logit", "probability"]
 
 
 @torch.no_grad()
-def falls(model: Model, inputs: Tensor, target: Tensor, masks: Tensor, of: Fall = "logit") -> Tensor:
+def score_drops(model: Model, inputs: Tensor, target: Tensor, masks: Tensor, of: Fall = "logit") -> Tensor:
     """How far the target's score falls where pixels become zero under each mask [n,H,W]: [B,n]."""
 
     def score(seen: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def falls(model: Model, inputs: Tensor, target: Tensor, masks: Tensor, of: Fall 
     return torch.cat([whole - score(inputs * ~mask) for mask in masks], 1)
 
 
-def claims(maps: Tensor, masks: Tensor) -> Tensor:
+def masked_sums(maps: Tensor, masks: Tensor) -> Tensor:
     """The sums of maps [B,H,W] under each mask [n,H,W]: [B,n]."""
     wide = precise_dtype(maps.device)
     return maps.flatten(1).to(wide) @ masks.flatten(1).to(maps.device, wide).T
@@ -101,7 +101,7 @@ class _OfClaims(Metric):
     def _pairs(self, case: Case, masks: Tensor) -> tuple[Tensor, Tensor]:
         check_batch(case.inputs, case.maps, case.target)
         masks = masks.to(case.inputs.device)
-        return claims(case.maps, masks), falls(case.model, case.inputs, case.target, masks, self.of)
+        return masked_sums(case.maps, masks), score_drops(case.model, case.inputs, case.target, masks, self.of)
 
 
 @METRICS.register("infidelity")

@@ -103,7 +103,7 @@ def deletion(model: Model, inputs: Tensor, maps: Tensor, target: Tensor, how: Pe
     how = how or Perturbation()
     check_batch(inputs, maps, target)
     rank = ranks(maps, how)  # [B,H,W]
-    background = background_of(inputs, how).expand_as(inputs)
+    background = baseline_colours(inputs, how).expand_as(inputs)
     pixels = rank[0].numel()
     columns = []
     for fraction in how.fractions:
@@ -160,7 +160,7 @@ def ranks(maps: Tensor, how: Perturbation) -> Tensor:
     return torch.empty_like(order).scatter_(1, order, places).view_as(maps)
 
 
-def background_of(inputs: Tensor, how: Perturbation) -> Tensor:
+def baseline_colours(inputs: Tensor, how: Perturbation) -> Tensor:
     """What removed pixels become; broadcasts over [B,C,H,W]."""
     if how.baseline == "zero":
         return inputs.new_zeros(())

@@ -13,7 +13,7 @@ from dave_vit.metrics.perturbation import (
     Perturbation,
     Score,
     area,
-    background_of,
+    baseline_colours,
     check_batch,
     class_score,
     equal_steps,
@@ -41,7 +41,7 @@ def region_deletion(
     how = how or Perturbation(order="most", baseline="mean")
     check_batch(inputs, maps, target)
     rank = ranks(region_means(maps, regions).unsqueeze(1), how)[:, 0]  # [B,R]
-    background = background_of(inputs, how).expand_as(inputs)
+    background = baseline_colours(inputs, how).expand_as(inputs)
     columns = []
     for fraction in how.fractions:
         gone = rank < round(fraction * rank.shape[1])  # [B,R]

@@ -21,7 +21,7 @@ _LONGEST = 2000  # rounds until then; a hole as large as a photograph needs a fe
 _SMALLEST = 8  # side in pixels from which on a beginning is looked for at half the size
 
 
-def imputed(images: Tensor, removed: Tensor) -> Tensor:
+def impute(images: Tensor, removed: Tensor) -> Tensor:
     """Images [B,C,H,W] whose removed pixels [B,H,W] are the weighted mean of their eight neighbours.
 
     Direct neighbours weigh 1/6 and diagonal ones 1/12. These are linear equations, one for each removed pixel; they are
@@ -110,7 +110,7 @@ def road(
     for step, fraction in enumerate(fractions):
         removed = rank < round(fraction * rank[0].numel())
         drawn = torch.randn(inputs.shape[1:], generator=sample_generator(seed, step, "noise"), device="cpu")
-        seen = imputed(inputs, removed) + noise * drawn.to(inputs) * removed[:, None]
+        seen = impute(inputs, removed) + noise * drawn.to(inputs) * removed[:, None]
         columns.append(class_score(model(seen), target, score))
     finite = maps.isfinite().flatten(1).all(1)
     return torch.where(finite[:, None], torch.stack(columns, 1), torch.nan)

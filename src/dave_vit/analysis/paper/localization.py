@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dave_vit.analysis.catalog import method_entry
-from dave_vit.analysis.paper.suites import Counts, Group, published
-from dave_vit.analysis.subjects import shown_data
+from dave_vit.analysis.inputs import shown_data
+from dave_vit.analysis.paper.suites import ModelGroup, SuiteCounts, published
 from dave_vit.evaluate import MetricEntry, Plan, Smoothing, create_engine, evaluate
 from dave_vit.evaluate.run import Watch
 from dave_vit.evaluate.statistics.collect import collect
@@ -33,7 +33,7 @@ _BASELINES = {"zero": "zero, as in the paper", "mean": "the mean colour of the p
 
 
 @dataclass(frozen=True)
-class Place:
+class RunSettings:
     """Where a group is scored, and with what seed."""
 
     data: str
@@ -42,7 +42,7 @@ class Place:
     seed: int = 0
 
 
-def plans(group: Group, counts: Counts, place: Place) -> dict[str, Plan]:
+def plans(group: ModelGroup, counts: SuiteCounts, settings: RunSettings) -> dict[str, Plan]:
     """The runs of a group: grids from a larger pool of pictures than the one that images are scored on."""
     methods = tuple(method_entry(label, counts.samples) for label in group.methods)
     grids = _both(MetricEntry("gridpg", {"grids": counts.grids}))
@@ -50,7 +50,7 @@ def plans(group: Group, counts: Counts, place: Place) -> dict[str, Plan]:
     images = (*_both(MetricEntry("energypg")), deletion)
     made = {"grids": (grids, counts.pool), "images": (images, counts.pictures)}
     return {
-        name: Plan(group.models, methods, metrics, data=place.data, limit=limit, seeds=(place.seed,), batch=8)
+        name: Plan(group.models, methods, metrics, data=settings.data, limit=limit, seeds=(settings.seed,), batch=8)
         for name, (metrics, limit) in made.items()
     }
 
@@ -60,16 +60,16 @@ def _both(entry: MetricEntry) -> tuple[MetricEntry, MetricEntry]:
     return entry, replace(entry, label=f"{entry.metric}/official", smoothing=Smoothing("official"))
 
 
-def section(group: Group, counts: Counts, place: Place, watch: Watch | None = None) -> Section:
+def score_group(group: ModelGroup, counts: SuiteCounts, settings: RunSettings, watch: Watch | None = None) -> Section:
     """Scores a group, or takes up where an earlier command stopped."""
-    engine = create_engine("local", device=place.device)
+    engine = create_engine("local", device=settings.device)
     results: list[dict[str, Any]] = []
     notes: list[str] = []
-    for name, plan in plans(group, counts, place).items():
-        summary = evaluate(plan, place.runs / f"{group.name}-{name}", engine=engine, watch=watch)
+    for name, plan in plans(group, counts, settings).items():
+        summary = evaluate(plan, settings.runs / f"{group.name}-{name}", engine=engine, watch=watch)
         results += summary["results"]
         notes += summary["notes"]
-    curves = read_curves(place.runs / f"{group.name}-images", group.methods)
+    curves = read_curves(settings.runs / f"{group.name}-images", group.methods)
     text = (
         "Mean and 95 % interval of a bootstrap over images, in per cent; higher is better in all three. GridPG: share "
         "of the positive part inside of the class's own cell of a 2x2 grid, chance is 25. EnergyPG: share inside of "
@@ -80,11 +80,11 @@ def section(group: Group, counts: Counts, place: Place, watch: Watch | None = No
     text = " ".join([text, _POSTPROCESSED, *(f"Note: {note}." for note in notes)])
     facts = {
         "models": " + ".join(entry.label for entry in group.models),
-        "data": shown_data(place.data),
+        "data": shown_data(settings.data),
         "grids": counts.grids,
         "pictures": counts.pictures,
         "samples": counts.samples,
-        "seed": place.seed,
+        "seed": settings.seed,
     }
     rows = [_row(one) for one in results]
     pictures = [Picture(f"deletion-{group.name}", curves_figure(curves, results), "In brackets: area in per cent.")]
@@ -101,7 +101,7 @@ def _row(one: Mapping[str, Any]) -> dict[str, Number]:
     return {**kept, "mean": mean, **ends, "n": one["n"], "images": one["images"], "dropped": one["dropped"], **paper}
 
 
-def tables(group: Group, results: list[dict[str, Any]]) -> list[Table]:
+def tables(group: ModelGroup, results: list[dict[str, Any]]) -> list[Table]:
     """Two tables per model, raw and post-processed, with the paper's number and the difference where there is one."""
     made = []
     for entry in group.models:

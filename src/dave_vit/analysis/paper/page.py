@@ -17,7 +17,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Page:
+class SuitePage:
     """What a report shows.
 
     Attributes:
@@ -37,17 +37,17 @@ class Page:
         return Image.open(self.figures / f"{picture['name']}.png")
 
 
-def markdown(page: Page) -> str:
+def markdown(page: SuitePage) -> str:
     """The page in Markdown; figures are linked."""
     return render("suite.md", **_content(page))
 
 
-def html(page: Page) -> str:
+def html(page: SuitePage) -> str:
     """The page as one HTML file."""
     return render("suite.html", **_content(page))
 
 
-def _content(page: Page) -> dict[str, Any]:
+def _content(page: SuitePage) -> dict[str, Any]:
     suite = page.suite
     return {
         "title": f"DAVE, reproduced: suite {suite.name}{' (quick)' if suite.quick else ''}",
@@ -60,7 +60,7 @@ def _content(page: Page) -> dict[str, Any]:
     }
 
 
-def _facts(page: Page) -> list[tuple[str, str]]:
+def _facts(page: SuitePage) -> list[tuple[str, str]]:
     total = sum(record["seconds"] for record in page.records)
     return [
         ("command", page.command),

@@ -15,9 +15,9 @@ import torch
 from dave_vit._internal.atomic_files import json_bytes, write_files
 from dave_vit._internal.environment import device_name, versions
 from dave_vit._version import __version__
-from dave_vit.analysis import ANALYSES, Analysis, Sampled
+from dave_vit.analysis import ANALYSES, Analysis, MapAnalysisOptions
 from dave_vit.analysis.paper import localization
-from dave_vit.analysis.paper.page import Page, Record, html, markdown
+from dave_vit.analysis.paper.page import Record, SuitePage, html, markdown
 from dave_vit.analysis.paper.suites import Suite
 from dave_vit.data import open_dataset
 from dave_vit.errors import OptionError
@@ -29,7 +29,7 @@ Make = Callable[[], Section]
 
 
 @dataclass(frozen=True)
-class Options:
+class ReproduceOptions:
     """How a suite is run.
 
     Attributes:
@@ -51,7 +51,7 @@ class Options:
     watch: Watch | None = None
 
 
-def reproduce(suite: Suite, options: Options) -> list[Record]:
+def reproduce(suite: Suite, options: ReproduceOptions) -> list[Record]:
     """Computes what is missing, writes tables, figures and the report, and returns the record of each section."""
     if not suite.data:
         raise OptionError(f"suite {suite.name!r} needs pictures; give them as --data imagenet:DIR")
@@ -67,7 +67,7 @@ def reproduce(suite: Suite, options: Options) -> list[Record]:
     for number, (name, make) in enumerate(makers.items()):
         options.tell(number, len(makers), name)
         records.append(_finished(options, name, digest(facts), make))
-    page = Page(suite, records, options.command, options.out / "figures")
+    page = SuitePage(suite, records, options.command, options.out / "figures")
     write_files(
         {
             options.out / "report.md": markdown(page).encode(),
@@ -77,7 +77,7 @@ def reproduce(suite: Suite, options: Options) -> list[Record]:
     return records
 
 
-def _finished(options: Options, name: str, key: str, make: Make) -> Record:
+def _finished(options: ReproduceOptions, name: str, key: str, make: Make) -> Record:
     """The record of a section: the kept one if it has the same key, else a new one."""
     out = options.out
     path = out / "runs" / "sections" / f"{name}.json"
@@ -97,18 +97,18 @@ def _finished(options: Options, name: str, key: str, make: Make) -> Record:
     return record
 
 
-def _makers(suite: Suite, options: Options, images: int) -> Iterator[tuple[str, Make]]:
+def _makers(suite: Suite, options: ReproduceOptions, images: int) -> Iterator[tuple[str, Make]]:
     """Sections in the order of the report."""
     counts = replace(suite.counts, pool=min(suite.counts.pool, images), pictures=min(suite.counts.pictures, images))
-    place = localization.Place(suite.data, options.out / "runs", options.device, options.seed)
+    settings = localization.RunSettings(suite.data, options.out / "runs", options.device, options.seed)
     for group in suite.groups:
-        yield group.name, partial(localization.section, group, counts, place, options.watch)
+        yield group.name, partial(localization.score_group, group, counts, settings, options.watch)
     for name in dict.fromkeys([*suite.analyses, *ANALYSES]):
         analysis = ANALYSES[name]
         yield name, partial(analysis.run, _analysis_options(analysis, suite, options))
 
 
-def _analysis_options(analysis: Analysis, suite: Suite, options: Options) -> Any:
+def _analysis_options(analysis: Analysis, suite: Suite, options: ReproduceOptions) -> Any:
     """The options of an analysis: what all share, and what the suite says of it."""
     shared: dict[str, Any] = {
         "models": suite.models[:1] if analysis.first_model else suite.models,
@@ -117,7 +117,7 @@ def _analysis_options(analysis: Analysis, suite: Suite, options: Options) -> Any
         "device": options.device,
         "show": options.show,
     }
-    if issubclass(analysis.options, Sampled):
+    if issubclass(analysis.options, MapAnalysisOptions):
         shared["samples"] = suite.counts.samples
     known = {one.name for one in fields(analysis.options)}
     own = {name: value for name, value in shared.items() if name in known}

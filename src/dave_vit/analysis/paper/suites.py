@@ -17,7 +17,7 @@ _PROBE = "probe"  # stands for weights that the user trains
 
 
 @dataclass(frozen=True)
-class Counts:
+class SuiteCounts:
     """How much is computed.
 
     Attributes:
@@ -36,7 +36,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Group:
+class ModelGroup:
     """Models that are scored with the same methods: one table.
 
     Attributes:
@@ -71,8 +71,8 @@ class Suite:
 
     name: str
     data: str
-    groups: tuple[Group, ...]
-    counts: Counts
+    groups: tuple[ModelGroup, ...]
+    counts: SuiteCounts
     analyses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     quick: bool = False
     notes: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ def read_suite(name: str, *, quick: bool = False) -> Suite:
     groups = tuple(_group(table) for table in content["groups"])
     amounts = dict(content["quick" if quick else "full"])
     analyses = {name: _frozen(options) for name, options in amounts.pop("analyses").items()}
-    return Suite(name, content["data"], groups, Counts(**amounts), analyses, quick)
+    return Suite(name, content["data"], groups, SuiteCounts(**amounts), analyses, quick)
 
 
 def with_models(suite: Suite, models: Sequence[ModelEntry]) -> Suite:
@@ -131,9 +131,9 @@ def published(metric: str, model: str, method: str) -> float | None:
     return None if number is None else float(number)
 
 
-def _group(table: Mapping[str, Any]) -> Group:
+def _group(table: Mapping[str, Any]) -> ModelGroup:
     models = tuple(ModelEntry(**entry) for entry in table["models"])
-    return Group(**{**table, "models": models, "methods": tuple(table["methods"])})
+    return ModelGroup(**{**table, "models": models, "methods": tuple(table["methods"])})
 
 
 def _frozen(table: Mapping[str, Any]) -> dict[str, Any]:

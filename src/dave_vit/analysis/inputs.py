@@ -22,20 +22,7 @@ from dave_vit.models import Adapter
 
 
 @dataclass(frozen=True)
-class Seeded:
-    """Options of every analysis.
-
-    Attributes:
-        seed: of everything that is drawn.
-        show: whether figures show the pictures themselves beside their maps.
-    """
-
-    seed: int = 0
-    show: bool = True
-
-
-@dataclass(frozen=True)
-class Setting(Seeded):
+class AnalysisOptions:
     """Options of an analysis of models.
 
     Attributes:
@@ -44,6 +31,8 @@ class Setting(Seeded):
         images: files instead of the data set.
         n: pictures to take of the data set.
         device: of the models.
+        seed: of everything that is drawn.
+        show: whether figures show the pictures themselves beside their maps.
     """
 
     models: tuple[ModelEntry, ...] = (ModelEntry("builtin", label="builtin"),)
@@ -51,6 +40,8 @@ class Setting(Seeded):
     images: tuple[str, ...] = ()
     n: int = 16
     device: str = "cpu"
+    seed: int = 0
+    show: bool = True
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -70,7 +61,7 @@ class Setting(Seeded):
 
 
 @dataclass(frozen=True)
-class Sampled(Setting):
+class MapAnalysisOptions(AnalysisOptions):
     """Options of an analysis of maps.
 
     Attributes:
@@ -89,12 +80,12 @@ class Sampled(Setting):
         return MapMaker(method_entry(method, self.samples), Smoothing(), self.seed)
 
 
-def count(default: int) -> int:
+def image_count_flag(default: int) -> int:
     """The field `n` of options, as a flag."""
     return flag(default, "Pictures.", least=1, metavar="N")
 
 
-def files() -> tuple[str, ...]:
+def image_files_flag() -> tuple[str, ...]:
     """The field `images` of options, as a flag."""
     return flag((), "Files instead of --data.", metavar="IMAGE", positional=True)
 
@@ -111,7 +102,7 @@ def shown_data(spec: str) -> str:
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageBatch:
     """Pictures as a model takes them.
 
     Attributes:
@@ -140,7 +131,7 @@ class _Kept:
     skipped: int = 0
 
 
-def pictures(model: Adapter, setting: Setting, *, recognised: bool = True) -> Pictures:
+def load_images(model: Adapter, setting: AnalysisOptions, *, recognised: bool = True) -> ImageBatch:
     """The files of a setting, or the first n pictures of its data set.
 
     Args:
@@ -165,7 +156,7 @@ def pictures(model: Adapter, setting: Setting, *, recognised: bool = True) -> Pi
         raise DataError(f"{setting.data}: the model recognises none of {kept.skipped} pictures; check data and model")
     inputs = torch.cat(kept.inputs)
     target = torch.tensor(kept.target, device=inputs.device)
-    return Pictures(inputs, target, kept.titles, model.preprocessing.picture(inputs), kept.skipped)
+    return ImageBatch(inputs, target, kept.titles, model.preprocessing.picture(inputs), kept.skipped)
 
 
 def _files(model: Adapter, paths: Sequence[str]) -> Iterator[tuple[Tensor, None]]:
@@ -190,6 +181,6 @@ def _short(name: str) -> str:
     return name.split(",")[0]
 
 
-def batches(shown: Pictures, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(shown: ImageBatch, size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Inputs and targets, some at a time."""
     return zip(shown.inputs.split(size), shown.target.split(size), strict=True)
