@@ -27,7 +27,7 @@ from dave_vit.maps import collapse
 from dave_vit.methods import DAVE, METHODS
 from dave_vit.metrics import create_metric
 from dave_vit.metrics.base import Case
-from dave_vit.viz.plots import STYLES, Band, quartiles
+from dave_vit.viz.plots import STYLES, Band, compute_quartiles
 from tiny_models import SIZE, vit
 
 
@@ -112,7 +112,7 @@ def test_equal_ratios_of_noise_to_signal_give_equal_times():
 
 
 def test_quartiles_leave_out_what_is_not_finite():
-    band = quartiles([1.0], np.array([[1.0], [2.0], [3.0], [np.nan]]))
+    band = compute_quartiles([1.0], np.array([[1.0], [2.0], [3.0], [np.nan]]))
     assert (band.low[0], band.median[0], band.high[0]) == (1.5, 2.0, 2.5)
 
 

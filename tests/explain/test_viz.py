@@ -15,8 +15,8 @@ from dave_vit import viz
 from dave_vit.errors import InputError, OptionError
 from dave_vit.methods import METHODS, Explanation
 from dave_vit.viz.colors import colorize, hue
-from dave_vit.viz.layers import as_image, fitted
-from dave_vit.viz.plots import STYLES, style
+from dave_vit.viz.plots import STYLES, method_style
+from dave_vit.viz.rendering import as_image, resize_image
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGE = torch.rand(3, 32, 48, generator=GENERATOR)
@@ -55,10 +55,12 @@ def test_every_method_has_a_style_of_its_own():
     colours = {name: one.colour for name, one in STYLES.items() if not name.startswith("dave-")}
     assert len(set(colours.values())) == len(colours)
     assert set(METHODS) <= set(STYLES)
-    assert style("dave").colour == style("dave-paper").colour == style("dave-16").colour == viz.DAVE
-    assert style("dave-16").words == "dave-16"
-    assert style("mine").words == "mine"
-    mine = style("mine")
+    assert (
+        method_style("dave").colour == method_style("dave-paper").colour == method_style("dave-16").colour == viz.DAVE
+    )
+    assert method_style("dave-16").label == "dave-16"
+    assert method_style("mine").label == "mine"
+    mine = method_style("mine")
     assert (mine.colour, mine.dash, mine.marker) not in looks
 
 
@@ -66,23 +68,23 @@ def test_one_bright_pixel_does_not_darken_the_rest():
     values = torch.full((20, 20), 0.5)
     values[:10] = 0.25
     values[0, 0] = 1000
-    scaled = viz.scale(values, quantile=0.99)
+    scaled = viz.scale_map(values, quantile=0.99)
     assert (scaled.limit, scaled.values.max(), scaled.values[5, 5]) == (0.5, 1.0, 0.5)
-    assert viz.scale(values, quantile=1).limit == 1000
+    assert viz.scale_map(values, quantile=1).limit == 1000
     assert "99 % quantile" in scaled.caption
 
 
 def test_signed_maps_keep_both_signs_on_one_scale():
-    scaled = viz.scale(torch.tensor([[-4.0, 1.0], [2.0, 0.0]]), quantile=1, signed=True)
+    scaled = viz.scale_map(torch.tensor([[-4.0, 1.0], [2.0, 0.0]]), quantile=1, signed=True)
     assert scaled.values.tolist() == [[-1.0, 0.25], [0.5, 0.0]]
-    orange, violet = viz.heat(torch.tensor([[-1.0, 1.0]]), "dave_signed")[0]
+    orange, violet = viz.colorize_map(torch.tensor([[-1.0, 1.0]]), "dave_signed")[0]
     assert orange[0] > orange[2]
     assert violet[2] > violet[1]
 
 
 def test_a_map_of_zeros_and_a_negative_map_are_dark_not_an_error():
     for values in (torch.zeros(8, 8), -torch.ones(8, 8)):
-        np.testing.assert_allclose(viz.heat(values), np.broadcast_to(colorize(np.zeros(1), "dave"), (8, 8, 3)))
+        np.testing.assert_allclose(viz.colorize_map(values), np.broadcast_to(colorize(np.zeros(1), "dave"), (8, 8, 3)))
 
 
 def test_an_overlay_shows_the_image_where_the_map_is_zero_and_the_map_where_it_is_high():
@@ -110,7 +112,7 @@ def test_each_of_several_targets_shows_in_its_own_hue_never_in_a_mixed_one():
 
 
 def test_images_of_another_size_are_fitted_to_the_map():
-    assert fitted(Image.new("RGB", (300, 200)), (32, 48)).shape == (32, 48, 3)
+    assert resize_image(Image.new("RGB", (300, 200)), (32, 48)).shape == (32, 48, 3)
 
 
 @pytest.mark.parametrize("image", [torch.rand(1, 3, 8, 8), np.zeros((8, 8)), torch.rand(4, 8, 8)])
@@ -141,19 +143,23 @@ def one(target: str, values: torch.Tensor = MAP) -> viz.Panel:
 
 def kinds() -> viz.Drawing:
     signed, over = viz.signed_cell(MAP * 1e-5, LONG), viz.overlay_cell(IMAGE, MAP)
-    return viz.draw([[viz.image_cell(IMAGE), signed, viz.contour_cell(IMAGE, MAP), over, viz.uncertainty_cell(MAP)]])
+    return viz.draw_grid(
+        [[viz.image_cell(IMAGE), signed, viz.contour_cell(IMAGE, MAP), over, viz.uncertainty_cell(MAP)]]
+    )
 
 
 def grid() -> viz.Drawing:
     columns = {name: [viz.map_cell(MAP * 1e-7)] * 2 for name in ("dave", "integrated_gradients", "input_x_gradient")}
-    return viz.comparison([IMAGE, IMAGE], columns, labels=[LONG, "cat"], title="a title")
+    return viz.draw_comparison([IMAGE, IMAGE], columns, labels=[LONG, "cat"], title="a title")
 
 
 DRAWINGS = {
-    "one target": lambda: viz.side_by_side(IMAGE, [one("elephant (43.4%)")], title="el1: dave, 50 samples, timm:deit"),
-    "five targets": lambda: viz.side_by_side(IMAGE, [one(LONG)] * 5, title=LONG * 2),
-    "tall image": lambda: viz.side_by_side(torch.rand(3, 96, 32), [one(LONG, torch.rand(96, 32))], title=LONG),
-    "wide image": lambda: viz.side_by_side(torch.rand(3, 16, 96), [one(LONG, torch.rand(16, 96))], title=LONG),
+    "one target": lambda: viz.draw_side_by_side(
+        IMAGE, [one("elephant (43.4%)")], title="el1: dave, 50 samples, timm:deit"
+    ),
+    "five targets": lambda: viz.draw_side_by_side(IMAGE, [one(LONG)] * 5, title=LONG * 2),
+    "tall image": lambda: viz.draw_side_by_side(torch.rand(3, 96, 32), [one(LONG, torch.rand(96, 32))], title=LONG),
+    "wide image": lambda: viz.draw_side_by_side(torch.rand(3, 16, 96), [one(LONG, torch.rand(16, 96))], title=LONG),
     "kinds of cells": kinds,
     "comparison": grid,
 }
@@ -179,7 +185,7 @@ def test_nothing_in_a_figure_is_cut_or_overlaps(name):
 
 
 def test_the_scale_is_printed_in_the_figure():
-    drawing = viz.side_by_side(IMAGE, [viz.Panel(torch.full((8, 8), 0.125), "cat")])
+    drawing = viz.draw_side_by_side(IMAGE, [viz.Panel(torch.full((8, 8), 0.125), "cat")])
     words = [text.get_text() for text in drawing.texts]
     assert "0.12 = 99 % quantile" in words
     assert "cat" in words
@@ -187,21 +193,21 @@ def test_the_scale_is_printed_in_the_figure():
 
 @pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_figures_are_saved_by_the_ending_of_the_name(tmp_path, kind, start):
-    drawing = viz.draw([[viz.map_cell(MAP)]])
+    drawing = viz.draw_grid([[viz.map_cell(MAP)]])
     drawing.save(tmp_path / "new" / f"map.{kind}")
     assert (tmp_path / "new" / f"map.{kind}").read_bytes().startswith(start)
-    assert drawing.data(kind) == drawing.data(kind)
+    assert drawing.to_bytes(kind) == drawing.to_bytes(kind)
 
 
 def test_another_ending_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(OptionError, match="png, svg, pdf"):
-        viz.draw([[viz.map_cell(MAP)]]).save(tmp_path / "map.bmp")
+        viz.draw_grid([[viz.map_cell(MAP)]]).save(tmp_path / "map.bmp")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", ["gif", "webp"])
 def test_an_animation_shows_each_step_and_rests_on_the_last(tmp_path, kind):
-    steps = [viz.Step(count, MAP * count, MAP.abs() / count) for count in (1, 2, 4)]
+    steps = [viz.AnimationStep(count, MAP * count, MAP.abs() / count) for count in (1, 2, 4)]
     viz.save_animation(tmp_path / f"map.{kind}", IMAGE, steps, seconds=1)
     with Image.open(tmp_path / f"map.{kind}") as moving:
         frames = []
@@ -213,7 +219,7 @@ def test_an_animation_shows_each_step_and_rests_on_the_last(tmp_path, kind):
 
 
 def test_frames_share_the_scale_of_the_last_one():
-    steps = [viz.Step(1, MAP / 10), viz.Step(2, MAP)]
+    steps = [viz.AnimationStep(1, MAP / 10), viz.AnimationStep(2, MAP)]
     with Image.open(io.BytesIO(viz.animate(IMAGE, steps, "gif"))) as moving:
         first = np.asarray(moving.convert("RGB"), float)
         moving.seek(1)
@@ -225,7 +231,7 @@ def test_animations_of_nothing_or_of_another_kind_are_refused():
     with pytest.raises(OptionError, match="no steps"):
         viz.animate(IMAGE, [])
     with pytest.raises(OptionError, match="gif, webp"):
-        viz.animate(IMAGE, [viz.Step(1, MAP)], "mp4")
+        viz.animate(IMAGE, [viz.AnimationStep(1, MAP)], "mp4")
 
 
 @pytest.mark.parametrize("targets", [torch.tensor([1, 0]), torch.tensor([[1, 0, 2], [0, 1, 2]])])
@@ -242,6 +248,6 @@ def test_explanations_show_themselves(targets):
 
 def test_maps_of_several_targets_are_the_sums_over_their_channels():
     attribution = torch.randn(1, 2, 3, 4, 4)
-    found = viz.panels_of(Explanation(attribution, torch.tensor([[5, 7]])))
+    found = viz.build_panels(Explanation(attribution, torch.tensor([[5, 7]])))
     assert [each.target for each in found] == ["class 5", "class 7"]
     torch.testing.assert_close(found[1].map, attribution[0, 1].sum(0))

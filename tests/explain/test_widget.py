@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dave_vit import create_method
-from dave_vit.viz.widget import contents, script, widget
+from dave_vit.viz.widget import read_script, widget, widget_traits
 from tiny_models import SIZE
 from web_world import NAMES, adapter, picture
 
@@ -23,7 +23,7 @@ def explanation():
 
 
 def test_a_widget_holds_all_maps_and_their_images(explanation):
-    given = contents(explanation)
+    given = widget_traits(explanation)
     assert (given["width"], given["height"], given["images"]) == (SIZE, SIZE, 2)
     assert given["names"] == NAMES[:4]
     maps = np.frombuffer(given["map"], "<f4").reshape(4, SIZE, SIZE)
@@ -47,4 +47,4 @@ def test_with_the_extra_it_shows_the_widget_and_keeps_the_picture(explanation):
     assert {"application/vnd.jupyter.widget-view+json", "image/png"} <= set(shown)
     made = widget(explanation)
     assert made.names == NAMES[:4]
-    assert "export default { render }" in script()
+    assert "export default { render }" in read_script()

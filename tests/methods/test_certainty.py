@@ -54,7 +54,7 @@ def test_a_weak_class_beside_a_strong_one_stays_weak_unless_each_has_its_own_sca
 
 
 def test_shared_scales_say_so():
-    drawing = viz.side_by_side(torch.rand(3, 16, 16), [viz.Panel(STRONG, "a", unit="logit"), viz.Panel(WEAK, "b")])
+    drawing = viz.draw_side_by_side(torch.rand(3, 16, 16), [viz.Panel(STRONG, "a", unit="logit"), viz.Panel(WEAK, "b")])
     words = " ".join(text.get_text() for text in drawing.texts)
     assert words.count("99 % quantile, shared") == 2
     assert "logit" in words
@@ -150,7 +150,7 @@ def test_a_window_opens_only_where_there_is_a_screen(monkeypatch, opened):
 def test_a_class_by_its_name_and_why_not_another(model, picture):
     inputs = model.preprocess(picture)
     explanation = dave_vit.create_method("effective", model).explain(inputs, dave_vit.Contrast("hen", against="dog"))
-    assert viz.panels_of(explanation, NAMES)[0].target == "hen, not dog"
+    assert viz.build_panels(explanation, NAMES)[0].target == "hen, not dog"
     with pytest.raises(TargetError, match="did you mean 0 cat"):
         dave_vit.create_method("effective", model).explain(inputs, target="catt")
 

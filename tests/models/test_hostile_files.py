@@ -17,9 +17,9 @@ from dave_vit.data.batches import load_batch
 from dave_vit.data.images import MAX_RATIO, decode
 from dave_vit.data.placement import Placements
 from dave_vit.errors import DataError, DaveError, ImageError, ModelError, OptionError, escape_unprintable
-from dave_vit.viz import side_by_side
+from dave_vit.viz import draw_side_by_side
 from dave_vit.viz.panels import Panel
-from dave_vit.viz.plots import canvas, legend
+from dave_vit.viz.plots import add_legend, create_plots
 from hostile_files import BOX_TABLES, COCO_FILES, LONG, PICTURES, WEIGHTS, good_png, png
 
 
@@ -135,14 +135,14 @@ def test_devices_that_are_not_there(device):
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_names_are_no_formulas(name):
     image, heat = np.zeros((8, 8, 3)), torch.rand(8, 8)
-    figure = side_by_side(image, [Panel(heat, name), Panel(heat, name)], title=name)
-    plot, (axes,) = canvas()
+    figure = draw_side_by_side(image, [Panel(heat, name), Panel(heat, name)], title=name)
+    plot, (axes,) = create_plots()
     axes.set(title=name, xlabel=name, ylabel=name, yscale="log")
     axes.plot([1, 2], [1, 10], label=name)
-    legend(axes)
+    add_legend(axes)
     for drawing in (figure, plot):
-        assert drawing.data("png").startswith(b"\x89PNG")
-        assert drawing.data("svg").startswith(b"<?xml")
+        assert drawing.to_bytes("png").startswith(b"\x89PNG")
+        assert drawing.to_bytes("svg").startswith(b"<?xml")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="names are text there")

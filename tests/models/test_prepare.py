@@ -114,7 +114,7 @@ def test_maps_of_several_targets_lie_on_what_they_are_maps_of(own, monkeypatch):
     )
     made = result(own, target="dog,hen")
     made.figure()
-    shown = dave_vit.viz.layers.as_image(drawn[0])
+    shown = dave_vit.viz.rendering.as_image(drawn[0])
     height, width = made.placed[0].map.shape
     assert shown.shape[1] / shown.shape[0] == pytest.approx(width / height, rel=0.05)
     assert shown.min(-1).max() < 0.3  # pure colours: no part of it is pale
@@ -125,7 +125,7 @@ def test_maps_of_squashed_photographs_have_their_proportions():
     height, width = made.placed[0].map.shape
     assert width / height == pytest.approx(2, rel=0.05)
     assert made.arrays()["map"].shape == (SIZE, SIZE)  # the raw numbers stay as they are
-    assert made.figure().data("png").startswith(b"\x89PNG")
+    assert made.figure().to_bytes("png").startswith(b"\x89PNG")
 
 
 def test_tiles_are_explained_one_by_one_and_lie_where_they_belong():

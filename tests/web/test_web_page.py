@@ -12,7 +12,7 @@ from PIL import Image
 import writer_folders
 from browser_world import Visit, expect, held, launched, running, served, serving, visiting  # noqa: F401
 from dave_vit import create_method, load_model
-from dave_vit.viz.widget import contents, script
+from dave_vit.viz.widget import read_script, widget_traits
 from web_world import NAMES, adapter, encoded, picture
 
 pytestmark = pytest.mark.slow
@@ -353,11 +353,11 @@ def test_a_model_that_writes_is_asked_and_its_words_are_explained(browser, writi
 
 def test_the_widget_of_notebooks_draws_with_the_same_controls(browser):
     model = adapter()
-    given = contents(create_method("dave", model, samples=4).explain(model.preprocess(picture()), [[0, 1]]))
+    given = widget_traits(create_method("dave", model, samples=4).explain(model.preprocess(picture()), [[0, 1]]))
     plain = {name: list(value) if isinstance(value, bytes) else value for name, value in given.items()}
     with browser.new_context() as context:
         page = context.new_page()
-        page.evaluate(RENDER, [script(), plain])
+        page.evaluate(RENDER, [read_script(), plain])
         drawn = Visit(page, "")
         first, said = shares(drawn, "canvas.dave-map"), page.locator("output")
         assert len(np.unique(first)) > 10

@@ -16,7 +16,7 @@ from dave_vit.engine.forward import logits_of
 from dave_vit.engine.target_names import find_class
 from dave_vit.errors import DataError, ImageError
 from dave_vit.models import Adapter
-from dave_vit.viz import Cell, Drawing, draw, image_cell, map_cell
+from dave_vit.viz import Cell, Drawing, draw_grid, image_cell, map_cell
 from dave_vit.viz.report_section import Picture, Section
 
 _CLASSES = 3  # where none are named
@@ -116,4 +116,4 @@ def figure(sheets: dict[int, ImageBatch], maps: dict[int, Tensor], *, show: bool
             rows.append([image_cell(colours, "") for colours in shown.colours])
         rows.append([replace(map_cell(values, ""), bar=None) for values in maps[label]])
         labels += [shown.titles[0], "map"] if show else [shown.titles[0]]
-    return draw(rows, labels=labels, width=1.5)
+    return draw_grid(rows, labels=labels, width=1.5)

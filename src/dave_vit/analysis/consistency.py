@@ -15,9 +15,9 @@ from dave_vit.evaluate.statistics.intervals import Estimate, estimates
 from dave_vit.maps import positive, smooth
 from dave_vit.metrics.consistency import consistency, small_warp, warp_images
 from dave_vit.models import Adapter, traits_of
-from dave_vit.viz import Drawing, draw, image_cell, map_cell
+from dave_vit.viz import Drawing, draw_grid, image_cell, map_cell
 from dave_vit.viz.pages import estimate_words
-from dave_vit.viz.plots import style
+from dave_vit.viz.plots import method_style
 from dave_vit.viz.report_section import Number, Picture, Section, Table
 
 WINDOW = 15
@@ -89,7 +89,7 @@ def analyze_consistency(options: ConsistencyOptions) -> Section:
         for window, mean in zip((1, WINDOW), means, strict=True)
     ]
     cells = tuple(
-        (style(name).words, *(estimate_words(mean.mean, mean.low, mean.high) for mean in means), str(len(shown)))
+        (method_style(name).label, *(estimate_words(mean.mean, mean.low, mean.high) for mean in means), str(len(shown)))
         for name, means in estimated.items()
     )
     table = Table(("method", "pixel by pixel", f"after a {WINDOW} pixel mean", "n"), cells)
@@ -122,8 +122,8 @@ def figure(model: Adapter, shown: ImageBatch, methods: Mapping[str, WarpedMaps],
         above = [image_cell(shown.colours[number], "picture")] if show else []
         below = [image_cell(others[number], "moved picture")] if show else []
         for name, one in methods.items():
-            above.append(map_cell(one.maps[number], style(name).words))
+            above.append(map_cell(one.maps[number], method_style(name).label))
             below.append(map_cell(one.others[number], f"correlation {float(one.correlation[number]):.2f}"))
         rows += [above, below]
         labels += [shown.titles[number], "moved"]
-    return draw(rows, labels=labels, width=1.7)
+    return draw_grid(rows, labels=labels, width=1.7)

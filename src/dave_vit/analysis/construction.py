@@ -10,7 +10,7 @@ from dave_vit.analysis.base import analysis
 from dave_vit.analysis.inputs import ImageBatch, MapAnalysisOptions, image_count_flag, image_files_flag, load_images
 from dave_vit.maps import collapse
 from dave_vit.methods import create_method
-from dave_vit.viz import Drawing, draw, image_cell, map_cell
+from dave_vit.viz import Drawing, draw_grid, image_cell, map_cell
 from dave_vit.viz.report_section import Picture, Section
 
 STEPS = {
@@ -67,4 +67,4 @@ def figure(shown: ImageBatch, maps: dict[str, Tensor], *, show: bool = True) -> 
     for number, colours in enumerate(shown.colours):
         picture = [image_cell(colours, "picture")] if show else []
         rows.append(picture + [map_cell(column[number], title) for title, column in maps.items()])
-    return draw(rows, labels=shown.titles, width=1.7)
+    return draw_grid(rows, labels=shown.titles, width=1.7)

@@ -18,7 +18,7 @@ from dave_vit.methods import DAVE
 from dave_vit.reduce import Accumulator, Mean, Reducer, Shrinkage, SoftThreshold, TrimmedMean
 from dave_vit.viz import DAVE as VIOLET
 from dave_vit.viz import Drawing
-from dave_vit.viz.plots import Band, Floats, canvas, draw_band, legend, quartiles
+from dave_vit.viz.plots import Band, Floats, add_legend, compute_quartiles, create_plots, draw_band
 from dave_vit.viz.report_section import Number, Picture, Section, Table
 
 ESTIMATORS: dict[str, Reducer] = {
@@ -69,7 +69,7 @@ class Convergence:
 
     def band(self) -> Band:
         """Median and quartiles of the steps; the first is that from 1 to 2 samples."""
-        return quartiles(np.arange(2, self.steps.shape[1] + 2), self.steps)
+        return compute_quartiles(np.arange(2, self.steps.shape[1] + 2), self.steps)
 
 
 def convergence(
@@ -175,20 +175,20 @@ def _joined(parts: Sequence[Convergence]) -> Convergence:
 
 
 def _figure(curves: Mapping[str, Convergence]) -> Drawing:
-    figure, (left, *rest) = canvas(1 + len(curves), width=5.4, per_row=2)
+    figure, (left, *rest) = create_plots(1 + len(curves), width=5.4, per_row=2)
     for number, (label, one) in enumerate(curves.items()):
         draw_band(left, one.band(), label, number)
     left.set(yscale="log", xscale="log", xlabel="samples t", ylabel="L1 distance of successive averages")
     left.set_title("step of the average", fontsize=10)
     _count_ticks(left, next(iter(curves.values())).at)
-    legend(left)
+    add_legend(left)
     for axes, (label, one) in zip(rest, curves.items(), strict=True):
         for number, (name, errors) in enumerate(one.errors.items()):
-            draw_band(axes, quartiles(one.at, errors), name, number, colour=VIOLET if name == "mean" else None)
+            draw_band(axes, compute_quartiles(one.at, errors), name, number, colour=VIOLET if name == "mean" else None)
         axes.set(yscale="log", xscale="log", xlabel="samples T", ylabel="relative squared error of the map")
         axes.set_title(f"distance from the long run, {label}", fontsize=10)
         _count_ticks(axes, one.at)
-        legend(axes)
+        add_legend(axes)
     return figure
 
 
@@ -212,7 +212,7 @@ def _rows(curves: Mapping[str, Convergence]) -> list[dict[str, Number]]:
     rows: list[dict[str, Number]] = []
     for label, one in curves.items():
         bands = {"step of the average": one.band()}
-        bands |= {f"error: {name}": quartiles(one.at, errors) for name, errors in one.errors.items()}
+        bands |= {f"error: {name}": compute_quartiles(one.at, errors) for name, errors in one.errors.items()}
         for what, band in bands.items():
             rows += [{"model": label, "what": what, "samples": int(at), **numbers} for at, numbers in band.points()]
     return rows

@@ -19,7 +19,7 @@ from dave_vit.engine.forward import logits_of
 from dave_vit.errors import OptionError
 from dave_vit.methods import create_method
 from dave_vit.viz import DAVE, Drawing
-from dave_vit.viz.plots import SERIES, canvas, legend, style
+from dave_vit.viz.plots import SERIES, add_legend, create_plots, method_style
 from dave_vit.viz.report_section import Number, Picture, Section, Table
 
 METHODS = (
@@ -194,7 +194,7 @@ def _method_table(measured: Costs, samples: Sequence[int]) -> Table:
         fitted = growth(samples, [spent.seconds for spent in by_count.values()]) if len(by_count) > 1 else None
         rows.append(
             (
-                style(label).words,
+                method_style(label).label,
                 _PAPER.get(label, "-"),
                 str(max(by_count)) if fitted else "-",
                 f"{last.seconds / forward.seconds:.1f}",
@@ -224,15 +224,15 @@ def _depth_table(measured: Costs) -> Table:
 
 
 def _words(label: str) -> str:
-    return label if label == "forward pass" else style(label).words
+    return label if label == "forward pass" else method_style(label).label
 
 
 def _figure(measured: Costs) -> Drawing:
-    figure, (left, middle, right) = canvas(3, width=4.4)
+    figure, (left, middle, right) = create_plots(3, width=4.4)
     sampled = {label: by_count for label, by_count in measured.methods.items() if len(by_count) > 1}
     for label, by_count in sampled.items():
-        how = style(label)
-        line = {"color": how.colour, "linestyle": how.dash, "marker": how.marker, "markersize": 4, "label": how.words}
+        how = method_style(label)
+        line = {"color": how.colour, "linestyle": how.dash, "marker": how.marker, "markersize": 4, "label": how.label}
         left.plot(list(by_count), [one.seconds / measured.forward.seconds for one in by_count.values()], **line)
         middle.plot(list(by_count), [one.peak_bytes / measured.forward.peak_bytes for one in by_count.values()], **line)
     left.set(xlabel="samples or steps T", ylabel="time over one forward pass")
@@ -241,15 +241,15 @@ def _figure(measured: Costs) -> Drawing:
         counts = list(next(iter(sampled.values())))
         axes.set_xticks(counts, [str(count) for count in counts])
         axes.set_ylim(bottom=0)
-        legend(axes)
-    colours = {"forward pass": SERIES[5], "input_x_gradient": style("input_x_gradient").colour, "dave": DAVE}
+        add_legend(axes)
+    colours = {"forward pass": SERIES[5], "input_x_gradient": method_style("input_x_gradient").colour, "dave": DAVE}
     for label, by_depth in measured.depths.items():
         values = [_mib(one) for one in by_depth.values()]
         right.plot(list(by_depth), values, color=colours[label], marker="o", markersize=4, label=_words(label))
     right.set(xlabel="layers", ylabel="peak memory in MiB")
     right.set_xticks(list(next(iter(measured.depths.values()))))
     right.set_ylim(bottom=0)
-    legend(right)
+    add_legend(right)
     return figure
 
 

@@ -16,7 +16,7 @@ from dave_vit.analysis.inputs import (
     method_flag,
 )
 from dave_vit.evaluate import ModelEntry
-from dave_vit.viz import Drawing, draw, image_cell, map_cell
+from dave_vit.viz import Drawing, draw_grid, image_cell, map_cell
 from dave_vit.viz.report_section import Picture, Section
 
 
@@ -60,4 +60,4 @@ def figure(maps: dict[str, tuple[ImageBatch, Tensor]], *, show: bool = True) -> 
         cells = [image_cell(first.colours[number], "picture" if number == 0 else "")] if show else []
         cells += [map_cell(own[number], f"{label}: {shown.titles[number]}") for label, (shown, own) in maps.items()]
         rows.append(cells)
-    return draw(rows, width=1.9)
+    return draw_grid(rows, width=1.9)

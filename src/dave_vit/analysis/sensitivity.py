@@ -15,7 +15,7 @@ from dave_vit.analysis.inputs import AnalysisOptions, batches, image_count_flag,
 from dave_vit.engine.forward import logits_of
 from dave_vit.errors import OptionError
 from dave_vit.viz import Drawing
-from dave_vit.viz.plots import SERIES, Band, Floats, canvas, draw_band, legend, quartiles
+from dave_vit.viz.plots import SERIES, Band, Floats, add_legend, compute_quartiles, create_plots, draw_band
 from dave_vit.viz.report_section import Number, Picture, Section, Table
 
 TOLERANCE = 0.1
@@ -108,7 +108,7 @@ def sensitivity_section(options: SensitivityOptions, kind: SensitivityStudy, poi
         shown = load_images(model, options)
         images = len(shown)
         parts = [sensitivity(model, *batch, points, kind.change(model)) for batch in batches(shown, _BATCH)]
-        bands[label] = quartiles(points, np.concatenate(parts))
+        bands[label] = compute_quartiles(points, np.concatenate(parts))
     reach = {label: stable_range(band, options.tolerance) for label, band in bands.items()}
     facts = options.facts(images=images, points=len(points), tolerance=options.tolerance)
     figure = _figure(kind, bands, reach, options.tolerance)
@@ -121,7 +121,7 @@ def sensitivity_section(options: SensitivityOptions, kind: SensitivityStudy, poi
 
 
 def _figure(kind: SensitivityStudy, bands: Mapping[str, Band], reach: Mapping[str, float], tolerance: float) -> Drawing:
-    figure, (axes,) = canvas(width=7.2)
+    figure, (axes,) = create_plots(width=7.2)
     for number, (label, band) in enumerate(bands.items()):
         ends = (max(-reach[label], float(band.at.min())), reach[label])
         axes.axvspan(*ends, color=SERIES[number % len(SERIES)], alpha=0.10, linewidth=0)
@@ -129,7 +129,7 @@ def _figure(kind: SensitivityStudy, bands: Mapping[str, Band], reach: Mapping[st
     axes.axhline(tolerance, color="#555555", linewidth=0.8, linestyle=(0, (1, 2)), label=f"tolerance {tolerance:g}")
     kind.mark(axes)
     axes.set(xlabel=kind.axis, ylabel="change of the probability", ylim=(-0.02, 1.02))
-    legend(axes, loc="upper center", ncols=2, bbox_to_anchor=(0.5, 1.2))
+    add_legend(axes, loc="upper center", ncols=2, bbox_to_anchor=(0.5, 1.2))
     return figure
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dave_vit.analysis.base import analysis, flag
 from dave_vit.engine.gradient import effective_transformation
 from dave_vit.viz import Drawing
-from dave_vit.viz.plots import canvas
+from dave_vit.viz.plots import create_plots
 from dave_vit.viz.report_section import Number, Picture, Section, Table
 
 TOKENS = 8
@@ -143,7 +143,7 @@ def _relative(row: dict[str, Number]) -> float:
 
 def figure(here: Operators, there: Operators) -> Drawing:
     """Three rows of matrices, all in one colour scale."""
-    drawing, _ = canvas(1, width=7.4, height=6.9)
+    drawing, _ = create_plots(1, width=7.4, height=6.9)
     drawing.clear()
     grid = drawing.subplots(3, 3)
     limit = float(max(here.derivative.abs().max(), there.derivative.abs().max()))

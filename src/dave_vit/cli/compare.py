@@ -103,7 +103,7 @@ def compare(
     words = ["" if target == "top1" else target, "compare", look.word]
     asked = {"model": asdict(model), "methods": asdict(methods), "where": asdict(where), "target": target}
     asked["look"] = asdict(look)
-    files: dict[str, bytes] = {figure: _drawing(results, rows, region, look).data(figure)}
+    files: dict[str, bytes] = {figure: _drawing(results, rows, region, look).to_bytes(figure)}
     record = {"source": escape_unprintable(image), "target": asdict(explained), "maps": rows}
     record = Results(out, [image, *filter(None, [where.mask])]).write(picture, asked, files, record, words)
     output.print(f"{image}: {explained.name} ({explained.index}), {explained.probability:.1%}")
@@ -212,19 +212,19 @@ def _drawing(
     results: dict[str, ClassExplanation], rows: Sequence[dict[str, Any]], region: Tensor | None, look: DrawingOptions
 ) -> Drawing:
     """The image and all maps, scaled by one rule."""
-    from dave_vit.viz import HUES, draw, image_cell
+    from dave_vit.viz import HUES, draw_grid, image_cell
 
     first = next(iter(results.values()))
     photo = first.photo.resized(2)
-    cells = [image_cell(photo.framed(photo.image))]
+    cells = [image_cell(photo.frame_seen_area(photo.image))]
     if region is not None:
         cells = [replace(cells[0], contours=(photo.place([region.double()]).numpy(), ((0.5, HUES[1]),)))]
     for row, cell in zip(rows, _cells(results, look), strict=True):
         score = f", energy {row['energy']:.1%}" if row.get("energy") is not None else ""
-        cells.append(cell.titled(f"{row['method']}{score}"))
+        cells.append(cell.with_title(f"{row['method']}{score}"))
     scaled = "one scale for maps of logits" if look.scales == "shared" else "each map on its own scale"
     title = f"{first.classified.picture.name}: {first.panels[0].target}, {first.explainer.model.spec}; {scaled}"
-    return draw([cells[start : start + _COLUMNS] for start in range(0, len(cells), _COLUMNS)], title=title)
+    return draw_grid([cells[start : start + _COLUMNS] for start in range(0, len(cells), _COLUMNS)], title=title)
 
 
 def _cells(results: dict[str, ClassExplanation], look: DrawingOptions) -> list[Cell]:

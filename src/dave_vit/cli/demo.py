@@ -80,7 +80,7 @@ def _figure(results: list[ClassExplanation], seed: int) -> Drawing:
     """A row for each picture: image, DAVE, its sureness, and the other methods."""
     from dave_vit.explain.classes import Explainer
     from dave_vit.methods.options import fitting
-    from dave_vit.viz import comparison, map_cell, sureness_cell
+    from dave_vit.viz import draw_comparison, map_cell, sureness_cell
 
     panels = [result.panels[0] for result in results]
     columns = {
@@ -92,7 +92,7 @@ def _figure(results: list[ClassExplanation], seed: int) -> Drawing:
         others = [explainer.explain(result.classified, result.targets) for result in results]
         columns[name.replace("_x_", " x ")] = [map_cell(other.panels[0].map) for other in others]
     labels = [f"{result.targets[0].name} ({result.targets[0].probability:.0%})" for result in results]
-    return comparison([result.image for result in results], columns, labels=labels)
+    return draw_comparison([result.image for result in results], columns, labels=labels)
 
 
 def _scores(model: Adapter, data: Dataset, seed: int, progress: Progress) -> dict[str, Any]:

@@ -191,11 +191,11 @@ def _files(results: list[ClassExplanation], figure: str, animate: str | None, lo
     """Contents by the ending of the file's name."""
     files = results[-1].files(figure, view=look.view, scales=look.scales)
     if animate:
-        from dave_vit.viz import Step
+        from dave_vit.viz import AnimationStep
         from dave_vit.viz import animate as animated
 
         stages = [(result.explanation.samples, result.panels[0]) for result in results]
-        steps = [Step(samples, panel.map, panel.sureness) for samples, panel in stages]
+        steps = [AnimationStep(samples, panel.map, panel.sureness) for samples, panel in stages]
         files[animate] = animated(results[-1].image, steps, animate)
     return files
 

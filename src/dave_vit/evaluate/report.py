@@ -277,13 +277,13 @@ def _differences(summary: Mapping[str, Any], model: str, metric: str) -> dict[tu
 
 
 def _curves(plan: Plan, collected: Collected) -> Iterator[Drawing]:
-    from dave_vit.viz.plots import canvas, draw_curves
+    from dave_vit.viz.plots import create_plots, draw_curves
 
     for entry in plan.metrics:
         table = collected.tables.get(entry.label)
         curves = table.mean_curves() if table else {}
         if curves:
-            figure, (axes,) = canvas(height=max(3.8, 0.26 * len(curves)), width=7.6)
+            figure, (axes,) = create_plots(height=max(3.8, 0.26 * len(curves)), width=7.6)
             draw_curves(axes, curves, words={name: name for name in curves})
             axes.set(xlabel=entry.create().axis, ylabel="mean over images", title=entry.label)
             yield figure

@@ -175,17 +175,17 @@ class ClassExplanation:
     @property
     def panels(self) -> list[Panel]:
         """Map, title, error and sureness of each target, as the model saw it; those of tiles after each other."""
-        from dave_vit.viz import panels_of
+        from dave_vit.viz import build_panels
 
         names = dict(enumerate(self.explainer.model.class_names))
         titles = {target.index: f"{target.name} ({target.probability:.1%})" for target in self.targets}
-        return panels_of(self.explanation, names | titles, unit=self.unit)
+        return build_panels(self.explanation, names | titles, unit=self.unit)
 
     @cached_property
     def photo(self) -> Photo:
         """The photograph, and where in it the model looked; its input where that cannot be found out."""
         from dave_vit.viz import Photo, to_pillow
-        from dave_vit.viz.layers import as_image
+        from dave_vit.viz.rendering import as_image
 
         model, picture = self.explainer.model, self.classified.picture
         try:
@@ -240,20 +240,22 @@ class ClassExplanation:
 
     def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
         """The map over the whole photograph, with a frame around what the model saw."""
-        from dave_vit.viz import photo_overlay
+        from dave_vit.viz import overlay_on_photo
 
-        return photo_overlay(self.photo, self._groups, view, scales)
+        return overlay_on_photo(self.photo, self._groups, view, scales)
 
     def figure(self, view: View = "map", scales: Scales = "shared") -> Drawing:
         """Photograph, maps and sureness side by side."""
-        from dave_vit.viz import side_by_side
+        from dave_vit.viz import draw_side_by_side
 
         title = f"{self.classified.picture.name}: {self.made}, {self.explainer.model.spec}"
         notes = [f"Note: {note}." for note in self.notes]
         photo = self.photo.resized(2)
-        shown = photo.framed(photo.image)
+        shown = photo.frame_seen_area(photo.image)
         beneath = self.image if self.photo.plain else photo.image
-        return side_by_side(shown, self.placed, title=title, view=view, scales=scales, notes=notes, beneath=beneath)
+        return draw_side_by_side(
+            shown, self.placed, title=title, view=view, scales=scales, notes=notes, beneath=beneath
+        )
 
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Raw numbers: attribution [C, H, W], map, mean of the samples and its error [H, W].
@@ -331,7 +333,7 @@ class ClassExplanation:
             "json": json_bytes(self.record()),
             "npz": npz_bytes(self.arrays()),
             "overlay.png": png_bytes(self.overlay(view, scales)),
-            f"panels.{figure}": self.figure(view, scales).data(figure),
+            f"panels.{figure}": self.figure(view, scales).to_bytes(figure),
         }
 
 

@@ -51,17 +51,17 @@ class ClipExplanation:
 
     def overlays(self) -> list[Image.Image]:
         """Each map over its frame, all on one scale."""
-        from dave_vit.viz import overlay, scale, soften, to_pillow
+        from dave_vit.viz import overlay, scale_map, smooth_for_overlay, to_pillow
 
-        maps = [soften(frame) for frame in self.maps]
+        maps = [smooth_for_overlay(frame) for frame in self.maps]
         shown = zip(self.clip.frames, maps, strict=True)
-        return [to_pillow(overlay(frame, scale(values, like=maps))) for frame, values in shown]
+        return [to_pillow(overlay(frame, scale_map(values, like=maps))) for frame, values in shown]
 
     def strip(self) -> Image.Image:
         """All frames side by side, with their numbers under them."""
-        from dave_vit.viz import strip
+        from dave_vit.viz import draw_strip
 
-        return strip(self.overlays(), [f"frame {number}" for number in self.clip.numbers], columns=8)
+        return draw_strip(self.overlays(), [f"frame {number}" for number in self.clip.numbers], columns=8)
 
     def record(self) -> dict[str, Any]:
         """All that is needed to make it again, ready for JSON."""
@@ -71,11 +71,11 @@ class ClipExplanation:
 
     def files(self) -> dict[str, bytes]:
         """The contents of the files that keep it, by the ending of their names."""
-        from dave_vit.viz import moving
+        from dave_vit.viz import encode_animation
 
         attribution = self.result.explanation.attribution[0].detach().float().cpu().numpy()
         arrays = {"attribution": attribution, "map": self.maps.numpy()}
-        animation = moving(self.overlays(), [round(1000 * _PAUSE)] * len(self.clip.frames), "gif")
+        animation = encode_animation(self.overlays(), [round(1000 * _PAUSE)] * len(self.clip.frames), "gif")
         return {
             "json": json_bytes(self.record()),
             "npz": npz_bytes(arrays),

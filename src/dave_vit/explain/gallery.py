@@ -90,7 +90,7 @@ class Gallery:
             overlay: the file that shows them over the photograph.
             record: of the result, as it was written.
         """
-        from dave_vit.viz.layers import scale  # and with it matplotlib, which no worker of a run needs
+        from dave_vit.viz.rendering import scale_map  # and with it matplotlib, which no worker of a run needs
 
         kept = len(self._shown) < ON_PAGE
         self._model = result.explainer.model.spec
@@ -101,7 +101,7 @@ class Gallery:
                 ", ".join(f"{target.name} {target.probability:.1%}" for target in result.targets),
                 result.targets[0].probability,
                 sureness_of(result.explanation),
-                max(scale(panel.map).limit for panel in result.panels),
+                max(scale_map(panel.map).limit for panel in result.panels),
                 tuple(Path(file).name for file in record["files"]),
                 result.notes,
                 _thumbnail(result.classified.picture.image) if kept else b"",
@@ -149,13 +149,13 @@ class Gallery:
         return render("gallery.html", **content).encode()
 
     def _sheet(self, shown: list[Shown]) -> bytes:
-        from dave_vit.viz.sheet import contact_sheet
+        from dave_vit.viz.montage import draw_contact_sheet
 
         count = len(self._shown)
         some = f"{len(shown)} of {count} pictures" if len(shown) < count else f"{count} pictures"
         title = f"{some} by {self._order}, each on its own colour scale; {', '.join(self._facts.values())}"
         pairs = [(_opened(one.photo), _opened(one.map)) for one in shown]
-        return png_bytes(contact_sheet(pairs, [(one.name, one.words) for one in shown], title))
+        return png_bytes(draw_contact_sheet(pairs, [(one.name, one.words) for one in shown], title))
 
 
 def sureness_of(explanation: Explanation) -> float | None:

@@ -142,7 +142,7 @@ class BoxesExplanation:
 
     def overlay(self) -> Image.Image:
         """The maps over the photograph, a hue for each, with boxes and names in the same hues."""
-        from dave_vit.viz import HUES, blend, font, to_pillow
+        from dave_vit.viz import HUES, blend, load_font, to_pillow
 
         shown = to_pillow(blend(self.picture.image, [made.map for made in self.maps]))
         pen = ImageDraw.Draw(shown)
@@ -150,8 +150,8 @@ class BoxesExplanation:
             colour, (left, top) = HUES[number % len(HUES)], each.corners[:2]
             pen.rectangle(each.corners, outline=colour, width=2)
             text, place = f"{each.name} {each.probability:.0%}", (left + 3, top + 2)
-            pen.rectangle(pen.textbbox(place, text, font=font()), fill="white")
-            pen.text(place, text, fill=colour, font=font())
+            pen.rectangle(pen.textbbox(place, text, font=load_font()), fill="white")
+            pen.text(place, text, fill=colour, font=load_font())
         return shown
 
     def record(self) -> dict[str, Any]:

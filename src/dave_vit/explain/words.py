@@ -53,9 +53,9 @@ class WordExplanation:
 
     def strip(self) -> Image.Image:
         """One picture for each explained word, with the word under it."""
-        from dave_vit.viz import strip
+        from dave_vit.viz import draw_strip
 
-        return strip([made.overlay() for made in self.maps], [self.words[number - 1] for number in self.numbers])
+        return draw_strip([made.overlay() for made in self.maps], [self.words[number - 1] for number in self.numbers])
 
     def record(self) -> dict[str, Any]:
         """All that is needed to make it again, ready for JSON."""

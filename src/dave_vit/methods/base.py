@@ -170,7 +170,7 @@ class Explanation:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """The maps with controls where anywidget is installed, and as a picture, for notebooks."""
-        shown: dict[str, Any] = import_module("dave_vit.viz.widget").bundle(self, self._repr_png_())
+        shown: dict[str, Any] = import_module("dave_vit.viz.widget").mime_bundle(self, self._repr_png_())
         return shown
 
 

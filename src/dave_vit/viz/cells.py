@@ -9,21 +9,21 @@ import numpy as np
 
 from dave_vit.errors import OptionError
 from dave_vit.viz.colors import HUES
-from dave_vit.viz.figures import Bar, Cell
-from dave_vit.viz.layers import (
+from dave_vit.viz.figures import Cell, ScaleBar
+from dave_vit.viz.rendering import (
     QUANTILE,
     ImageLike,
     MapLike,
-    Scaled,
+    ScaledMap,
     as_image,
     as_map,
     blend,
+    colorize_map,
     default_window,
-    fitted,
-    heat,
     overlay,
-    scale,
-    soften,
+    resize_image,
+    scale_map,
+    smooth_for_overlay,
 )
 
 Like = Sequence[MapLike] | None
@@ -48,31 +48,31 @@ def map_cell(
         like: other maps that share its scale; see `scale`.
         unit: of its values.
     """
-    scaled = scale(values, quantile=quantile, like=like)
-    return Cell(heat(scaled), title, _bar(scaled, "dave", unit))
+    scaled = scale_map(values, quantile=quantile, like=like)
+    return Cell(colorize_map(scaled), title, _bar(scaled, "dave", unit))
 
 
 def signed_cell(
     values: MapLike, title: str = "signed map", *, quantile: float = QUANTILE, like: Like = None, unit: str = ""
 ) -> Cell:
     """A map with what speaks against the target: violet is for it, orange against it; the rest as of `map_cell`."""
-    scaled = scale(values, quantile=quantile, signed=True, like=like)
-    return Cell(heat(scaled, "dave_signed"), title, _bar(scaled, "dave_signed", unit))
+    scaled = scale_map(values, quantile=quantile, signed=True, like=like)
+    return Cell(colorize_map(scaled, "dave_signed"), title, _bar(scaled, "dave_signed", unit))
 
 
 def uncertainty_cell(
     errors: MapLike, title: str = "standard error", *, quantile: float = QUANTILE, like: Like = None, unit: str = ""
 ) -> Cell:
     """The standard error of each pixel of a map; `like` that map, the two can be compared."""
-    scaled = scale(errors, quantile=quantile, like=like)
-    return Cell(heat(scaled, "dave_uncertainty"), title, _bar(scaled, "dave_uncertainty", unit))
+    scaled = scale_map(errors, quantile=quantile, like=like)
+    return Cell(colorize_map(scaled, "dave_uncertainty"), title, _bar(scaled, "dave_uncertainty", unit))
 
 
 def sureness_cell(values: MapLike, title: str = "sureness") -> Cell:
     """How many standard errors stand behind each pixel; the scale is the same in all pictures."""
     shown = (as_map(values) / MOST_SURE).clamp(0, 1).numpy()
-    bar = Bar("dave_uncertainty", MOST_SURE, "", unit="standard errors or more")
-    return Cell(heat(Scaled(shown, MOST_SURE, 1.0), "dave_uncertainty"), title, bar)
+    bar = ScaleBar("dave_uncertainty", MOST_SURE, "", unit="standard errors or more")
+    return Cell(colorize_map(ScaledMap(shown, MOST_SURE, 1.0), "dave_uncertainty"), title, bar)
 
 
 def overlay_cell(
@@ -84,7 +84,7 @@ def overlay_cell(
     signed: bool = False,
 ) -> Cell:
     """A map over its image, slightly smoothed; signed, with what speaks against the target in orange."""
-    scaled = scale(soften(values, signed=signed), quantile=quantile, signed=signed)
+    scaled = scale_map(smooth_for_overlay(values, signed=signed), quantile=quantile, signed=signed)
     bar = _bar(scaled, "dave_signed" if signed else "dave")
     smoothed = f"{bar.caption}, {default_window(scaled.values.shape)} px window"
     return Cell(overlay(image, scaled), title, replace(bar, caption=smoothed))
@@ -109,14 +109,14 @@ def contour_cell(
     """
     if not all(0 < share < 1 for share in shares):
         raise OptionError(f"shares {tuple(shares)}; expected numbers between 0 and 1")
-    smoothed = soften(values, window).numpy()
+    smoothed = smooth_for_overlay(values, window).numpy()
     ranked = np.sort(smoothed, axis=None)[::-1]
     held = np.cumsum(ranked) / (ranked.sum() or 1.0)  # by the brightest pixels, more and more of them
     levels = [float(ranked[np.searchsorted(held, share)]) for share in shares]
     colours = [HUES[index % len(HUES)] for index in range(len(levels))]
     legend = tuple((colour, f"{share:.0%} of the positive part") for colour, share in zip(colours, shares, strict=True))
     lines = tuple(zip(levels, colours, strict=True)) if smoothed.max() > 0 else ()
-    return Cell(fitted(image, smoothed.shape), title, legend=legend, contours=(smoothed, lines))
+    return Cell(resize_image(image, smoothed.shape), title, legend=legend, contours=(smoothed, lines))
 
 
 def targets_cell(
@@ -127,5 +127,5 @@ def targets_cell(
     return Cell(blend(image, maps, shared=shared), title, legend=legend)
 
 
-def _bar(scaled: Scaled, colormap: str, unit: str = "") -> Bar:
-    return Bar(colormap, scaled.limit, scaled.caption, scaled.signed, unit)
+def _bar(scaled: ScaledMap, colormap: str, unit: str = "") -> ScaleBar:
+    return ScaleBar(colormap, scaled.limit, scaled.caption, scaled.signed, unit)

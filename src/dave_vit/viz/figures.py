@@ -31,7 +31,7 @@ _LETTERS = 40  # of that size fit into the width of a cell
 
 
 @dataclass(frozen=True)
-class Bar:
+class ScaleBar:
     """A scale bar: what colour stands for what number.
 
     Attributes:
@@ -69,11 +69,11 @@ class Cell:
 
     colours: Array
     title: str = ""
-    bar: Bar | None = None
+    bar: ScaleBar | None = None
     legend: tuple[tuple[str, str], ...] = ()
     contours: tuple[Array, tuple[tuple[float, str], ...]] | None = None
 
-    def titled(self, title: str) -> Cell:
+    def with_title(self, title: str) -> Cell:
         """The same cell under another title."""
         return replace(self, title=title)
 
@@ -81,7 +81,7 @@ class Cell:
 class Drawing(Figure):
     """A matplotlib figure that shows itself in notebooks and saves itself whole or not at all."""
 
-    def data(self, kind: str = "png", *, dpi: int = 150) -> bytes:
+    def to_bytes(self, kind: str = "png", *, dpi: int = 150) -> bytes:
         """The figure as a file: "png", "svg" or "pdf"."""
         if kind not in FORMATS:
             raise OptionError(f"figure format {kind!r}; expected one of {', '.join(FORMATS)}")
@@ -96,7 +96,7 @@ class Drawing(Figure):
     def save(self, path: str | Path, *, dpi: int = 150) -> None:
         """Writes a file of the kind that its ending names: .png, .svg or .pdf."""
         target = Path(path)
-        write_bytes(target, self.data(target.suffix.lower().removeprefix("."), dpi=dpi))
+        write_bytes(target, self.to_bytes(target.suffix.lower().removeprefix("."), dpi=dpi))
 
     def open(self) -> bool:
         """Opens it in the system's viewer of pictures, where there is a screen and no notebook that shows it anyway."""
@@ -104,7 +104,7 @@ class Drawing(Figure):
             return False
         if sys.platform.startswith("linux") and not ({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()):
             return False
-        Image.open(io.BytesIO(self.data())).show()
+        Image.open(io.BytesIO(self.to_bytes())).show()
         return True
 
     def _words(self) -> Iterator[Text]:
@@ -116,10 +116,10 @@ class Drawing(Figure):
             yield from legend.get_texts() if legend else ()
 
     def _repr_png_(self) -> bytes:
-        return self.data("png", dpi=110)
+        return self.to_bytes("png", dpi=110)
 
 
-def draw(
+def draw_grid(
     rows: Sequence[Sequence[Cell]],
     *,
     title: str = "",
@@ -214,7 +214,7 @@ def _legend_line(figure: Drawing, colour: str, words: str, left: float, middle: 
     figure.text((left + 0.22) / across, middle / up, shown, va="center", fontsize=_SIZE - 1)
 
 
-def _scale_bar(figure: Drawing, bar: Bar, left: float, top: float, width: float) -> None:
+def _scale_bar(figure: Drawing, bar: ScaleBar, left: float, top: float, width: float) -> None:
     """A strip of colours, and under it what its ends stand for."""
     across, up = figure.get_size_inches()
     strip = figure.add_axes((left / across, (top - 0.09) / up, width / across, 0.09 / up))

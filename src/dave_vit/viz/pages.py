@@ -77,4 +77,4 @@ def _address(data: bytes, kind: str) -> str:
 
 def _inline(drawing: Drawing) -> Markup:
     """A plot as SVG, without the head that a file of its own has."""
-    return Markup(re.sub(r"^.*?(?=<svg)", "", drawing.data("svg").decode(), flags=re.DOTALL))
+    return Markup(re.sub(r"^.*?(?=<svg)", "", drawing.to_bytes("svg").decode(), flags=re.DOTALL))

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dave_vit.methods import Explanation
 from dave_vit.viz.cells import image_cell, map_cell, signed_cell, sureness_cell, targets_cell
-from dave_vit.viz.figures import Cell, Drawing, draw
-from dave_vit.viz.layers import ImageLike, MapLike
+from dave_vit.viz.figures import Cell, Drawing, draw_grid
+from dave_vit.viz.rendering import ImageLike, MapLike
 
 View = Literal["map", "signed"]
 Scales = Literal["shared", "own"]
@@ -56,7 +56,7 @@ def panel_cells(panels: Sequence[Panel], *, view: View = "map", scales: Scales =
     return [cell(each.values(view), each.target, like=like, unit=each.unit) for each in panels]
 
 
-def side_by_side(
+def draw_side_by_side(
     image: ImageLike,
     panels: Sequence[Panel],
     *,
@@ -81,14 +81,14 @@ def side_by_side(
     sure = [sureness_cell(each.sureness) for each in panels if each.sureness is not None]
     said = [*([SURENESS] if sure else []), *notes]
     if len(panels) == 1:
-        return draw([[image_cell(image), *maps, *sure]], title=title, notes=said)
+        return draw_grid([[image_cell(image), *maps, *sure]], title=title, notes=said)
     under, names = image if beneath is None else beneath, [each.target for each in panels]
     together = targets_cell(under, [each.map for each in panels], names, "all targets", shared=scales == "shared")
     rows = [[image_cell(image), together], maps, sure]
-    return draw([row for row in rows if row], title=title, notes=said)
+    return draw_grid([row for row in rows if row], title=title, notes=said)
 
 
-def comparison(
+def draw_comparison(
     images: Sequence[ImageLike],
     maps: Mapping[str, Sequence[Cell]],
     *,
@@ -107,9 +107,9 @@ def comparison(
     """
     rows = []
     for number, image in enumerate(images):
-        cells = [image_cell(image)] + [column[number].titled(name) for name, column in maps.items()]
-        rows.append(cells if number == 0 else [cell.titled("") for cell in cells])
-    return draw(rows, title=title, labels=labels, width=width)
+        cells = [image_cell(image)] + [column[number].with_title(name) for name, column in maps.items()]
+        rows.append(cells if number == 0 else [cell.with_title("") for cell in cells])
+    return draw_grid(rows, title=title, labels=labels, width=width)
 
 
 def show(
@@ -135,7 +135,7 @@ def show(
     subject = explanation.subject
     if subject is not None:
         images, names = subject.pictures if images is None else images, subject.names if names is None else names
-    explained = panels_of(explanation, names)
+    explained = build_panels(explanation, names)
     pictures = len(explanation.attribution) if images is None else len(images)  # of clips each frame is one
     each = len(explained) // pictures  # targets of an image
     shown = explained[: limit * each]
@@ -148,10 +148,10 @@ def show(
     rivals = ["each class against its rivals"] if explanation.against == "rivals" else []
     counted = [f"{explanation.samples} samples"] if explanation.standard_error is not None else []
     title = ", ".join([*counted, *rivals])
-    return draw(rows, title=title, notes=[*sure, *doubts])
+    return draw_grid(rows, title=title, notes=[*sure, *doubts])
 
 
-def panels_of(
+def build_panels(
     explanation: Explanation, names: Sequence[str] | Mapping[int, str] | None = None, *, unit: str = ""
 ) -> list[Panel]:
     """One for each image of a batch and each of its targets, the targets of an image after each other."""

@@ -14,8 +14,18 @@ from torch import Tensor
 
 from dave_vit.models.geometry import Geometry
 from dave_vit.viz.colors import Array
-from dave_vit.viz.layers import ImageLike, MapLike, as_image, as_map, blend, overlay, scale, soften, to_pillow
 from dave_vit.viz.panels import Panel, Scales, View
+from dave_vit.viz.rendering import (
+    ImageLike,
+    MapLike,
+    as_image,
+    as_map,
+    blend,
+    overlay,
+    scale_map,
+    smooth_for_overlay,
+    to_pillow,
+)
 
 _WHOLE = 0.98  # share of the photograph from which on it counts as seen whole
 _LONGEST = 1600  # pixels of a side of what is drawn
@@ -85,7 +95,7 @@ class Photo:
             weight = weight + part.to_photo(torch.ones_like(tensor))
         return torch.where(weight > 0.5, total / weight.clamp(min=0.5), 0)
 
-    def framed(self, colours: ImageLike) -> Array:
+    def frame_seen_area(self, colours: ImageLike) -> Array:
         """A picture of the photograph's proportions with a frame around what was seen, and the rest pale."""
         array = as_image(colours)
         if self.whole:
@@ -123,7 +133,7 @@ class Photo:
         return None if maps[0] is None else self.place(maps)
 
 
-def photo_overlay(photo: Photo, groups: Sequence[Sequence[Panel]], view: View, scales: Scales) -> Image.Image:
+def overlay_on_photo(photo: Photo, groups: Sequence[Sequence[Panel]], view: View, scales: Scales) -> Image.Image:
     """Maps over the whole photograph; several targets in several hues, and where they are signed beside each other.
 
     Args:
@@ -134,12 +144,12 @@ def photo_overlay(photo: Photo, groups: Sequence[Sequence[Panel]], view: View, s
     """
     signed = view == "signed"
     large = photo.resized(-(-_SIDE // min(photo.parts[0].inputs)))
-    softened = [[soften(panel.values(view), signed=signed) for panel in parts] for parts in groups]
+    softened = [[smooth_for_overlay(panel.values(view), signed=signed) for panel in parts] for parts in groups]
     every = [values for parts in softened for values in parts]
     shown = [
-        scale(large.place(parts), signed=signed, like=every if scales == "shared" else parts)  # type: ignore[arg-type]
+        scale_map(large.place(parts), signed=signed, like=every if scales == "shared" else parts)  # type: ignore[arg-type]
         for parts in softened
     ]
     if len(shown) > 1 and not signed:
-        return to_pillow(large.framed(blend(large.image, shown)))
-    return to_pillow(np.concatenate([large.framed(overlay(large.image, each)) for each in shown], 1))
+        return to_pillow(large.frame_seen_area(blend(large.image, shown)))
+    return to_pillow(np.concatenate([large.frame_seen_area(overlay(large.image, each)) for each in shown], 1))

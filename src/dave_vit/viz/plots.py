@@ -20,10 +20,10 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Style:
+class MethodStyle:
     """How a method is written and drawn."""
 
-    words: str
+    label: str
     colour: str
     dash: str = "-"
     marker: str = "o"
@@ -41,48 +41,48 @@ _BLUE, _SKY, _GREEN, _ORANGE, _RED, _PINK, _GREY, _BLACK = (
 )
 # One hue for each family of methods; within a family shades, dashes and markers differ.
 STYLES = {
-    "dave": Style("DAVE, default", DAVE, "-", "o"),
-    "dave-paper": Style("DAVE, as in the paper", DAVE, "--", "D"),
-    "dave-official": Style("DAVE, as in the authors' code", DAVE, ":", "s"),
-    "equivariant": Style("equivariant average", "#8a63b8", "-.", "p"),
-    "effective": Style("effective transformation", "#5b3a8c", ":", "h"),
-    "integrated_gradients": Style("integrated gradients", _BLUE, "-", "^"),
-    "saliency": Style("saliency", _BLUE, ":", "s"),
-    "fullgrad": Style("FullGrad", _BLUE, "-.", "d"),
-    "smoothgrad": Style("SmoothGrad", _SKY, "--", "v"),
-    "guided_backprop": Style("guided backpropagation", _SKY, "-", "<"),
-    "deconvolution": Style("deconvolution", _SKY, ":", ">"),
-    "attn_lrp": Style("AttnLRP", _GREEN, "--", ">"),
-    "cp_lrp": Style("CP-LRP", _GREEN, "-", "<"),
-    "omenn": Style("OMENN", _GREEN, ":", "o"),
-    "libragrad": Style("LibraGrad", _GREEN, "-.", "D"),
-    "legrad": Style("LeGrad", _ORANGE, "-", "<"),
-    "gradcam": Style("Grad-CAM", _ORANGE, "--", "s"),
-    "gradcam_plus_plus": Style("Grad-CAM++", _ORANGE, ":", "D"),
-    "layercam": Style("LayerCAM", _ORANGE, "-", "v"),
-    "hirescam": Style("HiResCAM", _ORANGE, "--", "p"),
-    "scorecam": Style("Score-CAM", _ORANGE, "-.", "h"),
-    "iia": Style("IIA", _ORANGE, "-.", "^"),
-    "chefer_lrp": Style("Chefer-LRP", _RED, "-.", "P"),
-    "chefer_generic": Style("Chefer, generic", _RED, "-", "X"),
-    "rollout": Style("attention rollout", _PINK, "-", "o"),
-    "raw_attention": Style("raw attention", _PINK, "--", "s"),
-    "attention_flow": Style("attention flow", _PINK, ":", "^"),
-    "occlusion": Style("occlusion", _RED, ":", "s"),
-    "rise": Style("RISE", _RED, "--", "o"),
-    "lime": Style("LIME", _RED, "-", "v"),
-    "kernel_shap": Style("Kernel SHAP", _RED, "--", "d"),
-    "vit_cx": Style("ViT-CX", _PINK, "-.", "D"),
-    "tis": Style("TIS", _PINK, "--", "v"),
-    "greedy": Style("greedy order", _BLACK, "--", "d"),
-    "input_x_gradient": Style("input x gradient", _GREY, ":", "s"),
-    "random": Style("random", _GREY, "--", "x"),
-    "bcos": Style("B-cos inherent", _BLACK, "-", "X"),
-    "center": Style("centre", _BLACK, ":", "+"),
+    "dave": MethodStyle("DAVE, default", DAVE, "-", "o"),
+    "dave-paper": MethodStyle("DAVE, as in the paper", DAVE, "--", "D"),
+    "dave-official": MethodStyle("DAVE, as in the authors' code", DAVE, ":", "s"),
+    "equivariant": MethodStyle("equivariant average", "#8a63b8", "-.", "p"),
+    "effective": MethodStyle("effective transformation", "#5b3a8c", ":", "h"),
+    "integrated_gradients": MethodStyle("integrated gradients", _BLUE, "-", "^"),
+    "saliency": MethodStyle("saliency", _BLUE, ":", "s"),
+    "fullgrad": MethodStyle("FullGrad", _BLUE, "-.", "d"),
+    "smoothgrad": MethodStyle("SmoothGrad", _SKY, "--", "v"),
+    "guided_backprop": MethodStyle("guided backpropagation", _SKY, "-", "<"),
+    "deconvolution": MethodStyle("deconvolution", _SKY, ":", ">"),
+    "attn_lrp": MethodStyle("AttnLRP", _GREEN, "--", ">"),
+    "cp_lrp": MethodStyle("CP-LRP", _GREEN, "-", "<"),
+    "omenn": MethodStyle("OMENN", _GREEN, ":", "o"),
+    "libragrad": MethodStyle("LibraGrad", _GREEN, "-.", "D"),
+    "legrad": MethodStyle("LeGrad", _ORANGE, "-", "<"),
+    "gradcam": MethodStyle("Grad-CAM", _ORANGE, "--", "s"),
+    "gradcam_plus_plus": MethodStyle("Grad-CAM++", _ORANGE, ":", "D"),
+    "layercam": MethodStyle("LayerCAM", _ORANGE, "-", "v"),
+    "hirescam": MethodStyle("HiResCAM", _ORANGE, "--", "p"),
+    "scorecam": MethodStyle("Score-CAM", _ORANGE, "-.", "h"),
+    "iia": MethodStyle("IIA", _ORANGE, "-.", "^"),
+    "chefer_lrp": MethodStyle("Chefer-LRP", _RED, "-.", "P"),
+    "chefer_generic": MethodStyle("Chefer, generic", _RED, "-", "X"),
+    "rollout": MethodStyle("attention rollout", _PINK, "-", "o"),
+    "raw_attention": MethodStyle("raw attention", _PINK, "--", "s"),
+    "attention_flow": MethodStyle("attention flow", _PINK, ":", "^"),
+    "occlusion": MethodStyle("occlusion", _RED, ":", "s"),
+    "rise": MethodStyle("RISE", _RED, "--", "o"),
+    "lime": MethodStyle("LIME", _RED, "-", "v"),
+    "kernel_shap": MethodStyle("Kernel SHAP", _RED, "--", "d"),
+    "vit_cx": MethodStyle("ViT-CX", _PINK, "-.", "D"),
+    "tis": MethodStyle("TIS", _PINK, "--", "v"),
+    "greedy": MethodStyle("greedy order", _BLACK, "--", "d"),
+    "input_x_gradient": MethodStyle("input x gradient", _GREY, ":", "s"),
+    "random": MethodStyle("random", _GREY, "--", "x"),
+    "bcos": MethodStyle("B-cos inherent", _BLACK, "-", "X"),
+    "center": MethodStyle("centre", _BLACK, ":", "+"),
 }
 
 
-def _apart(styles: dict[str, Style]) -> dict[str, Style]:
+def _apart(styles: dict[str, MethodStyle]) -> dict[str, MethodStyle]:
     """Shades of its hue for the members of a family, so that no two methods share a colour; DAVE's presets are one."""
     families: dict[str, list[str]] = {}
     for name, one in styles.items():
@@ -110,12 +110,12 @@ SERIES = (_BLUE, _ORANGE, _GREEN, _RED, _SKY, _BLACK)
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 
 
-def style(label: str) -> Style:
+def method_style(label: str) -> MethodStyle:
     """The style of a method; a label of the user's own has that of the longest name it begins with, or is grey."""
     known = [name for name in STYLES if label.startswith(name)]
     if label in STYLES or not known:
-        return STYLES.get(label, Style(label, _GREY, ":", "x"))
-    return replace(STYLES[max(known, key=len)], words=label, dash="-.", marker="*")
+        return STYLES.get(label, MethodStyle(label, _GREY, ":", "x"))
+    return replace(STYLES[max(known, key=len)], label=label, dash="-.", marker="*")
 
 
 def draw_curves(axes: Any, curves: Mapping[str, tuple[Floats, Floats]], words: Mapping[str, str]) -> None:
@@ -127,7 +127,7 @@ def draw_curves(axes: Any, curves: Mapping[str, tuple[Floats, Floats]], words: M
         words: of the legend, by label.
     """
     for label, (at, height) in curves.items():
-        how = style(label)
+        how = method_style(label)
         axes.plot(
             at,
             height,
@@ -139,7 +139,7 @@ def draw_curves(axes: Any, curves: Mapping[str, tuple[Floats, Floats]], words: M
             markersize=3.5,
             markevery=max(1, len(at) // 6),
         )
-    legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    add_legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 @dataclass(frozen=True)
@@ -157,13 +157,15 @@ class Band:
             yield float(at), dict(zip(("median", "low", "high"), map(float, numbers), strict=True))
 
 
-def quartiles(at: Sequence[float] | Floats, values: Floats) -> Band:
+def compute_quartiles(at: Sequence[float] | Floats, values: Floats) -> Band:
     """The band of values [images, points]; what is not finite is left out."""
     low, median, high = np.nanquantile(np.asarray(values, dtype=np.float64), (0.25, 0.5, 0.75), axis=0)
     return Band(np.asarray(at, dtype=np.float64), median, low, high)
 
 
-def canvas(plots: int = 1, *, width: float = 6.4, height: float = 3.8, per_row: int = 3) -> tuple[Drawing, list[Any]]:
+def create_plots(
+    plots: int = 1, *, width: float = 6.4, height: float = 3.8, per_row: int = 3
+) -> tuple[Drawing, list[Any]]:
     """An empty figure with plots beside each other, gridded, without upper and right edges; sizes are of one plot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -186,6 +188,6 @@ def draw_band(axes: Any, band: Band, label: str, number: int, *, colour: str | N
     axes.plot(band.at, band.median, color=shade, linestyle=DASHES[number % len(DASHES)], linewidth=1.8, label=label)
 
 
-def legend(axes: Any, **options: Any) -> None:
+def add_legend(axes: Any, **options: Any) -> None:
     """A legend without a frame."""
     axes.legend(frameon=False, fontsize=8.5, handlelength=2.8, **options)

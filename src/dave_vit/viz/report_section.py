@@ -50,8 +50,8 @@ class Picture:
 
     def files(self) -> dict[str, bytes]:
         """Contents by name."""
-        files = {f"{self.name}.png": self.drawing.data("png", dpi=110)}
-        return files | ({f"{self.name}.svg": self.drawing.data("svg")} if self.is_plot else {})
+        files = {f"{self.name}.png": self.drawing.to_bytes("png", dpi=110)}
+        return files | ({f"{self.name}.svg": self.drawing.to_bytes("svg")} if self.is_plot else {})
 
 
 @dataclass(frozen=True)

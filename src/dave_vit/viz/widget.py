@@ -15,13 +15,13 @@ from torch import Tensor
 from dave_vit.errors import MissingExtra, missing_extra
 from dave_vit.methods import Explanation
 from dave_vit.viz.colors import COLORMAPS, Array
-from dave_vit.viz.layers import MapLike, as_image
-from dave_vit.viz.panels import Panel, panels_of
+from dave_vit.viz.panels import Panel, build_panels
+from dave_vit.viz.rendering import MapLike, as_image
 
 _MOST = 64  # maps of a widget: all of them travel to the browser
 
 
-def script() -> str:
+def read_script() -> str:
     """The widget's program: the page's own painting and zooming, and its controls."""
     package = files("dave_vit")
     shared = [package / "web" / "static" / name for name in ("paint.js", "zoom.js")]
@@ -29,10 +29,10 @@ def script() -> str:
     return "\n".join(part.read_text(encoding="utf-8") for part in parts)
 
 
-def contents(explanation: Explanation) -> dict[str, Any]:
+def widget_traits(explanation: Explanation) -> dict[str, Any]:
     """What a widget is made of: numbers as bytes, by the names of its traits."""
     subject = explanation.subject
-    panels = panels_of(explanation, None if subject is None else subject.names)
+    panels = build_panels(explanation, None if subject is None else subject.names)
     height, width = torch.as_tensor(panels[0].map).shape
     pictures = torch.ones(1, 3, height, width) if subject is None else subject.pictures
     shown, kept = _kept(panels, pictures)
@@ -56,14 +56,14 @@ def widget(explanation: Explanation) -> Any:
         import traitlets
     except ImportError as error:
         raise missing_extra("anywidget", "notebook") from error
-    given = contents(explanation)
+    given = widget_traits(explanation)
     kinds: dict[type, Any] = {int: traitlets.Int, list: traitlets.List, dict: traitlets.Dict, bytes: traitlets.Bytes}
     traits = {name: kinds[type(value)]().tag(sync=True) for name, value in given.items()}
-    made = type("DaveWidget", (anywidget.AnyWidget,), {"_esm": script(), **traits})
+    made = type("DaveWidget", (anywidget.AnyWidget,), {"_esm": read_script(), **traits})
     return made(**given)
 
 
-def bundle(explanation: Explanation, picture: bytes) -> dict[str, Any]:
+def mime_bundle(explanation: Explanation, picture: bytes) -> dict[str, Any]:
     """What a notebook shows: the widget where there can be one, and the picture where a notebook is only read."""
     shown = {"image/png": base64.b64encode(picture).decode(), "text/plain": _text(explanation)}
     try:

@@ -22,8 +22,8 @@ from dave_vit.explain.words import WordExplanation
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import fitting, most_samples, options_of
 from dave_vit.models import Adapter
-from dave_vit.viz import Drawing, Scales, View, draw, image_cell, panel_cells, scale, to_pillow
-from dave_vit.viz.layers import as_image, as_map
+from dave_vit.viz import Drawing, Scales, View, draw_grid, image_cell, panel_cells, scale_map, to_pillow
+from dave_vit.viz.rendering import as_image, as_map
 from dave_vit.web.images import file_name, png_text, read_picture
 from dave_vit.web.jobs import Check, Work
 from dave_vit.web.schema import Answer, AskQuery, ExplainQuery, Finished, Limits, Look, LookQuery, Step, plane
@@ -193,7 +193,7 @@ class Desk:
             results = [one.result for one in kept if isinstance(one.result, ClassExplanation)]
             if len(results) < 2:
                 raise OptionError("words have no figure of both; take the one of each")
-            yield f"{kept[0].picture.name}.both.png", joint(results, view, scales).data("png")
+            yield f"{kept[0].picture.name}.both.png", joint(results, view, scales).to_bytes("png")
 
         return work
 
@@ -275,7 +275,7 @@ def joint(results: Sequence[ClassExplanation], view: View, scales: Scales) -> Dr
     units = {result.unit or result.explainer.name for result in results}
     panels = [replace(result.panels[0], target=_titled(result)) for result in results]
     cells = panel_cells(panels, view=view, scales=scales if len(units) == 1 else "own")
-    return draw([[image_cell(results[0].image), *cells]], title=results[0].classified.picture.name)
+    return draw_grid([[image_cell(results[0].image), *cells]], title=results[0].classified.picture.name)
 
 
 def _titled(result: ClassExplanation) -> str:
@@ -306,8 +306,8 @@ def _step(result: ClassExplanation) -> Step:
         width=values.shape[1],
         height=values.shape[0],
         unit=panel.unit,
-        map=plane(values, scale(values)),
-        signed=plane(signed, scale(signed, signed=True)),
-        standard_error=None if error is None else plane(error, scale(error)),
-        sureness=None if panel.sureness is None else plane(panel.sureness, scale(panel.sureness)),
+        map=plane(values, scale_map(values)),
+        signed=plane(signed, scale_map(signed, signed=True)),
+        standard_error=None if error is None else plane(error, scale_map(error)),
+        sureness=None if panel.sureness is None else plane(panel.sureness, scale_map(panel.sureness)),
     )

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dave_vit.explain.classes import Prediction
 from dave_vit.neighborhood.noise import NoiseKind
-from dave_vit.viz import Scaled
-from dave_vit.viz.layers import MapLike, as_map
+from dave_vit.viz import ScaledMap
+from dave_vit.viz.rendering import MapLike, as_map
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Plane(BaseModel):
     caption: Annotated[str, Field(description="how the limit was found")]
 
 
-def plane(values: MapLike, scaled: Scaled) -> Plane:
+def plane(values: MapLike, scaled: ScaledMap) -> Plane:
     """A map as the API gives it."""
     array = as_map(values).numpy()
     unit = float(np.abs(array).max()) / 32767 or 1.0

@@ -14,7 +14,7 @@ from dave_vit.explain.classes import Explainer, Prediction
 from dave_vit.explain.scores import ScoreExplanation
 from dave_vit.explain.words import WordExplanation, explain_words
 from dave_vit.models.writer import Asked, Writer
-from dave_vit.viz import scale
+from dave_vit.viz import scale_map
 from dave_vit.web.images import png_text
 from dave_vit.web.schema import Answer, AskQuery, ExplainQuery, Step, plane
 
@@ -61,10 +61,10 @@ def _step(written: WordExplanation) -> Step:
         height=values.shape[0],
         unit=made.explainer.method.info.unit.replace("own", ""),
         notes=[*made.picture.notes, *doubts],
-        map=plane(values, scale(values)),
-        signed=plane(signed, scale(signed, signed=True)),
-        standard_error=None if error is None else plane(place(error), scale(place(error))),
-        sureness=None if sureness is None else plane(place(sureness), scale(place(sureness))),
+        map=plane(values, scale_map(values)),
+        signed=plane(signed, scale_map(signed, signed=True)),
+        standard_error=None if error is None else plane(place(error), scale_map(place(error))),
+        sureness=None if sureness is None else plane(place(sureness), scale_map(place(sureness))),
     )
 
 

@@ -16,7 +16,7 @@ from dave_vit.evaluate.statistics.collect import collect
 from dave_vit.evaluate.statistics.summary import rests_on
 from dave_vit.viz import Drawing
 from dave_vit.viz.pages import estimate_words
-from dave_vit.viz.plots import Floats, canvas, draw_curves, style
+from dave_vit.viz.plots import Floats, create_plots, draw_curves, method_style
 from dave_vit.viz.report_section import Number, Picture, Section, Table
 
 METRICS = ("gridpg", "energypg", "deletion")
@@ -115,7 +115,9 @@ def _table(
     title: str, methods: Sequence[str], metrics: Sequence[str], own: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> Table:
     best = {metric: max(own[name, metric]["mean"] or 0.0 for name in methods) for metric in metrics}
-    rows = [(style(name).words, *(cell(own[name, metric], best[metric]) for metric in metrics)) for name in methods]
+    rows = [
+        (method_style(name).label, *(cell(own[name, metric], best[metric]) for metric in metrics)) for name in methods
+    ]
     counts = "; ".join(_counts(metric, [own[name, metric] for name in methods]) for metric in metrics)
     return Table(("method", *(_title(metric) for metric in metrics)), tuple(rows), f"{title}: {counts}.")
 
@@ -127,7 +129,7 @@ def _title(metric: str) -> str:
 def _counts(metric: str, results: Sequence[Mapping[str, Any]]) -> str:
     """What the numbers of a column rest on; method by method where that differs."""
     said = [rests_on(one) for one in results]
-    apart = ", ".join(f"{style(one['method']).words} {words}" for one, words in zip(results, said, strict=True))
+    apart = ", ".join(f"{method_style(one['method']).label} {words}" for one, words in zip(results, said, strict=True))
     return f"{_title(metric)} {said[0] if len(set(said)) == 1 else apart}"
 
 
@@ -149,11 +151,11 @@ def read_curves(run: Path, methods: Sequence[str]) -> dict[str, dict[str, tuple[
 def curves_figure(curves: Mapping[str, Mapping[str, tuple[Floats, Floats]]], results: list[dict[str, Any]]) -> Drawing:
     """A plot for each model, a line for each method."""
     areas = {(one["model"], one["method"]): one["mean"] for one in results if one["metric"] == "deletion"}
-    figure, plots = canvas(len(curves), width=7.6, height=4.2, per_row=2)
+    figure, plots = create_plots(len(curves), width=7.6, height=4.2, per_row=2)
     for axes, (model, own) in zip(plots, curves.items(), strict=True):
         area = {name: 100 * (areas[model, name] or 0.0) for name in own}
         ordered = sorted(own, key=area.__getitem__, reverse=True)
-        words = {name: f"{style(name).words} ({area[name]:.1f})" for name in ordered}
+        words = {name: f"{method_style(name).label} ({area[name]:.1f})" for name in ordered}
         draw_curves(axes, {name: (100 * own[name][0], own[name][1]) for name in ordered}, words)
         axes.set(xlabel="pixels removed in %, the least important first", ylabel="probability of the target")
         axes.set(ylim=(-0.02, 1.02))

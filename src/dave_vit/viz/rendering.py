@@ -21,7 +21,7 @@ MapLike = Tensor | np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScaledMap:
     """A map made ready for colours.
 
     Attributes:
@@ -44,13 +44,13 @@ class Scaled:
         return f"{self.quantile * 100:g} % quantile" + (", shared" if self.shared else "")
 
 
-def scale(
+def scale_map(
     values: MapLike,
     *,
     quantile: float = QUANTILE,
     signed: bool = False,
     like: Sequence[MapLike] | None = None,
-) -> Scaled:
+) -> ScaledMap:
     """A map over one of its high quantiles.
 
     Args:
@@ -65,7 +65,7 @@ def scale(
     limits = [_limit(each.abs() if signed else each, quantile) for each in measured]
     limit = max(limits) or 1.0  # a map with nothing to show has none
     shown = (tensor / limit).clamp(-1.0 if signed else 0.0, 1.0)
-    return Scaled(shown.numpy(), limit, quantile, signed, shared=len(measured) > 1)
+    return ScaledMap(shown.numpy(), limit, quantile, signed, shared=len(measured) > 1)
 
 
 def _limit(values: Tensor, quantile: float) -> float:
@@ -73,13 +73,13 @@ def _limit(values: Tensor, quantile: float) -> float:
     return float(normalize(values[None], quantile)[1]) if bool((values > 0).any()) else 0.0
 
 
-def heat(values: MapLike | Scaled, colormap: str = "dave") -> Array:
+def colorize_map(values: MapLike | ScaledMap, colormap: str = "dave") -> Array:
     """A map in colours, [H, W, 3] in [0, 1]; "dave_signed" for signed maps."""
-    scaled = values if isinstance(values, Scaled) else scale(values, signed=colormap == "dave_signed")
+    scaled = values if isinstance(values, ScaledMap) else scale_map(values, signed=colormap == "dave_signed")
     return colorize((scaled.values + 1) / 2 if scaled.signed else scaled.values, colormap)
 
 
-def soften(values: MapLike, window: int | None = None, *, signed: bool = False) -> Tensor:
+def smooth_for_overlay(values: MapLike, window: int | None = None, *, signed: bool = False) -> Tensor:
     """The positive part of a map, slightly smoothed: over an image, lines of one pixel would be lost.
 
     Args:
@@ -96,7 +96,7 @@ def default_window(size: tuple[int, ...]) -> int:
     return max(1, 2 * round((min(size) / 45 - 1) / 2) + 1)
 
 
-def overlay(image: ImageLike, values: MapLike | Scaled, *, strength: float = 0.95, signed: bool = False) -> Array:
+def overlay(image: ImageLike, values: MapLike | ScaledMap, *, strength: float = 0.95, signed: bool = False) -> Array:
     """A map over its image; the larger a value, the less of the image is seen: [H, W, 3] in [0, 1].
 
     Args:
@@ -107,15 +107,19 @@ def overlay(image: ImageLike, values: MapLike | Scaled, *, strength: float = 0.9
     """
     if not 0 <= strength <= 1:
         raise OptionError(f"strength {strength}; expected a number from 0 to 1")
-    scaled = values if isinstance(values, Scaled) else scale(soften(values, signed=signed), signed=signed)
+    scaled = (
+        values if isinstance(values, ScaledMap) else scale_map(smooth_for_overlay(values, signed=signed), signed=signed)
+    )
     alpha = strength * np.abs(scaled.values[..., None])
     # not to the dark ends of the signed colours, which over a photograph are black
-    colours = colorize((0.7 * scaled.values + 1) / 2, "dave_signed") if scaled.signed else heat(scaled)
-    shown: Array = (1 - alpha) * _muted(fitted(image, scaled.values.shape)) + alpha * colours
+    colours = colorize((0.7 * scaled.values + 1) / 2, "dave_signed") if scaled.signed else colorize_map(scaled)
+    shown: Array = (1 - alpha) * _muted(resize_image(image, scaled.values.shape)) + alpha * colours
     return shown
 
 
-def blend(image: ImageLike, maps: Sequence[MapLike | Scaled], *, strength: float = 0.95, shared: bool = True) -> Array:
+def blend(
+    image: ImageLike, maps: Sequence[MapLike | ScaledMap], *, strength: float = 0.95, shared: bool = True
+) -> Array:
     """Maps of several targets over one image, each softened and in its own hue: [H, W, 3] in [0, 1].
 
     Args:
@@ -124,14 +128,14 @@ def blend(image: ImageLike, maps: Sequence[MapLike | Scaled], *, strength: float
         strength: how much of the image the largest value covers.
         shared: whether all maps have one scale, so that a weak one stays weak.
     """
-    softened = [soften(values) for values in maps if not isinstance(values, Scaled)]
-    scaled = [scale(values, like=softened if shared else None) for values in softened]
-    ready = [values for values in maps if isinstance(values, Scaled)]
+    softened = [smooth_for_overlay(values) for values in maps if not isinstance(values, ScaledMap)]
+    scaled = [scale_map(values, like=softened if shared else None) for values in softened]
+    ready = [values for values in maps if isinstance(values, ScaledMap)]
     levels = np.stack([each.values for each in (*scaled, *ready)])  # [K, H, W]
     hues = np.stack([hue(index) for index in range(len(maps))])  # [K, 3]
     colour = hues[levels.argmax(0)]  # the strongest alone: mixed hues would be taken for another target's
     alpha = strength * levels.max(0)[..., None]
-    shown: Array = (1 - alpha) * _muted(fitted(image, levels.shape[1:])) + alpha * colour
+    shown: Array = (1 - alpha) * _muted(resize_image(image, levels.shape[1:])) + alpha * colour
     return shown
 
 
@@ -162,7 +166,7 @@ def as_image(image: ImageLike) -> Array:
     return array / 255 if array.dtype == np.uint8 else array.astype(np.float64).clip(0, 1)
 
 
-def fitted(image: ImageLike, size: tuple[int, ...]) -> Array:
+def resize_image(image: ImageLike, size: tuple[int, ...]) -> Array:
     """An image resized to the height and width of a map."""
     array = as_image(image)
     if array.shape[:2] == tuple(size):
@@ -176,7 +180,7 @@ def to_pillow(colours: Array) -> Image.Image:
     return Image.fromarray((colours.clip(0, 1) * 255).round().astype(np.uint8))
 
 
-def enlarged(colours: Array, side: int = 448) -> Image.Image:
+def enlarge(colours: Array, side: int = 448) -> Image.Image:
     """As a Pillow image, doubled, tripled... until its shorter side has at least so many pixels."""
     image = to_pillow(colours)
     factor = -(-side // min(image.size))
