@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from dave_vit import __version__, create_method, load_model
 from dave_vit.data.builtin import BuiltinDataset
 from dave_vit.data.grids import GridOptions, candidates, choose_grids, compose
-from dave_vit.evaluate.statistics.intervals import Estimate, estimates
+from dave_vit.evaluate.statistics.intervals import MeanEstimate, estimate_means
 from dave_vit.maps import collapse
 from dave_vit.methods import Method
 from dave_vit.metrics import energypg, gridpg
 from dave_vit.models.families.builtin import BUILTIN
-from dave_vit.viz.pages import estimate_words
+from dave_vit.viz.pages import format_estimate
 
 # Shown name -> name and options of the method; the first of a model is compared with the others.
 Methods = dict[str, tuple[str, dict[str, Any]]]
@@ -162,15 +162,15 @@ def run(name: str, pool: Pictures, pairs: Pictures, options: argparse.Namespace)
 # --- The report -------------------------------------------------------------------------------------------------------
 
 
-def estimate(values: np.ndarray) -> Estimate:
+def estimate(values: np.ndarray) -> MeanEstimate:
     """Mean and interval of scores [N, K] in percent; the K numbers of a grid or picture are drawn together."""
     count, each = values.shape
     units = np.repeat(np.arange(count), each).tolist()
-    return estimates(100 * values.reshape(1, -1), units)[0]
+    return estimate_means(100 * values.reshape(1, -1), units)[0]
 
 
-def cell(one: Estimate) -> str:
-    return estimate_words(one.mean, one.low, one.high, digits=1)
+def cell(one: MeanEstimate) -> str:
+    return format_estimate(one.mean, one.low, one.high, digits=1)
 
 
 def table(results: dict[str, Result]) -> list[str]:

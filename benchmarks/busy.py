@@ -69,7 +69,7 @@ def main() -> None:
 
     with TemporaryDirectory() as out, looks(given.device) as seen:
         plan, engine = make_plan({"limit": given.limit}), create_engine("local", device=given.device)
-        evaluate(plan, out, engine=engine, loader=lambda entry, device: Both(given.model, device), watch=watch)
+        evaluate(plan, out, engine=engine, loader=lambda entry, device: Both(given.model, device), progress=watch)
     (began, first), (ended, last) = steps[1], steps[-1]
     busy = [share for at, share in seen if began <= at <= ended]
     share = f", the GPU computes {sum(busy) / len(busy):.0f} % of the time" if busy else ""

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from dave_vit import create_method, load_model
 from dave_vit.data.builtin import BuiltinDataset, Scene
-from dave_vit.evaluate.statistics.intervals import estimates
+from dave_vit.evaluate.statistics.intervals import estimate_means
 from dave_vit.metrics import energypg
 from dave_vit.models.writer import Asked, Writer
-from dave_vit.viz.pages import estimate_words
+from dave_vit.viz.pages import format_estimate
 
 SEED = 61_000  # neither training nor its settings saw it
 METHODS = {"DAVE": "dave", "AttnLRP": "attn_lrp", "effective transformation": "effective"}
@@ -84,7 +84,7 @@ def main() -> None:
         found = list(shares(writer.ask(Image.fromarray(scene.image)), scene, options.samples))
         rows, units = rows + found, units + [unit] * len(found)
     units = np.unique(units, return_inverse=True)[1].tolist()
-    means = [estimate_words(e.mean, e.low, e.high, digits=1) for e in estimates(100 * np.array(rows).T, units)]
+    means = [format_estimate(e.mean, e.low, e.high, digits=1) for e in estimate_means(100 * np.array(rows).T, units)]
     print(f"{len(rows)} words of {len(set(units))} pictures\n\n| method | own object | the other |\n|---|---|---|")
     for number, name in enumerate([*METHODS, "area"]):
         print(f"| {name} | {means[2 * number]} | {means[2 * number + 1]} |")

@@ -17,7 +17,7 @@ from dave_vit.data import open_dataset
 from dave_vit.data.labels import pick_targets
 from dave_vit.errors import ModelError, OptionError, TargetError, UnknownName
 from dave_vit.evaluate import make_plan
-from dave_vit.evaluate.job import Job
+from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.plan import _file_digest
 from dave_vit.evaluate.worker import Worker
 from dave_vit.methods import METHODS
@@ -152,7 +152,7 @@ def test_a_worker_knows_the_plugins_of_its_plan(desk, monkeypatch):
     plan = make_plan({"plugins": "half.py", "methods": "half", "metrics": "deletion", "data": "folder:photos"})
     monkeypatch.setattr(METHODS, "_entries", {})  # as in a process that has just begun
     monkeypatch.setattr("dave_vit._internal.registry._PLUGINS", set())
-    Worker(Job(plan), "cpu").close()
+    Worker(EvalJob(plan), "cpu").close()
     assert list(METHODS) == ["half"]
 
 

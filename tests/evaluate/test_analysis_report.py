@@ -14,8 +14,6 @@ import torch
 from PIL import Image
 
 import small_embedded
-from bench_world import load as load_squares
-from bench_world import paint
 from dave_vit import cli
 from dave_vit.analysis import (
     ANALYSES,
@@ -34,7 +32,9 @@ from dave_vit.errors import DataError
 from dave_vit.evaluate import ModelEntry, evaluate
 from dave_vit.models import Adapter, Preprocessing
 from dave_vit.viz import image_cell
-from dave_vit.viz.report_section import Section, Table
+from dave_vit.viz.report_section import ReportTable, Section
+from evaluation_fixtures import load as load_squares
+from evaluation_fixtures import paint
 
 COUNTS = suites.with_counts(
     suites.read_suite("builtin", quick=True), {"samples": 2, "grids": 2, "pictures": 6, "deletion_steps": 4}
@@ -159,7 +159,7 @@ def test_a_finished_section_is_not_computed_again(tmp_path):
 
     def make() -> Section:
         made.append(1)
-        return Section("x", "X", "words", tables=[Table(("a",), (("1",),))], rows=[{"a": 1}])
+        return Section("x", "X", "words", tables=[ReportTable(("a",), (("1",),))], rows=[{"a": 1}])
 
     options = reproduce.ReproduceOptions(tmp_path, "dave")
     first = reproduce._finished(options, "x", "key", make)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench_world import paint
 from dave_vit import cli
+from evaluation_fixtures import paint
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench_world import load, paint, plan_of, rows_of
 from dave_vit import cli
 from dave_vit.evaluate import evaluate
+from evaluation_fixtures import build_plan, load, paint, read_rows
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def runs(tmp_path_factory) -> tuple[Path, Path]:
         methods = ["input_x_gradient", {"method": "smoothgrad", "options": {"samples": samples, "level": 0.5}}]
         grids = {"metric": "gridpg", "options": {"grids": 5, "confidence": 0.0}}
         evaluate(
-            plan_of(squares, methods=methods, metrics=["energypg", grids], limit=limit), folder / name, loader=load
+            build_plan(squares, methods=methods, metrics=["energypg", grids], limit=limit), folder / name, loader=load
         )
     return folder / "before", folder / "after"
 
@@ -34,7 +34,7 @@ def diff(capsys, *words) -> dict:
 
 def scores(run: Path, method: str) -> dict[str, float]:
     return {
-        row["image"]: row["value"] for row in rows_of(run) if (row["method"], row["metric"]) == (method, "energypg")
+        row["image"]: row["value"] for row in read_rows(run) if (row["method"], row["metric"]) == (method, "energypg")
     }
 
 

@@ -15,16 +15,16 @@ import pytest
 import torch
 
 import small_embedded
-from bench_world import load, load_at_home, load_fatal, paint, plan_of, quick_plan, rows_of
 from dave_vit import cli
 from dave_vit.errors import OptionError, OutOfMemory, UnknownName
 from dave_vit.evaluate import LocalEngine, create_engine, evaluate, pick_devices
-from dave_vit.evaluate.dispatch import Dispatch, Lost
+from dave_vit.evaluate.dispatch import ActorLost, Dispatcher
 from dave_vit.evaluate.engines import local
 from dave_vit.evaluate.engines.ray import RayEngine, plan_pool
-from dave_vit.evaluate.job import Job
+from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.store import RunFolder
-from dave_vit.evaluate.tasks import Task
+from dave_vit.evaluate.tasks import EvalTask
+from evaluation_fixtures import build_plan, load, load_at_home, load_fatal, paint, quick_plan, read_rows
 
 # A run in a process of its own, which notes each task that it computes.
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -33,7 +33,7 @@ import sys, time
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from bench_world import load, quick_plan
+from evaluation_fixtures import load, quick_plan
 from dave_vit.evaluate import evaluate
 from dave_vit.evaluate.worker import Worker
 
@@ -61,7 +61,7 @@ def expected(squares, tmp_path_factory) -> list[dict]:
     """The rows of a run that nothing disturbed."""
     run = tmp_path_factory.mktemp("quiet") / "run"
     evaluate(quick_plan(squares), run, loader=load, threads=1)
-    return rows_of(run)
+    return read_rows(run)
 
 
 def start(squares: Path, run: Path, log: Path) -> subprocess.Popen:
@@ -96,7 +96,7 @@ def test_killed_at_random_and_started_again(squares, expected, tmp_path):
     last = start(squares, run, tmp_path / "last")
     assert last.wait(timeout=300) == 0
     assert not finished & set(names(tmp_path / "last"))
-    assert rows_of(run) == expected
+    assert read_rows(run) == expected
     assert not list(run.rglob("*.part"))
 
 
@@ -141,7 +141,7 @@ def test_the_command_killed_at_random_on_builtin_data(tmp_path, monkeypatch):
     assert 0 < len(finished) < total
     assert command(run).wait(timeout=600) == 0
     assert finished.items() <= written(run).items()
-    assert rows_of(run) == rows_of(tmp_path / "quiet")
+    assert read_rows(run) == read_rows(tmp_path / "quiet")
     assert (run / "report.html").exists()
 
 
@@ -150,7 +150,7 @@ def test_the_command_killed_at_random_on_builtin_data(tmp_path, monkeypatch):
 def test_two_processes_on_a_gpu(squares, expected, tmp_path):
     engine = LocalEngine(pick_devices("cuda:0", workers=2))
     evaluate(quick_plan(squares), tmp_path / "run", engine=engine, loader=load, threads=1)
-    there = rows_of(tmp_path / "run")
+    there = read_rows(tmp_path / "run")
     assert [row["image"] for row in there] == [row["image"] for row in expected]
     near = [
         row["value"] == other["value"] or abs(row["value"] - other["value"]) < 0.02
@@ -167,7 +167,7 @@ def test_two_processes_share_one_run(squares, expected, tmp_path):
     assert [process.wait(timeout=300) for process in processes] == [0, 0]
     computed = [name for log in logs for name in names(log)]
     assert len(computed) == len(set(computed))  # each task once, by one of the two
-    assert rows_of(run) == expected
+    assert read_rows(run) == expected
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_a_team_survives_a_killed_member(squares, expected, tmp_path):
     engine = LocalEngine(["cpu", "cpu"])
     evaluate(quick_plan(squares), tmp_path / "run", engine=engine, loader=load_fatal, threads=1)
     assert (squares.parent / "killed").exists()
-    assert rows_of(tmp_path / "run") == expected
+    assert read_rows(tmp_path / "run") == expected
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ def test_ray_gives_the_same_rows_and_survives_a_killed_worker(squares, expected,
     engine = RayEngine(device="cpu", workers=2)
     evaluate(quick_plan(squares), tmp_path / "run", engine=engine, loader=load_fatal, threads=1)
     assert (squares.parent / "killed").exists()
-    assert rows_of(tmp_path / "run") == expected
+    assert read_rows(tmp_path / "run") == expected
     assert not (tmp_path / ".ray").exists()  # no secret is left in the home folder
     assert "RAY_AUTH_TOKEN" not in os.environ
 
@@ -202,7 +202,10 @@ def test_an_error_of_a_member_reaches_the_caller(squares, tmp_path):
 
 def test_waiting_for_others_takes_longer_and_longer_looks(squares, tmp_path, monkeypatch):
     """A second command that finds everything claimed must not ask a file server five times a second."""
-    job, tasks = Job(quick_plan(squares)), [Task("scan", f"s{i}", 0, -1, 0, i, (i,)) for i in range(2000)]
+    job, tasks = (
+        EvalJob(quick_plan(squares)),
+        [EvalTask("scan", f"s{i}", 0, -1, 0, i, (i,)) for i in range(2000)],
+    )
     folder, pauses = RunFolder(tmp_path), []
     monkeypatch.setattr(local, "Worker", lambda *arguments: SimpleNamespace(close=lambda: None, rest=lambda: None))
     monkeypatch.setattr(local, "_attempt", lambda *arguments: False)  # all in other hands
@@ -266,7 +269,9 @@ def test_pools_are_not_larger_than_the_work():
         plan_pool({"CPU": 64}, 3, 1, "cuda", None)
 
 
-TASKS = [Task("images", f"{start}-{method}", 0, method, 0, start, (start,)) for start in range(4) for method in (0, 1)]
+TASKS = [
+    EvalTask("images", f"{start}-{method}", 0, method, 0, start, (start,)) for start in range(4) for method in (0, 1)
+]
 
 
 class Imagined:
@@ -298,10 +303,10 @@ class Imagined:
         _, what = call
         if what == "ready" and self.stillborn:
             self.stillborn -= 1
-            raise Lost("no memory")
+            raise ActorLost("no memory")
         if self.deadly.get(what):
             self.deadly[what] -= 1
-            raise Lost("killed")
+            raise ActorLost("killed")
         if self.full.get(what):
             self.full[what] -= 1
             raise OutOfMemory("full")
@@ -310,7 +315,7 @@ class Imagined:
 
 def dispatched(cluster: Imagined) -> list[str]:
     done = []
-    Dispatch(cluster, lambda task, result: done.append((task.name, result))).run(TASKS)
+    Dispatcher(cluster, lambda task, result: done.append((task.name, result))).run(TASKS)
     assert all(name == result for name, result in done)
     return [name for name, _ in done]
 
@@ -357,11 +362,11 @@ def test_a_node_that_joins_later_helps():
 # The driver of a run on Ray; its actors are slow enough for it to be killed between two tasks.
 DRIVER = """
 import sys
-from bench_world import load, plan_of
+from evaluation_fixtures import load, build_plan
 from dave_vit.evaluate import evaluate
 from dave_vit.evaluate.engines.ray import RayEngine
 
-plan = plan_of(sys.argv[1], methods=["effective", "input_x_gradient"], metrics=["energypg"])
+plan = build_plan(sys.argv[1], methods=["effective", "input_x_gradient"], metrics=["energypg"])
 evaluate(plan, sys.argv[2], engine=RayEngine(device="cpu", workers=1), loader=load, threads=1)
 """
 
@@ -379,8 +384,8 @@ def test_a_ray_driver_that_is_killed_loses_nothing_that_was_written(squares, tmp
     driver.wait()
     finished = written(run)
     assert finished
-    plan = plan_of(squares, methods=["effective", "input_x_gradient"], metrics=["energypg"])
+    plan = build_plan(squares, methods=["effective", "input_x_gradient"], metrics=["energypg"])
     evaluate(plan, run, loader=load, threads=1)  # any engine goes on
     assert finished.items() <= written(run).items()
     evaluate(plan, tmp_path / "quiet", loader=load, threads=1)
-    assert rows_of(run) == rows_of(tmp_path / "quiet")
+    assert read_rows(run) == read_rows(tmp_path / "quiet")

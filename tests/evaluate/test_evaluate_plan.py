@@ -11,8 +11,8 @@ from PIL import Image
 from dave_vit.data.classes import class_map
 from dave_vit.errors import DataError, OptionError, UnknownName
 from dave_vit.evaluate import make_plan, read_plan
-from dave_vit.evaluate.statistics.rows import Scanned
-from dave_vit.evaluate.tasks import Tasks
+from dave_vit.evaluate.statistics.rows import ScannedImage
+from dave_vit.evaluate.tasks import TaskBuilder
 
 YAML = """
 data: imagenet:ILSVRC
@@ -108,10 +108,10 @@ def test_the_document_follows_content(tmp_path):
 
 def test_keys_follow_content():
     plan = make_plan({"methods": ["dave", "effective"], "shard": 2})
-    seen = [Scanned(i, f"n{i}", f"n{i}", i, i, 0.9, None) for i in range(5)]
+    seen = [ScannedImage(i, f"n{i}", f"n{i}", i, i, 0.9, None) for i in range(5)]
 
     def names(plan, digest="d"):
-        return [task.name for task in Tasks(plan, plan.document(digest)).images(0, seen)]
+        return [task.name for task in TaskBuilder(plan, plan.document(digest)).images(0, seen)]
 
     assert len(set(names(plan))) == 6  # three shards, two methods
     assert names(plan) == names(make_plan({"methods": ["dave", "effective"], "shard": 2}))
@@ -123,10 +123,10 @@ def test_keys_follow_content():
 
 
 def test_tasks_follow_the_target_of_the_plan():
-    seen = [Scanned(0, "a", "a", 3, 5, 0.9, None), Scanned(1, "b", "b", None, 6, 0.9, None)]
+    seen = [ScannedImage(0, "a", "a", 3, 5, 0.9, None), ScannedImage(1, "b", "b", None, 6, 0.9, None)]
     for target, expected in (("label", (3, 6)), ("predicted", (5, 6))):
         plan = make_plan({"target": target})
-        (task,) = Tasks(plan, plan.document("d")).images(0, seen)
+        (task,) = TaskBuilder(plan, plan.document("d")).images(0, seen)
         assert task.targets == expected
 
 

@@ -11,7 +11,6 @@ from threading import Event, current_thread
 import pytest
 from torch import nn
 
-from bench_world import load, paint, plan_of, rows_of
 from dave_vit.data.base import FileDataset
 from dave_vit.data.batches import load_batch
 from dave_vit.data.grids import Grid
@@ -19,11 +18,12 @@ from dave_vit.errors import ImageError
 from dave_vit.evaluate import prefetch as reading
 from dave_vit.evaluate import scoring
 from dave_vit.evaluate.engines import local
-from dave_vit.evaluate.job import Job
-from dave_vit.evaluate.statistics.rows import Scanned
+from dave_vit.evaluate.job import EvalJob
+from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.evaluate.store import RunFolder
-from dave_vit.evaluate.tasks import Task, Tasks
+from dave_vit.evaluate.tasks import EvalTask, TaskBuilder
 from dave_vit.evaluate.worker import Worker
+from evaluation_fixtures import build_plan, load, paint, read_rows
 
 SOON = 10  # seconds until a test fails that would wait for ever
 
@@ -45,13 +45,13 @@ class Told(nn.Module):
         return self.model(x)
 
 
-def made(squares: Path, tell=lambda: None, **settings) -> tuple[Job, list[Task]]:
+def made(squares: Path, tell=lambda: None, **settings) -> tuple[EvalJob, list[EvalTask]]:
     """Three tasks of four images each, in batches of two; each once for each method."""
     usual = {"metrics": ["energypg"], "methods": ["input_x_gradient"], "shard": 4, "batch": 2}
-    plan = plan_of(squares, **{**usual, **settings})
-    images = [Scanned(i, str(i), str(i), 0, 0, 1.0, None) for i in range(12)]
-    tasks = Tasks(plan, plan.document("x")).images(0, images)
-    return Job(plan, lambda entry, device: Told(load(entry, device), tell), threads=1), tasks
+    plan = build_plan(squares, **{**usual, **settings})
+    images = [ScannedImage(i, str(i), str(i), 0, 0, 1.0, None) for i in range(12)]
+    tasks = TaskBuilder(plan, plan.document("x")).images(0, images)
+    return EvalJob(plan, lambda entry, device: Told(load(entry, device), tell), threads=1), tasks
 
 
 @pytest.fixture
@@ -101,8 +101,8 @@ def test_a_run_reads_each_image_once_and_its_rows_are_the_same(squares, reads, t
     for task in tasks:
         alone.write(worker.compute(task))
     worker.close()
-    assert rows_of(ahead.path) == rows_of(alone.path)
-    assert len(rows_of(ahead.path)) == 24
+    assert read_rows(ahead.path) == read_rows(alone.path)
+    assert len(read_rows(ahead.path)) == 24
 
 
 def test_the_thread_that_computes_leaves_the_data_set_alone(squares, monkeypatch):
@@ -114,7 +114,7 @@ def test_the_thread_that_computes_leaves_the_data_set_alone(squares, monkeypatch
 
     monkeypatch.setattr(FileDataset, "__getitem__", noted)
     job, image_tasks = made(squares, metrics=["energypg", "gridpg"])
-    (grid_task,) = Tasks(job.plan, job.plan.document("x")).grids(0, [Grid((0, 1, 2, 3), (0, 1, 0, 1))])
+    (grid_task,) = TaskBuilder(job.plan, job.plan.document("x")).grids(0, [Grid((0, 1, 2, 3), (0, 1, 0, 1))])
     worker = Worker(job, "cpu")
     for task in (image_tasks[0], grid_task):
         worker.compute(task)
@@ -163,7 +163,7 @@ def test_an_image_that_cannot_be_read_ahead_is_a_row_without_a_value(squares, re
 
     reads.before = fail
     local.work(job, folder, tasks, "cpu")
-    rows = rows_of(folder.path)
+    rows = read_rows(folder.path)
     assert len(rows) == 12
     assert [row["dropped"] for row in rows if row["value"] is None] == ["5.png: cut off"]
 

@@ -17,25 +17,25 @@ import torch
 from PIL import Image
 from torch import nn
 
-from bench_world import COLOURS, load, paint, plan_of, preprocess, rows_of
 from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch, load_batch
 from dave_vit.data.grids import GridOptions
 from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.errors import DataError, DaveError, OptionError
 from dave_vit.evaluate import evaluate, provenance
-from dave_vit.evaluate import worker as bench_worker
-from dave_vit.evaluate.job import Job
+from dave_vit.evaluate import worker as evaluate_worker
+from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.provenance import software
 from dave_vit.evaluate.report import pages
 from dave_vit.evaluate.scoring import MapMaker
-from dave_vit.evaluate.statistics.rows import Row, Scanned
-from dave_vit.evaluate.tasks import Tasks, build_grids, settle
+from dave_vit.evaluate.statistics.rows import Row, ScannedImage
+from dave_vit.evaluate.tasks import TaskBuilder, build_grids, relax_confidence
 from dave_vit.evaluate.worker import Worker
 from dave_vit.maps import collapse
 from dave_vit.methods import METHODS, Explanation, Method, create_method
 from dave_vit.methods.options import options_of
 from dave_vit.metrics import METRICS, Case, create_metric, energypg
+from evaluation_fixtures import COLOURS, build_plan, load, paint, preprocess, read_rows
 
 ROW = "model method metric image unit pictures target value dropped seed options versions device passes map_seconds"
 ROW += " seconds curve at"
@@ -50,7 +50,7 @@ def squares(tmp_path_factory) -> Path:
 def done(squares, tmp_path_factory):
     """A finished run: its folder and its summary."""
     run = tmp_path_factory.mktemp("done") / "run"
-    return run, evaluate(plan_of(squares), run, loader=load)
+    return run, evaluate(build_plan(squares), run, loader=load)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_rows_have_every_column_and_every_image(done):
     run, _ = done
     for path in (run / "rows").glob("*.parquet"):
         assert parquet.ParquetFile(path).schema_arrow.names == ROW.split()
-    rows = rows_of(run)
+    rows = read_rows(run)
     counts = Counter((row["method"], row["metric"]) for row in rows)
     images = 4 * len(COLOURS)
     assert counts[("dave", "energypg")] == counts[("input_x_gradient", "deletion")] == images
@@ -82,8 +82,8 @@ def test_rows_have_every_column_and_every_image(done):
 def test_values_are_those_of_the_functions(done, squares):
     run, _ = done
     data = open_dataset(f"folder:{squares}")
-    model = load(plan_of(squares).models[0], "cpu")
-    (row,) = [r for r in rows_of(run) if (r["method"], r["metric"], r["image"]) == ("dave", "energypg", "blue/2.png")]
+    model = load(build_plan(squares).models[0], "cpu")
+    (row,) = [r for r in read_rows(run) if (r["method"], r["metric"], r["image"]) == ("dave", "energypg", "blue/2.png")]
     index = [item.name for item in data].index("blue/2.png")
     from dave_vit.data.placement import Placements
 
@@ -99,7 +99,7 @@ def test_grids_are_kept_and_the_same_for_every_method(done):
     grids = json.loads(path.read_text())
     assert grids["options"]["confidence"] == 0.95
     by_method = {}
-    for row in rows_of(run):
+    for row in read_rows(run):
         if row["metric"] == "gridpg":
             by_method.setdefault(row["method"], []).append((row["image"], row["target"], row["unit"]))
     assert by_method["dave"] == by_method["input_x_gradient"]
@@ -107,7 +107,7 @@ def test_grids_are_kept_and_the_same_for_every_method(done):
     for number, grid in enumerate(grids["grids"]):
         assert [cells[f"grid-{number:05d}/{k}"] for k in range(4)] == grid["labels"]
         assert len(set(grid["labels"])) == 4
-    shown = {row["unit"]: row["pictures"] for row in rows_of(run) if row["metric"] == "gridpg"}
+    shown = {row["unit"]: row["pictures"] for row in read_rows(run) if row["metric"] == "gridpg"}
     assert [shown[f"grid-{number:05d}"] for number in range(len(grids["grids"]))] == [
         g["names"] for g in grids["grids"]
     ]
@@ -122,7 +122,7 @@ def test_the_summary_keeps_its_contract(done):
     keys = {"method", "metric", "mean", "low", "high", "n", "dropped"}
     assert all(keys <= one.keys() for one in summary["results"])
     for one in summary["results"]:
-        values = [row["value"] for row in rows_of(run) if all(row[k] == one[k] for k in ("method", "metric"))]
+        values = [row["value"] for row in read_rows(run) if all(row[k] == one[k] for k in ("method", "metric"))]
         assert one["mean"] == pytest.approx(np.mean(values))
         assert one["low"] <= one["mean"] <= one["high"]
         assert one["n"] == len(values)
@@ -134,7 +134,7 @@ def test_the_summary_keeps_its_contract(done):
 def test_a_finished_run_computes_nothing_again(done, squares, computed):
     run, summary = done
     before = {path: path.stat().st_mtime_ns for path in (run / "rows").iterdir()}
-    assert evaluate(plan_of(squares), run, loader=load) == summary
+    assert evaluate(build_plan(squares), run, loader=load) == summary
     assert computed == []
     assert {path: path.stat().st_mtime_ns for path in (run / "rows").iterdir()} == before
 
@@ -147,9 +147,9 @@ def test_what_is_missing_is_computed_and_nothing_else(done, squares, computed, t
         path.unlink()
     (run / "rows" / ".x.parquet.0000.part").write_bytes(b"half a file")
     (run / "summary.json").unlink()
-    assert evaluate(plan_of(squares), run, loader=load)["results"][0]["mean"] == done[1]["results"][0]["mean"]
+    assert evaluate(build_plan(squares), run, loader=load)["results"][0]["mean"] == done[1]["results"][0]["mean"]
     assert sorted(computed) == sorted(path.stem for path in lost)
-    assert rows_of(run) == rows_of(done[0])
+    assert read_rows(run) == read_rows(done[0])
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_what_is_missing_is_computed_and_nothing_else(done, squares, computed, t
 )
 def test_another_plan_in_the_same_folder_is_refused(done, squares, change, words):
     with pytest.raises(OptionError, match="holds a run of another plan") as caught:
-        evaluate(plan_of(squares, **change), done[0], loader=load)
+        evaluate(build_plan(squares, **change), done[0], loader=load)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -184,17 +184,17 @@ def half(done, tmp_path) -> Path:
 def test_a_run_goes_on_with_its_own_versions_only(half, squares, monkeypatch):
     before = dict(software())
     monkeypatch.setattr(provenance, "software", lambda: {**before, "torch": "9.9", "code": "0"})
-    monkeypatch.setattr(bench_worker, "software", lambda: {**before, "torch": "9.9", "code": "0"})
+    monkeypatch.setattr(evaluate_worker, "software", lambda: {**before, "torch": "9.9", "code": "0"})
     with pytest.raises(OptionError, match="computed with other versions") as caught:
-        evaluate(plan_of(squares), half, loader=load)
+        evaluate(build_plan(squares), half, loader=load)
     assert f'torch was "{before["torch"]}", now "9.9"' in str(caught.value)
     assert "\n" not in str(caught.value)
-    summary = evaluate(plan_of(squares), half, loader=load, allow_mixed=True)
+    summary = evaluate(build_plan(squares), half, loader=load, allow_mixed=True)
     (note,) = summary["notes"]
     assert note.startswith("computed with mixed versions: code was")
     assert note in (half / "report.md").read_text()
     assert len(summary["versions"]) == 2
-    evaluate(plan_of(squares), half, loader=load)  # both are known now
+    evaluate(build_plan(squares), half, loader=load)  # both are known now
 
 
 def test_a_run_goes_on_with_its_own_weights_only(half, squares):
@@ -204,24 +204,24 @@ def test_a_run_goes_on_with_its_own_weights_only(half, squares):
         return model
 
     with pytest.raises(OptionError, match="a worker loads other weights of square:"):
-        evaluate(plan_of(squares), half, loader=retrained)
-    (note,) = evaluate(plan_of(squares), half, loader=retrained, allow_mixed=True)["notes"]
+        evaluate(build_plan(squares), half, loader=retrained)
+    (note,) = evaluate(build_plan(squares), half, loader=retrained, allow_mixed=True)["notes"]
     assert "square:" in note
 
 
 def test_the_same_data_at_another_place_resumes(done, squares, tmp_path, computed):
     shutil.copytree(squares, tmp_path / "moved")
-    plan = plan_of(squares, data=f"folder:{tmp_path / 'moved'}")
+    plan = build_plan(squares, data=f"folder:{tmp_path / 'moved'}")
     evaluate(plan, done[0], loader=load)
     assert computed == []
 
 
 def test_images_that_cannot_be_used_are_counted_and_listed(tmp_path):
     data = paint(tmp_path / "data")
-    load(plan_of(data).models[0], "cpu")  # the model learns from whole images
+    load(build_plan(data).models[0], "cpu")  # the model learns from whole images
     (data / "red" / "1.png").write_bytes((data / "red" / "1.png").read_bytes()[:300])
     (data / "boxes.csv").write_text("image,left,top,right,bottom\nblue/0.png,5,5,20,20\nblue/1.png,0,0,1,40\n")
-    summary = evaluate(plan_of(data, metrics=["energypg", "pointing"]), tmp_path / "run", loader=load)
+    summary = evaluate(build_plan(data, metrics=["energypg", "pointing"]), tmp_path / "run", loader=load)
     assert [one["image"] for one in summary["skipped"]] == ["red/1.png"]
     assert "red/1.png" in (tmp_path / "run" / "report.html").read_text()
     for one in summary["results"]:
@@ -231,7 +231,7 @@ def test_images_that_cannot_be_used_are_counted_and_listed(tmp_path):
 
 
 def test_a_method_that_cannot_explain_the_model_is_a_reason_and_not_the_end(squares, tmp_path):
-    plan = plan_of(squares, methods=["bcos", "effective"], metrics=["energypg"], limit=4)
+    plan = build_plan(squares, methods=["bcos", "effective"], metrics=["energypg"], limit=4)
     summary = evaluate(plan, tmp_path / "run", loader=load)
     bad, good = summary["results"]
     assert (bad["mean"], bad["n"], bad["dropped"]) == (None, 0, 4)
@@ -246,7 +246,7 @@ def test_only_recognised_images_where_that_is_wanted(squares, tmp_path):
         weight.mul_(0.05).add_(0.05 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
         return model
 
-    model = unsure(plan_of(squares).models[0], "cpu")
+    model = unsure(build_plan(squares).models[0], "cpu")
     images = [preprocess(Image.open(path).convert("RGB")) for path in sorted(squares.glob("*/*.png"))]
     with torch.no_grad():
         probability, predicted = model(torch.cat(images)).softmax(1).max(1)
@@ -254,14 +254,14 @@ def test_only_recognised_images_where_that_is_wanted(squares, tmp_path):
     least = float(right[len(right) // 2 - 1] + right[len(right) // 2]) / 2
     sure = int((right > least).sum())
     assert 0 < sure < 20
-    plan = plan_of(squares, metrics=["energypg"], methods=["effective"], min_confidence=least)
+    plan = build_plan(squares, metrics=["energypg"], methods=["effective"], min_confidence=least)
     (one,) = evaluate(plan, tmp_path / "run", loader=unsure)["results"]
     assert (one["n"], one["dropped"]) == (sure, 20 - sure)
     assert set(one["reasons"]) == {f"not classified correctly with more than {least:g}"}
 
 
 def test_no_grids_is_said(squares, tmp_path):
-    plan = plan_of(squares, metrics=["gridpg", "energypg"], methods=["effective"], limit=6)
+    plan = build_plan(squares, metrics=["gridpg", "energypg"], methods=["effective"], limit=6)
     summary = evaluate(plan, tmp_path / "run", loader=load)
     assert re.search(r"no grids: images of \d classes .* a grid needs 4", summary["notes"][0])
     assert summary["results"][0]["n"] == 0
@@ -269,17 +269,17 @@ def test_no_grids_is_said(squares, tmp_path):
 
 def test_a_model_that_is_never_sure_gets_grids_of_what_it_is_surest_of():
     def seen(*confidences):
-        return [Scanned(i, str(i), str(i), i % 8, i % 8, p, None) for i, p in enumerate(confidences)]
+        return [ScannedImage(i, str(i), str(i), i % 8, i % 8, p, None) for i, p in enumerate(confidences)]
 
     usual = GridOptions()
-    assert settle(seen(*[0.99] * 16), usual).confidence == 0.95
-    assert settle(seen(*[0.99] * 15, 0.92), usual).confidence == 0.9
-    assert settle(seen(*[0.85] * 40), usual).confidence == 0.8
-    assert settle(seen(*[0.3] * 5), usual).confidence == 0.0
+    assert relax_confidence(seen(*[0.99] * 16), usual).confidence == 0.95
+    assert relax_confidence(seen(*[0.99] * 15, 0.92), usual).confidence == 0.9
+    assert relax_confidence(seen(*[0.85] * 40), usual).confidence == 0.8
+    assert relax_confidence(seen(*[0.3] * 5), usual).confidence == 0.0
     unsure = seen(*[0.96] * 25, *[0.85] * 60, *[0.6] * 80, *[0.3] * 99)  # such as DeiT-Tiny
-    assert settle(unsure, usual).confidence == 0.5
-    assert len(build_grids(unsure, settle(unsure, usual))) >= 100
-    assert settle(unsure, replace(usual, grids=6)).confidence == 0.95
+    assert relax_confidence(unsure, usual).confidence == 0.5
+    assert len(build_grids(unsure, relax_confidence(unsure, usual))) >= 100
+    assert relax_confidence(unsure, replace(usual, grids=6)).confidence == 0.95
     strict = create_metric("gridpg", confidence=0.95)
     assert strict.fixed
     assert not create_metric("gridpg").fixed
@@ -293,14 +293,14 @@ def test_a_grid_metric_of_the_how_to_is_scored_on_the_grids_of_gridpg(squares, t
     for block in (blocks[0], *(block for block in blocks if "GridMetric" in block)):
         exec(block, names)
     metrics = [{"metric": name, "options": {"grids": 3}} for name in ("gridpg", "lead")]
-    plan = plan_of(squares, metrics=metrics, methods=["effective"], save_maps=True)
+    plan = build_plan(squares, metrics=metrics, methods=["effective"], save_maps=True)
     gridpg, lead = evaluate(plan, tmp_path / "run", loader=load)["results"]
     assert gridpg["n"] == lead["n"] == 3 * 4
     maps = {}
     for path in (tmp_path / "run" / "maps").glob("*.npz"):
         with np.load(path) as arrays:
             maps |= dict(zip(arrays["names"], arrays["maps"].clip(0).astype(float), strict=True))
-    for row in rows_of(tmp_path / "run"):
+    for row in read_rows(tmp_path / "run"):
         heat, cell = maps[row["image"]], int(row["image"][-1])
         quarters = [heat[i : i + 16, j : j + 16].sum() / heat.sum() for i in (0, 16) for j in (0, 16)]
         others = [share for place, share in enumerate(quarters) if place != cell]
@@ -311,13 +311,13 @@ def test_a_grid_metric_of_the_how_to_is_scored_on_the_grids_of_gridpg(squares, t
 def test_metrics_of_different_grids_need_runs_of_their_own(squares):
     other = {"metric": "gridpg", "label": "surer", "options": {"confidence": 0.95}}
     with pytest.raises(OptionError, match="different grids"):
-        plan_of(squares, metrics=["gridpg", other])
+        build_plan(squares, metrics=["gridpg", other])
 
 
 def test_seeds_are_averaged_per_image_and_run_only_where_they_matter(squares, tmp_path):
-    plan = plan_of(squares, metrics=["energypg"], seeds=[0, 1], limit=4)
+    plan = build_plan(squares, metrics=["energypg"], seeds=[0, 1], limit=4)
     summary = evaluate(plan, tmp_path / "run", loader=load)
-    rows = rows_of(tmp_path / "run")
+    rows = read_rows(tmp_path / "run")
     assert Counter((row["method"], row["seed"]) for row in rows) == {
         ("input_x_gradient", 0): 4,
         ("dave", 0): 4,
@@ -328,15 +328,17 @@ def test_seeds_are_averaged_per_image_and_run_only_where_they_matter(squares, tm
 
 def test_several_models_are_apart_from_each_other(squares, tmp_path):
     models = [{"spec": f"square:{squares}", "label": label} for label in ("one", "two")]
-    summary = evaluate(plan_of(squares, models=models, methods=["effective"], limit=17), tmp_path / "run", loader=load)
-    by_model = {label: [r for r in rows_of(tmp_path / "run") if r["model"] == label] for label in ("one", "two")}
+    summary = evaluate(
+        build_plan(squares, models=models, methods=["effective"], limit=17), tmp_path / "run", loader=load
+    )
+    by_model = {label: [r for r in read_rows(tmp_path / "run") if r["model"] == label] for label in ("one", "two")}
     assert [{**row, "model": ""} for row in by_model["one"]] == [{**row, "model": ""} for row in by_model["two"]]
     assert sorted(path.name for path in (tmp_path / "run" / "grids").iterdir()) == ["one.json", "two.json"]
     assert [one["model"] for one in summary["results"]] == ["one"] * 3 + ["two"] * 3
 
 
 def test_maps_can_be_kept(squares, tmp_path):
-    plan = plan_of(squares, metrics=["energypg"], methods=["effective"], limit=6, save_maps=True)
+    plan = build_plan(squares, metrics=["energypg"], methods=["effective"], limit=6, save_maps=True)
     evaluate(plan, tmp_path / "run", loader=load)
     data = open_dataset(f"folder:{squares}", 6)
     model = load(plan.models[0], "cpu")
@@ -353,7 +355,7 @@ def test_maps_can_be_kept(squares, tmp_path):
 
 def test_sanity_is_tried_on_some_images_only(squares, tmp_path):
     metrics = [{"metric": "sanity", "options": {"images": 7, "stages": 2}}, "consistency"]
-    plan = plan_of(squares, metrics=metrics, methods=["effective"])
+    plan = build_plan(squares, metrics=metrics, methods=["effective"])
     sanity, consistency = evaluate(plan, tmp_path / "run", loader=load)["results"]
     assert (sanity["n"], sanity["dropped"], consistency["n"]) == (7, 0, 20)
 
@@ -374,7 +376,7 @@ class _Blank(Method):
 def test_a_map_that_shows_nothing_counts_against_its_method(squares, tmp_path, monkeypatch):
     monkeypatch.setattr(METHODS, "_entries", {**METHODS._entries, "blank": _Blank})
     monkeypatch.setattr(_Blank, "refused", None, raising=False)
-    plan = plan_of(squares, methods=["blank", "effective"], metrics=["gridpg", "energypg", "pointing", "deletion"])
+    plan = build_plan(squares, methods=["blank", "effective"], metrics=["gridpg", "energypg", "pointing", "deletion"])
     summary = evaluate(plan, tmp_path / "run", loader=load)
     found = {(one["method"], one["metric"]): one for one in summary["results"]}
     for metric, n in (("gridpg", 80), ("energypg", 20), ("pointing", 20)):
@@ -388,9 +390,9 @@ def test_limited_metrics_score_the_same_images_after_a_failed_batch(squares, tmp
     monkeypatch.setattr(METHODS, "_entries", {**METHODS._entries, "blank": _Blank})
     monkeypatch.setattr(_Blank, "refused", preprocess(open_dataset(f"folder:{squares}").image(0)), raising=False)
     metrics = [{"metric": "sanity", "options": {"images": 5, "stages": 1}}]
-    evaluate(plan_of(squares, methods=["blank", "effective"], metrics=metrics), tmp_path / "run", loader=load)
+    evaluate(build_plan(squares, methods=["blank", "effective"], metrics=metrics), tmp_path / "run", loader=load)
     images = {}
-    for row in rows_of(tmp_path / "run"):
+    for row in read_rows(tmp_path / "run"):
         images.setdefault(row["method"], []).append((row["image"], row["dropped"]))
     assert [name for name, _ in images["blank"]] == [name for name, _ in images["effective"]]
     assert [reason for _, reason in images["blank"]][:3] == ["not this batch"] * 3
@@ -400,20 +402,20 @@ def test_limited_metrics_score_the_same_images_after_a_failed_batch(squares, tmp
 def test_an_entry_s_own_seed_is_the_one_that_is_recorded(squares, tmp_path):
     own = {"method": "smoothgrad", "options": {"samples": 2, "seed": 7}}
     evaluate(
-        plan_of(squares, methods=[own], metrics=["energypg"], seeds=[0, 1], limit=3), tmp_path / "run", loader=load
+        build_plan(squares, methods=[own], metrics=["energypg"], seeds=[0, 1], limit=3), tmp_path / "run", loader=load
     )
-    assert [row["seed"] for row in rows_of(tmp_path / "run")] == [7, 7, 7]
+    assert [row["seed"] for row in read_rows(tmp_path / "run")] == [7, 7, 7]
 
 
 def test_passes_are_counted_and_a_budget_sets_them(squares, tmp_path):
     methods = ["input_x_gradient", "smoothgrad", {"method": "dave", "options": {"preset": "paper"}}, "occlusion"]
-    plan = plan_of(squares, methods=methods, metrics=["gridpg", "energypg"], limit=14, budget=6)
+    plan = build_plan(squares, methods=methods, metrics=["gridpg", "energypg"], limit=14, budget=6)
     summary = evaluate(plan, tmp_path / "run", loader=load)
     *passes, fixed = [one["passes"] for one in summary["results"] if one["metric"] == "energypg"]
     assert passes == [1, 6, 6]
     (said,) = (note for note in summary["notes"] if "budget" in note)
     assert f"of 6 passes a map took occlusion {fixed:.4g}: " in said
-    assert {row["passes"] for row in rows_of(tmp_path / "run") if row["method"] == "dave"} == {6}
+    assert {row["passes"] for row in read_rows(tmp_path / "run") if row["method"] == "dave"} == {6}
     assert "passes per map" in (tmp_path / "run" / "report.md").read_text()
     assert "passes per map" in (tmp_path / "run" / "report.html").read_text()
 
@@ -431,7 +433,9 @@ def test_a_batch_that_does_not_fit_is_halved_for_its_scores_too(squares, tmp_pat
 
     quiet, small = (
         evaluate(
-            plan_of(squares, methods=["effective"], metrics=["deletion"], limit=5, batch=5 if name == "small" else 1),
+            build_plan(
+                squares, methods=["effective"], metrics=["deletion"], limit=5, batch=5 if name == "small" else 1
+            ),
             tmp_path / name,
             loader=(lambda entry, device: Small(load(entry, device))) if name == "small" else load,
         )["results"][0]
@@ -443,7 +447,7 @@ def test_a_batch_that_does_not_fit_is_halved_for_its_scores_too(squares, tmp_pat
 
 def test_the_smoothing_is_that_of_the_run(squares, tmp_path):
     plain, smooth = (
-        evaluate(plan_of(squares, smoothing=kind, metrics=["energypg"], limit=4), tmp_path / kind, loader=load)
+        evaluate(build_plan(squares, smoothing=kind, metrics=["energypg"], limit=4), tmp_path / kind, loader=load)
         for kind in ("none", "mean")
     )
     assert all(a["mean"] != b["mean"] for a, b in zip(plain["results"], smooth["results"], strict=True))
@@ -453,11 +457,11 @@ def test_matched_columns_come_from_the_same_maps(squares, tmp_path):
     sanity = {"metric": "sanity", "options": {"images": 2, "stages": 1}}
     settings = {"methods": ["effective", "gradcam"], "limit": 16}
     settings["metrics"] = [{"metric": "gridpg", "options": {"grids": 2}}, "energypg", sanity]
-    plan = plan_of(squares, **settings, matched=True)
+    plan = build_plan(squares, **settings, matched=True)
     both = evaluate(plan, tmp_path / "both", loader=load)
     labels = ["gridpg", "gridpg/patch", "energypg", "energypg/patch", "sanity", "sanity/patch"]
     assert [one["metric"] for one in both["results"]] == [label for label in labels for _ in range(2)]
-    alone = evaluate(plan_of(squares, **settings, smoothing="patch"), tmp_path / "alone", loader=load)
+    alone = evaluate(build_plan(squares, **settings, smoothing="patch"), tmp_path / "alone", loader=load)
     found = {(one["method"], one["metric"]): one["mean"] for one in both["results"]}
     for one in alone["results"]:
         assert found[one["method"], f"{one['metric']}/patch"] == pytest.approx(one["mean"], rel=1e-6)
@@ -470,10 +474,10 @@ def test_matched_columns_ask_for_other_maps_once(squares, tmp_path, monkeypatch)
     monkeypatch.setattr(MapMaker, "raw", lambda self, *case: calls.append(len(case[1])) or raw(self, *case))
     sanity = {"metric": "sanity", "options": {"images": 2, "stages": 2}}
     settings = {"methods": ["gradcam"], "metrics": [sanity, "consistency"], "limit": 2}
-    both = evaluate(plan_of(squares, **settings, matched=True), tmp_path / "both", loader=load)["results"]
+    both = evaluate(build_plan(squares, **settings, matched=True), tmp_path / "both", loader=load)["results"]
     assert calls == [2] * 5  # the maps, two of random weights, one of moved images; those of the report
     alone = [
-        evaluate(plan_of(squares, **settings, smoothing=kind), tmp_path / kind, loader=load)["results"]
+        evaluate(build_plan(squares, **settings, smoothing=kind), tmp_path / kind, loader=load)["results"]
         for kind in ("none", "patch")
     ]
     found = {one["metric"]: one["mean"] for one in both}
@@ -498,7 +502,7 @@ def test_the_report_is_one_file_with_everything(done):
 def test_the_report_tells_samples_and_weights(squares, done):
     run, summary = done
     text = (run / "report.md").read_text()
-    (model,) = plan_of(squares).models
+    (model,) = build_plan(squares).models
     assert f"- weights: {model.label}: its own, content {summary['weights'][model.label]}\n" in text
     assert "- samples: dave 3\n" in text  # and none of the other method
     assert "- command:" not in text  # Python asked
@@ -506,27 +510,27 @@ def test_the_report_tells_samples_and_weights(squares, done):
 
 def test_samples_that_maps_take_as_they_need_are_told_at_most(squares, done):
     methods = [{"method": "dave", "options": {"samples": "auto", "limit": 9}}, "smoothgrad"]
-    text = pages(plan_of(squares, methods=methods), done[1], [])["report.md"].decode()
+    text = pages(build_plan(squares, methods=methods), done[1], [])["report.md"].decode()
     usual = options_of("smoothgrad")["samples"].default
     assert f"- samples: dave at most 9, smoothgrad {usual}\n" in text
 
 
 def test_the_report_tells_what_classes_are_set_against_and_how_images_are_prepared(squares, done):
     model = {"spec": "squares", "prepare": {"size": 32, "fit": "squash"}}
-    plan = plan_of(squares, models=model, methods=["effective", {"method": "dave", "against": "sun"}])
+    plan = build_plan(squares, models=model, methods=["effective", {"method": "dave", "against": "sun"}])
     text = pages(plan, done[1], [])["report.md"].decode()
     assert "- explained class: label; dave against sun\n- preprocessing: squares --size 32 --fit squash\n" in text
 
 
 def test_names_in_the_report_are_escaped(squares, tmp_path):
     methods = [{"method": "effective", "label": "<script>x</script>"}]
-    evaluate(plan_of(squares, methods=methods, limit=3, metrics=["energypg"]), tmp_path / "run", loader=load)
+    evaluate(build_plan(squares, methods=methods, limit=3, metrics=["energypg"]), tmp_path / "run", loader=load)
     assert "<script>" not in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_model_that_knows_none_of_the_classes_is_refused(tmp_path):
     data = paint(tmp_path / "data")
-    plan = plan_of(data)
+    plan = build_plan(data)
     load(plan.models[0], "cpu")
     for name in COLOURS:
         (data / name).rename(data / f"thing {name}")
@@ -548,9 +552,11 @@ def held() -> tuple[int, Counter]:
 def test_memory_does_not_grow_with_the_images(tmp_path):
     """A worker holds one shard, however many it has computed."""
     data = paint(tmp_path / "data", each=8)
-    plan = plan_of(data, metrics=["energypg", "deletion"], methods=["effective"], shard=4, batch=2, save_maps=True)
-    tasks = Tasks(plan, plan.document("x")).images(0, [Scanned(i, str(i), str(i), 0, 0, 1.0, None) for i in range(40)])
-    worker = Worker(Job(plan, load), "cpu")
+    plan = build_plan(data, metrics=["energypg", "deletion"], methods=["effective"], shard=4, batch=2, save_maps=True)
+    tasks = TaskBuilder(plan, plan.document("x")).images(
+        0, [ScannedImage(i, str(i), str(i), 0, 0, 1.0, None) for i in range(40)]
+    )
+    worker = Worker(EvalJob(plan, load), "cpu")
     before = held()  # of other tests of this process
     worker.compute(tasks[0])
     after_one = held()
@@ -565,7 +571,7 @@ def test_metrics_of_the_plan_are_made_once_per_entry(squares, tmp_path):
         {"metric": "deletion", "label": "grey", "options": {"steps": 2}},
         {"metric": "deletion", "label": "blurred", "options": {"steps": 2, "baseline": "blur"}},
     ]
-    plan = plan_of(squares, metrics=metrics, methods=["effective"], limit=4)
+    plan = build_plan(squares, metrics=metrics, methods=["effective"], limit=4)
     grey, blurred = evaluate(plan, tmp_path / "run", loader=load)["results"]
     assert (grey["metric"], blurred["metric"]) == ("grey", "blurred")
     assert grey["mean"] != blurred["mean"]

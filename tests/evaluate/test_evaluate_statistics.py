@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from dave_vit.data.grids import Candidate, GridOptions, choose_grids
-from dave_vit.evaluate.statistics.collect import Table, places
-from dave_vit.evaluate.statistics.intervals import estimates, paired
+from dave_vit.evaluate.statistics.collect import ScoreTable, rank_columns
+from dave_vit.evaluate.statistics.intervals import estimate_differences, estimate_means
 
 
 def test_the_interval_is_that_of_theory_for_many_normal_numbers():
     values = np.random.default_rng(0).normal(3.0, 2.0, 400)
-    (one,) = estimates(values[None], range(400))
+    (one,) = estimate_means(values[None], range(400))
     half = 1.96 * values.std(ddof=1) / 20
     assert one.mean == pytest.approx(values.mean())
     assert one.low == pytest.approx(values.mean() - half, abs=0.1 * half)
@@ -21,22 +21,22 @@ def test_the_interval_is_that_of_theory_for_many_normal_numbers():
 
 def test_numbers_of_one_unit_are_drawn_together():
     values = np.repeat(np.random.default_rng(1).normal(size=50), 4)  # four cells that say the same
-    (apart,) = estimates(values[None], range(200))
-    (together,) = estimates(values[None], np.repeat(range(50), 4).tolist())
+    (apart,) = estimate_means(values[None], range(200))
+    (together,) = estimate_means(values[None], np.repeat(range(50), 4).tolist())
     assert apart.mean == pytest.approx(together.mean)
     assert (together.high - together.low) / (apart.high - apart.low) == pytest.approx(2, rel=0.15)
 
 
 def test_missing_numbers_are_left_out():
     values = np.array([[1.0, np.nan, 3.0], [np.nan] * 3])
-    one, none = estimates(values, range(3))
+    one, none = estimate_means(values, range(3))
     assert (one.mean, one.n) == (2.0, 2)
     assert (none.mean, none.low, none.n) == (None, None, 0)
 
 
 def test_pairs_use_the_images_that_both_have():
     values = np.array([[1.0, 2.0, np.nan, 4.0], [0.5, 1.0, 9.0, np.nan], [0.0, 0.0, 0.0, 0.0]])
-    found = {(i, j): estimate for i, j, estimate in paired(values, range(4))}
+    found = {(i, j): estimate for i, j, estimate in estimate_differences(values, range(4))}
     assert found[0, 1].mean == pytest.approx(0.75)
     assert found[0, 1].n == 2
     assert (found[0, 2].n, found[1, 2].n) == (3, 3)
@@ -46,16 +46,16 @@ def test_paired_intervals_are_narrower_where_images_differ_more_than_methods():
     draw = np.random.default_rng(2)
     images = draw.normal(size=200)
     values = np.stack([images + 0.1 + draw.normal(scale=0.05, size=200), images])
-    ((_, _, difference),) = paired(values, range(200))
-    first, second = estimates(values, range(200))
+    ((_, _, difference),) = estimate_differences(values, range(200))
+    first, second = estimate_means(values, range(200))
     assert 0 < difference.low < 0.1 < difference.high
     assert first.low < second.high  # the intervals of the means themselves overlap
 
 
 def test_the_same_seed_gives_the_same_interval():
     values = np.random.default_rng(0).normal(size=(2, 30))
-    assert estimates(values, range(30)) == estimates(values, range(30))
-    assert estimates(values, range(30), seed=1) != estimates(values, range(30))
+    assert estimate_means(values, range(30)) == estimate_means(values, range(30))
+    assert estimate_means(values, range(30), seed=1) != estimate_means(values, range(30))
 
 
 @pytest.mark.parametrize(("images", "noise"), [(25, 0.0), (25, 1.0), (100, 0.5)])
@@ -68,8 +68,8 @@ def test_intervals_of_grids_that_share_images_cover_the_truth(images, noise):
     distracted = others[:, grids].sum(2, keepdims=True) - others[:, grids]
     scores = own[:, grids] + 0.2 * distracted + noise * draw.normal(size=(runs, *grids.shape))
     scores, units = scores.reshape(runs, -1), np.repeat(range(images), 4).tolist()
-    by_image = estimates(scores, units, pictures=grids.tolist())
-    by_grid = estimates(scores, units)
+    by_image = estimate_means(scores, units, pictures=grids.tolist())
+    by_grid = estimate_means(scores, units)
     assert 0.93 <= np.mean([one.low < 0 < one.high for one in by_image]) <= 0.97
     assert np.mean([one.low < 0 < one.high for one in by_grid]) < 0.85  # what is wrong with resampling grids
     assert {(one.n, one.images) for one in by_image} == {(4 * images, images)}
@@ -78,14 +78,14 @@ def test_intervals_of_grids_that_share_images_cover_the_truth(images, noise):
 @pytest.mark.parametrize("count", [8, 30])
 def test_intervals_of_few_images_cover_the_truth(count):
     values = np.random.default_rng(0).normal(size=(1500, count))
-    assert 0.93 <= np.mean([one.low < 0 < one.high for one in estimates(values, range(count))]) <= 0.97
+    assert 0.93 <= np.mean([one.low < 0 < one.high for one in estimate_means(values, range(count))]) <= 0.97
 
 
 def test_grids_that_share_no_image_are_units_of_their_own():
     values = np.random.default_rng(3).normal(size=(2, 40))
     units = np.repeat(range(10), 4).tolist()
-    apart = estimates(values, units, pictures=np.arange(40).reshape(10, 4).tolist())
-    alone = estimates(values, units)
+    apart = estimate_means(values, units, pictures=np.arange(40).reshape(10, 4).tolist())
+    alone = estimate_means(values, units)
     assert [(one.mean, one.low, one.high) for one in apart] == [(one.mean, one.low, one.high) for one in alone]
     assert [one.images for one in apart] == [40, 40]
 
@@ -96,14 +96,14 @@ def test_a_row_without_some_grids_has_the_interval_of_those_it_has():
     values = draw.normal(size=(2, 48))
     values[1, :16] = np.nan
     units = np.repeat(range(12), 4)
-    fewer = estimates(values[1:, 16:], (units[16:] - 4).tolist(), pictures=grids[4:])[0]
-    both = estimates(values, units.tolist(), pictures=grids)[1]
+    fewer = estimate_means(values[1:, 16:], (units[16:] - 4).tolist(), pictures=grids[4:])[0]
+    both = estimate_means(values, units.tolist(), pictures=grids)[1]
     assert (both.n, both.images) == (fewer.n, fewer.images) == (32, 12)
     assert (both.low, both.high) == pytest.approx((fewer.low, fewer.high))
 
 
 def test_tables_average_seeds_and_keep_reasons():
-    table = Table(["a", "b"])
+    table = ScoreTable(["a", "b"])
     usual = {
         "metric": "m",
         "target": 0,
@@ -128,13 +128,13 @@ def test_tables_average_seeds_and_keep_reasons():
 
 def test_places_go_from_best_to_worst():
     values = np.array([0.2, np.nan, 0.9, 0.5])
-    assert places(values, higher_is_better=True).tolist() == [2, 3, 0]
-    assert places(values, higher_is_better=False).tolist() == [0, 3, 2]
+    assert rank_columns(values, higher_is_better=True).tolist() == [2, 3, 0]
+    assert rank_columns(values, higher_is_better=False).tolist() == [0, 3, 2]
 
 
 @pytest.mark.parametrize("pictures", [[[0, 1, 2, 3], [0, 4, 5, 6]], [[0, 1], [0, 2], [1, 2]]])
 def test_grids_that_are_too_few_to_tell_pictures_from_grids_have_an_interval(pictures):
     values = np.linspace(0.2, 0.9, len(pictures))[None]
-    (found,) = estimates(values, range(len(pictures)), pictures=pictures)
+    (found,) = estimate_means(values, range(len(pictures)), pictures=pictures)
     assert found.low < found.mean < found.high
     assert found.images == len({picture for own in pictures for picture in own})

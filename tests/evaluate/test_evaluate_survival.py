@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from bench_world import load, load_full, paint, plan_of, rows_of
 from dave_vit import cli
 from dave_vit.cli.options import ModelOptions
 from dave_vit.evaluate import LocalEngine, evaluate
 from dave_vit.evaluate.engines import local
+from evaluation_fixtures import build_plan, load, load_full, paint, read_rows
 from hostile_files import good_png
 from tiny_adapters import adapter
 
@@ -31,11 +31,12 @@ SUPPORT = Path(__file__).parents[1] / "support"
 TEAM = """
 import sys
 from unittest.mock import patch
-from bench_world import load_slow, plan_of
-from dave_vit import bench, cli
+from evaluation_fixtures import load_slow, build_plan
+from dave_vit import cli
+from dave_vit.evaluate import LocalEngine, evaluate
 
 def explain(*args, **options):
-    bench.evaluate(plan_of(sys.argv[1]), sys.argv[2], engine=bench.LocalEngine(["cpu", "cpu"]), loader=load_slow)
+    evaluate(build_plan(sys.argv[1]), sys.argv[2], engine=LocalEngine(["cpu", "cpu"]), loader=load_slow)
 
 if __name__ == "__main__":
     with patch.object(cli, "app", explain):
@@ -52,7 +53,7 @@ def squares(tmp_path_factory) -> Path:
 def done(squares, tmp_path_factory) -> Path:
     """A run that nothing disturbed."""
     run = tmp_path_factory.mktemp("quiet") / "run"
-    evaluate(plan_of(squares), run, loader=load, threads=1)
+    evaluate(build_plan(squares), run, loader=load, threads=1)
     return run
 
 
@@ -124,7 +125,7 @@ def filled(squares, run, monkeypatch, fails) -> dict:
     """The result of a run of four images, in two tasks."""
     pauses = []
     monkeypatch.setattr(local.time, "sleep", pauses.append)
-    plan = plan_of(squares, methods=["effective"], metrics=["energypg"], limit=4, shard=2, batch=2)
+    plan = build_plan(squares, methods=["effective"], metrics=["energypg"], limit=4, shard=2, batch=2)
     summary = evaluate(plan, run, loader=lambda entry, device: Full(load(entry, device), fails), threads=1)
     assert set(pauses) <= {local._ROOM}
     return {**summary["results"][0], "pauses": len(pauses)}
@@ -149,7 +150,7 @@ def test_an_image_for_which_memory_never_suffices_is_dropped_with_the_reason(squ
 
     found = filled(squares, tmp_path / "run", monkeypatch, fails)
     assert (found["n"], found["dropped"], found["pauses"]) == (3, 1, 5)
-    assert [row["dropped"] for row in rows_of(tmp_path / "run")].count("out of memory on cpu") == 1
+    assert [row["dropped"] for row in read_rows(tmp_path / "run")].count("out of memory on cpu") == 1
 
 
 def test_a_model_that_does_not_fit_is_one_line(squares, tmp_path, monkeypatch, capsys):
@@ -157,7 +158,7 @@ def test_a_model_that_does_not_fit_is_one_line(squares, tmp_path, monkeypatch, c
         raise torch.OutOfMemoryError(NO_ROOM)
 
     def command(*args, **options):
-        evaluate(plan_of(squares, limit=4), tmp_path / "run", loader=load_none, threads=1)
+        evaluate(build_plan(squares, limit=4), tmp_path / "run", loader=load_none, threads=1)
 
     monkeypatch.setattr(local.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(cli, "app", command)
@@ -193,11 +194,11 @@ def test_a_damaged_file_is_named_set_aside_and_made_again(kind, spoil, done, squ
     whole = path.read_bytes()
     path.write_bytes(spoil(whole))
     (run / "summary.json").unlink()
-    summary = evaluate(plan_of(squares), run, loader=load, threads=1)
+    summary = evaluate(build_plan(squares), run, loader=load, threads=1)
     assert [note for note in summary["notes"] if path.name in note and "damaged" in note]
     (aside,) = path.parent.glob("*.damaged-*")
     assert aside.read_bytes() == spoil(whole)
-    assert rows_of(run) == rows_of(done)
+    assert read_rows(run) == read_rows(done)
     assert summary["results"] == json.loads((run / "summary.json").read_bytes())["results"]
     assert len(list(path.parent.glob(kind.partition("/")[2]))) == len(list((done / path.parent.name).iterdir()))
 
@@ -208,14 +209,14 @@ def test_a_full_disk_names_the_file(squares, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left") as failure:
-        evaluate(plan_of(squares), tmp_path / "run", loader=load, threads=1)
+        evaluate(build_plan(squares), tmp_path / "run", loader=load, threads=1)
     assert failure.value.filename == str(tmp_path / "run" / "plan.json")
 
 
 @pytest.mark.slow
 def test_a_full_disk_with_two_workers_is_one_line(squares, tmp_path, monkeypatch, capfd):
     def command(*args, **options):
-        evaluate(plan_of(squares), tmp_path / "run", engine=LocalEngine(["cpu", "cpu"]), loader=load_full, threads=1)
+        evaluate(build_plan(squares), tmp_path / "run", engine=LocalEngine(["cpu", "cpu"]), loader=load_full, threads=1)
 
     monkeypatch.setattr(cli, "app", command)
     assert cli.run(["evaluate"]) == 2

@@ -8,21 +8,21 @@ from importlib import resources
 import pytest
 from jinja2 import UndefinedError
 
-from dave_vit.viz.pages import estimate_words, render
-from dave_vit.viz.report_section import Section, Table, csv_bytes
+from dave_vit.viz.pages import format_estimate, render
+from dave_vit.viz.report_section import ReportTable, Section, csv_bytes
 
 
 def test_an_estimate_is_written_one_way():
-    assert estimate_words(0.5123, 0.25, 0.75) == "0.512 [0.250, 0.750]"
-    assert estimate_words(56.92, 55.0, 58.26, digits=1, bold=True) == "**56.9** [55.0, 58.3]"
-    assert estimate_words(None, None, None) == "-"
+    assert format_estimate(0.5123, 0.25, 0.75) == "0.512 [0.250, 0.750]"
+    assert format_estimate(56.92, 55.0, 58.26, digits=1, bold=True) == "**56.9** [55.0, 58.3]"
+    assert format_estimate(None, None, None) == "-"
 
 
 SUITE = {"title": "A & B", "facts": [("command", "dave <x>")], "notes": ["n < 3"], "figures": "figures"}
 
 
 def suite_page(kind: str, **more: object) -> str:
-    table = Table(("method", "score"), (("<script>", "**0.5** [0, 1]"),), "a < b")
+    table = ReportTable(("method", "score"), (("<script>", "**0.5** [0, 1]"),), "a < b")
     record = Section("one", "One", "text", tables=[table]).record()
     content = {**SUITE, "records": [record], "figure": None, "ran": lambda record: "Run: here", **more}
     return render(f"suite.{kind}", **content)

@@ -17,7 +17,7 @@ from dave_vit.engine.target_names import find_class
 from dave_vit.errors import DataError, ImageError
 from dave_vit.models import Adapter
 from dave_vit.viz import Cell, Drawing, draw_grid, image_cell, map_cell
-from dave_vit.viz.report_section import Picture, Section
+from dave_vit.viz.report_section import ReportFigure, Section
 
 _CLASSES = 3  # where none are named
 
@@ -47,7 +47,7 @@ def analyze_classes(options: ClassesOptions) -> Section:
     facts = options.facts(images=f"{options.n} per class", samples=options.samples, method=options.method)
     text = "Maps of pictures of one class that the model recognises: what recurs is what the class is."
     caption = "Positive part of each map over its own 99 % quantile."
-    picture = Picture("classes", figure(sheets, maps, show=options.show), caption, is_plot=False)
+    picture = ReportFigure("classes", figure(sheets, maps, show=options.show), caption, is_plot=False)
     return Section("classes", "Class-consistent features", text, facts, pictures=[picture])
 
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.inputs import ImageBatch, MapAnalysisOptions, image_count_flag, image_files_flag, load_images
 from dave_vit.evaluate.scoring import MapMaker
-from dave_vit.evaluate.statistics.intervals import Estimate, estimates
+from dave_vit.evaluate.statistics.intervals import MeanEstimate, estimate_means
 from dave_vit.maps import positive, smooth
 from dave_vit.metrics.consistency import consistency, small_warp, warp_images
 from dave_vit.models import Adapter, traits_of
 from dave_vit.viz import Drawing, draw_grid, image_cell, map_cell
-from dave_vit.viz.pages import estimate_words
+from dave_vit.viz.pages import format_estimate
 from dave_vit.viz.plots import method_style
-from dave_vit.viz.report_section import Number, Picture, Section, Table
+from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
 
 WINDOW = 15
 _SHOWN = 3  # pictures in the figure
@@ -89,10 +89,14 @@ def analyze_consistency(options: ConsistencyOptions) -> Section:
         for window, mean in zip((1, WINDOW), means, strict=True)
     ]
     cells = tuple(
-        (method_style(name).label, *(estimate_words(mean.mean, mean.low, mean.high) for mean in means), str(len(shown)))
+        (
+            method_style(name).label,
+            *(format_estimate(mean.mean, mean.low, mean.high) for mean in means),
+            str(len(shown)),
+        )
         for name, means in estimated.items()
     )
-    table = Table(("method", "pixel by pixel", f"after a {WINDOW} pixel mean", "n"), cells)
+    table = ReportTable(("method", "pixel by pixel", f"after a {WINDOW} pixel mean", "n"), cells)
     text = (
         "The picture is turned by 5 degrees and shifted by 20 pixels to the right and 8 down (of 224). Above each map "
         "of the moved picture: the correlation of its positive part, moved back, with that of the original map, over "
@@ -101,16 +105,16 @@ def analyze_consistency(options: ConsistencyOptions) -> Section:
     )
     facts = options.facts(images=len(shown), samples=options.samples)
     caption = "Original above, moved picture below."
-    picture = Picture("consistency", figure(model, shown, methods, show=options.show), caption, is_plot=False)
+    picture = ReportFigure("consistency", figure(model, shown, methods, show=options.show), caption, is_plot=False)
     return Section(
         "consistency", "Consistency under a small augmentation (figure 2)", text, facts, [table], rows, [picture]
     )
 
 
-def _estimates(one: WarpedMaps, seed: int) -> list[Estimate]:
+def _estimates(one: WarpedMaps, seed: int) -> list[MeanEstimate]:
     """Pixel by pixel, and after smoothing."""
     both = torch.stack([one.correlation, one.smoothed]).cpu().double().numpy()  # [2, images]
-    return estimates(both, list(range(both.shape[1])), seed)
+    return estimate_means(both, list(range(both.shape[1])), seed)
 
 
 def figure(model: Adapter, shown: ImageBatch, methods: Mapping[str, WarpedMaps], *, show: bool = True) -> Drawing:

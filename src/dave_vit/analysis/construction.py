@@ -11,7 +11,7 @@ from dave_vit.analysis.inputs import ImageBatch, MapAnalysisOptions, image_count
 from dave_vit.maps import collapse
 from dave_vit.methods import create_method
 from dave_vit.viz import Drawing, draw_grid, image_cell, map_cell
-from dave_vit.viz.report_section import Picture, Section
+from dave_vit.viz.report_section import ReportFigure, Section
 
 STEPS = {
     "input x gradient": ("input_x_gradient", {}),
@@ -49,7 +49,7 @@ def analyze_construction(options: ConstructionOptions) -> Section:
         maps = construction(model, shown.inputs, shown.target, samples=options.samples, seed=options.seed)
         name = "construction" if number == 0 else f"construction-{number + 1}"
         caption = f"{label}: positive part of the map, each over its own 99 % quantile."
-        made.append(Picture(name, figure(shown, maps, show=options.show), caption, is_plot=False))
+        made.append(ReportFigure(name, figure(shown, maps, show=options.show), caption, is_plot=False))
     facts = options.facts(images=len(options.images) or options.n, samples=options.samples)
     text = (
         "From the gradient to DAVE. Freezing the operators removes their variation (effective transformation), the "

@@ -19,7 +19,7 @@ from dave_vit.reduce import Accumulator, Mean, Reducer, Shrinkage, SoftThreshold
 from dave_vit.viz import DAVE as VIOLET
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import Band, Floats, add_legend, compute_quartiles, create_plots, draw_band
-from dave_vit.viz.report_section import Number, Picture, Section, Table
+from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
 
 ESTIMATORS: dict[str, Reducer] = {
     "mean": Mean(),
@@ -165,7 +165,7 @@ def analyze_convergence(options: ConvergenceOptions) -> Section:
         "the map against an independent long run, relative to the long run's energy, for every estimator; the long "
         "run is itself an average and adds its own error to all of them."
     )
-    drawing = Picture("convergence", _figure(curves), "Median over images; bands are quartiles.")
+    drawing = ReportFigure("convergence", _figure(curves), "Median over images; bands are quartiles.")
     return Section("convergence", "Convergence", text, facts, [_table(curves)], _rows(curves), [drawing])
 
 
@@ -197,7 +197,7 @@ def _count_ticks(axes: Any, counts: Sequence[int]) -> None:
     axes.set_xticks([], minor=True)
 
 
-def _table(curves: Mapping[str, Convergence]) -> Table:
+def _table(curves: Mapping[str, Convergence]) -> ReportTable:
     at = next(iter(curves.values())).at
     rows = [
         (label, name, *(f"{value:.3g}" for value in np.median(errors, axis=0)))
@@ -205,7 +205,7 @@ def _table(curves: Mapping[str, Convergence]) -> Table:
         for name, errors in one.errors.items()
     ]
     head = ("model", "estimator", *(f"T = {count}" for count in at))
-    return Table(head, tuple(rows), "Median relative squared error against the long run.")
+    return ReportTable(head, tuple(rows), "Median relative squared error against the long run.")
 
 
 def _rows(curves: Mapping[str, Convergence]) -> list[dict[str, Number]]:

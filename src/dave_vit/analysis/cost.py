@@ -20,7 +20,7 @@ from dave_vit.errors import OptionError
 from dave_vit.methods import create_method
 from dave_vit.viz import DAVE, Drawing
 from dave_vit.viz.plots import SERIES, add_legend, create_plots, method_style
-from dave_vit.viz.report_section import Number, Picture, Section, Table
+from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
 
 METHODS = (
     "input_x_gradient",
@@ -177,7 +177,7 @@ def analyze_cost(options: CostOptions) -> Section:
         "nothing is recomputed; the square root of the number of layers that the paper states needs checkpointing."
     )
     shown = [_method_table(spent, options.samples), _depth_table(spent)]
-    picture = Picture("cost", _figure(spent), "DAVE and the methods that take samples, and growth with depth.")
+    picture = ReportFigure("cost", _figure(spent), "DAVE and the methods that take samples, and growth with depth.")
     facts = options.facts(images=1, chunk=_CHUNK, threads=torch.get_num_threads(), device=options.device)
     return Section("cost", "Cost (table 3), measured", text, facts, shown, _rows(spent), [picture])
 
@@ -186,7 +186,7 @@ def _mib(spent: ResourceUse) -> float:
     return spent.peak_bytes / 2**20
 
 
-def _method_table(measured: Costs, samples: Sequence[int]) -> Table:
+def _method_table(measured: Costs, samples: Sequence[int]) -> ReportTable:
     forward = measured.forward
     rows = []
     for label, by_count in measured.methods.items():
@@ -203,10 +203,10 @@ def _method_table(measured: Costs, samples: Sequence[int]) -> Table:
             )
         )
     head = ("method", "time in the paper", "T", "time / forward", "memory / forward", "fitted time")
-    return Table(head, tuple(rows), "Relative to one forward pass without gradients.")
+    return ReportTable(head, tuple(rows), "Relative to one forward pass without gradients.")
 
 
-def _depth_table(measured: Costs) -> Table:
+def _depth_table(measured: Costs) -> ReportTable:
     rows = []
     for label, by_depth in measured.depths.items():
         time = growth(list(by_depth), [spent.seconds for spent in by_depth.values()])
@@ -220,7 +220,7 @@ def _depth_table(measured: Costs) -> Table:
         "memory",
         "MiB a layer",
     )
-    return Table(head, tuple(rows), f"Width of DeiT-Tiny, random weights; DAVE with {_CHUNK} samples.")
+    return ReportTable(head, tuple(rows), f"Width of DeiT-Tiny, random weights; DAVE with {_CHUNK} samples.")
 
 
 def _words(label: str) -> str:

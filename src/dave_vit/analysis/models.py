@@ -17,7 +17,7 @@ from dave_vit.analysis.inputs import (
 )
 from dave_vit.evaluate import ModelEntry
 from dave_vit.viz import Drawing, draw_grid, image_cell, map_cell
-from dave_vit.viz.report_section import Picture, Section
+from dave_vit.viz.report_section import ReportFigure, Section
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def compare_models(options: ModelComparisonOptions) -> Section:
         "Each row is a picture, each column a model; above a map, the class that the model sees and is explained for."
     )
     caption = "Positive part of each map over its own 99 % quantile."
-    picture = Picture("models", figure(maps, show=options.show), caption, is_plot=False)
+    picture = ReportFigure("models", figure(maps, show=options.show), caption, is_plot=False)
     return Section("models", "One picture, several models", text, facts, pictures=[picture])
 
 

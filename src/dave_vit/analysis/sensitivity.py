@@ -16,7 +16,7 @@ from dave_vit.engine.forward import logits_of
 from dave_vit.errors import OptionError
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import SERIES, Band, Floats, add_legend, compute_quartiles, create_plots, draw_band
-from dave_vit.viz.report_section import Number, Picture, Section, Table
+from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
 
 TOLERANCE = 0.1
 _BATCH = 16
@@ -115,7 +115,7 @@ def sensitivity_section(options: SensitivityOptions, kind: SensitivityStudy, poi
     rows: list[dict[str, Number]] = [
         {"model": label, kind.unit: at, **numbers} for label, band in bands.items() for at, numbers in band.points()
     ]
-    picture = Picture(kind.name, figure, "Median over images; bands are quartiles.")
+    picture = ReportFigure(kind.name, figure, "Median over images; bands are quartiles.")
     text = kind.text.format(tolerance=options.tolerance)
     return Section(kind.name, kind.title, text, facts, [_table(kind, bands, reach)], rows, [picture])
 
@@ -133,7 +133,7 @@ def _figure(kind: SensitivityStudy, bands: Mapping[str, Band], reach: Mapping[st
     return figure
 
 
-def _table(kind: SensitivityStudy, bands: Mapping[str, Band], reach: Mapping[str, float]) -> Table:
+def _table(kind: SensitivityStudy, bands: Mapping[str, Band], reach: Mapping[str, float]) -> ReportTable:
     rows = []
     for label, band in bands.items():
         medians = (float(np.interp(point, band.at, band.median)) for point in kind.shown)
@@ -141,4 +141,4 @@ def _table(kind: SensitivityStudy, bands: Mapping[str, Band], reach: Mapping[str
         rows.append((label, f"{reach[label]:g}", *also, *(f"{median:.3f}" for median in medians)))
     also_head = (kind.also[0],) if kind.also else ()
     heads = (f"median at {point:g}" for point in kind.shown)
-    return Table(("model", f"within tolerance ({kind.unit})", *also_head, *heads), tuple(rows))
+    return ReportTable(("model", f"within tolerance ({kind.unit})", *also_head, *heads), tuple(rows))

@@ -14,7 +14,7 @@ from dave_vit.analysis.base import analysis, flag
 from dave_vit.engine.gradient import effective_transformation
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import create_plots
-from dave_vit.viz.report_section import Number, Picture, Section, Table
+from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
 
 TOKENS = 8
 GAIN = 2.5
@@ -131,9 +131,9 @@ def analyze_toy_layer(options: ToyOptions) -> Section:
     cells = tuple(
         (str(row["operator"]), f"{row['norm']:.2f}", f"{row['change']:.2f}", f"{_relative(row):.1%}") for row in rows
     )
-    table = Table(("operator", "norm", "norm of the change", "relative change"), cells)
+    table = ReportTable(("operator", "norm", "norm of the change", "relative change"), cells)
     caption = "Rows: the operators. Columns: at the input, after a small step, and the change. One scale for all."
-    picture = Picture("toy", figure(here, there), caption)
+    picture = ReportFigure("toy", figure(here, there), caption)
     return Section("toy", "Operator variation in a small layer (figure 3)", text, facts, [table], rows, [picture])
 
 

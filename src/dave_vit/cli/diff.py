@@ -40,11 +40,11 @@ def diff(
     Differences have 95 % intervals of a bootstrap over images; grids count where both runs have the same ones. Runs
     need not be finished, and one run can be compared with itself, method with method.
     """
-    from dave_vit.evaluate.statistics.compare import changes, compared, read_run
+    from dave_vit.evaluate.statistics.compare import compare_runs, describe_changes, read_run
 
     first, second = read_run(before), read_run(after)
-    found = compared(first, second, _pairs(pair or []))
-    said = changes(first, second)
+    found = compare_runs(first, second, _pairs(pair or []))
+    said = describe_changes(first, second)
     output.print(*(f"  {change}" for change in said))
     output.print(_table(found))
     output.json({"changes": said, "differences": found})

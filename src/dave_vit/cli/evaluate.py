@@ -291,11 +291,11 @@ def _threads(execution: Execution) -> int:
 
 def _run(plan: Plan, out: Path, how: dict[str, Any], *, watched: bool, output: Output) -> None:
     from dave_vit.evaluate import evaluate as run_plan
-    from dave_vit.evaluate.progress import Live
+    from dave_vit.evaluate.progress import PartialResults
 
     show = Output(quiet=output.quiet or output.as_json)
-    with numbers(show, Live(plan, out).results) if watched else bars(show) as watch:
-        summary = run_plan(plan, out, watch=watch, **how)
+    with numbers(show, PartialResults(plan, out).results) if watched else bars(show) as watch:
+        summary = run_plan(plan, out, progress=watch, **how)
     failures = list(_failures(summary))
     for text in (*summary["notes"], *failures):
         output.note(text)
@@ -336,7 +336,7 @@ def _table(plan: Plan, summary: dict[str, Any], model: str) -> Table:
 
 
 def _cell(one: dict[str, Any], *, brief: bool) -> str:
-    from dave_vit.viz.pages import estimate_words
+    from dave_vit.viz.pages import format_estimate
 
-    words = estimate_words(one["mean"], one["low"], one["high"])
+    words = format_estimate(one["mean"], one["low"], one["high"])
     return words.partition(" ")[0] if brief else words

@@ -101,13 +101,13 @@ def _table(results: list[dict[str, Any]]) -> Any:
     """A line for each model and method, a column for each metric."""
     from rich.table import Table
 
-    from dave_vit.viz.pages import estimate_words
+    from dave_vit.viz.pages import format_estimate
 
     metrics = list(dict.fromkeys(one["metric"] for one in results))
     found = {(one["model"], one["method"], one["metric"]): one for one in results}
     table = Table("model", "method", *metrics, box=None)
     for model, method in dict.fromkeys((one["model"], one["method"]) for one in results):
         own = [found.get((model, method, metric)) for metric in metrics]
-        words = [f"{estimate_words(one['mean'], one['low'], one['high'])} n={one['n']}" if one else "" for one in own]
+        words = [f"{format_estimate(one['mean'], one['low'], one['high'])} n={one['n']}" if one else "" for one in own]
         table.add_row(model, method, *words)
     return table

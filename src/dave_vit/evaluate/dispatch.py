@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dave_vit.errors import OutOfMemory
-from dave_vit.evaluate.tasks import Task
+from dave_vit.evaluate.tasks import EvalTask
 
 _LIVES = 3  # how often a task may take its actor with it, or a new actor may fail to begin
 _TRIES = 6  # of a task that finds no memory, which others may have filled
 
 
-class Lost(Exception):
+class ActorLost(Exception):
     """The actor of a call is gone, and its work with it."""
 
 
@@ -27,33 +27,33 @@ class Cluster(Protocol):
     def hire(self) -> tuple[Any, Hashable]:
         """A new actor, and a call that ends when it is ready."""
 
-    def call(self, actor: Any, task: Task) -> Hashable:
+    def call(self, actor: Any, task: EvalTask) -> Hashable:
         """Has an actor compute a task."""
 
     def ended(self, calls: Sequence[Any]) -> list[Any]:
         """Those calls that have ended, after some seconds at most."""
 
     def result(self, call: Any) -> Any:
-        """What a call that has ended gave; raises `Lost`, or what went wrong."""
+        """What a call that has ended gave; raises `ActorLost`, or what went wrong."""
 
 
-class Patience:
+class MemoryRetries:
     """How often tasks found no memory: they are tried again later, and the last time what finds none is dropped."""
 
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
 
-    def now(self, task: Task) -> Task:
+    def now(self, task: EvalTask) -> EvalTask:
         """The task as it is to be tried now."""
         return replace(task, last=self._failures[task.name] >= _TRIES - 1)
 
-    def failed(self, task: Task, error: OutOfMemory) -> None:
+    def failed(self, task: EvalTask, error: OutOfMemory) -> None:
         """Takes note of it; raises the error where it was the last try, as of a model that does not fit."""
         self._failures[task.name] += 1
         if self._failures[task.name] >= _TRIES:
             raise error
 
-    def tried(self, tasks: Iterable[Task]) -> bool:
+    def tried(self, tasks: Iterable[EvalTask]) -> bool:
         """Whether one of them found no memory."""
         return any(self._failures[task.name] for task in tasks)
 
@@ -65,8 +65,8 @@ class Queue:
         tasks: in their order.
     """
 
-    def __init__(self, tasks: Iterable[Task]) -> None:
-        self._chunks: dict[Any, deque[Task]] = {}
+    def __init__(self, tasks: Iterable[EvalTask]) -> None:
+        self._chunks: dict[Any, deque[EvalTask]] = {}
         self._taken: Counter[Any] = Counter()
         for task in tasks:
             self._chunks.setdefault(task.chunk, deque()).append(task)
@@ -74,7 +74,7 @@ class Queue:
     def __bool__(self) -> bool:
         return any(self._chunks.values())
 
-    def next(self, last: Any = None) -> Task | None:
+    def next(self, last: Any = None) -> EvalTask | None:
         """A task of the same images as the last one, else of images that the fewest actors have read."""
         left = [chunk for chunk, tasks in self._chunks.items() if tasks]
         if not left:
@@ -83,17 +83,17 @@ class Queue:
         self._taken[chunk] += chunk != last
         return self._chunks[chunk].popleft()
 
-    def give_back(self, task: Task) -> None:
+    def give_back(self, task: EvalTask) -> None:
         """Takes up a task again that its actor did not finish."""
         self._chunks[task.chunk].appendleft(task)
 
-    def put_off(self, task: Task) -> None:
+    def put_off(self, task: EvalTask) -> None:
         """Takes up a task again, after the others of its images."""
         self._chunks[task.chunk].append(task)
 
 
 @dataclass
-class Dispatch:
+class Dispatcher:
     """Hands tasks to actors, one at a time, so that little is lost with an actor and nothing that was computed before.
 
     Attributes:
@@ -102,13 +102,13 @@ class Dispatch:
     """
 
     cluster: Cluster
-    done: Callable[[Task, Any], None]
-    _calls: dict[Any, tuple[Any, Task | None]] = field(default_factory=dict)
+    done: Callable[[EvalTask, Any], None]
+    _calls: dict[Any, tuple[Any, EvalTask | None]] = field(default_factory=dict)
     _idle: list[Any] = field(default_factory=list)
     _deaths: Counter[str] = field(default_factory=Counter)
-    _patience: Patience = field(default_factory=Patience)
+    _patience: MemoryRetries = field(default_factory=MemoryRetries)
 
-    def run(self, tasks: Sequence[Task]) -> None:
+    def run(self, tasks: Sequence[EvalTask]) -> None:
         """Returns when all tasks are done."""
         queue = Queue(tasks)
         while queue or any(task for _, task in self._calls.values()):
@@ -128,7 +128,7 @@ class Dispatch:
         actor, task = self._calls.pop(call)
         try:
             result = self.cluster.result(call)
-        except Lost as error:
+        except ActorLost as error:
             self._lost(task, error, queue)
             return
         except OutOfMemory as error:
@@ -151,7 +151,7 @@ class Dispatch:
         else:
             self._calls[self.cluster.call(actor, self._patience.now(task))] = (actor, task)
 
-    def _lost(self, task: Task | None, error: Lost, queue: Queue) -> None:
+    def _lost(self, task: EvalTask | None, error: ActorLost, queue: Queue) -> None:
         name = task.name if task else "start"
         self._deaths[name] += 1
         if self._deaths[name] == _LIVES:

@@ -25,7 +25,7 @@ Loader = Callable[[ModelEntry, str], nn.Module]
 
 
 @dataclass(frozen=True)
-class Job:
+class EvalJob:
     """What all workers of a run share; it travels to other processes.
 
     Attributes:
@@ -55,7 +55,7 @@ class Job:
             raise OptionError(f"{said}; use the same ones everywhere, or go on with --allow-mixed")
 
 
-class Subject:
+class EvaluatedModel:
     """A model, and what its preprocessing does to classes, places and colours.
 
     Args:
@@ -87,7 +87,7 @@ class Subject:
         return centre
 
 
-def check(job: Job, data: Dataset) -> dict[str, str]:
+def check(job: EvalJob, data: Dataset) -> dict[str, str]:
     """Loads each model of a plan and makes each method for it once, so that what cannot work is said at once.
 
     Returns:
@@ -95,7 +95,7 @@ def check(job: Job, data: Dataset) -> dict[str, str]:
     """
     digests = {}
     for entry in job.plan.models:
-        subject = Subject(job.loader(entry, "cpu"), data)
+        subject = EvaluatedModel(job.loader(entry, "cpu"), data)
         digests[entry.label] = model_digest(subject.model)
         for method in job.plan.methods:
             with suppress(UnsupportedOperator):  # its images are dropped, with the reason

@@ -239,7 +239,7 @@ def make_plan(settings: Mapping[str, Any]) -> Plan:
     return Plan(**given)
 
 
-def digest(content: Any) -> str:
+def hash_content(content: Any) -> str:
     """A hash of plain data."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 

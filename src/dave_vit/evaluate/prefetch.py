@@ -8,13 +8,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dave_vit.data import Dataset
 from dave_vit.data.batches import Batch, load_batch
 from dave_vit.data.placement import Placements
-from dave_vit.evaluate.tasks import Task
+from dave_vit.evaluate.tasks import EvalTask
 
 _READERS = 4  # threads that decode images
 _Key = tuple[int, tuple[int, ...]]
 
 
-class Reading:
+class BatchPrefetcher:
     """Holds the images of one task, and those of the task that is likely next; no more, however many are asked for.
 
     Args:
@@ -28,7 +28,7 @@ class Reading:
         self._stacker = ThreadPoolExecutor(1, "dave-stacker")  # one: batches are read in turn, by all readers
         self._held: dict[_Key, list[Future[Batch]]] = {}
 
-    def batches(self, task: Task, placements: Placements, likely: Task | None = None) -> Iterator[Batch]:
+    def batches(self, task: EvalTask, placements: Placements, likely: EvalTask | None = None) -> Iterator[Batch]:
         """The images of a task, each batch as soon as it is read; those that the last task had are still here.
 
         What goes wrong in a thread is raised here, where the images are asked for.
@@ -65,12 +65,12 @@ class Reading:
             for begun in self._held.pop(key):
                 begun.cancel()
 
-    def _begun(self, task: Task, placements: Placements) -> list[Future[Batch]]:
+    def _begun(self, task: EvalTask, placements: Placements) -> list[Future[Batch]]:
         numbers = list(dict.fromkeys(task.images))
         parts = [numbers[at : at + self.size] for at in range(0, len(numbers), self.size)]
         return [self._stacker.submit(load_batch, self.data, part, placements, self._readers) for part in parts]
 
 
-def _key(task: Task) -> _Key:
+def _key(task: EvalTask) -> _Key:
     """Tasks with the same one have the same images, prepared alike."""
     return task.model, task.images

@@ -13,9 +13,9 @@ from PIL import Image
 
 from dave_vit.errors import first_line
 from dave_vit.evaluate.plan import MetricEntry, Plan
-from dave_vit.evaluate.statistics.collect import Collected, places
-from dave_vit.evaluate.statistics.rows import Scanned
-from dave_vit.evaluate.statistics.summary import rests_on
+from dave_vit.evaluate.statistics.collect import ModelScores, rank_columns
+from dave_vit.evaluate.statistics.rows import ScannedImage
+from dave_vit.evaluate.statistics.summary import format_sample_size
 from dave_vit.evaluate.store import DamagedFile
 from dave_vit.methods.options import most_samples, options_of
 from dave_vit.metrics import GridMetric
@@ -35,7 +35,7 @@ class Example:
     """An image that stands for a method's scores: its place among them, the image, its score, and where its map is."""
 
     place: str
-    image: Scanned
+    image: ScannedImage
     value: float
     maps: Path
 
@@ -80,26 +80,26 @@ def example_metric(plan: Plan) -> MetricEntry | None:
     return min(entries, key=lambda entry: preference.get(entry.metric, len(preference)), default=None)
 
 
-def example_columns(collected: Collected, entry: MetricEntry) -> Iterator[dict[str, tuple[str, float]]]:
+def example_columns(collected: ModelScores, entry: MetricEntry) -> Iterator[dict[str, tuple[str, float]]]:
     """For each method, by place: the name of the image where it scores best, in the middle and worst, and its score."""
     table = collected.tables.get(entry.label)
     if table is None:
         return
     for row in table.values:
-        order = places(row, higher_is_better=entry.create().higher_is_better)
+        order = rank_columns(row, higher_is_better=entry.create().higher_is_better)
         picks = dict(zip((0, len(order) // 2, len(order) - 1), _PLACES, strict=False)) if len(order) else {}
         yield {place: (table.images[order[k]], float(row[order[k]])) for k, place in picks.items()}
 
 
 @dataclass(frozen=True)
 class Column:
-    """A metric in the tables of a model; ``rests_on`` is how many numbers of how many images, if all agree."""
+    """A metric in the tables of a model; ``sample_size`` is how many numbers of how many images, if all agree."""
 
     label: str
     summary: str
     arrow: str
     best: float | None
-    rests_on: str
+    sample_size: str
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class View:
+class ModelReport:
     """What the report shows of one model.
 
     Attributes:
@@ -144,7 +144,7 @@ class View:
     costs: Mapping[str, Cost]
 
 
-def pages(plan: Plan, summary: Mapping[str, Any], views: Sequence[View]) -> dict[str, bytes]:
+def pages(plan: Plan, summary: Mapping[str, Any], views: Sequence[ModelReport]) -> dict[str, bytes]:
     """The report, in Markdown and as one HTML file with differences, curves and examples."""
     picked_by = example_metric(plan)
     content = {
@@ -155,7 +155,7 @@ def pages(plan: Plan, summary: Mapping[str, Any], views: Sequence[View]) -> dict
         "skipped": summary["skipped"],
         "views": views,
         "few": _FEW,
-        "rests_on": rests_on,
+        "format_sample_size": format_sample_size,
         "example_metric": picked_by.label if picked_by else "",
     }
     return {f"report.{kind}": render(f"run.{kind}", **content).encode() for kind in ("md", "html")}
@@ -214,9 +214,9 @@ def view(
     plan: Plan,
     summary: Mapping[str, Any],
     model: str,
-    collected: Collected,
+    collected: ModelScores,
     examples: Mapping[str, Sequence[Example]],
-) -> View:
+) -> ModelReport:
     """What the report shows of a model, out of the summary and the model's rows."""
     results = {(one["method"], one["metric"]): one for one in summary["results"] if one["model"] == model}
     columns = [
@@ -227,7 +227,7 @@ def view(
         for column in columns
         if (table := _differences(summary, model, column.label))
     }
-    return View(
+    return ModelReport(
         model,
         [method.label for method in plan.methods],
         columns,
@@ -243,7 +243,7 @@ def view(
 def _column(entry: MetricEntry, results: Sequence[Mapping[str, Any]]) -> Column:
     metric = entry.create()
     means = [one["mean"] for one in results if one["mean"] is not None]
-    counts = {rests_on(one) for one in results}
+    counts = {format_sample_size(one) for one in results}
     best = (max if metric.higher_is_better else min)(means, default=None)
     arrow = "↑" if metric.higher_is_better else "↓"
     return Column(entry.label, metric.summary, arrow, best, counts.pop() if len(counts) == 1 else "")
@@ -276,7 +276,7 @@ def _differences(summary: Mapping[str, Any], model: str, metric: str) -> dict[tu
     return table
 
 
-def _curves(plan: Plan, collected: Collected) -> Iterator[Drawing]:
+def _curves(plan: Plan, collected: ModelScores) -> Iterator[Drawing]:
     from dave_vit.viz.plots import create_plots, draw_curves
 
     for entry in plan.metrics:

@@ -13,19 +13,19 @@ from dave_vit.data import open_dataset
 from dave_vit.errors import DataError
 from dave_vit.evaluate.engines import Engine
 from dave_vit.evaluate.engines.local import LocalEngine
-from dave_vit.evaluate.job import Job, Loader, check
+from dave_vit.evaluate.job import EvalJob, Loader, check
 from dave_vit.evaluate.plan import ModelEntry, Plan
 from dave_vit.evaluate.provenance import provenance
-from dave_vit.evaluate.report import Example, View, check_examples, example_columns, example_metric, pages, view
-from dave_vit.evaluate.statistics.collect import Collected, collect
-from dave_vit.evaluate.statistics.rows import Scanned, read_scans
+from dave_vit.evaluate.report import Example, ModelReport, check_examples, example_columns, example_metric, pages, view
+from dave_vit.evaluate.statistics.collect import ModelScores, read_scores
+from dave_vit.evaluate.statistics.rows import ScannedImage, read_scanned_images
 from dave_vit.evaluate.statistics.summary import over_budget, summarise
 from dave_vit.evaluate.store import DamagedFile, RunFolder, differences
-from dave_vit.evaluate.tasks import Task, Tasks, kept_grids
+from dave_vit.evaluate.tasks import EvalTask, TaskBuilder, load_or_build_grids
 from dave_vit.metrics import GridMetric
 
 T = TypeVar("T")
-Watch = Callable[[str, int, int, int], None]
+ProgressCallback = Callable[[str, int, int, int], None]
 """Is told what is being done, how many maps are done, how many there are, and how many were done before."""
 
 
@@ -36,7 +36,7 @@ def evaluate(
     engine: Engine | None = None,
     loader: Loader = ModelEntry.load,
     threads: int | None = None,
-    watch: Watch | None = None,
+    progress: ProgressCallback | None = None,
     allow_mixed: bool = False,
     command: str | None = None,
 ) -> dict[str, Any]:
@@ -48,15 +48,15 @@ def evaluate(
         engine: where; this process on the CPU by default.
         loader: from an entry of the plan to a model; for models that no spec names.
         threads: of torch in each worker on the CPU.
-        watch: is told of progress.
+        progress: called as the run advances, see `ProgressCallback`.
         allow_mixed: go on with other code, libraries or weights than the run was begun with; the report says so.
         command: the line that asked for it, for the report.
 
     Returns:
         The content of ``summary.json``.
     """
-    folder, job = RunFolder(out), Job(plan, loader, threads)
-    run = _Run(folder, job, engine or LocalEngine(), watch or _silent, allow_mixed=allow_mixed, command=command)
+    folder, job = RunFolder(out), EvalJob(plan, loader, threads)
+    run = _Run(folder, job, engine or LocalEngine(), progress or _silent, allow_mixed=allow_mixed, command=command)
     with run.engine:
         return run.complete()
 
@@ -74,9 +74,9 @@ class _Scan:
     """
 
     label: str
-    images: list[Scanned]
+    images: list[ScannedImage]
     left_out: dict[str, str]
-    tasks: list[Task]
+    tasks: list[EvalTask]
     notes: list[str]
 
 
@@ -84,7 +84,14 @@ class _Run:
     """The phases of a run."""
 
     def __init__(
-        self, folder: RunFolder, job: Job, engine: Engine, watch: Watch, *, allow_mixed: bool, command: str | None
+        self,
+        folder: RunFolder,
+        job: EvalJob,
+        engine: Engine,
+        watch: ProgressCallback,
+        *,
+        allow_mixed: bool,
+        command: str | None,
     ) -> None:
         self.plan, self.folder, self.engine, self.watch = job.plan, folder, engine, watch
         self.command = command
@@ -98,7 +105,7 @@ class _Run:
         own = next(one for one in reversed(self.made_with) if one["software"] == now["software"])
         self.job = job if allow_mixed else replace(job, made_with=own)
         self.count = len(data)
-        self.tasks = Tasks(plan, document)
+        self.tasks = TaskBuilder(plan, document)
         self.damage: list[str] = []
 
     def complete(self) -> dict[str, Any]:
@@ -110,8 +117,10 @@ class _Run:
         )
         parts = [task for scan in scans for task in scan.tasks]
         methods = [entry.label for entry in self.plan.methods]
-        rows = self._computed("evaluating", parts, lambda: collect((self.folder / one.file for one in parts), methods))
-        collected = [rows.get(scan.label, Collected()) for scan in scans]
+        rows = self._computed(
+            "evaluating", parts, lambda: read_scores((self.folder / one.file for one in parts), methods)
+        )
+        collected = [rows.get(scan.label, ModelScores()) for scan in scans]
         skipped = {one.name: one for scan in scans for one in scan.images if one.predicted is None}
         summary = summarise(self.plan, self.count, collected, [scan.left_out for scan in scans], list(skipped.values()))
         summary |= {"command": self.command, "weights": self.made_with[-1]["models"]}
@@ -123,7 +132,7 @@ class _Run:
         self.folder.write({**report, "summary.json": json_bytes(summary)})  # last: it says that the run is complete
         return summary
 
-    def _computed(self, what: str, tasks: list[Task], read: Callable[[], T]) -> T:
+    def _computed(self, what: str, tasks: list[EvalTask], read: Callable[[], T]) -> T:
         """What is read out of the files of tasks; one that turns out to be damaged is set aside and computed again."""
         tried: set[Path] = set()
         while True:
@@ -137,13 +146,13 @@ class _Run:
                 aside = self.folder.set_aside(error.path)
                 self.damage.append(f"{error}; it is now {aside.name} and was made again")
 
-    def _compute(self, what: str, tasks: list[Task]) -> None:
+    def _compute(self, what: str, tasks: list[EvalTask]) -> None:
         total = sum(len(task.images) for task in tasks)
         there = self.folder.present(task.file for task in tasks)
         before = sum(len(task.images) for task in tasks if task.file in there)
         done = 0
 
-        def finished(task: Task) -> None:
+        def finished(task: EvalTask) -> None:
             nonlocal done
             done += len(task.images)
             self.watch(what, done, total, before)
@@ -152,9 +161,9 @@ class _Run:
             self.watch(what, before, total, before)
             self.engine.run(self.job, self.folder, tasks, finished)
 
-    def _scan(self, model: int, tasks: list[Task]) -> _Scan:
+    def _scan(self, model: int, tasks: list[EvalTask]) -> _Scan:
         label = self.plan.models[model].label
-        images = list(read_scans(self.folder / task.file for task in tasks))
+        images = list(read_scanned_images(self.folder / task.file for task in tasks))
         left_out = {one.name: reason for one in images if (reason := self._reason(one))}
         chosen = [one for one in images if one.name not in left_out]
         if not chosen:
@@ -165,12 +174,12 @@ class _Run:
         if len(grids) < len(metrics):
             scan.tasks += self.tasks.images(model, chosen)
         if grids:  # all of them take the same ones
-            kept = kept_grids(self.folder, label, images, grids[0])
+            kept = load_or_build_grids(self.folder, label, images, grids[0])
             scan.tasks += self.tasks.grids(model, kept.grids)
             scan.notes += [f"{label}: {kept.note}"] if kept.note else []
         return scan
 
-    def _reason(self, image: Scanned) -> str | None:
+    def _reason(self, image: ScannedImage) -> str | None:
         """Why no method is tried on an image."""
         if image.dropped:
             return "cannot be read" if image.predicted is None else image.dropped
@@ -180,10 +189,10 @@ class _Run:
         sure = image.predicted == image.label and image.confidence is not None and image.confidence > least
         return None if sure else f"not classified correctly with more than {least:g}"
 
-    def _views(self, summary: dict[str, Any], scans: list[_Scan], collected: list[Collected]) -> list[View]:
+    def _views(self, summary: dict[str, Any], scans: list[_Scan], collected: list[ModelScores]) -> list[ModelReport]:
         """What the report shows of each model; the maps of its examples are computed first."""
         examples: list[dict[str, list[Example]]] = []
-        tasks: list[Task] = []
+        tasks: list[EvalTask] = []
         for number, (scan, rows) in enumerate(zip(scans, collected, strict=True)):
             examples.append({})
             for method, task, chosen in self._examples(number, scan, rows):
@@ -194,7 +203,7 @@ class _Run:
         parts = zip(scans, collected, examples, strict=True)
         return [view(self.plan, summary, scan.label, rows, own) for scan, rows, own in parts]
 
-    def _examples(self, model: int, scan: _Scan, rows: Collected) -> Iterator[tuple[str, Task, list[Example]]]:
+    def _examples(self, model: int, scan: _Scan, rows: ModelScores) -> Iterator[tuple[str, EvalTask, list[Example]]]:
         """For each method that has a score, its examples and the task that makes their maps."""
         metric = example_metric(self.plan)
         images = {one.name: one for one in scan.images}

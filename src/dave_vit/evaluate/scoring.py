@@ -36,7 +36,7 @@ class MapMaker:
         recall: maps that were made already, where some are asked for again.
     """
 
-    def __init__(self, entry: MethodEntry, smoothing: Smoothing, seed: int, recall: Recall | None = None) -> None:
+    def __init__(self, entry: MethodEntry, smoothing: Smoothing, seed: int, recall: MapCache | None = None) -> None:
         self.entry, self.smoothing, self.seed, self.recall = entry, smoothing, seed, recall
         self.options = fitting(entry.method, seed=seed) | dict(entry.options)
         self._method: Method | None = None  # of the last model; it may hold what it has drawn
@@ -66,12 +66,12 @@ class MapMaker:
             return to_patches(maps, patch).view_as(raw)
         return smooth(maps, how.kind, how.size, how.sigma).view_as(raw)
 
-    def with_smoothing(self, smoothing: Smoothing, recall: Recall | None = None) -> MapMaker:
+    def with_smoothing(self, smoothing: Smoothing, recall: MapCache | None = None) -> MapMaker:
         """The same method with another smoothing."""
         return MapMaker(self.entry, smoothing, self.seed, recall)
 
 
-class Recall:
+class MapCache:
     """Maps that metrics ask for beside those that they score; once for a metric that is there with two smoothings."""
 
     def __init__(self) -> None:

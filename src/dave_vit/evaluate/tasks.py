@@ -14,8 +14,8 @@ from typing import Any, Literal
 from dave_vit._internal.atomic_files import json_bytes
 from dave_vit.data.grids import Candidate, Grid, GridOptions, choose_grids
 from dave_vit.errors import first_line
-from dave_vit.evaluate.plan import Plan, digest
-from dave_vit.evaluate.statistics.rows import Scanned
+from dave_vit.evaluate.plan import Plan, hash_content
+from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.evaluate.store import DamagedFile, RunFolder
 from dave_vit.metrics import GridMetric
 
@@ -26,7 +26,7 @@ _FILES = {"scan": "scan/{}.parquet", "images": "rows/{}.parquet", "grids": "rows
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class EvalTask:
     """A piece of work.
 
     Attributes:
@@ -67,7 +67,7 @@ class Task:
         return self.model, self.kind, self.start
 
 
-class Tasks:
+class TaskBuilder:
     """Makes the tasks of a plan.
 
     Args:
@@ -81,7 +81,7 @@ class Tasks:
         self._shared = {name: document[name] for name in shared}
         self._models, self._methods, self._metrics = (document[name] for name in ("models", "methods", "metrics"))
 
-    def scans(self, count: int) -> list[Task]:
+    def scans(self, count: int) -> list[EvalTask]:
         """What each model makes of ``count`` images."""
         return [
             self._task("scan", model, -1, 0, start, tuple(range(start, min(start + self.plan.shard, count))))
@@ -89,7 +89,7 @@ class Tasks:
             for start in range(0, count, self.plan.shard)
         ]
 
-    def images(self, model: int, chosen: Sequence[Scanned]) -> list[Task]:
+    def images(self, model: int, chosen: Sequence[ScannedImage]) -> list[EvalTask]:
         """Rows of image metrics; methods in turn for each shard of images, so that it is read once."""
         made = []
         for start in range(0, len(chosen), self.plan.shard):
@@ -101,7 +101,7 @@ class Tasks:
             ]
         return made
 
-    def grids(self, model: int, grids: Sequence[Grid]) -> list[Task]:
+    def grids(self, model: int, grids: Sequence[Grid]) -> list[EvalTask]:
         """Rows of grid metrics."""
         made = []
         step = max(1, self.plan.shard // len(grids[0].images)) if grids else 1
@@ -112,14 +112,14 @@ class Tasks:
             made += [self._task("grids", model, method, seed, start, numbers, targets) for method, seed in self._ways()]
         return made
 
-    def examples(self, model: int, method: int, chosen: Sequence[Scanned]) -> Task:
+    def examples(self, model: int, method: int, chosen: Sequence[ScannedImage]) -> EvalTask:
         """Maps of some images for the report."""
         numbers = tuple(one.index for one in chosen)
         targets = tuple(self.target(one) for one in chosen)
         seed = self.plan.methods[method].seeds(self.plan.seeds)[0]
         return self._task("examples", model, method, seed, 0, numbers, targets)
 
-    def target(self, image: Scanned) -> int:
+    def target(self, image: ScannedImage) -> int:
         """The class that is explained."""
         wanted = image.label if self.plan.target == "label" and image.label is not None else image.predicted
         return -1 if wanted is None else wanted
@@ -139,12 +139,12 @@ class Tasks:
         start: int,
         images: tuple[int, ...],
         targets: tuple[int, ...] = (),
-    ) -> Task:
+    ) -> EvalTask:
         how = self._methods[method] if method >= 0 else None
         content = [self._shared, self._models[model], how, self._metrics, kind, seed, start, images, targets]
         who = self.plan.methods[method].label if method >= 0 else self.plan.models[model].label
-        name = f"{_file_name(who)}-{kind}-{start:06d}-{digest(content)[:16]}"
-        return Task(kind, name, model, method, seed, start, images, targets)
+        name = f"{_file_name(who)}-{kind}-{start:06d}-{hash_content(content)[:16]}"
+        return EvalTask(kind, name, model, method, seed, start, images, targets)
 
 
 def _file_name(label: str) -> str:
@@ -159,7 +159,7 @@ class GridSet:
     note: str
 
 
-def settle(images: Sequence[Scanned], options: GridOptions) -> GridOptions:
+def relax_confidence(images: Sequence[ScannedImage], options: GridOptions) -> GridOptions:
     """The options with a confidence that leaves enough images, for models that are hardly ever sure.
 
     Models trained with smoothed labels seldom exceed 0.95. Enough are 25 images per cell, which make 100 grids of 2x2,
@@ -176,17 +176,17 @@ def settle(images: Sequence[Scanned], options: GridOptions) -> GridOptions:
     return steps[-1]
 
 
-def build_grids(images: Sequence[Scanned], options: GridOptions) -> list[Grid]:
+def build_grids(images: Sequence[ScannedImage], options: GridOptions) -> list[Grid]:
     """Grids of the images that the model recognises; no more of them than there are such images."""
     pool = _pool(images, options)
     return choose_grids(pool, replace(options, grids=max(1, min(options.grids, len(pool)))))
 
 
-def kept_grids(folder: RunFolder, model: str, images: Sequence[Scanned], metric: GridMetric) -> GridSet:
+def load_or_build_grids(folder: RunFolder, model: str, images: Sequence[ScannedImage], metric: GridMetric) -> GridSet:
     """The grids of a model as the run keeps them, built where it has none yet."""
     name = f"grids/{_file_name(model)}.json"
     path = folder / name
-    options = metric.options if metric.fixed else settle(images, metric.options)
+    options = metric.options if metric.fixed else relax_confidence(images, metric.options)
     with folder.claim("grids", wait=True):
         if not path.exists():
             names = {one.index: one.name for one in images}
@@ -203,7 +203,7 @@ def kept_grids(folder: RunFolder, model: str, images: Sequence[Scanned], metric:
     return GridSet(grids, _note(images, metric.options, options, len(grids)))
 
 
-def _note(images: Sequence[Scanned], wanted: GridOptions, used: GridOptions, grids: int) -> str:
+def _note(images: Sequence[ScannedImage], wanted: GridOptions, used: GridOptions, grids: int) -> str:
     if not grids:
         classes = len({one.label for one in _pool(images, used)})
         sure = f"images of {classes} classes are recognised with more than {used.confidence:g}"
@@ -216,7 +216,7 @@ def _note(images: Sequence[Scanned], wanted: GridOptions, used: GridOptions, gri
     return ""
 
 
-def _pool(images: Sequence[Scanned], options: GridOptions) -> list[Candidate]:
+def _pool(images: Sequence[ScannedImage], options: GridOptions) -> list[Candidate]:
     return [
         Candidate(one.index, one.label, one.confidence)
         for one in images

@@ -18,13 +18,13 @@ from dave_vit.data.batches import Batch
 from dave_vit.data.grids import compose
 from dave_vit.engine.forward import counted
 from dave_vit.errors import DaveError, ImageError, OutOfMemory, is_out_of_memory
-from dave_vit.evaluate.job import Job, Subject
-from dave_vit.evaluate.plan import digest
-from dave_vit.evaluate.prefetch import Reading
+from dave_vit.evaluate.job import EvalJob, EvaluatedModel
+from dave_vit.evaluate.plan import hash_content
+from dave_vit.evaluate.prefetch import BatchPrefetcher
 from dave_vit.evaluate.provenance import software
-from dave_vit.evaluate.scoring import MapMaker, Recall, Scorer, clock
-from dave_vit.evaluate.statistics.rows import Row, Scanned, pack
-from dave_vit.evaluate.tasks import Task
+from dave_vit.evaluate.scoring import MapCache, MapMaker, Scorer, clock
+from dave_vit.evaluate.statistics.rows import Row, ScannedImage, pack
+from dave_vit.evaluate.tasks import EvalTask
 from dave_vit.methods.pass_size import Passes
 from dave_vit.metrics import Case, GridMetric
 
@@ -63,7 +63,7 @@ class _Shard:
     rows: list[Row] = field(default_factory=list)
     maps: list[tuple[Sequence[str], Tensor]] = field(default_factory=list)
 
-    def files(self, task: Task) -> Files:
+    def files(self, task: EvalTask) -> Files:
         """Maps first: the rows say that the task is done."""
         maps = {task.maps_file: pack_maps(self.maps)} if self.maps else {}
         return {**maps, task.file: pack(self.rows)}
@@ -77,18 +77,20 @@ class Worker:
         device: such as "cpu" or "cuda:1".
     """
 
-    def __init__(self, job: Job, device: str) -> None:
+    def __init__(self, job: EvalJob, device: str) -> None:
         import_plugins(job.plan.plugins)  # of which a process of its own knows nothing yet
         for name, found in software().items():
             job.compare("software", name, found)
         self.plan, self.job, self.device = job.plan, job, torch.device(device)
         self.data = open_dataset(job.plan.data, job.plan.limit)
-        self._reading = Reading(self.data, job.plan.batch)
-        self._likely: Task | None = None
-        self._subject: tuple[int, Subject] | None = None
+        self._reading = BatchPrefetcher(self.data, job.plan.batch)
+        self._likely: EvalTask | None = None
+        self._subject: tuple[int, EvaluatedModel] | None = None
         self._made: tuple[tuple[int, int], MapMaker] | None = None
         self._metrics = [(entry, entry.create()) for entry in job.plan.metrics]
-        self._twice = len({digest([one.metric, dict(one.options)]) for one in job.plan.metrics}) < len(self._metrics)
+        self._twice = len({hash_content([one.metric, dict(one.options)]) for one in job.plan.metrics}) < len(
+            self._metrics
+        )
 
     def close(self) -> None:
         """Ends the threads that read images."""
@@ -100,11 +102,11 @@ class Worker:
         self._made = None
         torch.cuda.empty_cache()
 
-    def ahead(self, task: Task | None) -> None:
+    def ahead(self, task: EvalTask | None) -> None:
         """Says which task is likely to follow the next one: its images are read while that one is computed."""
         self._likely = task
 
-    def compute(self, task: Task) -> Files:
+    def compute(self, task: EvalTask) -> Files:
         """The files of a task, in the order in which they must be written; raises `OutOfMemory` where there is none."""
         kinds = {"scan": self._scan, "images": self._image_rows, "grids": self._grid_rows, "examples": self._examples}
         try:
@@ -119,9 +121,9 @@ class Worker:
             "batch; the same command goes on with what is left"
         )
 
-    def _scan(self, task: Task) -> Files:
+    def _scan(self, task: EvalTask) -> Files:
         subject = self._model(task)
-        scanned: list[Scanned] = []
+        scanned: list[ScannedImage] = []
         for batch in self._batches(task):
             scanned += [self._unread(index, reason) for index, reason in batch.failures]
             if batch.indices:
@@ -129,18 +131,20 @@ class Worker:
                     top = _logits(subject.model, batch.inputs).softmax(1).max(1)
                 rows = zip(batch.indices, batch.items, top.indices.tolist(), top.values.tolist(), strict=True)
                 scanned += [self._known(subject, *row) for row in rows]
-        return {task.file: pack(sorted(scanned, key=lambda one: one.index), Scanned)}
+        return {task.file: pack(sorted(scanned, key=lambda one: one.index), ScannedImage)}
 
-    def _unread(self, index: int, reason: str) -> Scanned:
+    def _unread(self, index: int, reason: str) -> ScannedImage:
         item = self.data[index]
-        return Scanned(index, item.name, _unit(item), None, None, None, reason)
+        return ScannedImage(index, item.name, _unit(item), None, None, None, reason)
 
-    def _known(self, subject: Subject, index: int, item: Item, predicted: int, confidence: float) -> Scanned:
+    def _known(
+        self, subject: EvaluatedModel, index: int, item: Item, predicted: int, confidence: float
+    ) -> ScannedImage:
         label = subject.label(item.label)
         dropped = "class is not one of the model's" if item.label is not None and label is None else None
-        return Scanned(index, item.name, _unit(item), label, predicted, confidence, dropped)
+        return ScannedImage(index, item.name, _unit(item), label, predicted, confidence, dropped)
 
-    def _image_rows(self, task: Task) -> Files:
+    def _image_rows(self, task: EvalTask) -> Files:
         shard = _Shard()
         wanted = dict(zip(task.images, task.targets, strict=True))
         place = {index: task.start + number for number, index in enumerate(task.images)}
@@ -158,7 +162,7 @@ class Worker:
                 self._score(task, _Part(batch.inputs, target, batch.regions, rows, places), shard)
         return shard.files(task)
 
-    def _grid_rows(self, task: Task) -> Files:
+    def _grid_rows(self, task: EvalTask) -> Files:
         options = next(metric.options for _, metric in self._metrics if isinstance(metric, GridMetric))
         shard, cells, known = _Shard(), options.cells**2, self._readable(task)
         step = cells * max(1, self.plan.batch // cells)
@@ -176,7 +180,7 @@ class Worker:
             self._score(task, _Part(inputs, target, nowhere, rows, places), shard)
         return shard.files(task)
 
-    def _row(self, task: Task, image: str, unit: str, target: int) -> Row:
+    def _row(self, task: EvalTask, image: str, unit: str, target: int) -> Row:
         """What is known of a map before it is made."""
         return Row(
             model=self.plan.models[task.model].label,
@@ -189,7 +193,7 @@ class Worker:
             device=device_name(self.device),
         )
 
-    def _readable(self, task: Task) -> dict[int, tuple[Item, Tensor]]:
+    def _readable(self, task: EvalTask) -> dict[int, tuple[Item, Tensor]]:
         """The images of grids; all could be read when the grids were built."""
         known: dict[int, tuple[Item, Tensor]] = {}
         for batch in self._batches(task):
@@ -198,14 +202,14 @@ class Worker:
             known |= zip(batch.indices, zip(batch.items, batch.inputs, strict=True), strict=True)
         return known
 
-    def _score(self, task: Task, part: _Part, shard: _Shard) -> None:
+    def _score(self, task: EvalTask, part: _Part, shard: _Shard) -> None:
         """Adds the rows of a batch under all metrics of its kind; in halves where memory does not suffice for it."""
         count = len(part.inputs)
         for made in Passes(count).run(lambda start, stop: self._scored_or_dropped(task, part.cut(start, stop)), count):
             shard.rows += made.rows
             shard.maps += made.maps
 
-    def _scored_or_dropped(self, task: Task, part: _Part) -> _Shard:
+    def _scored_or_dropped(self, task: EvalTask, part: _Part) -> _Shard:
         """The rows of a batch; of one image for which memory does not suffice, at the last try, without a value."""
         try:
             return self._scored(task, part)
@@ -215,7 +219,7 @@ class Worker:
         self.rest()
         return _Shard(self._dropped(task, part.rows, part.places, f"out of memory on {self.device}"))
 
-    def _scored(self, task: Task, part: _Part) -> _Shard:
+    def _scored(self, task: EvalTask, part: _Part) -> _Shard:
         """The rows of a batch, whose maps are made once, and the maps where they are kept."""
         subject, maker, made = self._model(task), self._maker(task), _Shard()
         started = clock(part.inputs)
@@ -231,38 +235,38 @@ class Worker:
         if self.plan.save_maps:
             kept = maker.smoothed(subject.model, raw)
             made.maps.append(([row.image for row in rows], kept.flatten(0, -3).cpu()))
-        recall = Recall() if self._twice else None
+        recall = MapCache() if self._twice else None
         for scorer in self._scorers(task):
             if some := scorer.count(part.places):
                 case = _case(subject, part.cut(0, some), raw[:some], maker.with_smoothing(scorer.smoothing, recall))
                 made.rows += scorer.rows(case, rows[: some * part.target[0].numel()])
         return made
 
-    def _maker(self, task: Task) -> MapMaker:
+    def _maker(self, task: EvalTask) -> MapMaker:
         """Kept while tasks have the same method, so that it draws once."""
         way = task.method, task.seed
         if self._made is None or self._made[0] != way:
             self._made = way, MapMaker(self.plan.methods[task.method], self.plan.smoothing, task.seed)
         return self._made[1]
 
-    def _dropped(self, task: Task, rows: Sequence[Row], places: Sequence[int], reason: str) -> list[Row]:
+    def _dropped(self, task: EvalTask, rows: Sequence[Row], places: Sequence[int], reason: str) -> list[Row]:
         """Rows without a value for all metrics of the task."""
         each = len(rows) // len(places)
         made = ((scorer, scorer.count(places) * each) for scorer in self._scorers(task))
         return [row for scorer, some in made for row in scorer.dropped(rows[:some], reason)]
 
-    def _scorers(self, task: Task) -> list[Scorer]:
+    def _scorers(self, task: EvalTask) -> list[Scorer]:
         plan = self.plan
         made = []
         for entry, metric in self._metrics:
             if isinstance(metric, GridMetric) == (task.kind == "grids"):
                 smoothing = entry.smoothing or plan.smoothing
                 how = [plan.methods[task.method].options, smoothing, plan.target, plan.min_confidence]
-                options = digest([*map(str, how), entry.metric, dict(entry.options)])[:12]
+                options = hash_content([*map(str, how), entry.metric, dict(entry.options)])[:12]
                 made.append(Scorer(entry.label, metric, options, smoothing))
         return made
 
-    def _examples(self, task: Task) -> Files:
+    def _examples(self, task: EvalTask) -> Files:
         subject, maker = self._model(task), self._maker(task)
         wanted = dict(zip(task.images, task.targets, strict=True))
         arrays: dict[str, Any] = {}
@@ -275,14 +279,14 @@ class Worker:
                 arrays[f"image-{index}"] = subject.picture(batch.inputs[i : i + 1])[0]
         return {task.file: npz_bytes(arrays)}
 
-    def _model(self, task: Task) -> Subject:
+    def _model(self, task: EvalTask) -> EvaluatedModel:
         if self._subject is None or self._subject[0] != task.model:
             self._subject = self._made = None  # the old one goes before the new one comes
             model = self.job.load(self.plan.models[task.model], str(self.device))
-            self._subject = (task.model, Subject(model, self.data))
+            self._subject = (task.model, EvaluatedModel(model, self.data))
         return self._subject[1]
 
-    def _batches(self, task: Task) -> Iterator[Batch]:
+    def _batches(self, task: EvalTask) -> Iterator[Batch]:
         """The images of a task on the device."""
         subject = self._model(task)
         likely, self._likely = self._likely, None
@@ -306,7 +310,7 @@ def _logits(model: nn.Module, inputs: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def _case(subject: Subject, part: _Part, raw: Tensor, maker: MapMaker) -> Case:
+def _case(subject: EvaluatedModel, part: _Part, raw: Tensor, maker: MapMaker) -> Case:
     """What a metric looks at."""
     maps = maker.smoothed(subject.model, raw)
     return Case(subject.model, part.inputs, part.target, maps, part.regions, maker.maps, subject.black)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dave_vit.viz import Drawing
 
 
-def estimate_words(
+def format_estimate(
     mean: float | None, low: float | None, high: float | None, *, digits: int = 3, bold: bool = False
 ) -> str:
     """A mean with its interval as all tables write it: "0.512 [0.498, 0.526]"; "-" where there is none."""
@@ -50,7 +50,7 @@ def _environment() -> Environment:
     )
     made.filters |= {"bold": _bold, "source": _source, "jpeg": _jpeg, "inline": _inline}
     tokens = resources.files("dave_vit") / "web" / "static" / "tokens.css"  # one look for reports and the page
-    made.globals |= {"estimate": estimate_words, "tokens": tokens.read_text(encoding="utf-8")}
+    made.globals |= {"estimate": format_estimate, "tokens": tokens.read_text(encoding="utf-8")}
     return made
 
 

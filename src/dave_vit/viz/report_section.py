@@ -18,7 +18,7 @@ Number = str | int | float | None
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A table for people: words in all cells.
 
     Attributes:
@@ -33,7 +33,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Picture:
+class ReportFigure:
     """A figure and what it shows.
 
     Attributes:
@@ -72,9 +72,9 @@ class Section:
     title: str
     text: str
     facts: Mapping[str, Any] = field(default_factory=dict)
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
     rows: Sequence[Mapping[str, Number]] = ()
-    pictures: Sequence[Picture] = ()
+    pictures: Sequence[ReportFigure] = ()
 
     def record(self) -> dict[str, Any]:
         """All but the pixels, ready for JSON."""

@@ -11,13 +11,13 @@ from dave_vit.analysis.catalog import method_entry
 from dave_vit.analysis.inputs import shown_data
 from dave_vit.analysis.paper.suites import ModelGroup, SuiteCounts, published
 from dave_vit.evaluate import MetricEntry, Plan, Smoothing, create_engine, evaluate
-from dave_vit.evaluate.run import Watch
-from dave_vit.evaluate.statistics.collect import collect
-from dave_vit.evaluate.statistics.summary import rests_on
+from dave_vit.evaluate.run import ProgressCallback
+from dave_vit.evaluate.statistics.collect import read_scores
+from dave_vit.evaluate.statistics.summary import format_sample_size
 from dave_vit.viz import Drawing
-from dave_vit.viz.pages import estimate_words
+from dave_vit.viz.pages import format_estimate
 from dave_vit.viz.plots import Floats, create_plots, draw_curves, method_style
-from dave_vit.viz.report_section import Number, Picture, Section, Table
+from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
 
 METRICS = ("gridpg", "energypg", "deletion")
 POSTPROCESSED = ("gridpg/official", "energypg/official")  # of the same maps, as the authors' code treats its own
@@ -60,13 +60,15 @@ def _both(entry: MetricEntry) -> tuple[MetricEntry, MetricEntry]:
     return entry, replace(entry, label=f"{entry.metric}/official", smoothing=Smoothing("official"))
 
 
-def score_group(group: ModelGroup, counts: SuiteCounts, settings: RunSettings, watch: Watch | None = None) -> Section:
+def score_group(
+    group: ModelGroup, counts: SuiteCounts, settings: RunSettings, watch: ProgressCallback | None = None
+) -> Section:
     """Scores a group, or takes up where an earlier command stopped."""
     engine = create_engine("local", device=settings.device)
     results: list[dict[str, Any]] = []
     notes: list[str] = []
     for name, plan in plans(group, counts, settings).items():
-        summary = evaluate(plan, settings.runs / f"{group.name}-{name}", engine=engine, watch=watch)
+        summary = evaluate(plan, settings.runs / f"{group.name}-{name}", engine=engine, progress=watch)
         results += summary["results"]
         notes += summary["notes"]
     curves = read_curves(settings.runs / f"{group.name}-images", group.methods)
@@ -87,7 +89,9 @@ def score_group(group: ModelGroup, counts: SuiteCounts, settings: RunSettings, w
         "seed": settings.seed,
     }
     rows = [_row(one) for one in results]
-    pictures = [Picture(f"deletion-{group.name}", curves_figure(curves, results), "In brackets: area in per cent.")]
+    pictures = [
+        ReportFigure(f"deletion-{group.name}", curves_figure(curves, results), "In brackets: area in per cent.")
+    ]
     return Section(group.name, group.title, text, facts, tables(group, results), rows, pictures)
 
 
@@ -101,7 +105,7 @@ def _row(one: Mapping[str, Any]) -> dict[str, Number]:
     return {**kept, "mean": mean, **ends, "n": one["n"], "images": one["images"], "dropped": one["dropped"], **paper}
 
 
-def tables(group: ModelGroup, results: list[dict[str, Any]]) -> list[Table]:
+def tables(group: ModelGroup, results: list[dict[str, Any]]) -> list[ReportTable]:
     """Two tables per model, raw and post-processed, with the paper's number and the difference where there is one."""
     made = []
     for entry in group.models:
@@ -113,13 +117,13 @@ def tables(group: ModelGroup, results: list[dict[str, Any]]) -> list[Table]:
 
 def _table(
     title: str, methods: Sequence[str], metrics: Sequence[str], own: Mapping[tuple[str, str], Mapping[str, Any]]
-) -> Table:
+) -> ReportTable:
     best = {metric: max(own[name, metric]["mean"] or 0.0 for name in methods) for metric in metrics}
     rows = [
         (method_style(name).label, *(cell(own[name, metric], best[metric]) for metric in metrics)) for name in methods
     ]
     counts = "; ".join(_counts(metric, [own[name, metric] for name in methods]) for metric in metrics)
-    return Table(("method", *(_title(metric) for metric in metrics)), tuple(rows), f"{title}: {counts}.")
+    return ReportTable(("method", *(_title(metric) for metric in metrics)), tuple(rows), f"{title}: {counts}.")
 
 
 def _title(metric: str) -> str:
@@ -128,7 +132,7 @@ def _title(metric: str) -> str:
 
 def _counts(metric: str, results: Sequence[Mapping[str, Any]]) -> str:
     """What the numbers of a column rest on; method by method where that differs."""
-    said = [rests_on(one) for one in results]
+    said = [format_sample_size(one) for one in results]
     apart = ", ".join(f"{method_style(one['method']).label} {words}" for one, words in zip(results, said, strict=True))
     return f"{_title(metric)} {said[0] if len(set(said)) == 1 else apart}"
 
@@ -138,13 +142,13 @@ def cell(one: Mapping[str, Any], best: float) -> str:
     if one["mean"] is None:
         return "-"
     row: dict[str, Any] = _row(one)
-    words = estimate_words(row["mean"], row["low"], row["high"], digits=1, bold=one["mean"] == best)
+    words = format_estimate(row["mean"], row["low"], row["high"], digits=1, bold=one["mean"] == best)
     return words if row["paper"] is None else f"{words}; paper {row['paper']:.1f} ({row['difference']:+.1f})"
 
 
 def read_curves(run: Path, methods: Sequence[str]) -> dict[str, dict[str, tuple[Floats, Floats]]]:
     """Mean deletion curves of a run: by model and method, where on the axis and how high."""
-    models = collect(sorted((run / "rows").glob("*.parquet")), methods)
+    models = read_scores(sorted((run / "rows").glob("*.parquet")), methods)
     return {model: rows.tables["deletion"].mean_curves() for model, rows in models.items()}
 
 

@@ -21,8 +21,8 @@ from dave_vit.analysis.paper.page import Record, SuitePage, html, markdown
 from dave_vit.analysis.paper.suites import Suite
 from dave_vit.data import open_dataset
 from dave_vit.errors import OptionError
-from dave_vit.evaluate.plan import digest
-from dave_vit.evaluate.run import Watch
+from dave_vit.evaluate.plan import hash_content
+from dave_vit.evaluate.run import ProgressCallback
 from dave_vit.viz.report_section import Section, csv_bytes
 
 Make = Callable[[], Section]
@@ -48,7 +48,7 @@ class ReproduceOptions:
     show: bool = True
     seed: int = 0
     tell: Callable[[int, int, str], None] = lambda number, count, name: None
-    watch: Watch | None = None
+    watch: ProgressCallback | None = None
 
 
 def reproduce(suite: Suite, options: ReproduceOptions) -> list[Record]:
@@ -66,7 +66,7 @@ def reproduce(suite: Suite, options: ReproduceOptions) -> list[Record]:
     records = []
     for number, (name, make) in enumerate(makers.items()):
         options.tell(number, len(makers), name)
-        records.append(_finished(options, name, digest(facts), make))
+        records.append(_finished(options, name, hash_content(facts), make))
     page = SuitePage(suite, records, options.command, options.out / "figures")
     write_files(
         {

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dave_vit._internal.registry import Registry
-from dave_vit.evaluate.job import Job
+from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.store import RunFolder
-from dave_vit.evaluate.tasks import Task
+from dave_vit.evaluate.tasks import EvalTask
 
-Finished = Callable[[Task], None]
+Finished = Callable[[EvalTask], None]
 """Is told of each task whose files are there."""
 
 
@@ -22,7 +22,7 @@ class Engine(Protocol):
 
     def __exit__(self, *failure: object) -> None: ...
 
-    def run(self, job: Job, folder: RunFolder, tasks: Sequence[Task], finished: Finished) -> None:
+    def run(self, job: EvalJob, folder: RunFolder, tasks: Sequence[EvalTask], finished: Finished) -> None:
         """Returns when the files of all tasks are there."""
 
 

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from dave_vit.errors import DaveError, OptionError, OutOfMemory
-from dave_vit.evaluate.dispatch import Patience
+from dave_vit.evaluate.dispatch import MemoryRetries
 from dave_vit.evaluate.engines.base import ENGINES, EngineOptions, Finished
-from dave_vit.evaluate.job import Job
+from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.store import RunFolder
-from dave_vit.evaluate.tasks import Task
+from dave_vit.evaluate.tasks import EvalTask
 from dave_vit.evaluate.worker import Worker
 from dave_vit.models.loading import checked_device
 
@@ -53,7 +53,7 @@ class LocalEngine:
     def __exit__(self, *failure: object) -> None:
         """Nothing outlives a call of ``run``."""
 
-    def run(self, job: Job, folder: RunFolder, tasks: Sequence[Task], finished: Finished) -> None:
+    def run(self, job: EvalJob, folder: RunFolder, tasks: Sequence[EvalTask], finished: Finished) -> None:
         """Computes all tasks that are not done; returns when all are, whoever did them."""
         left = len(tasks) - len(folder.present(task.file for task in tasks))
         devices = self.devices[: max(left, 1)]
@@ -93,11 +93,17 @@ def pick_devices(device: str, workers: int | None = None) -> list[str]:
 
 
 def work(
-    job: Job, folder: RunFolder, tasks: Sequence[Task], device: str, *, start: int = 0, finished: Finished | None = None
+    job: EvalJob,
+    folder: RunFolder,
+    tasks: Sequence[EvalTask],
+    device: str,
+    *,
+    start: int = 0,
+    finished: Finished | None = None,
 ) -> None:
     """Goes round the tasks, from ``start`` on, until all are done; those that others have claimed are left to them."""
     made: list[Worker] = []  # when there is work
-    patience = Patience()
+    patience = MemoryRetries()
     pending, pause = [*tasks[start:], *tasks[:start]], _WAIT
     try:
         while pending:
@@ -121,7 +127,9 @@ def work(
             worker.close()
 
 
-def _attempt(worker: Worker, folder: RunFolder, task: Task, patience: Patience, later: Iterable[Task]) -> bool:
+def _attempt(
+    worker: Worker, folder: RunFolder, task: EvalTask, patience: MemoryRetries, later: Iterable[EvalTask]
+) -> bool:
     """Whether the task is done now; false where another process is at it, or memory does not suffice yet."""
     with folder.claim(task.name) as mine:
         if mine and not (folder / task.file).exists():
@@ -136,7 +144,7 @@ def _attempt(worker: Worker, folder: RunFolder, task: Task, patience: Patience, 
         return mine
 
 
-def _likely(folder: RunFolder, task: Task, later: Iterable[Task]) -> Task | None:
+def _likely(folder: RunFolder, task: EvalTask, later: Iterable[EvalTask]) -> EvalTask | None:
     """The first of later tasks that has other images and is not done; another process may still take it."""
     return next((one for one in later if one.images != task.images and not (folder / one.file).exists()), None)
 
@@ -166,7 +174,7 @@ class _Member:
 class _Team:
     """One process per device, started again where one is killed."""
 
-    def __init__(self, job: Job, folder: RunFolder, tasks: Sequence[Task], devices: Sequence[str]) -> None:
+    def __init__(self, job: EvalJob, folder: RunFolder, tasks: Sequence[EvalTask], devices: Sequence[str]) -> None:
         self.job, self.folder, self.tasks, self.devices = job, folder, list(tasks), devices
         self._context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
 
@@ -224,7 +232,7 @@ class _Team:
 
 
 def _serve(
-    job: Job, folder: str, tasks: Sequence[Task], device: str, start: int, line: Connection, share: float
+    job: EvalJob, folder: str, tasks: Sequence[EvalTask], device: str, start: int, line: Connection, share: float
 ) -> None:
     """The life of a process of a team, which has a share of the device's memory; an error goes to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent ends the team

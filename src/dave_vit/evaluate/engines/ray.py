@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from dave_vit.errors import DaveError, OptionError, first_line, missing_extra
-from dave_vit.evaluate.dispatch import Dispatch, Lost
+from dave_vit.evaluate.dispatch import ActorLost, Dispatcher
 from dave_vit.evaluate.engines.base import ENGINES, EngineOptions, Finished
-from dave_vit.evaluate.job import Job
+from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.store import RunFolder
-from dave_vit.evaluate.tasks import Task
+from dave_vit.evaluate.tasks import EvalTask
 from dave_vit.evaluate.worker import Files, Worker
 
 _LOOK = 5.0  # seconds between looks at what the cluster has
@@ -52,7 +52,7 @@ class RayEngine:
     def __exit__(self, *failure: object) -> None:
         self._stack.close()
 
-    def run(self, job: Job, folder: RunFolder, tasks: Sequence[Task], finished: Finished) -> None:
+    def run(self, job: EvalJob, folder: RunFolder, tasks: Sequence[EvalTask], finished: Finished) -> None:
         """Computes all tasks that are not done, and writes them; what a killed actor had begun is done again."""
         import ray
 
@@ -62,13 +62,13 @@ class RayEngine:
                 finished(task)
         pending = [task for task in tasks if task.file not in there]
 
-        def done(task: Task, files: Files) -> None:
+        def done(task: EvalTask, files: Files) -> None:
             folder.write(files)
             finished(task)
 
         if pending:
             with closing(_Actors(ray, job, self.device, self.workers, len(pending))) as actors:
-                Dispatch(actors, done).run(pending)
+                Dispatcher(actors, done).run(pending)
 
 
 @ENGINES.register("ray")
@@ -79,7 +79,7 @@ def _ray(options: EngineOptions) -> RayEngine:
 class _Actor:
     """Computes tasks; one worker for its life."""
 
-    def __init__(self, job: Job, device: str) -> None:
+    def __init__(self, job: EvalJob, device: str) -> None:
         torch.set_num_threads(job.threads or 1)
         self._make: Callable[[], Worker] = lambda: Worker(job, device)
         self._worker: Worker | None = None
@@ -87,7 +87,7 @@ class _Actor:
     def ready(self) -> None:
         """Returns when the actor has begun."""
 
-    def compute(self, task: Task) -> Files | DaveError:
+    def compute(self, task: EvalTask) -> Files | DaveError:
         """The files of a task, or what the user can repair: raised, it would be buried in a trace of Ray's."""
         try:
             self._worker = self._worker or self._make()
@@ -97,7 +97,7 @@ class _Actor:
 
 
 class _Actors:
-    """The actors of a run on a Ray cluster, for `Dispatch`.
+    """The actors of a run on a Ray cluster, for `Dispatcher`.
 
     Args:
         ray: the module.
@@ -107,7 +107,7 @@ class _Actors:
         tasks: how many there are.
     """
 
-    def __init__(self, ray: Any, job: Job, device: str, workers: int | None, tasks: int) -> None:
+    def __init__(self, ray: Any, job: EvalJob, device: str, workers: int | None, tasks: int) -> None:
         self.ray, self.job, self._tasks, self._workers = ray, job, tasks, workers
         self._hired: list[Any] = []
         self._pool = self._planned(ray.cluster_resources(), device)
@@ -127,7 +127,7 @@ class _Actors:
         self._hired.append(made)
         return made, made.ready.remote()
 
-    def call(self, actor: Any, task: Task) -> Any:
+    def call(self, actor: Any, task: EvalTask) -> Any:
         """Has an actor compute a task."""
         return actor.compute.remote(task)
 
@@ -144,7 +144,7 @@ class _Actors:
         try:
             result = self.ray.get(call)
         except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError) as error:
-            raise Lost(first_line(error)) from error
+            raise ActorLost(first_line(error)) from error
         if isinstance(result, DaveError):
             raise result
         return result

@@ -27,7 +27,7 @@ class _Curves:
     count: int = 0
 
 
-class Table:
+class ScoreTable:
     """All numbers of one metric.
 
     Args:
@@ -124,17 +124,17 @@ class Table:
 
 
 @dataclass
-class Collected:
+class ModelScores:
     """The rows of one model."""
 
-    tables: dict[str, Table] = field(default_factory=dict)
+    tables: dict[str, ScoreTable] = field(default_factory=dict)
     versions: set[str] = field(default_factory=set)
     devices: set[str] = field(default_factory=set)
 
 
-def collect(
-    paths: Iterable[Path], methods: Sequence[str], into: dict[str, Collected] | None = None
-) -> dict[str, Collected]:
+def read_scores(
+    paths: Iterable[Path], methods: Sequence[str], into: dict[str, ModelScores] | None = None
+) -> dict[str, ModelScores]:
     """Reads rows, file by file; by the label of their model.
 
     Args:
@@ -146,14 +146,14 @@ def collect(
     for columns in read(paths, _COLUMNS):
         for values in zip(*(columns[name] for name in _COLUMNS), strict=True):
             row = dict(zip(_COLUMNS, values, strict=True))
-            own = models.setdefault(row["model"], Collected())
+            own = models.setdefault(row["model"], ModelScores())
             own.versions.add(row["versions"])
             own.devices.add(row["device"])
-            own.tables.setdefault(row["metric"], Table(methods)).add(row)
+            own.tables.setdefault(row["metric"], ScoreTable(methods)).add(row)
     return models
 
 
-def places(values: Floats, *, higher_is_better: bool) -> npt.NDArray[np.int64]:
+def rank_columns(values: Floats, *, higher_is_better: bool) -> npt.NDArray[np.int64]:
     """Columns of a row of numbers from best to worst; those without a number are left out."""
     there = np.flatnonzero(np.isfinite(values))
     order = there[np.argsort(values[there], kind="stable")]

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from dave_vit.errors import DataError, OptionError
-from dave_vit.evaluate.statistics.collect import Collected, Table, collect
-from dave_vit.evaluate.statistics.intervals import estimates
+from dave_vit.evaluate.statistics.collect import ModelScores, ScoreTable, read_scores
+from dave_vit.evaluate.statistics.intervals import estimate_means
 from dave_vit.evaluate.store import differences
 
 
 @dataclass(frozen=True)
-class Run:
+class StoredRun:
     """A run as its folder tells it, finished or not.
 
     Attributes:
@@ -30,10 +30,10 @@ class Run:
     path: Path
     plan: Mapping[str, Any]
     made_with: Mapping[str, Any]
-    models: Mapping[str, Collected]
+    models: Mapping[str, ModelScores]
 
 
-def read_run(path: str | Path) -> Run:
+def read_run(path: str | Path) -> StoredRun:
     """Reads the rows that a folder has so far."""
     path = Path(path)
     try:
@@ -47,10 +47,10 @@ def read_run(path: str | Path) -> Run:
     rows = sorted((path / "rows").glob("*.parquet"))
     if not rows:
         raise DataError(f"{path}: the run has no rows yet")
-    return Run(path, plan, made_with, collect(rows, [one["label"] for one in plan["methods"]]))
+    return StoredRun(path, plan, made_with, read_scores(rows, [one["label"] for one in plan["methods"]]))
 
 
-def compared(first: Run, second: Run, pairs: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+def compare_runs(first: StoredRun, second: StoredRun, pairs: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """The second run minus the first, for every model, metric and method of both, over the images that both scored.
 
     Args:
@@ -80,7 +80,7 @@ def compared(first: Run, second: Run, pairs: Mapping[str, str] | None = None) ->
     return sorted(found, key=lambda one: (one["model"], one["metric"]))
 
 
-def _differences(before: Table, after: Table, wanted: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _differences(before: ScoreTable, after: ScoreTable, wanted: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     both = [name for name in before.columns if before.shows(name) == after.shows(name)]
     left, right = ([table.columns[name] for name in both] for table in (before, after))
     for old, new in wanted.items():
@@ -91,7 +91,7 @@ def _differences(before: Table, after: Table, wanted: Mapping[str, str]) -> Iter
             ]
             place = {unit: number for number, unit in enumerate(dict.fromkeys(before.units[one] for one in left))}
             units, shown = [place[before.units[one]] for one in left], [before.pictures[unit] for unit in place]
-            change = estimates(np.stack([values[1] - values[0]]), units, pictures=shown)[0]
+            change = estimate_means(np.stack([values[1] - values[0]]), units, pictures=shown)[0]
             if change.n:
                 yield {"method": new if old == new else f"{old} -> {new}", **_means(values), **vars(change)}
 
@@ -102,6 +102,6 @@ def _means(values: list[Any]) -> dict[str, float]:
     return {"before": float(values[0][there].mean()), "after": float(values[1][there].mean())}
 
 
-def changes(first: Run, second: Run) -> list[str]:
+def describe_changes(first: StoredRun, second: StoredRun) -> list[str]:
     """In what the plans and the versions of two runs differ, in words."""
     return [*differences(first.plan, second.plan), *differences(first.made_with, second.made_with)]

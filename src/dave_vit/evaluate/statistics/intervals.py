@@ -18,7 +18,7 @@ _Z = _NORMAL.inv_cdf(0.975)
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanEstimate:
     """A mean, its 95 % interval, how many numbers it rests on, and of how many distinct pictures they are."""
 
     mean: float | None
@@ -28,12 +28,12 @@ class Estimate:
     images: int
 
 
-NOTHING = Estimate(None, None, None, 0, 0)
+NOTHING = MeanEstimate(None, None, None, 0, 0)
 
 
-def estimates(
+def estimate_means(
     values: Floats, units: Sequence[int], seed: int = 0, *, pictures: Sequence[Sequence[int]] | None = None
-) -> list[Estimate]:
+) -> list[MeanEstimate]:
     """The mean of each row of numbers, with percentile intervals of a bootstrap over pictures.
 
     Numbers of one unit, such as the cells of a grid, are drawn together: they are no independent witnesses. Where units
@@ -60,18 +60,18 @@ def estimates(
         images = (counts > 0) @ np.array([len(shown) for shown in own])
     lows, highs = _percentiles(spread, np.asarray(tails))
     rows = zip(means.tolist(), lows.tolist(), highs.tolist(), totals.astype(int).tolist(), images.tolist(), strict=True)
-    return [Estimate(*row) if row[3] else NOTHING for row in rows]
+    return [MeanEstimate(*row) if row[3] else NOTHING for row in rows]
 
 
-def paired(
+def estimate_differences(
     values: Floats, units: Sequence[int], seed: int = 0, *, pictures: Sequence[Sequence[int]] | None = None
-) -> list[tuple[int, int, Estimate]]:
+) -> list[tuple[int, int, MeanEstimate]]:
     """For each two rows, the mean of the first minus the second over the numbers that both have."""
     pairs = [(i, j) for i in range(len(values)) for j in range(i + 1, len(values))]
     if not pairs:
         return []
     differences = np.stack([values[i] - values[j] for i, j in pairs])
-    means = estimates(differences, units, seed, pictures=pictures)
+    means = estimate_means(differences, units, seed, pictures=pictures)
     return [(i, j, estimate) for (i, j), estimate in zip(pairs, means, strict=True)]
 
 

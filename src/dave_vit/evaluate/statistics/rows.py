@@ -58,7 +58,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Scanned:
+class ScannedImage:
     """What a model makes of an image.
 
     Attributes:
@@ -83,7 +83,7 @@ class Scanned:
 _WORDS = ("model", "method", "metric", "dropped", "options", "versions", "device")  # few different ones in a column
 
 
-def pack(rows: Sequence[Row] | Sequence[Scanned], kind: type[Row] | type[Scanned] = Row) -> bytes:
+def pack(rows: Sequence[Row] | Sequence[ScannedImage], kind: type[Row] | type[ScannedImage] = Row) -> bytes:
     """A Parquet file."""
     arrow, parquet = _pyarrow()
     schema = _schema(arrow, kind)
@@ -112,14 +112,14 @@ def read(paths: Iterable[Path], columns: Sequence[str] | None = None) -> Iterabl
         yield content
 
 
-def read_scans(paths: Iterable[Path]) -> Iterable[Scanned]:
+def read_scanned_images(paths: Iterable[Path]) -> Iterable[ScannedImage]:
     """What models make of images, from Parquet files."""
-    names = [one.name for one in fields(Scanned)]
+    names = [one.name for one in fields(ScannedImage)]
     for columns in read(paths, names):
-        yield from (Scanned(*values) for values in zip(*(columns[name] for name in names), strict=True))
+        yield from (ScannedImage(*values) for values in zip(*(columns[name] for name in names), strict=True))
 
 
-def _schema(arrow: Any, kind: type[Row] | type[Scanned]) -> Any:
+def _schema(arrow: Any, kind: type[Row] | type[ScannedImage]) -> Any:
     text, few = arrow.string(), arrow.dictionary(arrow.int32(), arrow.string())
     whole, real, curve = arrow.int32(), arrow.float64(), arrow.list_(arrow.float32())
     types = {"target": whole, "seed": whole, "value": real, "passes": real, "map_seconds": real, "seconds": real}

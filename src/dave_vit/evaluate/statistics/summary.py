@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dave_vit.evaluate.plan import MetricEntry, Plan
-from dave_vit.evaluate.statistics.collect import Collected, Table
-from dave_vit.evaluate.statistics.intervals import NOTHING, estimates, paired
-from dave_vit.evaluate.statistics.rows import Scanned
+from dave_vit.evaluate.statistics.collect import ModelScores, ScoreTable
+from dave_vit.evaluate.statistics.intervals import NOTHING, estimate_differences, estimate_means
+from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.metrics import GridMetric
 
 
 def summarise(
     plan: Plan,
     images: int,
-    collected: Sequence[Collected],
+    collected: Sequence[ModelScores],
     left_out: Sequence[Mapping[str, str]],
-    skipped: Sequence[Scanned],
+    skipped: Sequence[ScannedImage],
 ) -> dict[str, Any]:
     """The content of ``summary.json``.
 
@@ -33,7 +33,7 @@ def summarise(
     differences: list[dict[str, Any]] = []
     for entry, rows, missing in zip(plan.models, collected, left_out, strict=True):
         for metric in plan.metrics:
-            table = rows.tables.get(metric.label) or Table([one.label for one in plan.methods])
+            table = rows.tables.get(metric.label) or ScoreTable([one.label for one in plan.methods])
             results += _results(entry.label, metric, table, missing)
             differences += _differences(entry.label, metric, table)
     return {
@@ -47,7 +47,7 @@ def summarise(
     }
 
 
-def rests_on(one: Mapping[str, Any]) -> str:
+def format_sample_size(one: Mapping[str, Any]) -> str:
     """How many numbers a mean is of, and of how many distinct images they are."""
     return f"n = {one['n']}" if one["n"] == one["images"] else f"n = {one['n']} of {one['images']} images"
 
@@ -67,12 +67,12 @@ def over_budget(plan: Plan, results: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"more than the budget of {plan.budget} passes a map took {each}: {why}"]
 
 
-def _results(model: str, entry: MetricEntry, table: Table, missing: Mapping[str, str]) -> list[dict[str, Any]]:
+def _results(model: str, entry: MetricEntry, table: ScoreTable, missing: Mapping[str, str]) -> list[dict[str, Any]]:
     metric = entry.create()
     some = isinstance(metric, GridMetric) or metric.images is not None  # and the others are not its business
     before: Counter[str] = Counter() if some else Counter(missing.values())
     nothing = [NOTHING] * len(table.methods)
-    means = estimates(table.values, table.units, pictures=table.pictures) if table.columns else nothing
+    means = estimate_means(table.values, table.units, pictures=table.pictures) if table.columns else nothing
     rows = []
     for number, (method, estimate) in enumerate(zip(table.methods, means, strict=True)):
         reasons = table.reasons(number) + before
@@ -92,7 +92,7 @@ def _results(model: str, entry: MetricEntry, table: Table, missing: Mapping[str,
     return rows
 
 
-def _differences(model: str, entry: MetricEntry, table: Table) -> list[dict[str, Any]]:
+def _differences(model: str, entry: MetricEntry, table: ScoreTable) -> list[dict[str, Any]]:
     if not table.columns:
         return []
     return [
@@ -103,5 +103,5 @@ def _differences(model: str, entry: MetricEntry, table: Table) -> list[dict[str,
             "second": table.methods[j],
             **vars(estimate),
         }
-        for i, j, estimate in paired(table.values, table.units, pictures=table.pictures)
+        for i, j, estimate in estimate_differences(table.values, table.units, pictures=table.pictures)
     ]

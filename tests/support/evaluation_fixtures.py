@@ -147,13 +147,13 @@ def load_slow(entry, device):
 
 
 def quick_plan(folder: Path, **settings) -> Plan:
-    """As ``plan_of``, for processes of their own: DAVE's first map in each would import torch's compiler."""
-    return plan_of(
+    """As ``build_plan``, for processes of their own: DAVE's first map in each would import torch's compiler."""
+    return build_plan(
         folder, methods=["input_x_gradient", {"method": "smoothgrad", "options": {"samples": 3}}], **settings
     )
 
 
-def plan_of(folder: Path, **settings) -> Plan:
+def build_plan(folder: Path, **settings) -> Plan:
     """A plan on a painted folder."""
     usual = {
         "models": f"square:{folder}",
@@ -170,7 +170,7 @@ def plan_of(folder: Path, **settings) -> Plan:
     return make_plan({**usual, **settings})
 
 
-def rows_of(run: Path) -> list[dict]:
+def read_rows(run: Path) -> list[dict]:
     """All rows of a run, in an order of their own and without what differs from run to run."""
     rows = []
     for columns in read(sorted((run / "rows").glob("*.parquet"))):
