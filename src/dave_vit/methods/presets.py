@@ -131,7 +131,7 @@ RUNGS = ((10.0, 0.1, 0.05), (0.0, 0.03, 0.05), (0.0, 0.03, 0.0))
 
 @PRESETS.register("default")
 def default(model: nn.Module) -> Preset:
-    """What measured best over five metrics and six models (docs/decisions.md says how it was chosen)."""
+    """What measured best over five metrics and six models (docs/decisions/default-recipe.md says how it was chosen)."""
     widest, *narrower = ladder(model, *RUNGS)
     reducer = Significant(patch=traits_of(model).patch or patch_side(model) or Significant.patch)
     chosen = Preset(widest, reducer, RELEVANCE, samples=28, narrower=tuple(narrower))
