@@ -331,7 +331,7 @@ class TestFlatGamma:
         from dave_vit.engine import gradient
         from dave_vit.engine.fast.kernels import flat_gamma as flat
         from dave_vit.engine.fast.kernels import norms
-        from dave_vit.engine.fast.recorded_model import LeanModel
+        from dave_vit.engine.fast.recorded_model import RecordedModel
         from dave_vit.engine.rule_sets.lrp import RELEVANCE
         from dave_vit.engine.rules import gamma
 
@@ -343,7 +343,7 @@ class TestFlatGamma:
         expected = gradient(model.double(), x.double(), [0, 1], rules=RELEVANCE).weight
         assert not seen  # the model itself may write over what they keep
         monkeypatch.setattr(norms, "applicable", lambda *given: True)
-        found = LeanModel(model.to(DEVICE, torch.float32)).gradient(x.to(DEVICE), [0, 1], RELEVANCE).weight
+        found = RecordedModel(model.to(DEVICE, torch.float32)).gradient(x.to(DEVICE), [0, 1], RELEVANCE).weight
         assert len(seen) == 6  # two layers in each of two blocks, patches and classes
         torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-3, atol=1e-5 * expected.abs().max().item())
 

@@ -14,7 +14,7 @@ from dave_vit import DAVE, effective_transformation
 from dave_vit.engine import fingerprint as survey
 from dave_vit.engine.fast.compiled import CompiledGradient
 from dave_vit.engine.fast.narrowing import narrowed
-from dave_vit.engine.fast.recorded_model import LeanModel
+from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.fast.recording import Unrecordable, record
 from dave_vit.engine.forward import logits_of
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
@@ -150,7 +150,7 @@ class TestLeanModel:
         model = MODELS[name]().double()
         images = images.double()
         target = torch.tensor([[0, 1], [2, 3], [4, 0]])
-        lean = LeanModel(model).gradient(images, target, EFFECTIVE)
+        lean = RecordedModel(model).gradient(images, target, EFFECTIVE)
         torch.testing.assert_close(lean.weight, effective_transformation(model, images, target))
 
     def test_a_model_that_cannot_be_recorded_runs_as_it_is(self, images):
@@ -159,11 +159,11 @@ class TestLeanModel:
                 return x.clone().mul_(2).flatten(1)[:, :4]
 
         model = InPlace()
-        assert LeanModel(model).of(images) is model
+        assert RecordedModel(model).of(images) is model
 
     def test_hooks_are_called(self, images):
         model, seen = vit(), []
-        lean = LeanModel(model)
+        lean = RecordedModel(model)
         lean.gradient(images, 0, EFFECTIVE)
         model.blocks[0].register_forward_hook(lambda module, given, made: seen.append(len(made)))
         lean.gradient(images, 0, EFFECTIVE)
@@ -171,7 +171,7 @@ class TestLeanModel:
 
     def test_follows_its_weights(self, images):
         model = vit()
-        lean = LeanModel(model)
+        lean = RecordedModel(model)
         for change in (lambda: None, lambda: model.head.weight.data.mul_(2), lambda: setattr(model, "head", head())):
             change()
             with torch.no_grad():
@@ -179,9 +179,9 @@ class TestLeanModel:
 
     def test_one_recording_serves_all_methods_of_a_model_and_dies_with_it(self, images):
         model = vit()
-        tape = LeanModel(model).of(images).__self__
-        assert LeanModel(model).of(images).__self__ is tape
-        assert LeanModel(model, torch.bfloat16).of(images).__self__ is not tape
+        tape = RecordedModel(model).of(images).__self__
+        assert RecordedModel(model).of(images).__self__ is tape
+        assert RecordedModel(model, torch.bfloat16).of(images).__self__ is not tape
         gone = weakref.ref(model)
         del model
         gc.collect()
@@ -189,13 +189,13 @@ class TestLeanModel:
 
     def test_follows_its_settings(self, images):
         model = Scaled()
-        assert torch.equal(LeanModel(model).of(images)(images), model(images))
+        assert torch.equal(RecordedModel(model).of(images)(images), model(images))
         model.factor = 3
-        assert torch.equal(LeanModel(model).of(images)(images), model(images))
+        assert torch.equal(RecordedModel(model).of(images)(images), model(images))
 
     def test_a_model_that_counts_its_passes_runs_as_it_is(self, images):
         model = Scaled(step=1)
-        lean = LeanModel(model)
+        lean = RecordedModel(model)
         assert [lean.of(images) for _ in range(2)] == [model, model]
         assert model.factor == 3, "recorded once, and never again"
 
@@ -203,7 +203,7 @@ class TestLeanModel:
         model = vit()
         model.norm = Strange()
         with pytest.raises(Exception, match="norm"):
-            LeanModel(model).gradient(images, 0, EFFECTIVE)
+            RecordedModel(model).gradient(images, 0, EFFECTIVE)
 
     def test_one_walk_through_the_model_for_all_passes_of_a_call(self, images, monkeypatch):
         model, walks = vit(), []
@@ -232,7 +232,7 @@ class TestLeanModel:
         assert not torch.allclose(next(steps).attribution, expected)
 
     def test_knows_the_number_of_classes(self, images):
-        assert LeanModel(vit()).classes(images) == CLASSES
+        assert RecordedModel(vit()).classes(images) == CLASSES
 
 
 class Scaled(nn.Module):

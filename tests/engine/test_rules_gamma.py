@@ -10,7 +10,7 @@ import tiny_models
 from dave_vit import conservation_gap, effective_transformation
 from dave_vit.engine import gradient
 from dave_vit.engine.fast.compiled import CompiledGradient
-from dave_vit.engine.fast.recorded_model import LeanModel
+from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rule_sets.lrp import CP_LRP, RELEVANCE, with_gamma
 from dave_vit.engine.rules import gamma, products
@@ -167,7 +167,7 @@ class TestWhere:
     @pytest.mark.parametrize("family", ["vit", "torchvision", "swin"])
     def test_lean_passes_know_the_modules_too(self, family):
         model = tiny_models.FAMILIES[family]().double()
-        found = LeanModel(model).gradient(X, 0, RELEVANCE).weight
+        found = RecordedModel(model).gradient(X, 0, RELEVANCE).weight
         torch.testing.assert_close(found, gradient(model, X, 0, rules=RELEVANCE).weight, rtol=1e-8, atol=1e-10)
 
     def test_a_linear_patch_embedding_is_a_convolution(self):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit import conservation_gap, effective_transformation
-from dave_vit.engine.states import State, added, mixed, multiplied
+from dave_vit.engine.states import State, mixed_state, product_state, sum_state
 from dave_vit.errors import UnsupportedOperator
 
 CONSTANT, CARRIER, GATE, OPERATOR = State
@@ -51,7 +51,7 @@ def x() -> Tensor:
     ],
 )
 def test_products(factors, state):
-    assert {multiplied(order) for order in itertools.permutations(factors)} == {state}
+    assert {product_state(order) for order in itertools.permutations(factors)} == {state}
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_products(factors, state):
     ],
 )
 def test_sums(terms, state):
-    assert {added(order) for order in itertools.permutations(terms)} == {state}
+    assert {sum_state(order) for order in itertools.permutations(terms)} == {state}
 
 
 def test_only_gates_are_changed_by_mixing():
-    assert [mixed(state) for state in State] == [CONSTANT, CARRIER, CARRIER, OPERATOR]
+    assert [mixed_state(state) for state in State] == [CONSTANT, CARRIER, CARRIER, OPERATOR]
 
 
 # a @ b^T for tokens a [T, D] and b [S, D], in every spelling

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dave_vit import DAVE, create_method, effective_transformation
-from dave_vit.engine.fast.recorded_model import LeanModel
+from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.gradient import gradient
 from dave_vit.engine.rule_sets.effective import EFFECTIVE, OFFICIAL_GATE
 from dave_vit.errors import OptionError, TargetError, UnknownName
@@ -146,7 +146,7 @@ class TestInterface:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
             return gradient(lean.model, inputs, target, rules=rules)
 
-        monkeypatch.setattr(LeanModel, "gradient", limited)
+        monkeypatch.setattr(RecordedModel, "gradient", limited)
         assert_same(DAVE(model, samples=6, chunk=18).attribute(images, 0), expected)
         assert sizes[:3] == [18, 9, 4]
 
@@ -158,7 +158,7 @@ class TestInterface:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
             return gradient(lean.model, inputs, target, rules=rules)
 
-        monkeypatch.setattr(LeanModel, "gradient", limited)
+        monkeypatch.setattr(RecordedModel, "gradient", limited)
         steps = list(DAVE(model, samples=6, chunk=6).refine(images, 0))
         assert [step.samples for step in steps] == [2, 4, 6]
         assert_same(steps[-1].attribution, expected)
@@ -188,7 +188,7 @@ class TestInterface:
         def broken(*args, **options):
             raise RuntimeError("broken kernel")
 
-        monkeypatch.setattr(LeanModel, "gradient", broken)
+        monkeypatch.setattr(RecordedModel, "gradient", broken)
         with pytest.raises(RuntimeError, match="broken kernel"):
             DAVE(model, samples=2).attribute(images, 0)
 

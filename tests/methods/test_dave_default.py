@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import tiny_models
 from dave_vit import DAVE, Contrast, effective_transformation
-from dave_vit.engine.fast.recorded_model import LeanModel
+from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rule_sets.lrp import RELEVANCE
 from dave_vit.engine.targets import Target
@@ -217,8 +217,8 @@ class TestNeighborhood:
         assert several.significant.shape == (3, 2)
 
     def test_only_forms_of_input_that_come_again_are_recorded(self, mixed, monkeypatch):
-        rows, record = [], LeanModel._recorded
-        monkeypatch.setattr(LeanModel, "_recorded", lambda self, x: rows.append(len(x)) or record(self, x))
+        rows, record = [], RecordedModel._recorded
+        monkeypatch.setattr(RecordedModel, "_recorded", lambda self, x: rows.append(len(x)) or record(self, x))
         DAVE(deepcopy(mixed), chunk=100).explain(MIXED, 0)
         assert rows == [3 * 28]  # not the views of one image or two, which left or stayed
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dave_vit.engine import function_names as names
 from dave_vit.engine.calls import function_name
 from dave_vit.engine.forward import Read, forward, undisturbed
-from dave_vit.engine.interception import Interception, out_of_place
+from dave_vit.engine.interception import Interception, find_out_of_place
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rules.activations import ACTIVATIONS
 from dave_vit.engine.states import State, is_carrier, map_tensors, state_of, tensors
@@ -107,7 +107,7 @@ class _Lockstep(Interception):
         kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
         with torch.no_grad():
             if writes:
-                self._write(spelling.name, out_of_place(func) if spelling.inplace else func, values, args, kwargs)
+                self._write(spelling.name, find_out_of_place(func) if spelling.inplace else func, values, args, kwargs)
             else:
                 self._make(spelling.name, func, values, args, kwargs, result)
         return iter(result) if spelling.name == "__iter__" else result

@@ -17,7 +17,7 @@ from dave_vit.engine.forward import Read, forward, undisturbed
 from dave_vit.engine.function_names import CONSTANT_RESULT
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.states import depends
+from dave_vit.engine.states import depends_on_input
 
 _DECISIONS = frozenset("__bool__ is_nonzero equal allclose __contains__".split())
 _NEAR = 1e-3  # of the image: no decision is likely to be taken the other way
@@ -71,7 +71,7 @@ class _Ledger(Interception):
             writes = spelling.inplace or spelling.name == "__setitem__"  # into memory that may hold anything before
             named = {key: value for key, value in (kwargs or {}).items() if key != "out"}
             given = _facts((args[1:] if writes else args, named))
-            name = spelling.name if spelling.name in _DECISIONS else f"{spelling.name}{self.where()}"
+            name = spelling.name if spelling.name in _DECISIONS else f"{spelling.name}{self.location()}"
             self.met.append((name, given))
         return super().__torch_function__(func, types, args, kwargs)
 
@@ -79,7 +79,7 @@ class _Ledger(Interception):
 def _facts(value: Any) -> tuple[Any, ...]:
     """All that is constant in nested arguments, in a form that can be compared."""
     if isinstance(value, Tensor):
-        held = depends(value) and not (value.requires_grad and value.is_leaf)  # a leaf is a parameter
+        held = depends_on_input(value) and not (value.requires_grad and value.is_leaf)  # a leaf is a parameter
         return () if held else _digest(value)
     if isinstance(value, list | tuple):
         return tuple(fact for item in value for fact in _facts(item))

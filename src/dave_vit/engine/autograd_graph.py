@@ -14,7 +14,7 @@ from dave_vit.errors import CheckpointingError, UnsupportedOperator
 
 
 @contextmanager
-def autograd_enabled() -> Iterator[None]:
+def enable_autograd() -> Iterator[None]:
     """Gradients on, whatever the caller's grad mode or inference mode is."""
     with torch.inference_mode(mode=False), torch.enable_grad():
         yield

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.engine.autograd_graph import autograd_enabled, check_graph, hidden_error
+from dave_vit.engine.autograd_graph import check_graph, enable_autograd, hidden_error
 from dave_vit.engine.fingerprint import forget_surveys, survey
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.states import is_known
@@ -129,7 +129,7 @@ def check_inputs(inputs: Tensor) -> None:
 def undisturbed(inputs: Tensor) -> Iterator[None]:
     """Gradients on and compiled modules as they were written inside; everything as before afterwards."""
     devices = [inputs.device] if inputs.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), autograd_enabled(), _uncompiled():
+    with torch.random.fork_rng(devices), enable_autograd(), _uncompiled():
         yield
 
 

@@ -31,7 +31,7 @@ from dave_vit.engine.function_names import (
     MIXING,
     SELECTIONS,
 )
-from dave_vit.engine.states import State, depends, is_known, is_operator, map_tensors, mark, state_of, tensors
+from dave_vit.engine.states import State, depends_on_input, is_known, is_operator, map_tensors, mark, state_of, tensors
 from dave_vit.errors import UnsupportedOperator
 
 
@@ -79,7 +79,7 @@ class Interception(TorchFunctionMode):
     Args:
         rules: the rule set.
         model: used to name the module in which an unsupported function was met.
-        record_constants: collect every additive constant that meets a carrier (see ``with_constant``).
+        record_constants: collect every additive constant that meets a carrier (see ``record_constant``).
         traced: the calls are written down for a compiler, which would rather compute a thing again than keep it.
     """
 
@@ -114,7 +114,7 @@ class Interception(TorchFunctionMode):
     @contextmanager
     def watched(self, inputs: Tensor) -> Iterator[Watch]:
         """Follow the input below the interception as well; to be entered inside of it."""
-        self.watch = Watch(inputs, self.where)
+        self.watch = Watch(inputs, self.location)
         with self.watch:
             yield self.watch
 
@@ -143,20 +143,20 @@ class Interception(TorchFunctionMode):
         """Refuse what would take the input out of sight."""
         for carrier in carriers if self._closed else ():
             if not is_known(carrier):
-                raise hidden_error(f"a tensor that wants gradient ({_origin(carrier)})", self.where())
+                raise hidden_error(f"a tensor that wants gradient ({_origin(carrier)})", self.location())
         if name in ESCAPES and any(tensor.dtype is not torch.bool for tensor in tensors(args)):
-            raise self.unsupported(name, "it turns a value that depends on the input into a Python number or array")
+            raise self.refusal(name, "it turns a value that depends on the input into a Python number or array")
         if name in GRADIENTS:
-            raise self.unsupported(name, "it asks for gradients inside of the model")
+            raise self.refusal(name, "it asks for gradients inside of the model")
         if kwargs.get("out") is not None:
-            raise self.unsupported(f"{name}(out=...)", "it writes into a tensor that is given, use what it returns")
+            raise self.refusal(f"{name}(out=...)", "it writes into a tensor that is given, use what it returns")
 
     def _constant(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Nothing of the first argument's values is in the result; other arguments may be what it is filled with."""
         if self.rules.strict and name in GRADIENTS and is_operator(args[0]):
-            raise self.unsupported(name, "it asks for gradients inside of the model")
+            raise self.refusal(name, "it asks for gradients inside of the model")
         result = func(*args, **kwargs)
-        if name in FACTORIES and any(map(depends, tensors((args[1:], kwargs)))):
+        if name in FACTORIES and any(map(depends_on_input, tensors((args[1:], kwargs)))):
             self._settle(result)
         return result
 
@@ -164,13 +164,13 @@ class Interception(TorchFunctionMode):
         if not self.rules.strict or args[0].is_leaf:
             return func(*args, **kwargs)
         if name != "register_hook":
-            raise self.unsupported(name, "a hook on gradients may change the map")
+            raise self.refusal(name, "a hook on gradients may change the map")
         return func(args[0], looking_only(args[1]))
 
     def _unruled(self, func: Any, spelling: FunctionName, args: Any, kwargs: Any) -> Any:
         writes = spelling.inplace or spelling.name == "__setitem__"
         if writes and self.rules.strict and not is_operator(args[0]) and _is_view(args[0]):
-            raise self.unsupported(spelling.name, "it writes a frozen operator into a view of a constant")
+            raise self.refusal(spelling.name, "it writes a frozen operator into a view of a constant")
         if spelling.name == "__iter__":
             return iter(self._settle(args[0].unbind()))
         result = func(*args, **kwargs)
@@ -186,11 +186,11 @@ class Interception(TorchFunctionMode):
         rule = self.rules.lookup(func, spelling.name)
         if rule is None:
             if self.rules.strict:
-                raise self.unsupported(spelling.name)
+                raise self.refusal(spelling.name)
             return func(*args, **kwargs)
         if not (spelling.inplace or kwargs.get("inplace")):
             return self._settle(rule(Call(self, func, spelling.name), *args, **kwargs))
-        call = Call(self, out_of_place(func) if spelling.inplace else func, spelling.name)
+        call = Call(self, find_out_of_place(func) if spelling.inplace else func, spelling.name)
         kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
         # A derivative that looks at this argument again is given one that the write leaves alone.
         state, first = state_of(args[0]), args[0]
@@ -218,11 +218,11 @@ class Interception(TorchFunctionMode):
     def store(self, target: Tensor, value: Tensor) -> Tensor:
         """Write a rule's result into the tensor that an in-place function was called on."""
         if not value.requires_grad and target._is_view():
-            raise self.unsupported("an in-place write of a frozen operator into a view")
+            raise self.refusal("an in-place write of a frozen operator into a view")
         if not value.requires_grad:
             self.freeze(target)
         target.copy_(value)
-        return self.wrote(target, state_of(value))
+        return self.update_state(target, state_of(value))
 
     def freeze(self, target: Tensor) -> None:
         """Make an operator of a carrier that is about to be written to."""
@@ -230,18 +230,18 @@ class Interception(TorchFunctionMode):
         if self.watch is not None:
             self.watch.freeze(target)
 
-    def wrote(self, target: Tensor, state: State) -> Tensor:
+    def update_state(self, target: Tensor, state: State) -> Tensor:
         """Remember what a tensor is after something was written into it, and that what it is a view of now carries."""
         if target._base is not None and target.requires_grad:
             mark(target._base, State.CARRIER)
         return self._settle(mark(target, state))  # type: ignore[no-any-return]
 
-    def operator(self, call: Call, *args: Any, **kwargs: Any) -> Any:
+    def run_frozen(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         """Run a function without gradient: its result can only be an operator from here on."""
-        self.losses.append(f"{call.name}{self.where()}")
+        self.losses.append(f"{call.name}{self.location()}")
         return call.func(*map_tensors(Tensor.detach, args), **map_tensors(Tensor.detach, kwargs))
 
-    def with_constant(self, value: Tensor, constant: Callable[[], Tensor], function: str = "") -> Tensor:
+    def record_constant(self, value: Tensor, constant: Callable[[], Tensor], function: str = "") -> Tensor:
         """Record the additive constant inside ``value``, so that the conservation identity can be summed up.
 
         Args:
@@ -257,22 +257,22 @@ class Interception(TorchFunctionMode):
         if not added.any():
             return value
         leaf = added.expand_as(value).clone().requires_grad_()
-        self.constants.append((self.module(), function, leaf))
+        self.constants.append((self.current_module(), function, leaf))
         return value + (leaf - leaf.detach())  # adds zero, but with a derivative
 
-    def where(self) -> str:
+    def location(self) -> str:
         """The innermost module of the model on the call stack, as a phrase."""
-        path = self.module()
+        path = self.current_module()
         return f" in module {path!r}" if path else ""
 
-    def module(self) -> str:
+    def current_module(self) -> str:
         """The path of the innermost module of the model on the call stack; costs nothing until it is asked for."""
         return self._paths.here()
 
-    def unsupported(self, name: str, why: str = "it has no rule and is not known to be linear") -> UnsupportedOperator:
+    def refusal(self, name: str, why: str = "it has no rule and is not known to be linear") -> UnsupportedOperator:
         """The error for a function that this rule set cannot treat exactly."""
         return UnsupportedOperator(
-            f"{name}{self.where()} is not supported by rule set {self.rules.name!r}: {why}; "
+            f"{name}{self.location()} is not supported by rule set {self.rules.name!r}: {why}; "
             "rewrite it with supported functions, detach what acts as an operator, or add a rule with RuleSet.extend"
         )
 
@@ -291,7 +291,7 @@ def _origin(carrier: Tensor) -> str:
     return carrier.grad_fn.name() if carrier.grad_fn is not None else "a leaf"
 
 
-def out_of_place(func: Any) -> Any:
+def find_out_of_place(func: Any) -> Any:
     """The function that returns what an in-place one writes."""
     name = function_name(func).name
     homes = (Tensor, torch.nn.functional, torch)

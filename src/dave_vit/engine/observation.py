@@ -125,7 +125,7 @@ class _Observer:
             return value
         if value.ndim == 3:  # [B * heads, L, S]
             value = value.unflatten(0, (self.batch if len(value) % self.batch == 0 else len(value), -1))
-        self.observed.attention.append(Attention(value, self.latest, call.mode.module()))
+        self.observed.attention.append(Attention(value, self.latest, call.mode.current_module()))
         return value.reshape(input.shape)
 
     def _packed(self, call: Call, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:

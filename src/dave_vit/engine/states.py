@@ -58,7 +58,7 @@ def is_operator(value: Any) -> bool:
     return state_of(value) is State.OPERATOR
 
 
-def depends(value: Any) -> bool:
+def depends_on_input(value: Any) -> bool:
     """Whether a value is a tensor that depends on the input, carried or frozen."""
     return state_of(value) is not State.CONSTANT
 
@@ -87,7 +87,7 @@ def same_sign(value: Tensor) -> Tensor:
     return found.detach()
 
 
-def multiplied(states: Iterable[State]) -> State:
+def product_state(states: Iterable[State]) -> State:
     """The state of a product."""
     factors = list(states)
     plain, gates = factors.count(State.CARRIER), factors.count(State.GATE)
@@ -98,7 +98,7 @@ def multiplied(states: Iterable[State]) -> State:
     return State.CARRIER if plain else State.GATE
 
 
-def added(states: Iterable[State]) -> State:
+def sum_state(states: Iterable[State]) -> State:
     """The state of a sum, or of a concatenation."""
     terms = list(states)
     if State.OPERATOR in terms:
@@ -107,7 +107,7 @@ def added(states: Iterable[State]) -> State:
     return State.CARRIER if len(carriers) > 1 else (*carriers, State.CONSTANT)[0]
 
 
-def mixed(state: State) -> State:
+def mixed_state(state: State) -> State:
     """The state of what is left when numbers of a tensor are mixed with each other."""
     return State.CARRIER if state is State.GATE else state
 

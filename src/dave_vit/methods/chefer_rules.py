@@ -44,7 +44,7 @@ def _share(relevance: Tensor, total: Tensor) -> Tensor:
 def passed(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Activations, norms, softmax and scale factors hand relevance on as it is."""
     if not is_carrier(input):
-        return call.mode.operator(call, input, *args, **kwargs)  # type: ignore[no-any-return]
+        return call.mode.run_frozen(call, input, *args, **kwargs)  # type: ignore[no-any-return]
     args, kwargs = map_tensors(Tensor.detach, (args, kwargs))
     value, shape = partial(call.func, input.detach(), *args, **kwargs), input.shape
     return carry(value, lambda relevance: relevance.sum_to_size(shape), input)
@@ -55,7 +55,7 @@ def shared(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     x, func = input.detach(), call.func
     value = func(x, *args, **kwargs)
     if not isinstance(value, Tensor):
-        raise call.mode.unsupported(call.name, "it returns more than one tensor")
+        raise call.mode.refusal(call.name, "it returns more than one tensor")
 
     def pullback(relevance: Tensor, x: Tensor) -> Tensor:
         return _divided(lambda x: func(x, *args, **kwargs), relevance, x)[0]
@@ -76,7 +76,7 @@ def kept(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Casts only move to another device: relevance keeps the precision it began with."""
     probe = call.func(input.detach().new_empty(0), *args, **kwargs)
     if not probe.is_floating_point():
-        return call.mode.operator(call, input, *args, **kwargs)  # type: ignore[no-any-return]
+        return call.mode.run_frozen(call, input, *args, **kwargs)  # type: ignore[no-any-return]
     return input.to(probe.device)
 
 
@@ -131,7 +131,7 @@ def matrix_product(call: Call, *args: Any, alpha: float, **kwargs: Any) -> Tenso
         return (_alpha_beta(ordered, relevance, saved[at], saved[1 - at], alpha),)
 
     if len(factors) != 2 or factors[0] is factors[1]:
-        raise call.mode.unsupported(call.name, "it is no product of two different tensors")
+        raise call.mode.refusal(call.name, "it is no product of two different tensors")
     saved = tuple(factor.detach() for factor in factors)
     return carry(lambda: product(*saved), pullback, *carriers, saved=saved)
 
@@ -141,7 +141,7 @@ def weighted(
 ) -> Tensor:
     """Linear layers and convolutions: the alpha-beta rule."""
     if is_carrier(weight):
-        raise call.mode.unsupported(call.name, "its weight depends on the input")
+        raise call.mode.refusal(call.name, "its weight depends on the input")
     func = call.func
 
     def pullback(relevance: Tensor, x: Tensor, weight: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast.compiled import CompiledGradient
-from dave_vit.engine.fast.recorded_model import LeanModel
+from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.fingerprint import unchanging
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.targets import Target, TargetLike
@@ -105,7 +105,7 @@ class DAVE(Method):
         self.seed = seed
         self._kept: dict[tuple[Any, ...], Views] = {}
         self._compiled = CompiledGradient(model, self.rules, autocast) if compiled else None
-        self._lean = LeanModel(model, autocast) if self._compiled is None else self._compiled.lean
+        self._recorded_model = RecordedModel(model, autocast) if self._compiled is None else self._compiled.lean
 
     @classmethod
     def within(cls, budget: int, **options: Any) -> dict[str, Any]:
@@ -245,7 +245,7 @@ class DAVE(Method):
     def _effective(self, rows: Tensor, target: Target, *, once: bool) -> tuple[Tensor, Tensor]:
         """W and logits of each view."""
         if self._compiled is None:
-            passed = self._lean.gradient(rows, target, self.rules, once=once)
+            passed = self._recorded_model.gradient(rows, target, self.rules, once=once)
             return passed.weight, passed.logits
         weight, logits = self._compiled(rows, target)  # [n, K, C, H, W]
         return weight if target.several else weight[:, 0], logits
@@ -255,7 +255,7 @@ class DAVE(Method):
             return super()._resolved(images, target, passes)
         if target.score is not None:
             raise TargetError("a compiled graph explains classes; leave compiled out to explain a score function")
-        classes = self._lean.classes(images) if target.known else None
+        classes = self._recorded_model.classes(images) if target.known else None
         if classes is None:
             return target.resolve(self._said(images, passes))
         return target.resolve(images.new_empty(len(images), classes))  # the graph checks no ranges

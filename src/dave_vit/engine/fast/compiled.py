@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast.cuda_graph import Step, replayed
-from dave_vit.engine.fast.recorded_model import LeanModel
+from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.fingerprint import survey
 from dave_vit.engine.forward import forward, logits_of, note_pass, precision, ready, undisturbed
 from dave_vit.engine.gradient import derivatives
@@ -36,7 +36,7 @@ class CompiledGradient:
     """
 
     def __init__(self, model: nn.Module, rules: RuleSet, autocast: torch.dtype | None = None) -> None:
-        self.lean = LeanModel(model, autocast)
+        self.lean = RecordedModel(model, autocast)
         self.rules = rules
         self._steps: dict[tuple[object, ...], dict[int, Step]] = {}  # by form, and by rows
         self._failed = False

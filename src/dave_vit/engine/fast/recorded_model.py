@@ -32,7 +32,7 @@ class _Recordings:
 _RECORDINGS: WeakKeyDictionary[nn.Module, _Recordings] = WeakKeyDictionary()
 
 
-class LeanModel:
+class RecordedModel:
     """Forward passes that leave out what nobody looks at, recorded once for each model and form of inputs.
 
     Where a model cannot be recorded, it stays as it is. A recording holds the model's parameters, not copies of them;

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from dave_vit.engine.autograd_graph import autograd_enabled, check_graph
+from dave_vit.engine.autograd_graph import check_graph, enable_autograd
 from dave_vit.engine.calls import function_name
 from dave_vit.engine.interception import ModulePaths, Placed
 from dave_vit.engine.states import map_tensors, tensors
@@ -118,7 +118,7 @@ def record(forward: Callable[[Tensor], Any], inputs: Tensor) -> Tape:
     Raises:
         Unrecordable: the pass writes in place, looks at values, or leaves torch's functions.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, autograd_enabled():
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, enable_autograd():
         given = fake.from_tensor(inputs).detach().requires_grad_()
         recorder = _Recorder(given, ModulePaths(forward if isinstance(forward, nn.Module) else None))
         try:

@@ -51,7 +51,7 @@ def attention(call: Call, *args: Any, **kwargs: Any) -> Tensor:
     """Fused attention: V and the matrix take half of the relevance each, Q and K half of the matrix's each."""
     given = FusedAttention.of(call, *args, **kwargs)
     query, key = _scaled(given.query, 0.25), _scaled(given.key, 0.25)
-    return replace(given, query=query, key=key, value=_scaled(given.value, 0.5)).mixed(call)
+    return replace(given, query=query, key=key, value=_scaled(given.value, 0.5)).compute(call)
 
 
 ATTN_LRP = EFFECTIVE.extend(

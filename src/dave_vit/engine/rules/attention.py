@@ -90,10 +90,10 @@ class FusedAttention:
     ) -> FusedAttention:
         """As they were given; refused where dropout is active."""
         if dropout_p > 0.0:
-            raise training_error("attention dropout" + call.mode.where())
+            raise training_error("attention dropout" + call.mode.location())
         return cls(query, key, value, attn_mask, {"is_causal": is_causal, **options})
 
-    def mixed(self, call: Call) -> Tensor:
+    def compute(self, call: Call) -> Tensor:
         """What the function returns."""
         return call.func(self.query, self.key, self.value, self.mask, **self.options)  # type: ignore[no-any-return]
 
@@ -111,15 +111,15 @@ def scaled_dot_product_attention(call: Call, *args: Any, **kwargs: Any) -> Tenso
     """Fused attention stays fused; its derivative is the transposed attention matrix, rebuilt layer by layer."""
     given = FusedAttention.of(call, *args, **kwargs)
     if not is_carrier(given.value):
-        return call.mode.operator(call, *args, **kwargs)  # type: ignore[no-any-return]
+        return call.mode.run_frozen(call, *args, **kwargs)  # type: ignore[no-any-return]
     q, k, v, mask = map_tensors(_as_computed, [given.query, given.key, given.value, given.mask])
     frozen, scoring = replace(given, query=q, key=k, value=v, mask=mask), given.scoring
     if fused.applicable(q, k, v, mask):
-        mixed, lse = fused.attention(q, k, v, mask, plain=lambda: frozen.mixed(call), **scoring)
+        mixed, lse = fused.attention(q, k, v, mask, plain=lambda: frozen.compute(call), **scoring)
         pullback = partial(fused.values_gradient, **scoring)
         return carry(lambda: mixed, pullback, given.value, saved=(q, k, lse, mask))
     pullback = partial(_values_gradient, shape=given.value.shape, scoring=scoring)
-    return carry(lambda: frozen.mixed(call), pullback, given.value, saved=(q, k, mask))
+    return carry(lambda: frozen.compute(call), pullback, given.value, saved=(q, k, mask))
 
 
 def _as_computed(tensor: Tensor) -> Tensor:
@@ -168,9 +168,9 @@ def multi_head_attention(call: Call, *args: Any, **kwargs: Any) -> tuple[Tensor,
     if given.add_zero_attn or any(
         part is not None for part in (given.bias_k, given.bias_v, given.static_k, given.static_v)
     ):
-        raise call.mode.unsupported(call.name, "bias_k, bias_v, static_k, static_v and add_zero_attn have no rule")
+        raise call.mode.refusal(call.name, "bias_k, bias_v, static_k, static_v and add_zero_attn have no rule")
     if given.training and given.dropout_p > 0.0:
-        raise training_error("attention dropout" + call.mode.where())
+        raise training_error("attention dropout" + call.mode.location())
     with call.mode:
         q, k, v = (_heads(F.linear(*part), given.num_heads) for part in _projections(given))  # [N, heads, L, E/heads]
         mask = _merged_mask(given.attn_mask, given.key_padding_mask, q, k)
@@ -222,5 +222,5 @@ def is_attention(scores: Tensor, dim: int | None = None, *args: Any, **kwargs: A
 def softmax(call: Call, *args: Any, **kwargs: Any) -> Any:
     """An attention matrix written out: frozen. No loss of the value path, so it is not recorded as one."""
     if args and not is_attention(*args, **kwargs):
-        return call.mode.operator(call, *args, **kwargs)
+        return call.mode.run_frozen(call, *args, **kwargs)
     return call.func(*map_tensors(Tensor.detach, args), **map_tensors(Tensor.detach, kwargs))

@@ -64,7 +64,7 @@ class Gamma:
         """The gamma of one call; attention and patch embedding are told by the name of the module."""
         if call.name != "linear":
             return self.conv
-        where = call.mode.module()
+        where = call.mode.current_module()
         if _IN_PATCHES.search(where):
             return self.conv
         return self.attention if _IN_ATTENTION.search(where) and not _IN_MLP.search(where) else self.linear
@@ -114,7 +114,7 @@ class Gamma:
         like = x.sign() if call.mode.writes else same_sign(input)
         kept = made.kept(x, weight, bias, value)
         passed = carry(lambda: value, made.pull, input, saved=(like, weight, *kept))
-        return call.mode.with_constant(
+        return call.mode.record_constant(
             passed, lambda: made.of_bias(bias, made.share(x, weight, bias, value), value), call.name
         )
 

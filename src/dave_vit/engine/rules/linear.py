@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dave_vit.engine.calls import Call
 from dave_vit.engine.function_names import PLACES
-from dave_vit.engine.states import State, added, depends, is_carrier, map_tensors, mark, state_of, tensors
+from dave_vit.engine.states import State, depends_on_input, is_carrier, map_tensors, mark, state_of, sum_state, tensors
 from dave_vit.errors import training_error
 
 
@@ -19,7 +19,7 @@ def affine(call: Call, *args: Any, **kwargs: Any) -> Any:
     value = call.func(*args, **kwargs)
     if not isinstance(value, Tensor):
         return value
-    return call.mode.with_constant(value, lambda: _constant(call, args, kwargs), call.name)
+    return call.mode.record_constant(value, lambda: _constant(call, args, kwargs), call.name)
 
 
 def _constant(call: Call, args: Any, kwargs: Any) -> Any:
@@ -43,7 +43,7 @@ def move(call: Call, *args: Any, **kwargs: Any) -> Any:
 def reduction(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Sums and means: linear in the first argument, whose numbers are mixed with each other."""
     if not args or not is_carrier(args[0]):
-        return call.mode.operator(call, *args, **kwargs)
+        return call.mode.run_frozen(call, *args, **kwargs)
     return call.func(args[0], *map_tensors(Tensor.detach, args[1:]), **map_tensors(Tensor.detach, kwargs))
 
 
@@ -52,9 +52,9 @@ def total(call: Call, *args: Any, **kwargs: Any) -> Any:
     place = 1 if call.func is Tensor.where else PLACES.get(call.name, -1)  # x.where(mask, y), torch.where(mask, x, y)
     terms = [term for position, term in enumerate(args) if position != place]
     named = {name: term for name, term in kwargs.items() if name not in ("condition", "mask", "index", "indices")}
-    state = added(state_of(term) for term in tensors((terms, named)))
+    state = sum_state(state_of(term) for term in tensors((terms, named)))
     if state is State.OPERATOR:
-        return call.mode.operator(call, *args, **kwargs)
+        return call.mode.run_frozen(call, *args, **kwargs)
     return mark(affine(call, *args, **kwargs), state)
 
 
@@ -62,7 +62,7 @@ def selection(call: Call, *args: Any, **kwargs: Any) -> Any:
     """ReLU, max-pool, abs: piecewise linear, so the ordinary derivative is the effective one."""
     others = [t for t in tensors((args[1:], kwargs)) if t.is_floating_point()]
     if others and (call.name != "prelu" or is_carrier(others[0])):  # max(x, y) is not homogeneous in x
-        return call.mode.operator(call, *args, **kwargs)
+        return call.mode.run_frozen(call, *args, **kwargs)
     return mark(call.func(*args, **kwargs), State.GATE)
 
 
@@ -73,35 +73,35 @@ def ordinary(call: Call, *args: Any, **kwargs: Any) -> Any:
 
 def frozen(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Functions that can only be part of an operator."""
-    return call.mode.operator(call, *args, **kwargs)
+    return call.mode.run_frozen(call, *args, **kwargs)
 
 
 def set_item(call: Call, target: Tensor, index: Any, value: Any) -> None:
     """Assignment to a slice, in place by nature: a sum of what stays and what comes."""
-    state = added([state_of(target), state_of(value)])
+    state = sum_state([state_of(target), state_of(value)])
     if state is State.OPERATOR:
         _set_operator(call, target, index, value)
         return
     constant = _zeroed(target).clone()
     constant[index] = _zeroed(value)
     call.func(target, index, value)
-    recorded = call.mode.with_constant(target, lambda: constant, call.name)
+    recorded = call.mode.record_constant(target, lambda: constant, call.name)
     if recorded is not target:
         target.copy_(recorded)
-    call.mode.wrote(target, state)
+    call.mode.update_state(target, state)
 
 
 def _set_operator(call: Call, target: Tensor, index: Any, value: Any) -> None:
     if target._is_view():
-        raise call.mode.unsupported("assigning an input-dependent operator to a slice of a view")
+        raise call.mode.refusal("assigning an input-dependent operator to a slice of a view")
     call.mode.freeze(target)
     call.func(target, *map_tensors(Tensor.detach, (index, value)))
-    call.mode.wrote(target, State.OPERATOR)
+    call.mode.update_state(target, State.OPERATOR)
 
 
 def copy_into(call: Call, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:  # noqa: FBT001
     """``target.copy_(source)`` as a value: the source in the target's shape and type."""
-    if depends(source):
+    if depends_on_input(source):
         return mark(source.to(target.dtype).expand_as(target), state_of(source))
     everywhere = Call(call.mode, partial(torch.where, torch.ones_like(target, dtype=torch.bool)), "where")
     return affine(everywhere, source.to(target.dtype), target)  # type: ignore[no-any-return]
@@ -126,15 +126,15 @@ def mean_and_spread(call: Call, *args: Any, **kwargs: Any) -> Any:
 def dropout(call: Call, input: Tensor, p: float = 0.5, training: bool = True, **kwargs: Any) -> Tensor:  # noqa: FBT001
     """The identity in evaluation mode; at random in training mode, which no map can explain."""
     if training and p > 0.0:
-        raise training_error("dropout" + call.mode.where())
+        raise training_error("dropout" + call.mode.location())
     return input
 
 
 def linear_combination(call: Call, start: Tensor, end: Tensor, weight: Any) -> Any:
     """``lerp``: linear in both ends for a constant weight."""
-    state = added([state_of(start), state_of(end)])
-    if depends(weight) or state is State.OPERATOR:
-        return call.mode.operator(call, start, end, weight)
+    state = sum_state([state_of(start), state_of(end)])
+    if depends_on_input(weight) or state is State.OPERATOR:
+        return call.mode.run_frozen(call, start, end, weight)
     return mark(affine(call, start, end, weight), state)
 
 

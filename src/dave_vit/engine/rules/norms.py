@@ -13,7 +13,7 @@ from torch import Tensor
 from dave_vit._internal.precision import working_dtype
 from dave_vit.engine.calls import Call
 from dave_vit.engine.fast.kernels import norms as fused
-from dave_vit.engine.states import depends, is_carrier, mark, state_of
+from dave_vit.engine.states import depends_on_input, is_carrier, mark, state_of
 from dave_vit.engine.surrogate import carry
 from dave_vit.errors import training_error
 
@@ -28,7 +28,7 @@ def layer_norm(
     *args: Any,
 ) -> Tensor:
     """(x - mean) / sigma * gamma + beta, sigma frozen."""
-    if depends(weight) or depends(bias):
+    if depends_on_input(weight) or depends_on_input(bias):
         norm = partial(F.layer_norm, input, normalized_shape, eps=eps)
         return _in_parts(call, norm, weight, bias, tuple(normalized_shape))
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
@@ -40,7 +40,7 @@ def layer_norm(
     pullback = partial(fused.centred, dtype=input.dtype) if fits else partial(centred, dims=dims)
 
     carried = carry(lambda: value, pullback, input, saved=(inverse, weight))
-    return carried if bias is None else call.mode.with_constant(carried, lambda: bias, call.name)
+    return carried if bias is None else call.mode.record_constant(carried, lambda: bias, call.name)
 
 
 def _in_types(call: Call, x: Tensor, *parts: Tensor | None) -> list[Any]:
@@ -63,7 +63,7 @@ def rms_norm(
     call: Call, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     """x / rms * gamma, rms frozen."""
-    if depends(weight):
+    if depends_on_input(weight):
         norm = partial(F.rms_norm, input, normalized_shape, eps=eps)
         return _in_parts(call, norm, weight, None, tuple(normalized_shape))
     x = input.detach().to(working_dtype(input.dtype))
@@ -90,7 +90,7 @@ def group_norm(
 ) -> Tensor:
     """Layer norm over groups of channels."""
     per_channel = (1, -1, *[1] * (input.ndim - 2))
-    if depends(weight) or depends(bias):
+    if depends_on_input(weight) or depends_on_input(bias):
         return _in_parts(call, partial(F.group_norm, input, num_groups, eps=eps), weight, bias, per_channel)
     x = input.detach().to(working_dtype(input.dtype))
     groups = (x.shape[0], num_groups, -1)
@@ -102,7 +102,7 @@ def group_norm(
 
     compute = partial(call.func, input, num_groups, weight, bias, eps, *args)
     value = carry(compute, pullback, input, saved=(inverse, weight))
-    return value if bias is None else call.mode.with_constant(value, lambda: bias.view(per_channel), call.name)
+    return value if bias is None else call.mode.record_constant(value, lambda: bias.view(per_channel), call.name)
 
 
 def instance_norm(
@@ -119,7 +119,7 @@ def instance_norm(
 ) -> Tensor:
     """Group norm with one channel a group."""
     if running_mean is not None:
-        raise training_error("instance normalisation with running statistics" + call.mode.where())
+        raise training_error("instance normalisation with running statistics" + call.mode.location())
     plain = Call(call.mode, torch.nn.functional.group_norm, "group_norm")
     return group_norm(plain, input, input.shape[1], weight, bias, eps)
 
@@ -127,7 +127,7 @@ def instance_norm(
 def normalize(call: Call, input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Tensor:
     """x / norm, norm frozen."""
     if not is_carrier(input):
-        raise call.mode.unsupported(call.name)
+        raise call.mode.refusal(call.name)
     scale = input.detach().norm(p, dim, keepdim=True).clamp_min(eps)
     return mark(carry(lambda: call.func(input, p, dim, eps), torch.div, input, saved=(scale,)), state_of(input))
 
@@ -148,9 +148,9 @@ def batch_norm(
     Its derivative is written out since torch's own (2.15, CPU) is wrong where gradient and input differ in layout.
     """
     if training or running_mean is None or running_var is None:
-        raise training_error("batch normalisation" + call.mode.where())
+        raise training_error("batch normalisation" + call.mode.location())
     mean, variance, shape = running_mean, running_var, (1, -1, *[1] * (input.ndim - 2))
-    if any(map(depends, (mean, variance, weight, bias))):
+    if any(map(depends_on_input, (mean, variance, weight, bias))):
         norm = lambda: (input - mean.view(shape)) * (variance.view(shape) + eps).rsqrt()  # noqa: E731
         return _in_parts(call, norm, weight, bias, shape)
     scale = (variance + eps).rsqrt() if weight is None else weight * (variance + eps).rsqrt()
@@ -159,7 +159,7 @@ def batch_norm(
     value = carry(compute, torch.mul, input, saved=(scale,))
     zeros = torch.zeros_like(input[:1])
     constant = partial(call.func, zeros, running_mean, running_var, weight, bias, training, momentum, eps)
-    return call.mode.with_constant(value, constant, call.name)
+    return call.mode.record_constant(value, constant, call.name)
 
 
 def _in_parts(

@@ -13,13 +13,13 @@ from dave_vit.engine.function_names import SCALINGS
 from dave_vit.engine.rules.linear import affine
 from dave_vit.engine.states import (
     State,
-    added,
-    depends,
+    depends_on_input,
     is_carrier,
     mark,
-    mixed,
-    multiplied,
+    mixed_state,
+    product_state,
     state_of,
+    sum_state,
     tensors,
     without_gates,
 )
@@ -32,19 +32,19 @@ def product(call: Call, *args: Any, **kwargs: Any) -> Any:
     Of two carriers, an activation's output is the gate and is held (SwiGLU, GEGLU, B-cos); without a gate the product
     is a score such as Q K^T, or a square, and can only become an operator.
     """
-    state = multiplied(map(state_of, tensors((args, kwargs))))
+    state = product_state(map(state_of, tensors((args, kwargs))))
     if state is State.OPERATOR:
-        return call.mode.operator(call, *args, **kwargs)
+        return call.mode.run_frozen(call, *args, **kwargs)
     args, kwargs = without_gates((args, kwargs))
-    return mark(affine(call, *args, **kwargs), state if _scales(call, *args) else mixed(state))
+    return mark(affine(call, *args, **kwargs), state if _scales(call, *args) else mixed_state(state))
 
 
 def weighted(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
     """Linear layers and convolutions: a product, to which the bias is added."""
-    state = added([multiplied([state_of(input), state_of(weight)]), state_of(bias)])
+    state = sum_state([product_state([state_of(input), state_of(weight)]), state_of(bias)])
     if state is State.OPERATOR:
-        return call.mode.operator(call, input, weight, bias, *args, **kwargs)
-    return mark(affine(call, *without_gates((input, weight)), bias, *args, **kwargs), mixed(state))
+        return call.mode.run_frozen(call, input, weight, bias, *args, **kwargs)
+    return mark(affine(call, *without_gates((input, weight)), bias, *args, **kwargs), mixed_state(state))
 
 
 def convolution(
@@ -54,7 +54,7 @@ def convolution(
     apart = side_by_side(input, weight, *args, **kwargs)
     if apart and products_win(input):
         return weighted(Call(call.mode, _patch_product, call.name), input, weight, bias)
-    if apart and is_carrier(input) and not (depends(weight) or depends(bias)):
+    if apart and is_carrier(input) and not (depends_on_input(weight) or depends_on_input(bias)):
         return weighted(Call(call.mode, _patch_convolution, call.name), input, weight, bias)
     return weighted(call, input, weight, bias, *args, **kwargs)
 
@@ -122,11 +122,11 @@ def _of_windows(grad: Tensor, weight: Tensor, *, shape: torch.Size) -> Tensor:
 
 def fused_product(call: Call, addend: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Any:
     """An addend plus a product: attention scores with a mask, scale and shift."""
-    state = added([state_of(addend), multiplied([state_of(left), state_of(right)])])
-    if state is State.OPERATOR or any(map(depends, kwargs.values())):  # alpha, beta, value
-        return call.mode.operator(call, addend, left, right, **kwargs)
+    state = sum_state([state_of(addend), product_state([state_of(left), state_of(right)])])
+    if state is State.OPERATOR or any(map(depends_on_input, kwargs.values())):  # alpha, beta, value
+        return call.mode.run_frozen(call, addend, left, right, **kwargs)
     value = affine(call, addend, *without_gates((left, right)), **kwargs)
-    return mark(value, state if _scales(call) else mixed(state))
+    return mark(value, state if _scales(call) else mixed_state(state))
 
 
 def fused_quotient(call: Call, addend: Tensor, numerator: Tensor, denominator: Tensor, *, value: Any = 1) -> Any:
@@ -146,14 +146,14 @@ def _scales(call: Call, *args: Any) -> bool:
 def quotient(call: Call, input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     """Division: the denominator is a scale and is frozen."""
     if rounding_mode is not None or not is_carrier(input):
-        return call.mode.operator(call, input, other, rounding_mode=rounding_mode)
+        return call.mode.run_frozen(call, input, other, rounding_mode=rounding_mode)
     return mark(call.func(input, other.detach() if isinstance(other, Tensor) else other), state_of(input))
 
 
 def power(call: Call, input: Any, exponent: Any = 2) -> Any:
     """An activation raised to a power, such as ReLU squared, is a gate of its own; any other power is a scale."""
     if state_of(input) is not State.GATE or isinstance(exponent, Tensor) or exponent < 1:
-        return call.mode.operator(call, input, *([exponent] if call.name == "pow" else []))
+        return call.mode.run_frozen(call, input, *([exponent] if call.name == "pow" else []))
     x = input.detach()
     value = x**exponent
     return mark(carry(lambda: value, torch.mul, input, saved=(x ** (exponent - 1),)), State.GATE)
