@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from dave_vit import __version__, create_method, load_model
 from dave_vit.data.builtin import BuiltinDataset
-from dave_vit.data.grids import GridOptions, candidates, choose_grids, compose
+from dave_vit.data.grids import GridOptions, choose_grids, compose_grids, select_candidates
 from dave_vit.evaluate.statistics.intervals import MeanEstimate, estimate_means
 from dave_vit.maps import collapse
 from dave_vit.methods import Method
@@ -99,8 +99,8 @@ def make_pictures(split: str, count: int) -> Pictures:
 def grids_of(model: nn.Module, inputs: Tensor, labels: list[int], count: int) -> tuple[Tensor, Tensor]:
     """Grids [G, C, H, W] of pictures that the model is sure of, and the classes [G, 4] of their cells."""
     logits = torch.cat([model(part) for part in inputs.split(128)])
-    chosen = choose_grids(candidates(logits, labels), GridOptions(grids=count))
-    grids = torch.cat([compose(inputs[list(grid.images)][None]) for grid in chosen])
+    chosen = choose_grids(select_candidates(logits, labels), GridOptions(grids=count))
+    grids = torch.cat([compose_grids(inputs[list(grid.images)][None]) for grid in chosen])
     return grids, torch.tensor([grid.labels for grid in chosen], device=inputs.device)
 
 

@@ -23,7 +23,7 @@ from dave_vit import create_method, load_model
 from dave_vit.data.builtin import BuiltinDataset, Scene
 from dave_vit.evaluate.statistics.intervals import estimate_means
 from dave_vit.metrics import energypg
-from dave_vit.models.writer import Asked, Writer
+from dave_vit.models.text_generation import AnsweredPrompt, TextGenerator
 from dave_vit.viz.pages import format_estimate
 
 SEED = 61_000  # neither training nor its settings saw it
@@ -31,7 +31,7 @@ METHODS = {"DAVE": "dave", "AttnLRP": "attn_lrp", "effective transformation": "e
 METHODS |= {"input x gradient": "input_x_gradient"}
 
 
-def named(asked: Asked, scene: Scene) -> Iterator[tuple[int, str]]:
+def named(asked: AnsweredPrompt, scene: Scene) -> Iterator[tuple[int, str]]:
     """Numbers of the words that belong to the name of an object of the picture, with that name."""
     number, names = 0, {thing.name for thing in scene.targets}
     for name in asked.answer.split(" and "):
@@ -47,7 +47,7 @@ def masks(scene: Scene, name: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(own.mask)[None], torch.from_numpy(other.mask)[None]
 
 
-def shares(asked: Asked, scene: Scene, samples: int) -> Iterator[list[float]]:
+def shares(asked: AnsweredPrompt, scene: Scene, samples: int) -> Iterator[list[float]]:
     """For each word of a right name, the shares on its own object and on the other by each method, then the areas."""
     options = {"dave": {"samples": samples}}
     for word, name in named(asked, scene):
@@ -59,11 +59,11 @@ def shares(asked: Asked, scene: Scene, samples: int) -> Iterator[list[float]]:
         yield row + [float(region.float().mean()) for region in regions]
 
 
-def captions(writer: Writer, count: int) -> tuple[float, float]:
+def captions(writer: TextGenerator, count: int) -> tuple[float, float]:
     """Shares of objects that are named, and of captions that name both and nothing else."""
     hits = right = 0
     for scene in BuiltinDataset("pair", seed=SEED, length=count):
-        said = set(writer.ask(Image.fromarray(scene.image)).answer.split(" and "))
+        said = set(writer.with_prompt(Image.fromarray(scene.image)).answer.split(" and "))
         meant = {thing.name for thing in scene.targets}
         hits, right = hits + len(said & meant), right + (said == meant)
     return hits / (2 * count), right / count
@@ -76,12 +76,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=16, help="of DAVE")
     options = parser.parse_args()
     writer = load_model("builtin-captions")
-    assert isinstance(writer, Writer)
+    assert isinstance(writer, TextGenerator)
     hits, right = captions(writer, options.named)
     print(f"of {2 * options.named} objects {hits:.1%} are named; of {options.named} captions {right:.1%} are right\n")
     rows, units = [], []
     for unit, scene in enumerate(BuiltinDataset("pair", seed=SEED, length=options.pictures)):
-        found = list(shares(writer.ask(Image.fromarray(scene.image)), scene, options.samples))
+        found = list(shares(writer.with_prompt(Image.fromarray(scene.image)), scene, options.samples))
         rows, units = rows + found, units + [unit] * len(found)
     units = np.unique(units, return_inverse=True)[1].tolist()
     means = [format_estimate(e.mean, e.low, e.high, digits=1) for e in estimate_means(100 * np.array(rows).T, units)]

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from dave_vit import DAVE, __version__, load_model
 from dave_vit.data import open_dataset
-from dave_vit.data.batches import batches
-from dave_vit.data.grids import GridOptions, candidates, choose_grids, compose
+from dave_vit.data.batches import iterate_batches
+from dave_vit.data.grids import GridOptions, choose_grids, compose_grids, select_candidates
 from dave_vit.data.placement import Placements
 from dave_vit.maps import collapse
 from dave_vit.metrics import deletion, energypg, gridpg
@@ -96,13 +96,13 @@ def prepare(options: argparse.Namespace) -> None:
     model = load_model(options.model, weights=options.weights)
     black, white = (model.preprocess(Image.new("RGB", (256, 256), shade))[:, :, :1, :1] for shade in ("black", "white"))
     pool, parts, correct = [], [], 0
-    for batch in batches(open_dataset(options.data, limit=options.limit), Placements(model.preprocess)):
+    for batch in iterate_batches(open_dataset(options.data, limit=options.limit), Placements(model.preprocess)):
         with torch.no_grad():
             logits = model(batch.inputs)
         labels = torch.tensor(batch.labels)
         right = logits.argmax(1) == labels
         correct += int(right.sum())
-        pool += candidates(logits, batch.labels, sum(len(part[1]) for part in parts), options.confidence)
+        pool += select_candidates(logits, batch.labels, sum(len(part[1]) for part in parts), options.confidence)
         share = batch.regions.float().mean((1, 2))
         pictures = ((batch.inputs - black) / (white - black) * 255).round().byte()
         parts.append((pictures, labels, batch.regions, right & (share > 0) & (share < 0.5)))
@@ -128,7 +128,7 @@ def load(file: Path, device: torch.device) -> Prepared:
     stored = {key: torch.from_numpy(value).to(device) for key, value in np.load(file).items()}
     inputs = stored["black"] + stored["pictures"].float() / 255 * (stored["white"] - stored["black"])
     images, cells = stored["images"], stored["cells"]
-    grids = torch.cat([compose(inputs[some]) for some in cells.split(16)])
+    grids = torch.cat([compose_grids(inputs[some]) for some in cells.split(16)])
     return Prepared(inputs[images], stored["labels"][images], stored["regions"], grids, stored["labels"][cells])
 
 

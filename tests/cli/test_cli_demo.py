@@ -13,12 +13,12 @@ from dave_vit import cli
 from dave_vit.cli import demo
 from dave_vit.cli.options import ModelOptions
 from dave_vit.data.builtin import CLASS_NAMES
-from dave_vit.data.grids import Candidate
+from dave_vit.data.grids import GridCandidate
 from tiny_adapters import adapter
 
 
-def all_of_them(logits: torch.Tensor, labels: list[int]) -> list[Candidate]:
-    return [Candidate(index, label, 1.0) for index, label in enumerate(labels)]
+def all_of_them(logits: torch.Tensor, labels: list[int]) -> list[GridCandidate]:
+    return [GridCandidate(index, label, 1.0) for index, label in enumerate(labels)]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def small(monkeypatch, tmp_path):
     }.items():
         monkeypatch.setattr(demo, name, value)
     monkeypatch.setattr(ModelOptions, "load", lambda options: adapter(names=CLASS_NAMES))
-    monkeypatch.setattr("dave_vit.data.grids.candidates", all_of_them)
+    monkeypatch.setattr("dave_vit.data.grids.select_candidates", all_of_them)
     monkeypatch.chdir(tmp_path)
 
 

@@ -12,11 +12,11 @@ from PIL import Image
 from dave_vit import cli
 from dave_vit.cli.files import Results
 from dave_vit.cli.options import ModelOptions
-from dave_vit.data.images import Picture, find_images
+from dave_vit.data.images import LoadedImage, find_images
 from hostile_files import good_png
 from tiny_adapters import adapter
 
-CAT = Picture("cat", Image.new("RGB", (4, 4), "red"))
+CAT = LoadedImage("cat", Image.new("RGB", (4, 4), "red"))
 FILES = {"json": b"replaced", "npz": b"numbers", "overlay.png": b"map", "panels.png": b"maps"}
 
 
@@ -63,7 +63,10 @@ def test_names_tell_the_picture_and_the_question():
 def test_the_same_question_about_the_same_pixels_takes_the_same_name():
     assert write(asked={"samples": 2}) == write(asked={"samples": 2})
     assert write(asked={"samples": 3})[0] == "cat-2.dave.json"
-    assert write(asked={"samples": 2}, picture=Picture("cat", Image.new("RGB", (4, 4), "blue")))[0] == "cat-3.dave.json"
+    assert (
+        write(asked={"samples": 2}, picture=LoadedImage("cat", Image.new("RGB", (4, 4), "blue")))[0]
+        == "cat-3.dave.json"
+    )
     assert write(asked={"samples": 2})[0] == "cat.dave.json"
 
 
@@ -107,7 +110,7 @@ def test_a_result_that_is_read_again_is_a_source():
 
 def test_long_names_are_cut():
     stem = "ä" * 120
-    assert all(len(name.encode()) < 200 for name in write(picture=Picture(stem, CAT.image), words=["x" * 500]))
+    assert all(len(name.encode()) < 200 for name in write(picture=LoadedImage(stem, CAT.image), words=["x" * 500]))
 
 
 def test_folders_are_searched_without_results():

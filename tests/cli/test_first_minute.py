@@ -14,14 +14,14 @@ import dave_vit
 from dave_vit import cli
 from dave_vit._internal.registry import suggest_names
 from dave_vit.data import open_dataset
-from dave_vit.data.labels import pick_targets
+from dave_vit.data.labels import parse_targets
 from dave_vit.errors import ModelError, OptionError, TargetError, UnknownName
 from dave_vit.evaluate import make_plan
 from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.plan import _file_digest
 from dave_vit.evaluate.worker import Worker
 from dave_vit.methods import METHODS
-from dave_vit.models.domain import stands_out, unfamiliar
+from dave_vit.models.domain import is_out_of_domain, top_logit_margin
 
 NAMES = ["cat", "tiger cat", "dog", "hen", "cock", "beer glass, glass"]
 RANKING = [2, 0, 1, 3, 4, 5]
@@ -36,16 +36,16 @@ def builtin():
 def test_a_crowd_of_logits_is_told_from_one_or_two_that_stand_out():
     one, two, crowd = torch.zeros(20), torch.zeros(20), torch.zeros(20)
     one[3], two[:2], crowd[:8] = 10, 10, 10
-    assert stands_out(torch.stack([one, two, crowd])).tolist() == [5, 10, 0]
+    assert top_logit_margin(torch.stack([one, two, crowd])).tolist() == [5, 10, 0]
 
 
 def test_photographs_are_unlike_what_the_embedded_model_was_made_for(builtin):
     photos = [PHOTOS / name for name in ("chelsea.jpg", "coffee.jpg")]
     own = open_dataset("builtin:single:seen:12", limit=8)
     with torch.inference_mode():
-        assert unfamiliar(builtin, builtin(builtin.preprocess(photos))).tolist() == [True, True]
-        assert unfamiliar(builtin, builtin(builtin.preprocess([own.image(i) for i in range(8)]))).sum() == 0
-    assert not unfamiliar(torch.nn.Identity(), torch.zeros(1, 9)).any()  # nothing is known of other models
+        assert is_out_of_domain(builtin, builtin(builtin.preprocess(photos))).tolist() == [True, True]
+        assert is_out_of_domain(builtin, builtin(builtin.preprocess([own.image(i) for i in range(8)]))).sum() == 0
+    assert not is_out_of_domain(torch.nn.Identity(), torch.zeros(1, 9)).any()  # nothing is known of other models
 
 
 def test_the_embedded_model_says_what_it_knows(tmp_path, capsys):
@@ -73,11 +73,11 @@ def test_a_file_or_folder_that_exists_is_recognised(tmp_path, monkeypatch):
 
 
 def test_several_targets_with_commas():
-    assert pick_targets("hen, top1,2", RANKING, NAMES) == [3, 2]
-    assert pick_targets("all-top5,beer glass", RANKING, NAMES) == RANKING
-    assert pick_targets("beer glass, glass", RANKING, NAMES) == [5]
+    assert parse_targets("hen, top1,2", RANKING, NAMES) == [3, 2]
+    assert parse_targets("all-top5,beer glass", RANKING, NAMES) == RANKING
+    assert parse_targets("beer glass, glass", RANKING, NAMES) == [5]
     with pytest.raises(TargetError, match="fits 2 classes: 1 tiger cat; 5 wild cat; give an index"):
-        pick_targets("hen, cat", RANKING, ["lion", "tiger cat", "dog", "hen", "cock", "wild cat"])
+        parse_targets("hen, cat", RANKING, ["lion", "tiger cat", "dog", "hen", "cock", "wild cat"])
 
 
 MODULE = """

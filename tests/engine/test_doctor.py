@@ -14,9 +14,9 @@ from torch import nn
 
 from dave_vit import create_method, effective_transformation
 from dave_vit.checks import doctor
-from dave_vit.checks.companion_values import NotReplayed, replayed
-from dave_vit.checks.constants import changing
-from dave_vit.checks.doctor import Diagnosis, examine
+from dave_vit.checks.companion_values import ReplayError, replay
+from dave_vit.checks.constants import find_changing_constant
+from dave_vit.checks.doctor import Diagnosis, diagnose
 from dave_vit.engine import gradient
 from dave_vit.engine import soundness as sound
 from dave_vit.engine.targets import class_logits
@@ -38,7 +38,7 @@ def cait() -> nn.Module:
 def test_the_model_is_as_it_was(model):
     examined = model()
     before, tensors = copy.deepcopy(examined.state_dict()), [*examined.parameters(), *examined.buffers()]
-    assert examine(examined, images(1)).dtype == torch.float64
+    assert diagnose(examined, images(1)).dtype == torch.float64
     assert {p.dtype for p in examined.parameters()} == {torch.float32}
     assert all(now is then for now, then in zip([*examined.parameters(), *examined.buffers()], tensors, strict=True))
     for name, value in examined.state_dict().items():
@@ -48,13 +48,13 @@ def test_the_model_is_as_it_was(model):
 def test_also_after_a_refusal():
     model = nn.Sequential(vit(), nn.Softplus())
     with pytest.raises(UnsupportedOperator):
-        examine(model, images(1))
+        diagnose(model, images(1))
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("model", [vit, relu_cnn, cait])
 def test_attention_based_methods_work_where_it_says_so(model):
-    diagnosis = examine(model(), images(1))
+    diagnosis = diagnose(model(), images(1))
     assert diagnosis.exact
     rollout = create_method("rollout", model())
     if isinstance(diagnosis.layout, TokenLayout):
@@ -78,7 +78,7 @@ def test_an_operator_that_passes_for_a_constant_is_found():
             return self.model(x + buffer)
 
     with pytest.raises(UnsupportedOperator, match="constant"):
-        examine(Leaks(), images(1))
+        diagnose(Leaks(), images(1))
 
 
 @pytest.mark.parametrize("name", ["rollout", "legrad", "effective", "attn_lrp"])
@@ -104,7 +104,7 @@ EXACT_AS_EXAMINED = {"factor: hardtanh, operator bound", "below: data, slice"}
 def verdict(function, x) -> Diagnosis | None:
     """None where the model is refused."""
     try:
-        return examine(Tokens(lambda x: function(x).reshape(1, -1)), x)
+        return diagnose(Tokens(lambda x: function(x).reshape(1, -1)), x)
     except DaveError:
         return None
 
@@ -130,7 +130,7 @@ class TestSteady:
     """What is taken for a constant must not change with the image."""
 
     def of(self, function) -> str:
-        return changing(Tokens(function), TOKENS, class_logits)
+        return find_changing_constant(Tokens(function), TOKENS, class_logits)
 
     def test_it_names_the_function(self, monkeypatch):
         def leaks(x):
@@ -168,7 +168,7 @@ class TestHeld:
             return replace(parts, weight=share * inputs)  # the same <W, x>
 
         monkeypatch.setattr(doctor, "gradient", conserving)
-        found = examine(vit(), images(1))
+        found = diagnose(vit(), images(1))
         assert found.gap < 1e-12
         assert not found.exact
         assert "operators held" in found.verdict
@@ -184,8 +184,8 @@ class TestHeld:
             return
         try:
             weight = effective_transformation(model, x, 8)
-            other = replayed(model, x, x + shift, class_logits)
-        except (DaveError, NotReplayed):
+            other = replay(model, x, x + shift, class_logits)
+        except (DaveError, ReplayError):
             return
         expected = (weight * shift).sum((1, 2))
         torch.testing.assert_close(other[:, 8] - model(x)[:, 8], expected, rtol=1e-8, atol=1e-8)
@@ -196,8 +196,8 @@ class TestHeld:
             made.view(-1).copy_(x.flatten())
             return made
 
-        with pytest.raises(NotReplayed):
-            replayed(Tokens(through_a_view), TOKENS, TOKENS + 1, class_logits)
-        found = examine(Tokens(through_a_view), TOKENS)
+        with pytest.raises(ReplayError):
+            replay(Tokens(through_a_view), TOKENS, TOKENS + 1, class_logits)
+        found = diagnose(Tokens(through_a_view), TOKENS)
         assert found.exact
-        assert found.held is None
+        assert found.replay_gap is None

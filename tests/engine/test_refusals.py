@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import dave_vit
 from dave_vit import load_model
 from dave_vit.data import open_dataset
-from dave_vit.data.images import decode
+from dave_vit.data.images import decode_image
 from dave_vit.errors import DaveError
 from dave_vit.evaluate.plan import make_plan
 from dave_vit.methods.options import checked
@@ -197,9 +197,9 @@ def _table(content: bytes, folder: Path) -> None:
 
 
 BEFORE: dict[str, Callable[[Path], object]] = {
-    "no side may be more than 100 times the other": lambda folder: decode(PICTURES["1x20000"], "a"),
-    "not an image that can be read": lambda folder: decode(PICTURES["text"], "a"),
-    "damaged or cut off": lambda folder: decode(PICTURES["cut off"], "a"),
+    "no side may be more than 100 times the other": lambda folder: decode_image(PICTURES["1x20000"], "a"),
+    "not an image that can be read": lambda folder: decode_image(PICTURES["text"], "a"),
+    "damaged or cut off": lambda folder: decode_image(PICTURES["cut off"], "a"),
     "holds NaN or infinity": lambda folder: load_model("builtin", WEIGHTS["nan"](folder)),
     "expected four numbers": lambda folder: _table(BOX_TABLES["inf"], folder),
     "no UTF-8 text": lambda folder: _table(BOX_TABLES["latin-1"], folder),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dave_vit.data.classes import class_map
+from dave_vit.data.classes import map_classes
 from dave_vit.errors import DataError, OptionError, UnknownName
 from dave_vit.evaluate import make_plan, read_plan
 from dave_vit.evaluate.statistics.rows import ScannedImage
@@ -133,20 +133,20 @@ def test_tasks_follow_the_target_of_the_plan():
 def test_classes_go_by_name_or_by_place():
     model = ["tench, Tinca tinca", "goldfish", "crane", "crane, bird"]
     places = {0: 0, 1: 1, 2: 2, 3: 3}
-    assert class_map([], model) == places
-    assert class_map(model, model) == places
-    assert class_map(["Goldfish", "tinca_tinca", "whale"], model) == {0: 1, 1: 0}
-    assert class_map(["3", "crane"], model) == {0: 3, 1: 2}
-    assert class_map(["n0", "n1", "n2", "n3"], model) == places  # synsets beside names
-    assert class_map(["tench", "goldfish", "crane", "crane"], model) == places  # two classes of one name
-    assert class_map(["bird", "crane", "goldfish", "tench"], model) == {0: 3, 1: 2, 2: 1, 3: 0}
+    assert map_classes([], model) == places
+    assert map_classes(model, model) == places
+    assert map_classes(["Goldfish", "tinca_tinca", "whale"], model) == {0: 1, 1: 0}
+    assert map_classes(["3", "crane"], model) == {0: 3, 1: 2}
+    assert map_classes(["n0", "n1", "n2", "n3"], model) == places  # synsets beside names
+    assert map_classes(["tench", "goldfish", "crane", "crane"], model) == places  # two classes of one name
+    assert map_classes(["bird", "crane", "goldfish", "tench"], model) == {0: 3, 1: 2, 2: 1, 3: 0}
     with pytest.raises(DataError, match="none of the 2 classes"):
-        class_map(["whale", "car"], model)
+        map_classes(["whale", "car"], model)
 
 
 def test_a_name_that_two_classes_share_is_nobodys():
-    assert class_map(["maillot", "goldfish"], ["maillot, tank suit", "maillot", "x, goldfish"]) == {0: 1, 1: 2}
-    assert class_map(["tank", "goldfish"], ["a, tank", "b, tank", "goldfish"]) == {1: 2}
+    assert map_classes(["maillot", "goldfish"], ["maillot, tank suit", "maillot", "x, goldfish"]) == {0: 1, 1: 2}
+    assert map_classes(["tank", "goldfish"], ["a, tank", "b, tank", "goldfish"]) == {1: 2}
 
 
 @pytest.mark.realdata
@@ -156,7 +156,7 @@ def test_imagenet_goes_by_place_for_a_model_of_timm(data_dir):
 
     data = open_dataset(f"imagenet:{data_dir}/imagenet-val-300", 1)
     model = load_model("timm:test_vit", "random")
-    assert class_map(data.class_names, model.class_names) == {index: index for index in range(1000)}
+    assert map_classes(data.class_names, model.class_names) == {index: index for index in range(1000)}
 
 
 def test_what_classes_are_set_against_is_part_of_a_plan():

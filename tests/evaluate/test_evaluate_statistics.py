@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dave_vit.data.grids import Candidate, GridOptions, choose_grids
+from dave_vit.data.grids import GridCandidate, GridOptions, choose_grids
 from dave_vit.evaluate.statistics.collect import ScoreTable, rank_columns
 from dave_vit.evaluate.statistics.intervals import estimate_differences, estimate_means
 
@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_interval():
 @pytest.mark.parametrize(("images", "noise"), [(25, 0.0), (25, 1.0), (100, 0.5)])
 def test_intervals_of_grids_that_share_images_cover_the_truth(images, noise):
     """As GridPG has it: as many grids as images, each image in about four of them."""
-    pool = [Candidate(i, i, 0.99) for i in range(images)]
+    pool = [GridCandidate(i, i, 0.99) for i in range(images)]
     grids = np.array([grid.images for grid in choose_grids(pool, GridOptions(grids=images))])  # [grids, 4]
     draw, runs = np.random.default_rng(0), 1000
     own, others = draw.normal(size=(2, runs, images))

@@ -16,13 +16,13 @@ import tiny_models
 from dave_vit import load_model
 from dave_vit.checks.coverage import architectures
 from dave_vit.cli import app
-from dave_vit.data.images import Picture
+from dave_vit.data.images import LoadedImage
 from dave_vit.errors import OptionError
 from dave_vit.explain.classes import Explainer
 from dave_vit.explain.scores import boxes, explain_score
 from dave_vit.models import Adapter, Preprocessing
 from dave_vit.models.geometry import Geometry
-from dave_vit.models.named_scores import named_score
+from dave_vit.models.named_scores import parse_score
 
 PHOTO = (90, 60)  # width and height
 
@@ -86,7 +86,7 @@ def test_a_mark_in_a_corner_of_a_photograph_is_found_there(transform, mark):
     x0, y0, x1, y1 = mark
     explainer = Explainer(adapter(transform), "effective")
     region = f"region:{x0 - 3},{y0 - 3},{x1 + 3},{y1 + 3}:light"
-    scored = explain_score(explainer, Picture("photo", photograph(mark)), region)
+    scored = explain_score(explainer, LoadedImage("photo", photograph(mark)), region)
     assert scored.map.shape == (60, 90)
     inside = torch.zeros_like(scored.map, dtype=torch.bool)
     inside[max(0, y0 - 5) : y1 + 5, max(0, x0 - 5) : x1 + 5] = True
@@ -99,10 +99,10 @@ def test_a_mark_in_a_corner_of_a_photograph_is_found_there(transform, mark):
 def test_scores_by_name():
     model = adapter(resized)
     geometry = Geometry.of(model.preprocessing, PHOTO)
-    assert named_score("class:0", model, geometry).label == 0
-    assert named_score("value", model, geometry).index == 0
-    assert named_score("query:3:Light", model, geometry).query == 3
-    assert named_score("box:0,0,45,30:light", model, geometry).box == pytest.approx((0, 0, 0.5, 0.5), abs=0.02)
+    assert parse_score("class:0", model, geometry).label == 0
+    assert parse_score("value", model, geometry).index == 0
+    assert parse_score("query:3:Light", model, geometry).query == 3
+    assert parse_score("box:0,0,45,30:light", model, geometry).box == pytest.approx((0, 0, 0.5, 0.5), abs=0.02)
     for text, said in [
         ("nothing:3", "expected one of class:CLASS"),
         ("query:light", "expected query:NUMBER:CLASS"),
@@ -113,7 +113,7 @@ def test_scores_by_name():
         ("similarity:", "expected similarity:FILE"),
     ]:
         with pytest.raises(OptionError, match=said) as caught:
-            named_score(text, model, geometry)
+            parse_score(text, model, geometry)
         assert "\n" not in str(caught.value)
 
 
@@ -139,7 +139,7 @@ def test_boxes_of_a_detector(detector, tmp_path):
     photo = tmp_path / "photo.png"
     photograph((10, 10, 40, 40)).save(photo)
     model = load_model(f"hf:{detector}")
-    found = boxes(Explainer(model, "effective"), Picture("photo", photograph((10, 10, 40, 40))), threshold=0.0)
+    found = boxes(Explainer(model, "effective"), LoadedImage("photo", photograph((10, 10, 40, 40))), threshold=0.0)
     assert 0 < len(found) <= 5
     x0, y0, x1, y1 = found[0].corners
     assert 0 <= x0 <= x1 <= PHOTO[0]

@@ -10,7 +10,7 @@ from torch import nn
 
 import dave_vit
 from dave_vit import viz
-from dave_vit.data.images import Picture
+from dave_vit.data.images import LoadedImage
 from dave_vit.errors import OptionError, TargetError
 from dave_vit.explain.classes import Explainer, classify
 from dave_vit.methods import Explanation
@@ -166,7 +166,7 @@ def test_titles_tell_presets_apart(model, picture):
     made = {}
     for preset in ("default", "paper"):
         explainer = Explainer(model, "dave", samples=2, preset=preset)
-        classified = classify(model, Picture("photo", picture))
+        classified = classify(model, LoadedImage("photo", picture))
         made[preset] = explainer.explain(classified, classified.pick("hen"))
     assert made["paper"].made == "dave, preset paper, 2 samples"
     assert made["default"].made.startswith("dave, preset default, ")
@@ -176,7 +176,7 @@ def test_titles_tell_presets_apart(model, picture):
 
 
 def test_maps_that_a_method_prescribes_have_no_unit(model, picture):
-    classified = classify(model, Picture("photo", picture))
+    classified = classify(model, LoadedImage("photo", picture))
     units = {
         preset: Explainer(model, "dave", samples=2, preset=preset).explain(classified, classified.pick("hen")).unit
         for preset in ("paper", "official")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dave_vit import DAVE, load_model
 from dave_vit.data import open_dataset
-from dave_vit.data.grids import compose
+from dave_vit.data.grids import compose_grids
 from dave_vit.metrics import energypg, gridpg
 
 PICTURES, SCORED = 4, 2  # as many as a grid has, and of these with masks: 0.12 and 0.11 ahead
@@ -39,6 +39,6 @@ class TestDefaultBeatsTheOneBefore:
 
     def test_grids(self):
         inputs, _, labels = pictures()
-        grids, targets = compose(inputs.unflatten(0, (-1, 4))), labels.unflatten(0, (-1, 4))
+        grids, targets = compose_grids(inputs.unflatten(0, (-1, 4))), labels.unflatten(0, (-1, 4))
         new, old = (method.explain(grids, targets).map for method in methods())
         assert gridpg(new).nanmean() > gridpg(old).nanmean() + 0.1

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from dave_vit import create_method, load_model
 from dave_vit.data import open_dataset
-from dave_vit.data.batches import Batch, batches
-from dave_vit.data.grids import GridOptions, candidates, choose_grids, compose
+from dave_vit.data.batches import Batch, iterate_batches
+from dave_vit.data.grids import GridOptions, choose_grids, compose_grids, select_candidates
 from dave_vit.data.placement import Placements
 from dave_vit.maps import collapse
 from dave_vit.metrics import Perturbation, area, deletion, energypg, gridpg
@@ -41,7 +41,7 @@ def model(data_dir):
 def loaded(model, data_dir) -> list[tuple[Batch, Tensor]]:
     data = open_dataset(f"imagenet:{data_dir / 'imagenet-val-300'}")
     with torch.no_grad():
-        return [(batch, model(batch.inputs)) for batch in batches(data, Placements(model.preprocess))]
+        return [(batch, model(batch.inputs)) for batch in iterate_batches(data, Placements(model.preprocess))]
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +58,10 @@ def boxed(loaded):
 
 @pytest.fixture(scope="module")
 def grids(loaded):
-    pool = [one for batch, logits in loaded for one in candidates(logits, batch.labels, batch.indices[0], 0.8)]
+    pool = [one for batch, logits in loaded for one in select_candidates(logits, batch.labels, batch.indices[0], 0.8)]
     inputs = torch.cat([batch.inputs for batch, _ in loaded])
     chosen = choose_grids(pool, GridOptions(grids=GRIDS, confidence=0.8))
-    return compose(torch.stack([inputs[list(grid.images)] for grid in chosen])), torch.tensor(
+    return compose_grids(torch.stack([inputs[list(grid.images)] for grid in chosen])), torch.tensor(
         [grid.labels for grid in chosen]
     )
 

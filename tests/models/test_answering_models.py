@@ -11,11 +11,11 @@ from PIL import Image
 
 import writer_folders
 from dave_vit import cli, conservation_gap, create_method, load_model
-from dave_vit.checks.float64 import Wide
+from dave_vit.checks.float64 import Float64Mode
 from dave_vit.errors import InputError, ModelError, OptionError
 from dave_vit.models.geometry import Geometry
-from dave_vit.models.pixels import form_of
-from dave_vit.models.writer import WrittenWord, _words
+from dave_vit.models.pixels import pixel_format
+from dave_vit.models.text_generation import AnswerWord, _split_words
 
 QUESTION = "what is on the table ?"
 WIDTH, HEIGHT, MARK = 120, 80, 32
@@ -53,7 +53,7 @@ def photograph() -> Image.Image:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_mark_is_found_where_it_is_in_the_photograph(family, folders, marked):
     writer = load_model(f"hf:{folders(family)}")
-    asked = writer.ask(marked, QUESTION, longest=3)
+    asked = writer.with_prompt(marked, QUESTION, max_tokens=3)
     assert len(asked.words) == len(asked.tokens) == 3
     attribution = create_method("effective", asked).attribute(asked.inputs, asked.score(1))
     found = Geometry.of(writer.preprocessing, marked.size).to_photo(attribution[0].sum(0)).abs()
@@ -63,7 +63,7 @@ def test_a_mark_is_found_where_it_is_in_the_photograph(family, folders, marked):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_answer_is_the_one_of_the_library_and_its_parts_add_up(family, folders, photograph):
     writer = load_model(f"hf:{folders(family)}").double()
-    asked = writer.ask(photograph, QUESTION, longest=2)
+    asked = writer.with_prompt(photograph, QUESTION, max_tokens=2)
     text = f"<image> {QUESTION}"
     if "Qwen" in family:
         text = f"<|vision_start|> <|image_pad|> <|vision_end|> {QUESTION}"
@@ -72,21 +72,21 @@ def test_the_answer_is_the_one_of_the_library_and_its_parts_add_up(family, folde
     with torch.no_grad():
         own = writer.model(**made).logits[0, -1]
     # the whole picture beside its tiles is rounded to bytes by the processor
-    torch.testing.assert_close(asked.answered([])(asked.inputs).logits[0, -1], own, atol=2e-3, rtol=0)
+    torch.testing.assert_close(asked.with_answer([])(asked.inputs).logits[0, -1], own, atol=2e-3, rtol=0)
     own[writer.tokenizer.all_special_ids] = -torch.inf
     assert int(own.argmax()) == asked.tokens[0]
-    with Wide():
+    with Float64Mode():
         assert conservation_gap(asked, asked.inputs, asked.score(1)) < 1e-9
 
 
-def test_tokens_become_words():
+def test_tokens_become_split_words():
     class Pieces:
         def decode(self, tokens):
             return "".join([" the", " tab", "le", ",", " red", "-", "ish", "."][token] for token in tokens)
 
-    words = _words(Pieces(), range(8))
+    words = _split_words(Pieces(), range(8))
     assert [word.text for word in words] == ["the", "table", ",", "red", "-ish", "."]
-    assert words[1] == WrittenWord("table", (1, 2))
+    assert words[1] == AnswerWord("table", (1, 2))
 
 
 class TestCommand:
@@ -136,11 +136,11 @@ class TestCommand:
 
 def test_what_cannot_be_followed_is_refused(folders, photograph):
     with pytest.raises(ModelError, match=r"pixels shaped \[1, 5, 3, 8, 8\]"):
-        form_of({"pixel_values": torch.zeros(1, 5, 3, 8, 8)}, "hf:other")
-    with pytest.raises(InputError, match=r"ask it first, \.ask"):
+        pixel_format({"pixel_values": torch.zeros(1, 5, 3, 8, 8)}, "hf:other")
+    with pytest.raises(InputError, match=r"call \.with_prompt"):
         load_model(f"hf:{folders('LLaVA')}")(torch.zeros(1, 3, 64, 64))
     with pytest.raises(OptionError, match="answers a prompt"):
-        load_model(f"hf:{folders('LLaVA')}").ask(photograph)
+        load_model(f"hf:{folders('LLaVA')}").with_prompt(photograph)
 
 
 def test_the_doctor_asks_by_itself(folders, capsys):

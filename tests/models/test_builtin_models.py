@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from dave_vit import create_method, load_model
-from dave_vit.checks.doctor import examine
+from dave_vit.checks.doctor import diagnose
 from dave_vit.data.builtin import CLASS_NAMES, BuiltinDataset
 from dave_vit.errors import InputError
 from dave_vit.maps import collapse
@@ -156,7 +156,7 @@ def test_another_size_is_refused(small):
 def test_doctor_finds_them_exact(name):
     model = load_model(name)  # examined in float64, so not the shared one
     inputs = BUILTIN[name].encode(pictures("single", 1)[0])
-    finding = examine(model, inputs)
+    finding = diagnose(model, inputs)
     assert finding.dtype == torch.float64
     assert finding.exact
     assert finding.gap < 1e-12

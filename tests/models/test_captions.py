@@ -17,7 +17,7 @@ from dave_vit.data.builtin import CLASS_NAMES, BuiltinDataset
 from dave_vit.errors import ModelError, OptionError
 from dave_vit.metrics import energypg
 from dave_vit.models.architectures.captioner import caption, vocabulary
-from dave_vit.models.domain import advice
+from dave_vit.models.domain import domain_advice
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "training"))
 
@@ -27,11 +27,11 @@ SCENES = BuiltinDataset("pair", seed=62_000, length=3)  # neither training nor i
 @pytest.fixture(scope="module")
 def answers():
     writer = load_model("builtin-captions")
-    return [writer.ask(Image.fromarray(scene.image)) for scene in SCENES]
+    return [writer.with_prompt(Image.fromarray(scene.image)) for scene in SCENES]
 
 
 def test_it_says_that_it_knows_emoji():
-    assert "emoji" in advice(load_model("builtin-captions"))
+    assert "emoji" in domain_advice(load_model("builtin-captions"))
 
 
 def test_it_names_the_objects(answers):
@@ -53,7 +53,7 @@ def test_a_word_looks_at_its_object(answers):
 
 
 def test_the_parts_of_a_word_add_up(answers):
-    asked = load_model("builtin-captions").double().ask(Image.fromarray(SCENES[0].image), answer="cat and dog")
+    asked = load_model("builtin-captions").double().with_prompt(Image.fromarray(SCENES[0].image), answer="cat and dog")
     assert [word.text for word in asked.words] == ["cat", "and", "dog"]
     assert conservation_gap(asked, asked.inputs, asked.score(2)) < 1e-9
 
@@ -89,7 +89,7 @@ def test_refusals(tmp_path):
     with pytest.raises(ModelError, match="of another model"):
         load_model("builtin-captions", tmp_path / "other.safetensors")
     with pytest.raises(OptionError, match="takes no prompt"):
-        load_model("builtin-captions", "random").ask(Image.fromarray(SCENES[0].image), "what?")
+        load_model("builtin-captions", "random").with_prompt(Image.fromarray(SCENES[0].image), "what?")
 
 
 class TestTraining:

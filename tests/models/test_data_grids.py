@@ -7,20 +7,20 @@ from collections import Counter
 import pytest
 import torch
 
-from dave_vit.data.grids import Candidate, GridOptions, candidates, choose_grids, compose
+from dave_vit.data.grids import GridCandidate, GridOptions, choose_grids, compose_grids, select_candidates
 from dave_vit.errors import InputError, OptionError
 
 
-def pool(per_class: dict[int, int]) -> list[Candidate]:
+def pool(per_class: dict[int, int]) -> list[GridCandidate]:
     rows = [(label, rank) for label, count in per_class.items() for rank in range(count)]
-    return [Candidate(index, label, 0.99 - 0.001 * rank) for index, (label, rank) in enumerate(rows)]
+    return [GridCandidate(index, label, 0.99 - 0.001 * rank) for index, (label, rank) in enumerate(rows)]
 
 
 def test_candidates_are_right_and_sure():
     logits = torch.tensor([[9.0, 0, 0], [9.0, 0, 0], [1.0, 0, 0], [0, 9.0, 0]])
-    found = candidates(logits, [0, 1, 0, None], start=10)
+    found = select_candidates(logits, [0, 1, 0, None], start=10)
     assert [(one.index, one.label) for one in found] == [(10, 0)]
-    assert [one.index for one in candidates(logits, [0, 1, 0, 1], confidence=0.5)] == [0, 2, 3]
+    assert [one.index for one in select_candidates(logits, [0, 1, 0, 1], confidence=0.5)] == [0, 2, 3]
 
 
 def test_grids_have_distinct_classes_and_use_the_surest_first():
@@ -58,7 +58,7 @@ def test_too_few_classes_give_no_grid():
 
 def test_resized_cells_lie_in_reading_order():
     images = torch.arange(4.0)[None, :, None, None, None].expand(1, 4, 3, 8, 8)
-    grid = compose(images)
+    grid = compose_grids(images)
     assert grid.shape == (1, 3, 8, 8)
     assert grid[0, 0, ::4, ::4].tolist() == [[0, 1], [2, 3]]
 
@@ -67,12 +67,12 @@ def test_resized_cells_equal_a_resize_of_each_image():
     functional = pytest.importorskip("torchvision.transforms.functional")
     images = torch.randn(2, 9, 3, 20, 20, generator=torch.Generator().manual_seed(0))
     cell = functional.resize(images[:, 5], [6, 7], antialias=True)  # 20 is cut at 7 and 13
-    torch.testing.assert_close(compose(images)[:, :, 7:13, 13:20], cell)
+    torch.testing.assert_close(compose_grids(images)[:, :, 7:13, 13:20], cell)
 
 
 def test_full_cells_keep_every_pixel():
     images = torch.randn(2, 4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
-    grid = compose(images, "full")
+    grid = compose_grids(images, "full")
     assert grid.shape == (2, 3, 10, 12)
     assert torch.equal(grid[:, :, 5:, :6], images[:, 2])
     assert torch.equal(grid[:, :, :5, 6:], images[:, 1])
@@ -80,7 +80,7 @@ def test_full_cells_keep_every_pixel():
 
 def test_impossible_grids_are_refused():
     with pytest.raises(InputError):
-        compose(torch.ones(1, 3, 3, 8, 8))
+        compose_grids(torch.ones(1, 3, 3, 8, 8))
     for options in ({"cells": 1}, {"grids": 0}, {"confidence": 1.0}, {"cell": "half"}):
         with pytest.raises(OptionError):
             GridOptions(**options)

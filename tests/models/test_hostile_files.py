@@ -14,7 +14,7 @@ from PIL import Image
 from dave_vit import load_model
 from dave_vit.data import open_dataset
 from dave_vit.data.batches import load_batch
-from dave_vit.data.images import MAX_RATIO, decode
+from dave_vit.data.images import MAX_RATIO, decode_image
 from dave_vit.data.placement import Placements
 from dave_vit.errors import DataError, DaveError, ImageError, ModelError, OptionError, escape_unprintable
 from dave_vit.viz import draw_side_by_side
@@ -27,7 +27,7 @@ from hostile_files import BOX_TABLES, COCO_FILES, LONG, PICTURES, WEIGHTS, good_
 def test_no_picture_is_one_line(name):
     started = time.perf_counter()
     with pytest.raises(ImageError) as failure:
-        load_model("builtin").preprocess(decode(PICTURES[name], "cat.png").image)
+        load_model("builtin").preprocess(decode_image(PICTURES[name], "cat.png").image)
     assert str(failure.value).startswith("cat.png: ")
     assert len(str(failure.value).splitlines()) == 1
     assert time.perf_counter() - started < 2
@@ -37,7 +37,7 @@ def test_no_picture_is_one_line(name):
 def test_long_pictures_are_refused_before_they_are_resized(name, tmp_path):
     data = png(*LONG[name])
     with pytest.raises(ImageError, match=f"no side may be more than {MAX_RATIO} times the other"):
-        decode(data, name)
+        decode_image(data, name)
     (tmp_path / "long.png").write_bytes(data)
     with pytest.raises(ImageError, match=r"long\.png: .* pixels; no side"):
         load_model("builtin").preprocess(tmp_path / "long.png")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dave_vit.data.images import decode, find_images, read_picture
+from dave_vit.data.images import decode_image, find_images, read_image
 from dave_vit.errors import ImageError
 
 RED, GREEN = (255, 0, 0), (0, 128, 0)
@@ -38,7 +38,7 @@ def near(image: Image.Image, at: tuple[int, int], colour: tuple[int, ...], toler
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF"])
 def test_common_formats_are_read(kind):
-    picture = decode(encoded(two_colours(), kind), "x")
+    picture = decode_image(encoded(two_colours(), kind), "x")
     assert (picture.image.mode, picture.image.size, picture.notes) == ("RGB", (40, 20), ())
     assert near(picture.image, (5, 10), RED)
     assert near(picture.image, (35, 10), GREEN)
@@ -51,7 +51,7 @@ def test_common_formats_are_read(kind):
 def test_the_orientation_tag_is_respected(orientation, size, red_at):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    image = decode(encoded(two_colours(), "JPEG", exif=exif), "x").image
+    image = decode_image(encoded(two_colours(), "JPEG", exif=exif), "x").image
     assert image.size == size
     assert near(image, red_at, RED)
 
@@ -59,7 +59,7 @@ def test_the_orientation_tag_is_respected(orientation, size, red_at):
 @pytest.mark.parametrize("mode", ["1", "L", "P", "YCbCr", "CMYK"])
 def test_other_modes_become_rgb(mode):
     kind = "TIFF" if mode in ("YCbCr", "CMYK") else "PNG"
-    picture = decode(encoded(Image.new("RGB", (8, 8), "white").convert(mode), kind), "x")
+    picture = decode_image(encoded(Image.new("RGB", (8, 8), "white").convert(mode), kind), "x")
     assert picture.image.mode == "RGB"
     assert near(picture.image, (4, 4), (255, 255, 255))
     assert bool(picture.notes) == (mode == "CMYK")
@@ -69,37 +69,37 @@ def test_other_modes_become_rgb(mode):
 def test_transparency_is_set_on_white_and_said(mode):
     image = Image.new("RGBA", (8, 8), (0, 0, 0, 255))
     image.paste((0, 0, 0, 0), (0, 0, 4, 8))
-    picture = decode(encoded(image.convert(mode)), "x")
+    picture = decode_image(encoded(image.convert(mode)), "x")
     assert picture.image.getpixel((1, 4)) == (255, 255, 255)
     assert picture.image.getpixel((6, 4)) == (0, 0, 0)
     assert picture.notes == ("transparent parts set on white",)
 
 
 def test_half_transparent_is_mixed_with_white():
-    picture = decode(encoded(Image.new("RGBA", (4, 4), (0, 0, 0, 128))), "x")
+    picture = decode_image(encoded(Image.new("RGBA", (4, 4), (0, 0, 0, 128))), "x")
     assert near(picture.image, (1, 1), (127, 127, 127), 1)
 
 
 def test_a_palette_with_a_transparent_colour_is_set_on_white():
     image = Image.new("P", (4, 4), 0)
     image.putpalette([255, 0, 0, 0, 255, 0])
-    assert decode(encoded(image, transparency=0), "x").image.getpixel((1, 1)) == (255, 255, 255)
+    assert decode_image(encoded(image, transparency=0), "x").image.getpixel((1, 1)) == (255, 255, 255)
 
 
 def test_an_opaque_alpha_channel_is_no_news():
-    assert decode(encoded(Image.new("RGBA", (4, 4), "red")), "x").notes == ()
+    assert decode_image(encoded(Image.new("RGBA", (4, 4), "red")), "x").notes == ()
 
 
 @pytest.mark.parametrize(("value", "grey"), [(0, 0), (32896, 128), (65535, 255), (255, 1)])
 def test_sixteen_bits_are_scaled_not_cut(value, grey):
-    picture = decode(encoded(Image.fromarray(np.full((4, 4), value, np.uint16))), "x")
+    picture = decode_image(encoded(Image.fromarray(np.full((4, 4), value, np.uint16))), "x")
     assert picture.image.getpixel((0, 0)) == (grey,) * 3
     assert picture.notes == ("16 bits reduced to 8",)
 
 
 def test_floating_point_values_are_spread():
     values = np.linspace(-1, 3, 16, dtype=np.float32).reshape(4, 4)
-    picture = decode(encoded(Image.fromarray(values), "TIFF"), "x")
+    picture = decode_image(encoded(Image.fromarray(values), "TIFF"), "x")
     assert picture.image.getpixel((0, 0)) == (0, 0, 0)
     assert picture.image.getpixel((3, 3)) == (255, 255, 255)
     assert "-1 to 3" in picture.notes[0]
@@ -109,7 +109,7 @@ def test_of_an_animation_the_first_frame_is_taken():
     data = encoded(
         Image.new("RGB", (4, 4), "red"), "GIF", save_all=True, append_images=[Image.new("RGB", (4, 4), "blue")]
     )
-    picture = decode(data, "x")
+    picture = decode_image(data, "x")
     assert picture.image.getpixel((0, 0)) == (255, 0, 0)
     assert picture.notes == ("the first of 2 frames taken",)
 
@@ -139,7 +139,7 @@ def huge_png(width: int, height: int) -> bytes:
 )
 def test_what_is_no_image_is_one_clear_line(data, expected):
     with pytest.raises(ImageError, match=r"^x: ") as caught:
-        decode(data, "x")
+        decode_image(data, "x")
     assert str(caught.value).startswith(expected)
     assert "\n" not in str(caught.value)
 
@@ -152,14 +152,14 @@ def test_hostile_bytes_never_raise_anything_else(data):
     for _ in range(data.draw(st.integers(1, 8))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(ImageError):
-        assert decode(bytes(content[: data.draw(st.integers(0, len(content)))]), "x").image.mode == "RGB"
+        assert decode_image(bytes(content[: data.draw(st.integers(0, len(content)))]), "x").image.mode == "RGB"
 
 
 def test_a_missing_file_and_an_empty_folder_say_so(tmp_path):
     with pytest.raises(ImageError, match=r"cat\.png: no such file"):
-        read_picture(tmp_path / "cat.png")
+        read_image(tmp_path / "cat.png")
     with pytest.raises(ImageError, match="no image in this folder"):
-        read_picture(find_images([tmp_path])[0])
+        read_image(find_images([tmp_path])[0])
 
 
 def test_folders_give_their_images_in_order(tmp_path):
@@ -176,5 +176,5 @@ def test_folders_give_their_images_in_order(tmp_path):
 
 def test_standard_input_is_read(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(encoded(two_colours()))))
-    picture = read_picture("-")
+    picture = read_image("-")
     assert (picture.name, picture.image.size) == ("stdin", (40, 20))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dave_vit.data.labels import pick_targets
+from dave_vit.data.labels import parse_targets
 from dave_vit.engine.target_names import find_class
 from dave_vit.errors import TargetError
 
@@ -56,16 +56,16 @@ def test_whole_words_go_before_parts_of_words():
     [(None, [3]), ("top1", [3]), ("TOP2", [0]), ("top-3", [6]), ("all-top5", [3, 0, 6, 1, 2]), ("goldfish", [1])],
 )
 def test_targets_by_rank(wanted, expected):
-    assert pick_targets(wanted, [3, 0, 6, 1, 2, 4, 5], NAMES) == expected
+    assert parse_targets(wanted, [3, 0, 6, 1, 2, 4, 5], NAMES) == expected
 
 
 @pytest.mark.parametrize("wanted", ["top0", "top6", "top99"])
 def test_a_rank_beyond_five_is_refused(wanted):
     with pytest.raises(TargetError, match="top1 to top5"):
-        pick_targets(wanted, list(range(7)), NAMES)
+        parse_targets(wanted, list(range(7)), NAMES)
 
 
 def test_models_with_few_classes_have_a_shorter_top_five():
-    assert pick_targets("all-top5", [1, 0], ["a", "b"]) == [1, 0]
+    assert parse_targets("all-top5", [1, 0], ["a", "b"]) == [1, 0]
     with pytest.raises(TargetError, match="top1 to top2"):
-        pick_targets("top3", [1, 0], ["a", "b"])
+        parse_targets("top3", [1, 0], ["a", "b"])

@@ -18,7 +18,7 @@ from dave_vit.engine import gradient
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.errors import ModelError, OptionError, UnknownName
 from dave_vit.models import load_model, token_layout
-from dave_vit.models.sentences import similarity
+from dave_vit.models.zero_shot import matched_similarity
 from dave_vit.neighborhood import Noise
 
 SIZE, PATCH, DIM, HEADS, CLASSES = 32, 8, 24, 3, 5
@@ -193,10 +193,10 @@ class TestZeroShot:
         assert [word["text"] for word in record["words"]] == ["a", "c", "a", "t"]
         model = load_model(f"hf:{clip_folder}", prompts=["x", "a cat"]).double()
         inputs = model.preprocess(picture())
-        words = model.of_words(inputs, 1)
-        assert conservation_gap(words, words.embedded, similarity) < 1e-9
-        assert similarity(words(words.embedded)).item() == pytest.approx(model(inputs)[0, 1].item())
-        shares = [share for _, share in model.words(inputs, 1)]
+        words = model.word_model(inputs, 1)
+        assert conservation_gap(words, words.embedded, matched_similarity) < 1e-9
+        assert matched_similarity(words(words.embedded)).item() == pytest.approx(model(inputs)[0, 1].item())
+        shares = [share for _, share in model.word_contributions(inputs, 1)]
         assert shares == pytest.approx([word["share"] for word in record["words"]], rel=1e-3, abs=1e-5)
 
     def test_without_prompts_it_says_so(self, clip_folder):
@@ -239,10 +239,10 @@ class TestZeroShot:
             load_model("openclip:dave-tiny", **prompts)
 
     def test_prompts_from_a_file_and_their_number(self, tmp_path):
-        from dave_vit.models.zero_shot import wanted_prompts
+        from dave_vit.models.zero_shot import resolve_prompts
 
         (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
-        assert wanted_prompts(None, tmp_path / "prompts.txt", "openclip:x") == (["a cat", "a dog"], ["a cat", "a dog"])
+        assert resolve_prompts(None, tmp_path / "prompts.txt", "openclip:x") == (["a cat", "a dog"], ["a cat", "a dog"])
         for prompts in (None, ["one"], []):
             with pytest.raises(OptionError, match="two or more"):
                 load_model("openclip:ViT-B-16", prompts=prompts)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from converted_weights import save_transformers
-from dave_vit.checks.doctor import examine
+from dave_vit.checks.doctor import diagnose
 from dave_vit.cli import run
 from dave_vit.data.sets.folder import Folder
 from dave_vit.errors import DataError, ModelError, OptionError
@@ -179,7 +179,7 @@ class TestCommands:
                 return F.linear(images.flatten(1), self.table[0], self.bias)
 
         model = Adapter(Stubborn(), Preprocessing(lambda picture: torch.empty(0)), ["a", "b", "c"], spec="own")
-        found = examine(model, torch.randn(1, 3, 2, 2))
+        found = diagnose(model, torch.randn(1, 3, 2, 2))
         assert found.dtype == torch.float32
         assert found.exact
         assert found.constants == 1

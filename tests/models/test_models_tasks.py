@@ -9,7 +9,7 @@ from torch import nn
 import tiny_models
 from dave_vit import DAVE, conservation_gap, effective_transformation, with_inputs
 from dave_vit.checks.coverage import LIMIT, Entry, architectures, check
-from dave_vit.checks.float64 import Wide
+from dave_vit.checks.float64 import Float64Mode
 from dave_vit.engine import scores
 from dave_vit.errors import InputError, OptionError
 from dave_vit.models import PackedPatches, with_embeddings
@@ -59,12 +59,12 @@ class InSinglePrecision(nn.Module):
 def test_casts_inside_of_a_model_do_not_hide_what_is_left_over():
     image = torch.randn(1, 3, 8, 8, dtype=torch.float64)
     plain = conservation_gap(InSinglePrecision(), image, 0)
-    with Wide():
+    with Float64Mode():
         assert torch.empty(1).dtype == torch.float64
         assert conservation_gap(InSinglePrecision(), image, 0) < 1e-14 < plain
     assert torch.empty(1).dtype == torch.float32
     single = image.float()
-    with Wide():
+    with Float64Mode():
         assert InSinglePrecision()(single).dtype == torch.float32
 
 

@@ -11,7 +11,7 @@ from dave_vit.evaluate import ModelEntry
 from dave_vit.models import Adapter, ModelSpec, Preprocessing, Traits, load_model, traits_of
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.loading import backbone
-from dave_vit.models.traits import square
+from dave_vit.models.traits import square_side
 from dave_vit.neighborhood import Noise
 
 
@@ -89,4 +89,4 @@ def test_a_model_is_named_in_one_way_for_commands_and_plans():
 
 
 def test_sides_of_patches():
-    assert [square(given) for given in (16, (14, 14), [8, 4], None)] == [16, 14, None, None]
+    assert [square_side(given) for given in (16, (14, 14), [8, 4], None)] == [16, 14, None, None]

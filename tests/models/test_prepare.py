@@ -12,7 +12,7 @@ from PIL import Image
 
 import dave_vit
 from dave_vit import cli
-from dave_vit.data.images import Picture
+from dave_vit.data.images import LoadedImage
 from dave_vit.errors import ModelError, OptionError
 from dave_vit.explain.classes import Explainer, classify
 from dave_vit.models import Prepare, Preprocessing
@@ -88,7 +88,7 @@ def adapter(preprocessing: Preprocessing) -> dave_vit.models.Adapter:
 
 def result(preprocessing: Preprocessing, method: str = "effective", target: str = "dog"):
     model = adapter(preprocessing)
-    classified = classify(model, Picture("wide", photo()))
+    classified = classify(model, LoadedImage("wide", photo()))
     return Explainer(model, method).explain(classified, classified.pick(target))
 
 

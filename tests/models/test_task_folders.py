@@ -12,7 +12,7 @@ import task_folders
 from dave_vit import cli, create_method, load_model
 from dave_vit.errors import InputError, UnsupportedOperator
 from dave_vit.models.geometry import Geometry
-from dave_vit.models.prompted import Prompted
+from dave_vit.models.prompted import PromptedModel
 
 QUICK = ("YOLOS", "SegFormer, segmentation", "DPT", "SAM with a point")
 STILL = [
@@ -47,8 +47,8 @@ def marked(tmp_path) -> Image.Image:
 @pytest.mark.parametrize("family", STILL)
 def test_a_mark_is_found_where_it_is_in_the_photograph(family, folders, marked):
     model = load_model(f"hf:{folders(family)}")
-    model = model.tried(marked) if isinstance(model, Prompted) else model
-    attribution = create_method("effective", model).attribute(model.preprocess(marked), model.task.score)
+    model = model.with_example_prompt(marked) if isinstance(model, PromptedModel) else model
+    attribution = create_method("effective", model).attribute(model.preprocess(marked), model.task.check_score)
     found = Geometry.of(model.preprocessing, marked.size).to_photo(attribution[0].sum(0)).abs()
     assert found[-MARK:, -MARK:].sum() > 0.9 * found.sum() > 0
 
@@ -86,7 +86,7 @@ def test_refusals(folders, marked, tmp_path, capsys):
     ]:
         assert cli.run([*line, f"hf:{folders(family)}", *options]) == 2
         assert said in capsys.readouterr().err
-    with pytest.raises(InputError, match="ask it first"):
+    with pytest.raises(InputError, match=r"call \.with_prompt"):
         load_model(f"hf:{folders('SAM with a point')}")(None)
 
 

@@ -92,7 +92,7 @@ def _default_details() -> Tensor:
 def _word() -> Tensor:
     from dave_vit import DAVE
 
-    answer = load("builtin-captions").ask(images()[0])
+    answer = load("builtin-captions").with_prompt(images()[0])
     return DAVE(answer, samples=4, seed=1).attribute(answer.inputs, answer.score(0))
 
 

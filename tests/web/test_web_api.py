@@ -26,7 +26,7 @@ from starlette.requests import Request
 import dave_vit.web
 from dave_vit import cli
 from dave_vit.cli.options import ModelOptions
-from dave_vit.data.images import Picture
+from dave_vit.data.images import LoadedImage
 from dave_vit.explain.classes import Explainer, classify
 from dave_vit.web import Limits, Served, create_app, explaining
 from dave_vit.web.images import TooLarge, file_name, read_upload
@@ -179,7 +179,7 @@ def test_the_map_refines_until_it_is_what_the_method_gives(client):
     assert counts == sorted(counts)
     assert counts[-1] == steps[-1]["total"] == 48
     explainer = Explainer(adapter(), "dave", samples=48, seed=3)
-    classified = classify(explainer.model, Picture("x", picture()))
+    classified = classify(explainer.model, LoadedImage("x", picture()))
     expected = explainer.explain(classified, classified.pick("hen")).panels[0]
     last = steps[-1]
     assert last["target"]["name"] == "hen"

@@ -11,7 +11,7 @@ from torch import Tensor
 from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.inputs import ImageBatch, MapAnalysisOptions, image_count_flag, method_flag, shown_data
 from dave_vit.data import Dataset, open_dataset
-from dave_vit.data.classes import class_map
+from dave_vit.data.classes import map_classes
 from dave_vit.engine.forward import logits_of
 from dave_vit.engine.target_names import find_class
 from dave_vit.errors import DataError, ImageError
@@ -61,7 +61,7 @@ def of_classes(model: Adapter, data_spec: str, each: int, wanted: Sequence[int] 
         wanted: classes; those with the most pictures where there are none.
     """
     data = open_dataset(data_spec)
-    places = _places(data, class_map(data.class_names, model.class_names), each + 1, wanted)
+    places = _places(data, map_classes(data.class_names, model.class_names), each + 1, wanted)
     sheets: dict[int, list[Tensor]] = {}
     enough, several = len(wanted) or _CLASSES, 0
     for label, indices in places.items():

@@ -12,8 +12,8 @@ from torch import Tensor
 from dave_vit.analysis.base import flag
 from dave_vit.analysis.catalog import method_entry
 from dave_vit.data import open_dataset
-from dave_vit.data.classes import class_map
-from dave_vit.data.images import read_picture
+from dave_vit.data.classes import map_classes
+from dave_vit.data.images import read_image
 from dave_vit.engine.forward import logits_of
 from dave_vit.errors import DataError, ImageError, OptionError
 from dave_vit.evaluate import ModelEntry, Smoothing
@@ -161,13 +161,13 @@ def load_images(model: Adapter, setting: AnalysisOptions, *, recognised: bool = 
 
 def _files(model: Adapter, paths: Sequence[str]) -> Iterator[tuple[Tensor, None]]:
     for path in paths:
-        yield model.preprocess(read_picture(path).image), None
+        yield model.preprocess(read_image(path).image), None
 
 
 def _dataset(model: Adapter, spec: str, kept: _Kept) -> Iterator[tuple[Tensor, int | None]]:
     """Inputs and labels, as classes of the model; pictures of other classes are passed over."""
     data = open_dataset(spec)
-    classes = class_map(data.class_names, model.class_names)
+    classes = map_classes(data.class_names, model.class_names)
     for index in range(len(data)):
         label = data[index].label
         try:

@@ -1,4 +1,4 @@
-"""Whether W is the derivative with all operators held: the model is replayed for another image with recorded operators.
+"""Whether W is the derivative with all operators held: the model is replay for another image with recorded operators.
 
 While the model runs with an image x, every tensor that carries gets a companion: its value for the image x + d, with
 all operators as they are for x. Companions are computed by torch's own functions and by formulas of their own, never by
@@ -26,15 +26,15 @@ from dave_vit.engine.states import State, is_carrier, map_tensors, state_of, ten
 _LIVE = "_dave_companion"
 
 
-class NotReplayed(Exception):
+class ReplayError(Exception):
     """Something that carries the image has no held form here: the replay says nothing of this model."""
 
 
-def replayed(model: nn.Module, inputs: Tensor, other: Tensor, read: Read) -> Tensor:
+def replay(model: nn.Module, inputs: Tensor, other: Tensor, read: Read) -> Tensor:
     """What is read of the model's output for ``other``, with all operators as they are for ``inputs``.
 
     Raises:
-        NotReplayed: a function that carries the image has no held form.
+        ReplayError: a function that carries the image has no held form.
     """
     mode = _Lockstep(model, other)
     with undisturbed(inputs):
@@ -44,7 +44,7 @@ def replayed(model: nn.Module, inputs: Tensor, other: Tensor, read: Read) -> Ten
 
 def _companion(tensor: Tensor) -> Tensor:
     if not hasattr(tensor, _LIVE):
-        raise NotReplayed("a tensor that carries the image was made where it could not be followed")
+        raise ReplayError("a tensor that carries the image was made where it could not be followed")
     return getattr(tensor, _LIVE)  # type: ignore[no-any-return]
 
 
@@ -137,7 +137,7 @@ def _held(name: str, func: Callable[..., Any], values: _Values, args: Any, kwarg
     """One function with its operators held."""
     form = _FORMS.get(name)
     if form is None:
-        raise NotReplayed(name)
+        raise ReplayError(name)
     return form(func, values, *args, **kwargs)
 
 

@@ -23,7 +23,7 @@ _DECISIONS = frozenset("__bool__ is_nonzero equal allclose __contains__".split()
 _NEAR = 1e-3  # of the image: no decision is likely to be taken the other way
 
 
-def changing(model: nn.Module, inputs: Tensor, read: Read) -> str:
+def find_changing_constant(model: nn.Module, inputs: Tensor, read: Read) -> str:
     """The function that met a constant which is another one for another image, with its module; nothing if none did.
 
     A decision that depends on the image may change constants, as it may change everything: it is held. Where the model

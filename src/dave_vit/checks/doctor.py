@@ -1,4 +1,4 @@
-"""Whether one model, with its own weights, is explained exactly."""
+"""Check whether one model, with its own weights, is explained exactly."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dave_vit.checks.companion_values import NotReplayed, replayed
-from dave_vit.checks.constants import changing
-from dave_vit.checks.float64 import Wide
+from dave_vit.checks.companion_values import ReplayError, replay
+from dave_vit.checks.constants import find_changing_constant
+from dave_vit.checks.float64 import Float64Mode
 from dave_vit.engine import gradient
 from dave_vit.engine.conservation import Balance
 from dave_vit.engine.forward import logits_of
@@ -23,7 +23,7 @@ from dave_vit.engine.targets import Target
 from dave_vit.engine.token_layout import TokenLayout, token_layout
 from dave_vit.errors import OutputError
 from dave_vit.models.adapter import Adapter
-from dave_vit.models.prompted import Prompted
+from dave_vit.models.prompted import PromptedModel
 from dave_vit.models.tasks import TaskModel
 
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -32,20 +32,19 @@ LIMITS = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What an examination says of a model.
+    """Result of checking a model.
 
     Attributes:
-        dtype: the type it was done in.
-        gap: what is left of the logit without the image's part and the parts of all additive constants, relative to the
-            logit.
+        dtype: the precision of the check.
+        gap: the logit minus the image's part and the parts of all additive constants, relative to the logit.
         forward: largest difference between logits with and without interception, relative to the largest logit.
         logit: of the predicted class.
-        image_part: <W, x>, what the image contributes to it.
-        constants: how many additive constants (biases, positions, tokens) contribute the rest.
-        functions: how often each function met a tensor that carries the input.
-        layout: where the tokens lie, or why there is no single grid.
-        changing: the function that met a constant which is another one for another image; empty where none did.
-        held: what <W, d> leaves over of the score's change between the images x and x + d, with all operators held,
+        image_part: <W, x>, the image's contribution to the logit.
+        constants: number of additive constants (biases, positions, tokens) that contribute the rest.
+        functions: how often each function was called with a tensor that depends on the input.
+        layout: the token layout, or the reason why there is no single grid.
+        changing_constant: the function that received a constant which differs for another image; empty if none did.
+        replay_gap: change of the score between the images x and x + d with all operators held, minus <W, d>,
             relative to the score; None where the model cannot be replayed.
     """
 
@@ -57,8 +56,8 @@ class Diagnosis:
     constants: int
     functions: dict[str, int]
     layout: TokenLayout | str
-    changing: str = ""
-    held: float | None = None
+    changing_constant: str = ""
+    replay_gap: float | None = None
 
     @property
     def exact(self) -> bool:
@@ -67,21 +66,21 @@ class Diagnosis:
 
     @property
     def fault(self) -> str:
-        """What speaks against it; empty where nothing does."""
+        """The first failed condition; empty where the model is exact."""
         limit = LIMITS[self.dtype]
         if not self.gap < limit:
             return f"{self.gap:.1e} of the logit is unaccounted for"
         if not self.forward < max(1e-6, 10 * torch.finfo(self.dtype).eps):
             return f"the logits change by {self.forward:.1e} under the interception"
-        if self.changing:
-            return f"what {self.changing} takes for a constant changes with the image"
-        if self.held is not None and not self.held < limit:
-            return f"with all operators held, {self.held:.1e} of the logit's change is not that of the map"
+        if self.changing_constant:
+            return f"what {self.changing_constant} takes for a constant changes with the image"
+        if self.replay_gap is not None and not self.replay_gap < limit:
+            return f"with all operators held, {self.replay_gap:.1e} of the logit's change is not that of the map"
         return ""
 
     @property
     def verdict(self) -> str:
-        """In plain words."""
+        """The result in one sentence."""
         if not self.exact:
             return f"not exact: {self.fault}; please report this model, since it should have been refused"
         share = f"{self.image_part:.4g} of the logit {self.logit:.4g} comes from the image"
@@ -90,32 +89,32 @@ class Diagnosis:
         return f"good: dave explains this model exactly; {share}, the rest from its constants; {tokens}"
 
 
-def subject(model: Adapter, picture: Image.Image | None = None, *, seed: int = 0) -> tuple[Adapter, Tensor]:
-    """The model with any prompt, where it takes one, and what it is examined on ``[1, C, H, W]``; noise by default."""
-    if picture is None:
-        picture = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (256, 256, 3), dtype=np.uint8))
-    model = model.tried(picture) if isinstance(model, Prompted) else model
-    return model, model.preprocess(picture)
+def example_inputs(model: Adapter, image: Image.Image | None = None, *, seed: int = 0) -> tuple[Adapter, Tensor]:
+    """Return a model, with an example prompt where it takes one, and an input ``[1, C, H, W]``; noise by default."""
+    if image is None:
+        image = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (256, 256, 3), dtype=np.uint8))
+    model = model.with_example_prompt(image) if isinstance(model, PromptedModel) else model
+    return model, model.preprocess(image)
 
 
-def examine(model: Adapter, inputs: Tensor) -> Diagnosis:
-    """Check a model on one input ``[1, C, H, W]``, in float64 where it can be; afterwards it is as it was.
+def diagnose(model: Adapter, inputs: Tensor) -> Diagnosis:
+    """Check a model on one input ``[1, C, H, W]``, in float64 where possible; its weights are restored afterwards.
 
     Raises:
-        UnsupportedOperator: a function of the model has no exact rule, or something takes a way round the rules.
+        UnsupportedOperator: a function of the model has no exact rule, or a tensor bypasses the rules.
     """
     try:
-        with _in_type(model, torch.float64), Wide():
-            return _examined(model, inputs.double())
+        with _cast(model, torch.float64), Float64Mode():
+            return _diagnose(model, inputs.double())
     except RuntimeError as error:
         if "dtype" not in str(error) and "scalar type" not in str(error):
             raise
-    with _in_type(model, torch.float32):  # some models hold tensors that .double() does not reach
-        return _examined(model, inputs.float())
+    with _cast(model, torch.float32):  # some models hold tensors that .double() does not reach
+        return _diagnose(model, inputs.float())
 
 
 @contextmanager
-def _in_type(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+def _cast(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     parameters = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     model.to(dtype)
@@ -128,13 +127,13 @@ def _in_type(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             current.update(before)
 
 
-def _examined(model: Adapter, inputs: Tensor) -> Diagnosis:
-    score = model.task.score if isinstance(model, TaskModel) else None
+def _diagnose(model: Adapter, inputs: Tensor) -> Diagnosis:
+    score = model.task.check_score if isinstance(model, TaskModel) else None
     read = Target(score=score).read
     plain = logits_of(model, inputs, read)
-    parts = gradient(model, inputs, score, rules=EFFECTIVE, record_constants=True)
-    balance = Balance.of(parts, inputs)
-    wanted = Target.of(score, len(inputs)).resolve(plain)
+    result = gradient(model, inputs, score, rules=EFFECTIVE, record_constants=True)
+    balance = Balance.of(result, inputs)
+    target = Target.of(score, len(inputs)).resolve(plain)
     try:
         layout: TokenLayout | str = token_layout(model, inputs, read)
     except OutputError as error:
@@ -142,23 +141,23 @@ def _examined(model: Adapter, inputs: Tensor) -> Diagnosis:
     return Diagnosis(
         inputs.dtype,
         gap=balance.gap,
-        forward=float((parts.logits - plain).abs().max() / plain.abs().max()),
+        forward=float((result.logits - plain).abs().max() / plain.abs().max()),
         logit=balance.score,
         image_part=balance.explained,
-        constants=len(parts.constants),
-        functions=parts.functions,
+        constants=len(result.constants),
+        functions=result.functions,
         layout=layout,
-        changing=changing(model, inputs, read),
-        held=_held_gap(model, inputs, parts, wanted),
+        changing_constant=find_changing_constant(model, inputs, read),
+        replay_gap=_replay_gap(model, inputs, result, target),
     )
 
 
-def _held_gap(model: nn.Module, inputs: Tensor, parts: Gradient, wanted: Target) -> float | None:
+def _replay_gap(model: nn.Module, inputs: Tensor, result: Gradient, target: Target) -> float | None:
     shift = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(1), dtype=inputs.dtype).to(inputs.device)
     try:
-        other = replayed(model, inputs, inputs + shift, wanted.read)
-    except NotReplayed:
+        logits = replay(model, inputs, inputs + shift, target.read)
+    except ReplayError:
         return None
-    change = float(wanted.rows(other).sum()) - float(parts.score)
-    told = float((parts.weight * shift).sum())
-    return abs(change - told) / max(abs(float(parts.score)), abs(told), torch.finfo(inputs.dtype).tiny)
+    change = float(target.rows(logits).sum()) - float(result.score)
+    predicted = float((result.weight * shift).sum())
+    return abs(change - predicted) / max(abs(float(result.score)), abs(predicted), torch.finfo(inputs.dtype).tiny)

@@ -11,7 +11,7 @@ from dave_vit.engine.calls import function_name
 from dave_vit.engine.states import tensors
 
 
-class Wide(TorchFunctionMode):
+class Float64Mode(TorchFunctionMode):
     """Context in which float64 tensors stay float64.
 
     Language models compute norms and attention in float32 whatever type they have; the rounding of that would hide

@@ -63,9 +63,9 @@ class Output:
 
     def advise(self, model: Adapter) -> None:
         """Says what a model knows, where most people want another one."""
-        from dave_vit.models.domain import advice
+        from dave_vit.models.domain import domain_advice
 
-        said = advice(model)
+        said = domain_advice(model)
         if said is not None:
             self.note(f"{model.spec} {said}")
 

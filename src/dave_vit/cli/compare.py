@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from torch import Tensor
 
-    from dave_vit.data.images import Picture
+    from dave_vit.data.images import LoadedImage
     from dave_vit.explain.classes import ClassExplanation
     from dave_vit.models import Adapter
     from dave_vit.viz import Cell, Drawing
@@ -88,10 +88,10 @@ def compare(
     inside. The folder gets NAME.compare.dave.png and NAME.compare.dave.json, under names as those of `dave explain`. A
     method that cannot explain the model is left out, with the reason.
     """
-    from dave_vit.data.images import read_picture
+    from dave_vit.data.images import read_image
 
     names = _names(methods.names)
-    picture = read_picture(image)
+    picture = read_image(image)
     for note in picture.notes:
         output.note(f"{image}: {note}")
     loaded = model.load()
@@ -123,12 +123,12 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _region(model: Adapter, picture: Picture, where: Where) -> Tensor | None:
+def _region(model: Adapter, picture: LoadedImage, where: Where) -> Tensor | None:
     """Where the object is in the model's input, [H, W]; None where it was not said."""
     import numpy as np
     import torch
 
-    from dave_vit.data.images import read_picture
+    from dave_vit.data.images import read_image
     from dave_vit.data.placement import Placements
 
     if not where.boxes and where.mask is None:
@@ -139,7 +139,7 @@ def _region(model: Adapter, picture: Picture, where: Where) -> Tensor | None:
     if where.mask is None:
         region = placement.boxes([_box(text) for text in where.boxes or []])
     else:
-        drawn = read_picture(where.mask).image
+        drawn = read_image(where.mask).image
         if drawn.size != picture.image.size:
             raise ImageError(
                 f"--mask {where.mask} has {drawn.size} pixels and the image {picture.image.size}; give one mask "
@@ -166,7 +166,7 @@ def _box(text: str) -> tuple[float, float, float, float]:
 
 
 def _results(
-    model: Adapter, picture: Picture, names: list[str], target: str, methods: MethodsOptions, output: Output
+    model: Adapter, picture: LoadedImage, names: list[str], target: str, methods: MethodsOptions, output: Output
 ) -> dict[str, ClassExplanation]:
     """What each method found, by its name."""
     from dave_vit.explain.classes import Explainer, classify

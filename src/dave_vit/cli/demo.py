@@ -58,13 +58,13 @@ def _explain(
     model: Adapter, data: Dataset, index: int, seed: int, out: Path, output: Output, progress: Progress
 ) -> ClassExplanation:
     """Explains one picture with DAVE, keeps the result and prints the top 5."""
-    from dave_vit.data.images import Picture
+    from dave_vit.data.images import LoadedImage
     from dave_vit.explain.classes import Explainer, classify
 
     name = f"picture-{index}"
     progress.update(text=f"{name}: {SAMPLES['drawn']} samples")
     explainer = Explainer(model, "dave", samples=SAMPLES["drawn"], seed=seed)
-    classified = classify(model, Picture(name, data.image(index)))
+    classified = classify(model, LoadedImage(name, data.image(index)))
     result = explainer.explain(classified, classified.pick("top1"))
     asked = {"data": "builtin", "samples": SAMPLES["drawn"], "seed": seed}
     Results(out, []).write(classified.picture, asked, result.files(), result.record())
@@ -120,15 +120,15 @@ def _grids(model: Adapter, data: Dataset) -> tuple[Tensor, list[tuple[int, ...]]
     import torch
 
     from dave_vit.data.batches import load_batch
-    from dave_vit.data.grids import GridOptions, candidates, choose_grids, compose
+    from dave_vit.data.grids import GridOptions, choose_grids, compose_grids, select_candidates
     from dave_vit.data.placement import Placements
 
     batch = load_batch(data, range(POOL), Placements(model.preprocess))
     with torch.inference_mode():
         logits = model(batch.inputs)
-    chosen = choose_grids(candidates(logits, batch.labels), GridOptions(grids=GRIDS))
+    chosen = choose_grids(select_candidates(logits, batch.labels), GridOptions(grids=GRIDS))
     cells = [batch.inputs[list(grid.images)] for grid in chosen]  # [4, C, H, W] each
-    return compose(torch.stack(cells)) if cells else batch.inputs[:0], [grid.labels for grid in chosen]
+    return compose_grids(torch.stack(cells)) if cells else batch.inputs[:0], [grid.labels for grid in chosen]
 
 
 def _gridpg(method: Method, grids: Tensor, labels: list[tuple[int, ...]]) -> float:

@@ -42,14 +42,14 @@ def doctor(
     image differs by what the map says. Exits with 2 and the reason where the model holds a function that has no exact
     rule. `--weights random` needs no download.
     """
-    from dave_vit.checks.doctor import examine, subject
-    from dave_vit.data.images import read_picture
+    from dave_vit.checks.doctor import diagnose, example_inputs
+    from dave_vit.data.images import read_image
 
     output = Output(as_json=as_json)
-    loaded, inputs = subject(model.load(), None if image is None else read_picture(image).image, seed=seed)
+    loaded, inputs = example_inputs(model.load(), None if image is None else read_image(image).image, seed=seed)
     facts: dict[str, Any] = {"model": loaded.spec, "input": list(inputs.shape), "classes": len(loaded.class_names)}
     try:
-        found = examine(loaded, inputs)
+        found = diagnose(loaded, inputs)
     except UnsupportedOperator as error:
         output.json({**facts, "supported": False, "verdict": str(error)})
         raise
@@ -69,8 +69,8 @@ def _facts(found: Any) -> dict[str, Any]:
         "dtype": str(found.dtype).removeprefix("torch."),
         "gap": found.gap,
         "forward_difference": found.forward,
-        "changing_constant": found.changing or None,
-        "held_difference": found.held,
+        "changing_constant": found.changing_constant or None,
+        "held_difference": found.replay_gap,
         "logit": found.logit,
         "image_part": found.image_part,
         "constants": found.constants,

@@ -172,10 +172,10 @@ def _results(
     explainer: Explainer, source: str, target: str, output: Output, report: Callable[[float], None]
 ) -> list[ClassExplanation]:
     """The result after each chunk of samples; the share of them that is done is reported."""
-    from dave_vit.data.images import read_picture
+    from dave_vit.data.images import read_image
     from dave_vit.explain.classes import classify
 
-    picture = read_picture(source)
+    picture = read_image(source)
     for note in picture.notes:
         output.note(f"{source}: {note}")
     classified = classify(explainer.model, picture)

@@ -15,7 +15,7 @@ from dave_vit._internal.atomic_files import json_bytes, write_files
 from dave_vit.errors import escape_unprintable
 
 if TYPE_CHECKING:
-    from dave_vit.data.images import Picture
+    from dave_vit.data.images import LoadedImage
     from dave_vit.explain.classes import Explainer
 
 _LENGTH = 120  # bytes of a name; file systems take 255 with the endings
@@ -41,7 +41,7 @@ class Results:
 
     def write(
         self,
-        picture: Picture,
+        picture: LoadedImage,
         asked: Mapping[str, Any],
         files: Mapping[str, bytes],
         record: Mapping[str, Any],

@@ -14,7 +14,7 @@ from dave_vit.cli.options import ModelOptions, pick_device
 from dave_vit.errors import OptionError, escape_unprintable
 
 if TYPE_CHECKING:
-    from dave_vit.data.images import Picture
+    from dave_vit.data.images import LoadedImage
     from dave_vit.explain.classes import Explainer
     from dave_vit.explain.clips import ClipExplanation
     from dave_vit.explain.scores import BoxesExplanation, ScoreExplanation
@@ -69,12 +69,12 @@ class KindOptions:
 
     def wanted(self, model: Adapter) -> bool:
         """Whether something else than a class is explained."""
-        from dave_vit.models.prompted import Prompted
+        from dave_vit.models.prompted import PromptedModel
         from dave_vit.models.tasks import TaskModel
         from dave_vit.models.video import VideoModel
 
         said = self.score is not None or self.boxes or self.prompt is not None
-        return said or isinstance(model, Prompted | TaskModel | VideoModel)
+        return said or isinstance(model, PromptedModel | TaskModel | VideoModel)
 
     def chosen(self) -> list[int] | None:
         """Numbers of the words."""
@@ -129,19 +129,19 @@ def _filmed(explainer: Explainer, source: str, target: str) -> Iterator[Made]:
 
 
 def _made(explainer: Explainer, source: str, kinds: KindOptions) -> Iterator[Made]:
-    from dave_vit.data.images import read_picture
+    from dave_vit.data.images import read_image
     from dave_vit.explain.scores import BoxesExplanation, explain_boxes, explain_score
     from dave_vit.explain.sentences import explain_match
     from dave_vit.explain.words import explain_words
-    from dave_vit.models.sentences import Sentences
-    from dave_vit.models.writer import Writer
+    from dave_vit.models.text_generation import TextGenerator
+    from dave_vit.models.zero_shot import ZeroShotAdapter
 
-    picture, model = read_picture(source), explainer.model
-    if isinstance(model, Sentences) and kinds.score is None:
+    picture, model = read_image(source), explainer.model
+    if isinstance(model, ZeroShotAdapter) and kinds.score is None:
         matched = explain_match(explainer, picture, model)
         yield kinds.prompt or "", matched.line, matched
         return
-    if isinstance(model, Writer) and kinds.score is None:
+    if isinstance(model, TextGenerator) and kinds.score is None:
         written = explain_words(explainer, picture, kinds.prompt, kinds.chosen())
         yield "", written.asked.answer, written
         return
@@ -159,16 +159,16 @@ def _made(explainer: Explainer, source: str, kinds: KindOptions) -> Iterator[Mad
     yield "boxes", "all of them together", BoxesExplanation(boxes, maps)
 
 
-def _asked(explainer: Explainer, picture: Picture, prompt: str | None) -> Explainer:
+def _asked(explainer: Explainer, picture: LoadedImage, prompt: str | None) -> Explainer:
     """The explainer of a model that has got its prompt, where it takes one."""
-    from dave_vit.models.prompted import Prompted
-    from dave_vit.models.writer import Writer
+    from dave_vit.models.prompted import PromptedModel
+    from dave_vit.models.text_generation import TextGenerator
 
     model = explainer.model
-    if isinstance(model, Writer):
-        return explainer.on(model.ask(picture.image, prompt, answer=""))
-    if isinstance(model, Prompted):
-        return explainer.on(model.ask(picture.image, prompt))
+    if isinstance(model, TextGenerator):
+        return explainer.on(model.with_prompt(picture.image, prompt, answer=""))
+    if isinstance(model, PromptedModel):
+        return explainer.on(model.with_prompt(picture.image, prompt))
     if prompt is not None:
         raise OptionError(f"{model.spec} takes no prompt; leave --prompt out")
     return explainer
@@ -177,7 +177,7 @@ def _asked(explainer: Explainer, picture: Picture, prompt: str | None) -> Explai
 def _usual(model: Adapter) -> str:
     from dave_vit.models.tasks import TaskModel
 
-    usual = model.task.usual if isinstance(model, TaskModel) else None
+    usual = model.task.default_score if isinstance(model, TaskModel) else None
     if usual is None:
         raise OptionError(f"{model.spec} is no classifier; say what is explained, such as --score query:3:CLASS")
     return usual

@@ -78,7 +78,7 @@ def tune(
 def _pictures(data: str, limit: int) -> list[Image]:
     """The first images of a folder or of a data set."""
     from dave_vit.data import open_dataset
-    from dave_vit.data.images import find_images, read_picture
+    from dave_vit.data.images import find_images, read_image
     from dave_vit.data.sets import DATASETS
 
     if data.partition(":")[0] in DATASETS and not Path(data).is_dir():
@@ -87,7 +87,7 @@ def _pictures(data: str, limit: int) -> list[Image]:
     paths = find_images([data])[:limit]
     if not paths:
         raise ImageError(f"{data}: no images; give a folder with some, or a data set such as imagenet:DIR")
-    return [read_picture(path).image for path in paths]
+    return [read_image(path).image for path in paths]
 
 
 def _key(model: PreparedModel, pictures: list[Image], seed: int) -> str:

@@ -78,10 +78,10 @@ def load_batch(data: Dataset, indices: Sequence[int], placements: Placements, re
     return Batch([index for index, _ in good], items, inputs, torch.from_numpy(regions), bad)
 
 
-def batches(
+def iterate_batches(
     data: Dataset, placements: Placements, size: int = 32, indices: Sequence[int] | None = None
 ) -> Iterator[Batch]:
-    """All images of a data set, or those numbered, in batches."""
+    """All images of a data set, or those numbered, in iterate_batches."""
     chosen = range(len(data)) if indices is None else indices
     for start in range(0, len(chosen), size):
         yield load_batch(data, chosen[start : start + size], placements)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dave_vit.errors import DataError
 
 
-def class_map(data: Sequence[str], model: Sequence[str]) -> dict[int, int]:
+def map_classes(data: Sequence[str], model: Sequence[str]) -> dict[int, int]:
     """The model's class for each label of a data set; labels that the model does not know are absent.
 
     Lists of the same length go by position, unless their names are clearly the same ones in another order. Others go by

@@ -48,7 +48,7 @@ class GridOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class GridCandidate:
     """An image that may enter a grid: its number in the data set, its label, and how sure the model is of it."""
 
     index: int
@@ -64,9 +64,9 @@ class Grid:
     labels: tuple[int, ...]
 
 
-def candidates(
+def select_candidates(
     logits: Tensor, labels: Sequence[int | None], start: int = 0, confidence: float = 0.95
-) -> list[Candidate]:
+) -> list[GridCandidate]:
     """Those images of a batch that the model classifies correctly with more than this softmax probability.
 
     Args:
@@ -77,17 +77,17 @@ def candidates(
     """
     top = logits.float().softmax(1).max(1)
     rows = enumerate(zip(top.indices.tolist(), top.values.tolist(), labels, strict=True), start)
-    return [Candidate(i, k, p) for i, (k, p, label) in rows if k == label and p > confidence]
+    return [GridCandidate(i, k, p) for i, (k, p, label) in rows if k == label and p > confidence]
 
 
-def choose_grids(pool: Sequence[Candidate], options: GridOptions | None = None) -> list[Grid]:
+def choose_grids(pool: Sequence[GridCandidate], options: GridOptions | None = None) -> list[Grid]:
     """Grids of distinct classes: the least used images first, the most confident of a class before the others.
 
     No image is used twice while an unused one of another class remains. Empty where there are fewer classes than
     cells.
     """
     options = options or GridOptions()
-    queues: dict[int, list[Candidate]] = {}
+    queues: dict[int, list[GridCandidate]] = {}
     for one in sorted(pool, key=lambda one: (-one.confidence, one.index)):
         queues.setdefault(one.label, []).append(one)
     if len(queues) < options.cells**2:
@@ -105,7 +105,7 @@ def choose_grids(pool: Sequence[Candidate], options: GridOptions | None = None) 
     return grids
 
 
-def compose(images: Tensor, cell: Cell = "resize") -> Tensor:
+def compose_grids(images: Tensor, cell: Cell = "resize") -> Tensor:
     """Grids of preprocessed images: [B,K,C,H,W] -> [B,C,H,W], or [B,C,H*n,W*n] with ``cell="full"``, K = n * n."""
     side = round(images.shape[1] ** 0.5)
     if images.ndim != 5 or side * side != images.shape[1]:

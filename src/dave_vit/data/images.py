@@ -22,7 +22,7 @@ STDIN = "-"
 
 
 @dataclass(frozen=True)
-class Picture:
+class LoadedImage:
     """One image, ready for a model.
 
     Attributes:
@@ -63,14 +63,14 @@ def _is_result(image: str) -> bool:
     return ".dave" in Path(image).suffixes[:-1]
 
 
-def read_picture(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> Picture:
+def read_image(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> LoadedImage:
     """Reads a file, or standard input for `-`.
 
     Raises:
         ImageError: it is missing, empty, no image, damaged or too large.
     """
     if str(source) == STDIN:
-        return decode(sys.stdin.buffer.read(), "stdin", max_pixels=max_pixels)
+        return decode_image(sys.stdin.buffer.read(), "stdin", max_pixels=max_pixels)
     path = Path(source)
     try:
         data = path.read_bytes()
@@ -80,11 +80,11 @@ def read_picture(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> Picture
         raise ImageError(f"{source}: no image in this folder") from error
     except OSError as error:
         raise ImageError(f"{source}: cannot be read ({error.strerror})") from error
-    picture = decode(data, str(source), max_pixels=max_pixels)
-    return Picture(escape_unprintable(path.stem), picture.image, picture.notes)
+    picture = decode_image(data, str(source), max_pixels=max_pixels)
+    return LoadedImage(escape_unprintable(path.stem), picture.image, picture.notes)
 
 
-def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Picture:
+def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> LoadedImage:
     """The image in some bytes, named `name` in messages.
 
     Raises:
@@ -110,7 +110,7 @@ def decode(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Picture:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ImageError(f"{name}: damaged or cut off ({reason})") from error
     rgb, changes = to_rgb(upright)
-    return Picture(name, rgb, (*notes, *changes))
+    return LoadedImage(name, rgb, (*notes, *changes))
 
 
 def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from dave_vit.engine.target_names import find_class
 from dave_vit.errors import TargetError
 
 
-def pick_targets(wanted: str | None, ranking: Sequence[int], names: Sequence[str]) -> list[int]:
+def parse_targets(wanted: str | None, ranking: Sequence[int], names: Sequence[str]) -> list[int]:
     """The classes to explain.
 
     Args:
@@ -22,7 +22,7 @@ def pick_targets(wanted: str | None, ranking: Sequence[int], names: Sequence[str
         return [ranking[0]]
     if "," in wanted and not _is_name(wanted, names):
         parts = [part for part in wanted.split(",") if part.strip()]
-        return list(dict.fromkeys(index for part in parts for index in pick_targets(part, ranking, names)))
+        return list(dict.fromkeys(index for part in parts for index in parse_targets(part, ranking, names)))
     text = wanted.strip().casefold()
     if text == "all-top5":
         return list(ranking[:5])

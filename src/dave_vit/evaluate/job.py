@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit.data import Dataset
-from dave_vit.data.classes import class_map
+from dave_vit.data.classes import map_classes
 from dave_vit.data.placement import Placements
 from dave_vit.errors import OptionError, UnsupportedOperator
 from dave_vit.evaluate.plan import ModelEntry, Plan
@@ -66,7 +66,7 @@ class EvaluatedModel:
     def __init__(self, model: Any, data: Dataset) -> None:
         self.model: nn.Module = model
         self.placements = Placements(model.preprocess)
-        self.classes = class_map(data.class_names, model.class_names)
+        self.classes = map_classes(data.class_names, model.class_names)
         self.black, self.white = (self._colour(grey) for grey in (0, 255))
 
     def label(self, label: int | None) -> int | None:

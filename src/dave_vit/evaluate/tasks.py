@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from dave_vit._internal.atomic_files import json_bytes
-from dave_vit.data.grids import Candidate, Grid, GridOptions, choose_grids
+from dave_vit.data.grids import Grid, GridCandidate, GridOptions, choose_grids
 from dave_vit.errors import first_line
 from dave_vit.evaluate.plan import Plan, hash_content
 from dave_vit.evaluate.statistics.rows import ScannedImage
@@ -216,9 +216,9 @@ def _note(images: Sequence[ScannedImage], wanted: GridOptions, used: GridOptions
     return ""
 
 
-def _pool(images: Sequence[ScannedImage], options: GridOptions) -> list[Candidate]:
+def _pool(images: Sequence[ScannedImage], options: GridOptions) -> list[GridCandidate]:
     return [
-        Candidate(one.index, one.label, one.confidence)
+        GridCandidate(one.index, one.label, one.confidence)
         for one in images
         if one.label is not None
         and one.label == one.predicted

@@ -15,7 +15,7 @@ from dave_vit._internal.environment import device_name, format_facts
 from dave_vit._internal.registry import import_plugins
 from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch
-from dave_vit.data.grids import compose
+from dave_vit.data.grids import compose_grids
 from dave_vit.engine.forward import counted
 from dave_vit.errors import DaveError, ImageError, OutOfMemory, is_out_of_memory
 from dave_vit.evaluate.job import EvalJob, EvaluatedModel
@@ -169,7 +169,7 @@ class Worker:
         for at in range(0, len(task.images), step):
             numbers, targets = task.images[at : at + step], task.targets[at : at + step]
             stacked = torch.stack([known[index][1] for index in numbers]).unflatten(0, (-1, cells))
-            inputs = compose(stacked, options.cell)  # [B,C,H,W]
+            inputs = compose_grids(stacked, options.cell)  # [B,C,H,W]
             units = [f"grid-{task.start + (at + i) // cells:05d}" for i in range(len(numbers))]
             rows = [self._row(task, f"{unit}/{i % cells}", unit, targets[i]) for i, unit in enumerate(units)]
             shown = [_unit(known[index][0]) for index in numbers]

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from dave_vit._internal.atomic_files import json_bytes, npz_bytes, png_bytes
 from dave_vit._internal.environment import device_name, versions
-from dave_vit.data.images import Picture
-from dave_vit.data.labels import pick_targets
+from dave_vit.data.images import LoadedImage
+from dave_vit.data.labels import parse_targets
 from dave_vit.engine.forward import logits_of
 from dave_vit.engine.targets import Contrast
 from dave_vit.errors import ModelError, OutputError
@@ -25,7 +25,7 @@ from dave_vit.methods import DAVE, Explanation, Method, create_method
 from dave_vit.methods.options import options_of
 from dave_vit.methods.settings import plain, settings
 from dave_vit.models import Adapter
-from dave_vit.models.domain import unfamiliar
+from dave_vit.models.domain import is_out_of_domain
 from dave_vit.models.geometry import Geometry
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ class ClassifiedImage:
         picture: the image itself.
         inputs: preprocessed [1, C, H, W]; [N, C, H, W] of N tiles.
         predictions: all classes, the likeliest first.
-        unfamiliar: whether it is unlike the pictures that the model was made for, as far as that is known.
+        is_out_of_domain: whether it is unlike the pictures that the model was made for, as far as that is known.
     """
 
-    picture: Picture
+    picture: LoadedImage
     inputs: Tensor
     predictions: tuple[Prediction, ...]
-    unfamiliar: bool = False
+    is_out_of_domain: bool = False
 
     @property
     def top5(self) -> tuple[Prediction, ...]:
@@ -69,10 +69,10 @@ class ClassifiedImage:
         """The classes that a target means; see `dave_vit.data.labels.pick_targets`."""
         by_index = {prediction.index: prediction for prediction in self.predictions}
         names = [by_index[index].name for index in range(len(by_index))]
-        return [by_index[index] for index in pick_targets(target, list(by_index), names)]
+        return [by_index[index] for index in parse_targets(target, list(by_index), names)]
 
 
-def classify(model: Adapter, picture: Picture, inputs: Tensor | None = None) -> ClassifiedImage:
+def classify(model: Adapter, picture: LoadedImage, inputs: Tensor | None = None) -> ClassifiedImage:
     """Preprocesses an image, unless that was done, and says what the model takes it for; on average, of tiles."""
     if inputs is None:
         corners = _parts(model, picture)
@@ -84,10 +84,10 @@ def classify(model: Adapter, picture: Picture, inputs: Tensor | None = None) -> 
     order = (probabilities if len(logits) > 1 else mean).argsort(descending=True).tolist()
     names = model.class_names
     predictions = (Prediction(index, names[index], float(probabilities[index]), float(mean[index])) for index in order)
-    return ClassifiedImage(picture, inputs, tuple(predictions), bool(unfamiliar(model, logits).all()))
+    return ClassifiedImage(picture, inputs, tuple(predictions), bool(is_out_of_domain(model, logits).all()))
 
 
-def _parts(model: Adapter, picture: Picture) -> list[tuple[int, int, int, int]]:
+def _parts(model: Adapter, picture: LoadedImage) -> list[tuple[int, int, int, int]]:
     """The parts of an image that the model looks at one by one."""
     size, cut = picture.image.size, model.preprocessing.parts
     return cut(size) if cut is not None else [(0, 0, *size)]
@@ -222,7 +222,7 @@ class ClassExplanation:
         cut = f"the model sees {seen:.0%} of the photograph, its middle; --fit pad or tiles shows it all"
         strange = f"unlike anything that {self.explainer.model.spec} was made for: its answer means little"
         doubts = [doubt for doubt in self.explanation.doubts if doubt][:1]
-        said = [*([strange] if self.classified.unfamiliar else []), *([cut] if seen < _MUCH_SEEN else [])]
+        said = [*([strange] if self.classified.is_out_of_domain else []), *([cut] if seen < _MUCH_SEEN else [])]
         return (*self.classified.picture.notes, *said, *doubts)
 
     @property

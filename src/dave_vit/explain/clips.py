@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dave_vit._internal.atomic_files import json_bytes, npz_bytes, png_bytes
 from dave_vit.data.clips import Clip, read_clip
-from dave_vit.data.images import Picture
+from dave_vit.data.images import LoadedImage
 from dave_vit.errors import OptionError
 from dave_vit.explain.classes import ClassExplanation, Explainer, classify
 from dave_vit.models.geometry import Geometry
@@ -40,7 +40,7 @@ class ClipExplanation:
         return self.result.targets[0].name
 
     @property
-    def picture(self) -> Picture:
+    def picture(self) -> LoadedImage:
         """The first frame."""
         return self.result.classified.picture
 
@@ -96,7 +96,7 @@ def explain_clip(explainer: Explainer, source: str | Path, target: str | None = 
     if not isinstance(model, VideoModel):
         raise OptionError(f"{model.spec} takes pictures, no clips; choose a video model, or give a picture")
     clip = read_clip(source, model.frames)
-    picture = Picture(clip.name, clip.frames[0])
+    picture = LoadedImage(clip.name, clip.frames[0])
     classified = classify(model, picture, model.clip(clip.frames))
     targets = classified.pick(target)
     if len(targets) != 1:

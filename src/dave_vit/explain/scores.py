@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dave_vit._internal.atomic_files import json_bytes, npz_bytes, png_bytes
 from dave_vit._internal.environment import device_name, versions
-from dave_vit.data.images import Picture
+from dave_vit.data.images import LoadedImage
 from dave_vit.engine.forward import logits_of
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
@@ -22,7 +22,7 @@ from dave_vit.explain.classes import Explainer
 from dave_vit.methods import Explanation
 from dave_vit.methods.settings import settings
 from dave_vit.models.geometry import Geometry
-from dave_vit.models.named_scores import named_score
+from dave_vit.models.named_scores import parse_score
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ScoreExplanation:
     """
 
     explainer: Explainer
-    picture: Picture
+    picture: LoadedImage
     score: str
     value: float
     explanation: Explanation
@@ -136,7 +136,7 @@ class BoxesExplanation:
         return "boxes"
 
     @property
-    def picture(self) -> Picture:
+    def picture(self) -> LoadedImage:
         """The photograph."""
         return self.maps[0].picture
 
@@ -163,18 +163,18 @@ class BoxesExplanation:
         return {"json": json_bytes(self.record()), "overlay.png": png_bytes(self.overlay())}
 
 
-def explain_score(explainer: Explainer, picture: Picture, text: str) -> ScoreExplanation:
+def explain_score(explainer: Explainer, picture: LoadedImage, text: str) -> ScoreExplanation:
     """Explains a score by its name; see ``dave_vit.models.named_scores.FORMS``."""
     model, start = explainer.model, time.perf_counter()
     geometry = Geometry.of(model.preprocessing, picture.image.size)
-    score = named_score(text, model, geometry)
+    score = parse_score(text, model, geometry)
     inputs = model.preprocess(picture.image)
     explanation = explainer.method.explain(inputs, score)
     value = float(logits_of(model, inputs, Target(score=score).read))
     return ScoreExplanation(explainer, picture, text, value, explanation, geometry, time.perf_counter() - start)
 
 
-def boxes(explainer: Explainer, picture: Picture, *, threshold: float = 0.5, most: int = 5) -> list[DetectedBox]:
+def boxes(explainer: Explainer, picture: LoadedImage, *, threshold: float = 0.5, most: int = 5) -> list[DetectedBox]:
     """The objects that a detector finds in a photograph, the surest first.
 
     Args:
@@ -203,7 +203,7 @@ def boxes(explainer: Explainer, picture: Picture, *, threshold: float = 0.5, mos
 
 
 def explain_boxes(
-    explainer: Explainer, picture: Picture, threshold: float = 0.5
+    explainer: Explainer, picture: LoadedImage, threshold: float = 0.5
 ) -> Iterator[tuple[DetectedBox, ScoreExplanation]]:
     """One map for each object that a detector finds."""
     found = boxes(explainer, picture, threshold=threshold)

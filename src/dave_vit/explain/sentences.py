@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dave_vit._internal.atomic_files import json_bytes
-from dave_vit.data.images import Picture
+from dave_vit.data.images import LoadedImage
 from dave_vit.explain.classes import Explainer
 from dave_vit.explain.scores import ScoreExplanation, explain_score
-from dave_vit.models.sentences import Sentences
+from dave_vit.models.zero_shot import ZeroShotAdapter
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SentenceExplanation:
         return self.sentence
 
     @property
-    def picture(self) -> Picture:
+    def picture(self) -> LoadedImage:
         """The photograph."""
         return self.scored.picture
 
@@ -51,8 +51,8 @@ class SentenceExplanation:
         return {**self.scored.files(), "json": json_bytes(self.record())}
 
 
-def explain_match(explainer: Explainer, picture: Picture, model: Sentences) -> SentenceExplanation:
+def explain_match(explainer: Explainer, picture: LoadedImage, model: ZeroShotAdapter) -> SentenceExplanation:
     """Explains the similarity of a photograph with the first sentence of a model."""
     scored = explain_score(explainer, picture, "class:0")
-    words = model.words(model.preprocess(picture.image))
+    words = model.word_contributions(model.preprocess(picture.image))
     return SentenceExplanation(model.class_names[0], scored, tuple(words))

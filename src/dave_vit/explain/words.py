@@ -10,14 +10,14 @@ from typing import Any
 from PIL import Image
 
 from dave_vit._internal.atomic_files import json_bytes, npz_bytes, png_bytes
-from dave_vit.data.images import Picture
+from dave_vit.data.images import LoadedImage
 from dave_vit.engine.forward import logits_of
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.explain.classes import Explainer
 from dave_vit.explain.scores import ScoreExplanation
 from dave_vit.models.geometry import Geometry
-from dave_vit.models.writer import LONGEST, Asked, Writer
+from dave_vit.models.text_generation import MAX_TOKENS, AnsweredPrompt, TextGenerator
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class WordExplanation:
         maps: of these words.
     """
 
-    asked: Asked
+    asked: AnsweredPrompt
     prompt: str | None
     numbers: tuple[int, ...]
     maps: tuple[ScoreExplanation, ...]
 
     @property
-    def picture(self) -> Picture:
+    def picture(self) -> LoadedImage:
         """The photograph."""
         return self.maps[0].picture
 
@@ -74,12 +74,12 @@ class WordExplanation:
 
 def explain_words(
     explainer: Explainer,
-    picture: Picture,
+    picture: LoadedImage,
     prompt: str | None = None,
     words: Sequence[int] | None = None,
     *,
     answer: str | None = None,
-    longest: int = LONGEST,
+    longest: int = MAX_TOKENS,
 ) -> WordExplanation:
     """Lets a model write about a photograph, and makes one map for each word.
 
@@ -92,9 +92,9 @@ def explain_words(
         longest: the largest number of tokens.
     """
     model = explainer.model
-    if not isinstance(model, Writer):
+    if not isinstance(model, TextGenerator):
         raise OptionError(f"{model.spec} writes no text; a prompt is for models that do")
-    asked = model.ask(picture.image, prompt, answer=answer, longest=longest)
+    asked = model.with_prompt(picture.image, prompt, answer=answer, max_tokens=longest)
     numbers = tuple(words) if words is not None else tuple(range(1, len(asked.words) + 1))
     for number in numbers:
         if not 1 <= number <= len(asked.words):
@@ -104,7 +104,9 @@ def explain_words(
     return WordExplanation(asked, prompt, numbers, maps)
 
 
-def _word(explainer: Explainer, picture: Picture, asked: Asked, number: int, geometry: Geometry) -> ScoreExplanation:
+def _word(
+    explainer: Explainer, picture: LoadedImage, asked: AnsweredPrompt, number: int, geometry: Geometry
+) -> ScoreExplanation:
     start, score = time.perf_counter(), asked.score(number - 1)
     explanation = explainer.method.explain(asked.inputs, score)
     value = float(logits_of(asked, asked.inputs, Target(score=score).read))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.targets import Target
-from dave_vit.models.traits import competing
+from dave_vit.models.traits import do_classes_compete
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Clean:
     @classmethod
     def of(cls, model: nn.Module, logits: Tensor) -> Clean:
         """Out of the images' logits ``[b, classes]``."""
-        predicted, compete = logits.argmax(1), competing(model, logits)
+        predicted, compete = logits.argmax(1), do_classes_compete(model, logits)
         found = probabilities(logits.unsqueeze(0), predicted.unsqueeze(1), compete)[0, :, 0]
         return cls(predicted, compete, found)
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dave_vit.data.images import check_size, read_picture, to_rgb
+from dave_vit.data.images import check_size, read_image, to_rgb
 from dave_vit.errors import InputError
 from dave_vit.models.traits import Traits
 
@@ -35,13 +35,20 @@ class Preprocessing:
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     parts: Callable[[tuple[int, int]], list[tuple[int, int, int, int]]] | None = None
 
+    @classmethod
+    def of_processor(cls, transform: Callable[[Image.Image], Tensor], processor: Any) -> Preprocessing:
+        """Return a transform with the mean and standard deviation of an image processor of transformers."""
+        if not getattr(processor, "do_normalize", False):
+            return cls(transform)
+        return cls(transform, tuple(processor.image_mean), tuple(processor.image_std))
+
     def __call__(self, image: ImageLike) -> Tensor:
         """A picture or the path of one, as a batch of one: ``[1, C, H, W]``."""
         if isinstance(image, Image.Image):
             check_size(image.size, "image")
             picture = to_rgb(image)[0]
         else:
-            picture = read_picture(image).image
+            picture = read_image(image).image
         tensor = self.transform(picture)
         return tensor.reshape(1, *tensor.shape[-3:])
 

@@ -1,4 +1,4 @@
-"""Whether a picture is anything like those that a model was made for: seen in its logits."""
+"""Out-of-domain check: whether an image resembles those that a model was trained on, judged by its logits."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from torch import Tensor, nn
 
 from dave_vit.models.traits import traits_of
 
-PHOTOGRAPHIC = "timm:deit_tiny_patch16_224"
-"""A small model of photographs that everybody may download."""
-_THINGS, _CROWD = 2, 8  # a picture shows at most two things that the model knows; the likeliest classes compared
+PHOTO_MODEL = "timm:deit_tiny_patch16_224"
+"""A small, freely downloadable model of photographs."""
+_OBJECTS, _COMPARED = 2, 8  # an image shows at most two known objects; logits that are compared
 
 
-def stands_out(logits: Tensor) -> Tensor:
-    """How far the two largest logits stand out of the next six, ``[B, classes]`` -> ``[B]``.
+def top_logit_margin(logits: Tensor) -> Tensor:
+    """Return the mean of the two largest logits minus the mean of the next six, ``[B, classes]`` -> ``[B]``.
 
-    A picture that shows one or two things that a model knows has one or two large logits; any other has a crowd.
+    An image of one or two known objects has one or two large logits; any other has many of similar size.
     """
-    largest = logits.topk(min(_CROWD, logits.shape[-1]), -1).values
-    return largest[..., :_THINGS].mean(-1) - largest[..., _THINGS:].mean(-1)
+    largest = logits.topk(min(_COMPARED, logits.shape[-1]), -1).values
+    return largest[..., :_OBJECTS].mean(-1) - largest[..., _OBJECTS:].mean(-1)
 
 
-def unfamiliar(model: nn.Module, logits: Tensor) -> Tensor:
-    """Whether pictures are unlike those that a model was made for, ``[B]``; never, where that is not known."""
-    least = traits_of(model).clear
-    return stands_out(logits) < (float("-inf") if least is None else least)
+def is_out_of_domain(model: nn.Module, logits: Tensor) -> Tensor:
+    """Return whether each image is out of the model's domain, ``[B]``; always False where the domain is unknown."""
+    margin = traits_of(model).domain_margin
+    return top_logit_margin(logits) < (float("-inf") if margin is None else margin)
 
 
-def advice(model: nn.Module, command: str = "") -> str | None:
-    """What a model knows, where that is not what most people want, and how `command` takes one for photographs."""
-    knows = traits_of(model).knows
-    return None if knows is None else f"knows {knows} only; for photographs: {command}--model {PHOTOGRAPHIC}"
+def domain_advice(model: nn.Module, command: str = "") -> str | None:
+    """Return the domain of a model that is not for photographs, and the option of `command` that selects one."""
+    domain = traits_of(model).domain
+    return None if domain is None else f"knows {domain} only; for photographs: {command}--model {PHOTO_MODEL}"

@@ -121,7 +121,7 @@ def _cut(images: Tensor, rows: int, columns: int) -> Tensor:
     return torch.cat([tiles, whole.unsqueeze(1)], 1).flatten(0, 1)
 
 
-def joined(tiles: Tensor, rows: int, columns: int) -> Tensor:
+def join_tiles(tiles: Tensor, rows: int, columns: int) -> Tensor:
     """The picture ``[1, C, H, W]`` that tiles ``[tiles, C, h, w]`` were cut out of, row by row."""
     grid = tiles[: rows * columns].unflatten(0, (rows, columns))  # [rows, columns, C, h, w]
     picture: Tensor = grid.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)  # [C, H, W]
@@ -155,7 +155,7 @@ class PackedPatches:
         grid = torch.tensor([[1, rows * self.merge, columns * self.merge]], device=images.device)
         return {"pixel_values": cut.flatten(0, 4).flatten(1), "image_grid_thw": grid.repeat(batch, 1)}
 
-    def unpacked(self, patches: Tensor, rows: int, columns: int) -> Tensor:
+    def unpack(self, patches: Tensor, rows: int, columns: int) -> Tensor:
         """The picture ``[1, C, H, W]`` behind its patches ``[rows * columns, C * frames * patch * patch]``."""
         groups = (rows // self.merge, columns // self.merge, self.merge, self.merge)
         cut = patches.unflatten(1, (-1, self.frames, self.patch, self.patch))[:, :, 0].unflatten(0, groups)

@@ -70,7 +70,7 @@ def load_model(
     options: dict[str, Any] = {} if prompts is None else {"prompts": prompts}
     if prepare is not None and family.bare:
         options["prepare"] = prepare
-    where = checked_device(device) if device is not None else None  # before a download
+    where = resolve_device(device) if device is not None else None  # before a download
     adapter = family.load(name, source, classes, **options)
     _check_finite(adapter, source or spec)
     if prepare is not None:
@@ -114,7 +114,7 @@ def _names(families: Iterable[str]) -> str:
     return " and ".join(f"{name}:" for name in sorted(families, key=lambda name: name != "timm"))
 
 
-def checked_device(device: str | torch.device) -> torch.device:
+def resolve_device(device: str | torch.device) -> torch.device:
     """A device that exists on this machine, and computes."""
     try:
         chosen = torch.device(device)

@@ -11,7 +11,7 @@ from dave_vit.errors import OptionError
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.geometry import Geometry
 
-FORMS = {
+SCORE_FORMS = {
     "class": "class:CLASS",
     "value": "value or value:INDEX",
     "query": "query:NUMBER:CLASS",
@@ -23,21 +23,21 @@ FORMS = {
 """Name of each score, and how it is written; boxes are in pixels of the photograph."""
 
 
-def named_score(text: str, model: Adapter, geometry: Geometry) -> Score:
+def parse_score(text: str, model: Adapter, geometry: Geometry) -> Score:
     """The score that is meant.
 
     Args:
-        text: in one of ``FORMS``.
+        text: in one of ``SCORE_FORMS``.
         model: gives class names, embeddings and words.
         geometry: of the photograph that is explained.
     """
     name, _, rest = text.partition(":")
-    if name not in FORMS:
-        raise OptionError(f"score {text!r}; expected one of {', '.join(FORMS.values())}")
+    if name not in SCORE_FORMS:
+        raise OptionError(f"score {text!r}; expected one of {', '.join(SCORE_FORMS.values())}")
     try:
         return _MADE[name](rest, model, geometry)
     except ValueError as error:
-        raise OptionError(f"score {text!r}; expected {FORMS[name]}") from error
+        raise OptionError(f"score {text!r}; expected {SCORE_FORMS[name]}") from error
 
 
 def _class(rest: str, model: Adapter, geometry: Geometry) -> Score:

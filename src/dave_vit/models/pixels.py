@@ -1,4 +1,4 @@
-"""How models that write text take a picture: as it is, as packed patches, or as tiles; followed both ways."""
+"""Pixel formats of text-generating models: plain, packed patches or tiles; converted to one image and back."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from torch import Tensor
 
 from dave_vit.errors import ModelError
 from dave_vit.models.adapter import Preprocessing
-from dave_vit.models.inputs import Arrange, ImageTokens, PackedPatches, joined
+from dave_vit.models.inputs import Arrange, ImageTokens, PackedPatches, join_tiles
 
-Made = dict[str, Any]
-"""What a processor makes of a picture."""
+ImageInputs = dict[str, Any]
+"""What an image processor returns for one image."""
 
 
 @dataclass(frozen=True)
-class Form:
-    """One way to take a picture.
+class PixelFormat:
+    """One format of pixel inputs.
 
     Attributes:
-        picture: from what the processor makes to one picture ``[1, C, H, W]``, which is explained.
-        arrange: from model, what the processor made and numbers of words to a function that makes the model's own
-            inputs of pictures; it names the pixels where the model takes them as they are.
-        words: whether the numbers of words are among these inputs already.
+        to_image: ``to_image(processor, inputs)`` returns the image ``[1, C, H, W]`` that is explained.
+        arrange: ``arrange(model, processor, inputs, token_ids)`` returns a function from images to the model's inputs,
+            or the name of the pixel input where the model takes images as they are.
+        embeds_text: whether these inputs contain the embedded text already.
     """
 
-    picture: Callable[[Any, Made], Tensor]
-    arrange: Callable[[Any, Any, Made, Tensor], str | Arrange]
-    words: bool = False
+    to_image: Callable[[Any, ImageInputs], Tensor]
+    arrange: Callable[[Any, Any, ImageInputs, Tensor], str | Arrange]
+    embeds_text: bool = False
 
 
-def _as_it_is(processor: Any, made: Made) -> Tensor:
-    pixels: Tensor = made["pixel_values"]
+def _plain_image(processor: Any, inputs: ImageInputs) -> Tensor:
+    pixels: Tensor = inputs["pixel_values"]
     return pixels
 
 
@@ -42,38 +42,40 @@ def _packing(processor: Any) -> PackedPatches:
     return PackedPatches(processor.patch_size, processor.merge_size, processor.temporal_patch_size)
 
 
-def _unpacked(processor: Any, made: Made) -> Tensor:
-    _, rows, columns = made["image_grid_thw"][0].tolist()
-    return _packing(processor).unpacked(made["pixel_values"], rows, columns)
+def _unpack_image(processor: Any, inputs: ImageInputs) -> Tensor:
+    _, rows, columns = inputs["image_grid_thw"][0].tolist()
+    return _packing(processor).unpack(inputs["pixel_values"], rows, columns)
 
 
-def _grid(made: Made) -> tuple[int, int] | None:
-    """Rows and columns of tiles; None where the picture is one tile."""
-    rows, columns = int(made["rows"][0][0]), int(made["cols"][0][0])
+def _tile_grid(inputs: ImageInputs) -> tuple[int, int] | None:
+    """Return rows and columns of tiles; None where the image is a single tile."""
+    rows, columns = int(inputs["rows"][0][0]), int(inputs["cols"][0][0])
     return (rows, columns) if rows else None
 
 
-def _untiled(processor: Any, made: Made) -> Tensor:
-    tiles, grid = made["pixel_values"][0], _grid(made)
-    return tiles[-1:] if grid is None else joined(tiles, *grid)
+def _untile_image(processor: Any, inputs: ImageInputs) -> Tensor:
+    tiles, grid = inputs["pixel_values"][0], _tile_grid(inputs)
+    return tiles[-1:] if grid is None else join_tiles(tiles, *grid)
 
 
-FORMS = {
-    "plain": Form(_as_it_is, lambda model, processor, made, ids: "pixel_values"),
-    "packed": Form(_unpacked, lambda model, processor, made, ids: _packing(processor)),
-    "tiled": Form(_untiled, lambda model, processor, made, ids: ImageTokens(model, ids, _grid(made)), words=True),
-}
+_PLAIN = PixelFormat(_plain_image, lambda model, processor, inputs, ids: "pixel_values")
+_PACKED = PixelFormat(_unpack_image, lambda model, processor, inputs, ids: _packing(processor))
+_TILED = PixelFormat(
+    _untile_image,
+    lambda model, processor, inputs, ids: ImageTokens(model, ids, _tile_grid(inputs)),
+    embeds_text=True,
+)
 
 
-def form_of(made: Made, spec: str) -> Form:
-    """The way in which a model takes pictures, by what its processor makes of one."""
-    shape = tuple(made["pixel_values"].shape)
-    if "image_grid_thw" in made and len(shape) == 2:
-        return FORMS["packed"]
-    if "rows" in made and len(shape) == 5:
-        return FORMS["tiled"]
+def pixel_format(inputs: ImageInputs, spec: str) -> PixelFormat:
+    """Return the pixel format of a model, found from what its processor returns for an image."""
+    shape = tuple(inputs["pixel_values"].shape)
+    if "image_grid_thw" in inputs and len(shape) == 2:
+        return _PACKED
+    if "rows" in inputs and len(shape) == 5:
+        return _TILED
     if len(shape) == 4 and shape[0] == 1:
-        return FORMS["plain"]
+        return _PLAIN
     raise ModelError(
         f"{spec} takes pixels shaped {list(shape)}, which cannot be followed back to the photograph; explain it with "
         "dave_vit.with_inputs and a function of your own that arranges the pixels"
@@ -81,25 +83,23 @@ def form_of(made: Made, spec: str) -> Form:
 
 
 @dataclass(frozen=True)
-class Canvas:
-    """The image processor as a transform to one picture."""
+class ImageTransform:
+    """An image processor as a transform to one image ``[1, C, H, W]``, of a size that may depend on the photograph."""
 
     processor: Any
     spec: str
 
-    def made(self, image: Image.Image) -> Made:
-        """What the processor makes of a picture, with the rows and columns of tiles where it cuts any."""
-        asked = {"return_row_col_info": True} if hasattr(self.processor, "do_image_splitting") else {}
-        return dict(self.processor(images=image, return_tensors="pt", **asked))
+    def process(self, image: Image.Image) -> ImageInputs:
+        """Run the processor, asking for the rows and columns of tiles where it cuts any."""
+        options = {"return_row_col_info": True} if hasattr(self.processor, "do_image_splitting") else {}
+        return dict(self.processor(images=image, return_tensors="pt", **options))
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """As ``[1, C, H, W]``, of a size that may depend on the picture's."""
-        made = self.made(image)
-        return form_of(made, self.spec).picture(self.processor, made)
+        """Return the image ``[1, C, H, W]``."""
+        inputs = self.process(image)
+        return pixel_format(inputs, self.spec).to_image(self.processor, inputs)
 
 
-def canvas(processor: Any, spec: str) -> Preprocessing:
-    """The preprocessing of a model that writes text."""
-    if not getattr(processor, "do_normalize", False):
-        return Preprocessing(Canvas(processor, spec))
-    return Preprocessing(Canvas(processor, spec), tuple(processor.image_mean), tuple(processor.image_std))
+def text_model_preprocessing(processor: Any, spec: str) -> Preprocessing:
+    """Return the preprocessing of a text-generating model."""
+    return Preprocessing.of_processor(ImageTransform(processor, spec), processor)

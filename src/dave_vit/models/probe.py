@@ -17,7 +17,7 @@ from dave_vit._internal.atomic_files import replace_atomically
 from dave_vit.data.base import Dataset
 from dave_vit.errors import DataError, OptionError
 from dave_vit.models.adapter import Adapter
-from dave_vit.models.loading import backbone, checked_device
+from dave_vit.models.loading import backbone, resolve_device
 
 _FORWARD = 32  # images in one forward pass
 
@@ -108,7 +108,7 @@ def train_probe(
     settings = settings or Training()
     names = _checked_names(training, validation)
     model, head = backbone(spec, weights, names)
-    model.to(checked_device(device))
+    model.to(resolve_device(device))
     fits, held = _parts(training, validation, split, settings.seed)
     _put(model.model, head, nn.Identity())
     views = _Progress(report, (settings.views + 1) * len(fits) + len(held))

@@ -81,7 +81,7 @@ def _is_state(content: dict[Any, Any]) -> bool:
     return bool(content) and all(isinstance(value, Tensor) for value in content.values())
 
 
-def fitting(state: State, expected: set[str]) -> State:
+def strip_prefixes(state: State, expected: set[str]) -> State:
     """The state dict without a prefix such as ``module.``, where that makes its names those of the model."""
     for prefix in PREFIXES:
         if state and all(key.startswith(prefix) for key in state) and not expected.intersection(state):
@@ -89,16 +89,16 @@ def fitting(state: State, expected: set[str]) -> State:
     return state
 
 
-def classes_in(weights: Weights, model: nn.Module, count: int) -> int:
+def count_classes(weights: Weights, model: nn.Module, count: int) -> int:
     """How many classes the head of these weights has, for a model built with ``count`` classes."""
     own = model.state_dict()
-    state = fitting(weights.state, set(own))
+    state = strip_prefixes(weights.state, set(own))
     heads = [key for key in own if own[key].shape[:1] == (count,) and key in state and state[key].ndim == own[key].ndim]
     sizes = {int(state[key].shape[0]) for key in heads}
     return sizes.pop() if len(sizes) == 1 else count
 
 
-def filled(build: Callable[..., nn.Module], weights: str, count: int) -> tuple[nn.Module, int]:
+def build_with_weights(build: Callable[..., nn.Module], weights: str, count: int) -> tuple[nn.Module, int]:
     """A model with the weights of a file, or with random ones, and the number of its classes.
 
     Args:
@@ -110,13 +110,13 @@ def filled(build: Callable[..., nn.Module], weights: str, count: int) -> tuple[n
     if weights == RANDOM:
         return model, count
     given = read_weights(weights)
-    wanted = classes_in(given, model, count)
+    wanted = count_classes(given, model, count)
     model = model if wanted == count else build(num_classes=wanted)
     load_state(model, given)
     return model, wanted
 
 
-def names_of(weights: Weights) -> list[str] | None:
+def saved_class_names(weights: Weights) -> list[str] | None:
     """Class names that were saved beside the weights."""
     text = weights.metadata.get("class_names")
     try:
@@ -128,13 +128,13 @@ def names_of(weights: Weights) -> list[str] | None:
 def load_state(model: nn.Module, weights: Weights) -> None:
     """Fill a model with weights that must fit it exactly."""
     own = model.state_dict()
-    state = fitting(weights.state, set(own))
+    state = strip_prefixes(weights.state, set(own))
     if own.keys() != state.keys() or any(own[key].shape != state[key].shape for key in own):
-        raise misfit(weights.path, own, state)
+        raise mismatch_error(weights.path, own, state)
     model.load_state_dict(state)
 
 
-def misfit(path: Path, own: State, state: State) -> ModelError:
+def mismatch_error(path: Path, own: State, state: State) -> ModelError:
     """The error for weights of another model."""
     wrong = sorted(key for key in own.keys() & state.keys() if own[key].shape != state[key].shape)
     kinds = {

@@ -1,57 +1,71 @@
-"""Models of transformers for other tasks than classification: their output is left as it is, for scores to read."""
+"""Transformers models for tasks other than classification; a score reads a number out of their output object."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dave_vit.engine.scores import Query, Region, Value
 from dave_vit.engine.targets import Score
-from dave_vit.models.adapter import Adapter
+from dave_vit.models.adapter import Adapter, Preprocessing
+from dave_vit.models.traits import Traits
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a kind of model does.
+class TaskKind:
+    """A task that models are trained for.
 
     Attributes:
-        name: in one word.
-        automatic: the class of transformers that makes such models.
-        score: what is examined of one.
-        usual: what is explained of a photograph where nothing else is asked for: a score by its name, "boxes" for all
-            that is found, or None where there is no such thing.
+        name: one word, such as "detection".
+        auto_class: the class of transformers that loads such models.
+        check_score: the score that `dave doctor` checks.
+        default_score: what `dave explain` explains by default: the name of a score, "boxes" for all detections, or None
+            where the user must choose a score.
     """
 
     name: str
-    automatic: str
-    score: Score
-    usual: str | None = None
+    auto_class: str
+    check_score: Score
+    default_score: str | None = None
 
 
 TASKS = {
-    "ForObjectDetection": Task("detection", "AutoModelForObjectDetection", Query(0, 0), "boxes"),
-    "ForSemanticSegmentation": Task(
+    "ForObjectDetection": TaskKind("detection", "AutoModelForObjectDetection", Query(0, 0), "boxes"),
+    "ForSemanticSegmentation": TaskKind(
         "segmentation", "AutoModelForSemanticSegmentation", Region(0, box=(0.0, 0.0, 1.0, 1.0))
     ),
-    "ForUniversalSegmentation": Task("segmentation", "AutoModelForUniversalSegmentation", Query(0, 0)),
-    "ForInstanceSegmentation": Task("segmentation", "AutoModelForUniversalSegmentation", Query(0, 0)),
-    "ForDepthEstimation": Task("depth", "AutoModelForDepthEstimation", Value(), "value"),
+    "ForUniversalSegmentation": TaskKind("segmentation", "AutoModelForUniversalSegmentation", Query(0, 0)),
+    "ForInstanceSegmentation": TaskKind("segmentation", "AutoModelForUniversalSegmentation", Query(0, 0)),
+    "ForDepthEstimation": TaskKind("depth", "AutoModelForDepthEstimation", Value(), "value"),
 }
+"""Tasks by the suffix of the architecture's name."""
 
 
-def task_of(config: Any) -> Task | None:
-    """By the architecture that a configuration names; None for classifiers and where nothing is said."""
+def find_task(config: Any) -> TaskKind | None:
+    """Return the task of the architecture that a configuration names; None for classifiers and unknown ones."""
     names = getattr(config, "architectures", None) or ()
-    return next((task for end, task in TASKS.items() if any(name.endswith(end) for name in names)), None)
+    return next((task for suffix, task in TASKS.items() if any(name.endswith(suffix) for name in names)), None)
 
 
 class TaskModel(Adapter):
-    """A detector, a segmentation or a depth model, with its preprocessing and the names of its classes."""
+    """A detector, a segmentation or a depth model; it returns the model's own output object."""
 
-    task: Task
+    def __init__(
+        self,
+        model: nn.Module,
+        preprocess: Preprocessing,
+        class_names: Sequence[str],
+        *,
+        task: TaskKind,
+        spec: str,
+        traits: Traits | None = None,
+    ) -> None:
+        super().__init__(model, preprocess, class_names, spec=spec, traits=traits)
+        self.task = task
 
     def forward(self, inputs: Tensor) -> Any:
-        """The model's output object."""
+        """Return the model's output object."""
         return self.model(inputs)

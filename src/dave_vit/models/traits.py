@@ -1,4 +1,4 @@
-"""What is known of a model beside its function: facts that methods and metrics ask for, all in one typed place."""
+"""Facts about a model that methods and metrics need, in one typed object."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from torch import Tensor, nn
 
 from dave_vit.neighborhood import Noise
 
-# Of the mean sigmoid of a model's logits: 0.42 to 0.49 in four models trained with softmax, 0.02 in one with sigmoids.
-_COMPETING = 0.1
+# Threshold on the mean sigmoid of the logits: 0.42 to 0.49 in four models trained with softmax, 0.02 in one trained
+# with sigmoids.
+_SOFTMAX_MEAN = 0.1
 
 
 @dataclass(frozen=True)
 class Traits:
-    """Facts of a model; the defaults are those of a module of which nothing is known.
+    """Facts about a model; the defaults hold for a module of which nothing is known.
 
     Attributes:
-        noise: what the model's authors recommend for DAVE, where it is not the usual one.
-        fill: the value of a neutral grey in the model's input, with which warps fill what they uncover.
-        patch: side of the square patches that become tokens, in pixels; None where there are none or it is not known.
-        compete: whether classes compete, as after training with softmax, or each logit stands for itself, as after
-            training with sigmoids; None where it is not known.
-        knows: what kind of pictures the model was made for, in words, where it is not photographs.
-        clear: how far the largest logits of such pictures stand out, at least; see `dave_vit.models.domain`.
+        noise: the noise that the model's authors recommend for DAVE, where it is not the default.
+        fill: value of neutral grey in the model's input, used by warps to fill uncovered pixels.
+        patch: side of the square patches that become tokens, in pixels; None where unknown or not applicable.
+        compete: whether classes compete (softmax training) or each logit stands alone (sigmoid training); None where
+            unknown.
+        domain: the images that the model was trained on, in words, where these are not photographs.
+        domain_margin: smallest logit margin of images of that domain; see `dave_vit.models.domain`.
     """
 
     noise: Noise | None = None
     fill: float = 0.0
     patch: int | None = None
     compete: bool | None = None
-    knows: str | None = None
-    clear: float | None = None
+    domain: str | None = None
+    domain_margin: float | None = None
 
 
 def traits_of(model: nn.Module) -> Traits:
-    """The traits of a model: those under its attribute ``traits``, or the defaults.
+    """Return the ``traits`` attribute of a model, or the defaults.
 
-    Nothing else on the model is looked at: what its author calls ``fill`` or ``noise`` may mean anything.
+    No other attribute is read: what a model's author calls ``fill`` or ``noise`` may mean anything.
     """
     traits = getattr(model, "traits", None)
     return traits if isinstance(traits, Traits) else Traits()
 
 
-def competing(model: nn.Module, logits: Tensor) -> Tensor:
-    """Whether classes compete, for each image of logits ``[B, classes]``.
+def do_classes_compete(model: nn.Module, logits: Tensor) -> Tensor:
+    """Return whether classes compete, for each image of logits ``[B, classes]``.
 
-    Where nothing is known of the model it shows in the logits: after training with softmax only their differences mean
-    anything, and about half are positive; after training with sigmoids nearly all are far below zero. A single output
-    has no rivals.
+    Where the model's traits do not say, the logits do: after softmax training only their differences have a meaning,
+    and about half are positive; after sigmoid training nearly all are far below zero. A single output has no rivals.
     """
-    known = traits_of(model).compete
-    if logits.shape[1] < 2 or known is not None:
-        return torch.full_like(logits[:, 0], bool(known) and logits.shape[1] > 1, dtype=torch.bool)
-    return logits.detach().float().sigmoid().mean(1) > _COMPETING
+    compete = traits_of(model).compete
+    if logits.shape[1] < 2 or compete is not None:
+        return torch.full_like(logits[:, 0], bool(compete) and logits.shape[1] > 1, dtype=torch.bool)
+    return logits.detach().float().sigmoid().mean(1) > _SOFTMAX_MEAN
 
 
-def square(patch: int | Sequence[int] | None) -> int | None:
-    """The side of a patch as libraries write it, an integer or a pair; None where it is no square."""
+def square_side(patch: int | Sequence[int] | None) -> int | None:
+    """Return the side of a patch given as an integer or a pair; None where it is not square."""
     if isinstance(patch, int) or patch is None:
         return patch
     return int(patch[0]) if len(set(patch)) == 1 else None

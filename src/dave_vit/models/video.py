@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dave_vit.data.images import read_picture, to_rgb
+from dave_vit.data.images import read_image, to_rgb
 from dave_vit.models.adapter import Adapter, ImageLike, Preprocessing
 from dave_vit.models.traits import Traits
 
@@ -69,7 +69,7 @@ class VideoModel(Adapter):
     def preprocess(self, image: ImageLike | Sequence[ImageLike]) -> Tensor:
         """Still pictures as clips in which nothing moves, ``[B, T, C, H, W]``."""
         images = [image] if isinstance(image, Image.Image | str | Path) else list(image)
-        stills = [each if isinstance(each, Image.Image) else read_picture(each).image for each in images]
+        stills = [each if isinstance(each, Image.Image) else read_image(each).image for each in images]
         return torch.cat([self.clip([still] * self.frames) for still in stills])
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from dave_vit._version import __version__
 from dave_vit.methods import METHODS
 from dave_vit.methods.presets import PRESETS
 from dave_vit.models import Adapter
-from dave_vit.models.domain import advice
-from dave_vit.models.writer import Writer
+from dave_vit.models.domain import domain_advice
+from dave_vit.models.text_generation import TextGenerator
 from dave_vit.neighborhood.noise import NoiseKind
 from dave_vit.reduce import REDUCERS
 from dave_vit.viz import COLORMAPS
@@ -41,17 +41,17 @@ def _model(served: Served) -> ModelCard:
     return ModelCard(
         name=served.name,
         classes=len(served.model.class_names),
-        writes=isinstance(served.model, Writer),
-        prompts=isinstance(served.model, Writer) and served.model.processor is not None,
+        writes=isinstance(served.model, TextGenerator),
+        prompts=isinstance(served.model, TextGenerator) and served.model.processor is not None,
         knows=_knows(served.model),
-        examples=[f"/api/examples/{name}.png" for name in (EXAMPLES if advice(served.model) else PHOTOS)],
+        examples=[f"/api/examples/{name}.png" for name in (EXAMPLES if domain_advice(served.model) else PHOTOS)],
         presets=presets,
     )
 
 
 def _knows(model: Adapter) -> str:
-    known = advice(model, "dave serve ")
-    if isinstance(model, Writer):
+    known = domain_advice(model, "dave serve ")
+    if isinstance(model, TextGenerator):
         return "This model writes about images; each of its words has a map." + (f" It {known}" if known else "")
     return f"This model {known or f'knows {len(model.class_names)} classes.'}"
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 from torch import Tensor
 
-from dave_vit.checks.doctor import examine, subject
+from dave_vit.checks.doctor import diagnose, example_inputs
 from dave_vit.errors import DaveError
 from dave_vit.methods import METHODS, create_method
 from dave_vit.methods.options import fitting
@@ -83,7 +83,7 @@ class Checks:
 def verdict(model: Adapter) -> Verdict:
     """What `dave doctor` says of a model."""
     try:
-        found = examine(*subject(model))
+        found = diagnose(*example_inputs(model))
     except DaveError as error:
         return Verdict(exact=False, text=str(error))
     return Verdict(exact=found.exact, text=found.verdict)
@@ -91,7 +91,7 @@ def verdict(model: Adapter) -> Verdict:
 
 def refusal(model: Adapter, method: str) -> str | None:
     """Why a method cannot explain a model; None where it can. It is tried on noise, with as few passes as it takes."""
-    asked, inputs = subject(model)
+    asked, inputs = example_inputs(model)
     handle = asked.register_forward_pre_hook(_Counter())
     try:
         _try(asked, method, inputs)
@@ -105,7 +105,7 @@ def refusal(model: Adapter, method: str) -> str | None:
 
 
 def _try(model: Adapter, method: str, inputs: Tensor) -> None:
-    target = model.task.score if isinstance(model, TaskModel) else 0
+    target = model.task.check_score if isinstance(model, TaskModel) else 0
     create_method(method, model, **fitting(method, **METHODS[method].within(1))).explain(inputs, target)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from dave_vit._internal.registry import suggest_names
-from dave_vit.data.images import Picture
+from dave_vit.data.images import LoadedImage
 from dave_vit.errors import DaveError, OptionError, UnknownName
 from dave_vit.explain.classes import ClassExplanation, Explainer, classify
 from dave_vit.explain.words import WordExplanation
@@ -70,7 +70,7 @@ class Served:
 class _Kept:
     """A result, whose files are made when the first of them is asked for."""
 
-    def __init__(self, picture: Picture, result: ClassExplanation | WordExplanation) -> None:
+    def __init__(self, picture: LoadedImage, result: ClassExplanation | WordExplanation) -> None:
         self.picture, self.result = picture, result
 
     @cached_property

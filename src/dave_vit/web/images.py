@@ -12,7 +12,7 @@ from PIL import Image
 from starlette.requests import Request
 
 from dave_vit._internal.atomic_files import png_bytes
-from dave_vit.data.images import Picture, decode
+from dave_vit.data.images import LoadedImage, decode_image
 from dave_vit.data.sets.builtin import Embedded
 from dave_vit.errors import DaveError, UnknownName
 
@@ -49,10 +49,10 @@ async def read_upload(request: Request, limit: int) -> bytes:
     raise TooLarge(f"the file is too large; at most {limit / 1e6:.3g} MB are taken, so make the image smaller first")
 
 
-def read_picture(data: bytes, name: str, max_pixels: int) -> Picture:
+def read_picture(data: bytes, name: str, max_pixels: int) -> LoadedImage:
     """The image in an upload, by what it holds and not by what it is called."""
-    picture = decode(data, file_name(name), max_pixels=max_pixels)
-    return Picture(PurePosixPath(picture.name).stem, picture.image, picture.notes)
+    picture = decode_image(data, file_name(name), max_pixels=max_pixels)
+    return LoadedImage(PurePosixPath(picture.name).stem, picture.image, picture.notes)
 
 
 def file_name(name: str) -> str:

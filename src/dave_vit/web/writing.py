@@ -8,12 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dave_vit.data.images import Picture
+from dave_vit.data.images import LoadedImage
 from dave_vit.errors import OptionError
 from dave_vit.explain.classes import Explainer, Prediction
 from dave_vit.explain.scores import ScoreExplanation
 from dave_vit.explain.words import WordExplanation, explain_words
-from dave_vit.models.writer import Asked, Writer
+from dave_vit.models.text_generation import AnsweredPrompt, TextGenerator
 from dave_vit.viz import scale_map
 from dave_vit.web.images import png_text
 from dave_vit.web.schema import Answer, AskQuery, ExplainQuery, Step, plane
@@ -21,11 +21,11 @@ from dave_vit.web.schema import Answer, AskQuery, ExplainQuery, Step, plane
 _SIDE = 640  # pixels of the longer side of what the page shows
 
 
-def answer(model: object, picture: Picture, query: AskQuery) -> Answer:
+def answer(model: object, picture: LoadedImage, query: AskQuery) -> Answer:
     """What a model writes about an image."""
-    if not isinstance(model, Writer):
+    if not isinstance(model, TextGenerator):
         raise OptionError("this model writes no text; a prompt is for models that do")
-    asked = model.ask(picture.image, query.prompt or None)
+    asked = model.with_prompt(picture.image, query.prompt or None)
     shown = picture.image.convert("RGB").resize(_fitting(picture.image.size))
     return Answer(
         name=picture.name,
@@ -36,7 +36,7 @@ def answer(model: object, picture: Picture, query: AskQuery) -> Answer:
     )
 
 
-def word_of(explainer: Explainer, picture: Picture, query: ExplainQuery) -> tuple[WordExplanation, Step]:
+def word_of(explainer: Explainer, picture: LoadedImage, query: ExplainQuery) -> tuple[WordExplanation, Step]:
     """The map of a word; the answer that was given before is not written again."""
     wanted = [query.word or 1]
     written = explain_words(explainer, picture, query.prompt or None, wanted, answer=query.answer)
@@ -80,7 +80,7 @@ def _fitting(size: tuple[int, int]) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def _prediction(asked: Asked, number: int, value: float) -> Prediction:
+def _prediction(asked: AnsweredPrompt, number: int, value: float) -> Prediction:
     """A word, and how likely it is after those before it."""
     word, score = asked.words[number - 1], asked.score(number - 1)
     likely = asked(asked.inputs).logits[0].double().softmax(-1)  # [positions, vocabulary]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dave_vit.checks.coverage.entry import Entry
-from dave_vit.checks.float64 import Wide
+from dave_vit.checks.float64 import Float64Mode
 from dave_vit.engine.conservation import balances
 from dave_vit.engine.forward import forward, logits_of, undisturbed
 from dave_vit.engine.interception import Interception
@@ -111,7 +111,7 @@ def unexplained(model: nn.Module, images: Tensor, entry: Entry) -> float:
     divides by the logit or <W, x>, whichever is larger; here it is the image's part <W, x> alone, so that large biases
     cannot hide an error.
     """
-    with Wide():
+    with Float64Mode():
         for image in images.split(1):
             (balance,) = balances(model, image, entry.score, rules=entry.rules or EFFECTIVE)
             if balance.explained or balance.residual:

@@ -11,7 +11,7 @@ from torch import nn
 
 from dave_vit.checks.coverage.entry import CLASSES, Entry
 from dave_vit.models.families.hf import encode_image, package, text_features
-from dave_vit.models.zero_shot import ZeroShot
+from dave_vit.models.zero_shot import SimilarityClassifier
 
 PLAIN = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 _IMAGE = {"image_size": 64, "patch_size": 16}
@@ -73,7 +73,9 @@ def _build_zero_shot(config: str) -> nn.Module:
     model = transformers.AutoModel.from_config(getattr(transformers, config)(**TWO_HALVES)).eval()
     tokens = torch.tensor([[1, 5, 6, 2], [1, 7, 8, 2]])
     text = text_features(model, {"input_ids": tokens})
-    return ZeroShot(model, encode_image, text, scale=model.logit_scale.exp(), bias=getattr(model, "logit_bias", None))
+    return SimilarityClassifier(
+        model, encode_image, text, scale=model.logit_scale.exp(), bias=getattr(model, "logit_bias", None)
+    )
 
 
 def entries() -> list[Entry]:

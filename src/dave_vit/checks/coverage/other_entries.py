@@ -13,7 +13,7 @@ from torch import nn
 from dave_vit.checks.coverage.entry import CLASSES, Entry
 from dave_vit.models.families import bcos, open_clip, torchvision
 from dave_vit.models.families.builtin import BUILTIN
-from dave_vit.models.zero_shot import ZeroShot
+from dave_vit.models.zero_shot import SimilarityClassifier
 
 _SWIN = {"embed_dim": 24, "depths": [1, 2, 1], "num_heads": [1, 2, 4], "window_size": [4, 4]}
 _TORCHVISION: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -108,7 +108,9 @@ def _open_clip(options: dict[str, Any]) -> nn.Module:
     model = open_clip.package().CLIP(**{"embed_dim": 32, "text_cfg": text, **options}).eval()
     with torch.no_grad():
         features = model.encode_text(torch.randint(1, 64, (CLASSES, 8), generator=torch.Generator().manual_seed(0)))
-    return ZeroShot(model, open_clip.encode_image, features, scale=model.logit_scale.exp(), bias=model.logit_bias)
+    return SimilarityClassifier(
+        model, open_clip.encode_image, features, scale=model.logit_scale.exp(), bias=model.logit_bias
+    )
 
 
 def entries() -> list[Entry]:

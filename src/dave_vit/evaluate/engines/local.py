@@ -28,7 +28,7 @@ from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.store import RunFolder
 from dave_vit.evaluate.tasks import EvalTask
 from dave_vit.evaluate.worker import Worker
-from dave_vit.models.loading import checked_device
+from dave_vit.models.loading import resolve_device
 
 _WAIT, _LONGEST = 0.2, 5.0  # seconds between looks at what others do: at first, and where nothing changes
 MOST_WORKERS = 1024  # each is a process with a model of its own
@@ -71,7 +71,7 @@ def _local(options: EngineOptions) -> LocalEngine:
     devices = pick_devices(options.device, options.workers)
     if options.device != "auto":
         for device in dict.fromkeys(devices):
-            checked_device(device)
+            resolve_device(device)
     return LocalEngine(devices)
 
 

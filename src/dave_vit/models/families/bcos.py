@@ -13,7 +13,7 @@ from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
-from dave_vit.models.state import filled
+from dave_vit.models.state import build_with_weights
 from dave_vit.models.traits import Traits
 from dave_vit.neighborhood import Noise
 
@@ -39,7 +39,7 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
         with hub_access(f"bcos:{name}", _PUBLISHED):
             model, count = build(name, pretrained=True), _CLASSES
     else:
-        model, count = filled(partial(build, name), weights, _CLASSES)
+        model, count = build_with_weights(partial(build, name), weights, _CLASSES)
     traits = Traits(compete=True) if name.startswith(_STANDARD) else BCOS
     return Adapter(model, preprocessing(model), class_names(count, classes), spec=f"bcos:{name}", traits=traits)
 

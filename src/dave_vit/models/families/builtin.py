@@ -58,10 +58,10 @@ def _complemented(images: Tensor) -> Tensor:
     return torch.cat([images, 1 - images], dim=1)
 
 
-_KNOWS = f"{len(CLASS_NAMES)} kinds of emoji"
-# `python benchmarks/familiar.py` shows how many pictures fall below.
-_PLAIN = Traits(patch=PATCH, compete=True, knows=_KNOWS, clear=3.6)
-_BCOS = replace(BCOS, patch=PATCH, knows=_KNOWS, clear=2.6)
+_DOMAIN = f"{len(CLASS_NAMES)} kinds of emoji"
+# `python benchmarks/out_of_domain.py` shows how many pictures fall below.
+_PLAIN = Traits(patch=PATCH, compete=True, domain=_DOMAIN, domain_margin=3.6)
+_BCOS = replace(BCOS, patch=PATCH, domain=_DOMAIN, domain_margin=2.6)
 
 BUILTIN: Registry[Architecture] = Registry("embedded model")
 BUILTIN.register("builtin")(Architecture(partial(PlainViT, len(CLASS_NAMES), size=SIZE), _centred, 0.5, 0.5, _PLAIN))
@@ -86,7 +86,7 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
         load_state(model, read_weights(weights or _WEIGHTS / f"{name}.safetensors"))
     preprocessing = Preprocessing(partial(_transformed, made.encode), (made.centre,) * 3, (made.spread,) * 3)
     names = class_names(len(CLASS_NAMES), classes, known=CLASS_NAMES)
-    traits = made.traits if weights is None else replace(made.traits, knows=None, clear=None)
+    traits = made.traits if weights is None else replace(made.traits, domain=None, domain_margin=None)
     return Adapter(model, preprocessing, names, spec=name, traits=traits)
 
 
@@ -94,7 +94,7 @@ def _captioner(weights: str | None) -> Adapter:
     """The model that names objects in words: the embedded encoder, and a decoder with weights of its own."""
     from dave_vit.models.architectures.captioner import captioner, tokenizer
     from dave_vit.models.families.hf import package, quiet
-    from dave_vit.models.writer import Writer
+    from dave_vit.models.text_generation import TextGenerator
 
     transformers, encoder = package(), read_weights(_WEIGHTS / "builtin.safetensors")
     with quiet():
@@ -103,8 +103,8 @@ def _captioner(weights: str | None) -> Adapter:
         given = read_weights(weights or _WEIGHTS / f"{CAPTIONS}.safetensors")
         head = {"lm_head.weight": given.state[_WORDS]} if _WORDS in given.state else {}  # the same matrix
         load_state(model.decoder, replace(given, state={**given.state, **head}))
-    traits = Traits(patch=PATCH, knows=_KNOWS if weights is None else None)
-    return Writer(model.float(), None, EmbeddedPixels(), tokenizer(transformers), spec=CAPTIONS, traits=traits)
+    traits = Traits(patch=PATCH, domain=_DOMAIN if weights is None else None)
+    return TextGenerator(model.float(), None, EmbeddedPixels(), tokenizer(transformers), spec=CAPTIONS, traits=traits)
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,12 @@ from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
 from dave_vit.models.prepare import Prepare
 from dave_vit.models.prompted import PointSegmenter, TextDetector
-from dave_vit.models.sentences import Sentences
-from dave_vit.models.state import RANDOM, Weights, classes_in, names_of, read_weights
-from dave_vit.models.tasks import Task, TaskModel, task_of
-from dave_vit.models.traits import Traits, square
+from dave_vit.models.state import RANDOM, Weights, count_classes, read_weights, saved_class_names
+from dave_vit.models.tasks import TaskKind, TaskModel, find_task
+from dave_vit.models.text_generation import TextGenerator
+from dave_vit.models.traits import Traits, square_side
 from dave_vit.models.video import VideoModel
-from dave_vit.models.writer import Writer
-from dave_vit.models.zero_shot import ZeroShot, wanted_prompts
+from dave_vit.models.zero_shot import SimilarityClassifier, ZeroShotAdapter, resolve_prompts
 
 _HEAD = "classifier"
 _TEXT = (TextDetector, "AutoModelForZeroShotObjectDetection")
@@ -71,18 +70,18 @@ def load(
         if config.model_type in _PROMPTED:
             return _prompted(name, config, given)
         processor = _processor(name, prepare)
-        task = task_of(config)
+        task = find_task(config)
         if task is not None and prompts is None:
             return _of_task(task, name, config, given, processor)
         if prompts is not None or (classes is not None and _is_two_halves(config)):
-            return _zero_shot(name, config, given, *wanted_prompts(prompts, classes, spec, least=1), processor)
+            return _zero_shot(name, config, given, *resolve_prompts(prompts, classes, spec, least=1), processor)
         model, missing = _made(package().AutoModelForImageClassification, name, config, given)
     if missing:  # transformers would draw them at random and go on
         prompted = "give prompts (prompts=[...] or --classes FILE), or " if _is_two_halves(config) else ""
         raise ModelError(
             f"{spec} has no trained class head ({missing[0]} is missing); {prompted}train one with `dave probe`"
         )
-    known = names_of(given) if isinstance(given, Weights) else None
+    known = saved_class_names(given) if isinstance(given, Weights) else None
     return wrap(model, processor, classes if classes is not None else known, spec=spec)
 
 
@@ -100,17 +99,16 @@ def _has(folder: str, files: Sequence[str]) -> bool:
     return any((Path(folder) / one).is_file() for one in files)
 
 
-def _of_task(task: Task, name: str, config: Any, weights: Weights | str | None, processor: Any) -> Adapter:
+def _of_task(task: TaskKind, name: str, config: Any, weights: Weights | str | None, processor: Any) -> Adapter:
     """A model whose output is no class logits."""
-    model, missing = _made(getattr(package(), task.automatic), name, config, weights)
+    model, missing = _made(getattr(package(), task.auto_class), name, config, weights)
     if missing:
         raise ModelError(
             f"hf:{name} lacks weights of its {task.name} head ({missing[0]}); give those of a trained model"
         )
     names = [config.id2label[index] for index in sorted(config.id2label)]
-    adapter = TaskModel(model, preprocessing(processor), names, spec=f"hf:{name}", traits=Traits(patch=_patch(config)))
-    adapter.task = task
-    return adapter
+    traits = Traits(patch=_patch(config))
+    return TaskModel(model, preprocessing(processor), names, task=task, spec=f"hf:{name}", traits=traits)
 
 
 def writes(config: Any) -> bool:
@@ -125,9 +123,11 @@ def _writer(name: str, config: Any, weights: Weights | str | None) -> Adapter:
     traits = Traits(patch=_patch(getattr(config, "vision_config", None) or getattr(config, "encoder", None)))
     if config.architectures[0] == "VisionEncoderDecoderModel":
         pixels, words = (getattr(package(), kind).from_pretrained(name) for kind in _APART)
-        return Writer(model, None, pixels, words, spec=f"hf:{name}", traits=traits)
+        return TextGenerator(model, None, pixels, words, spec=f"hf:{name}", traits=traits)
     processor = package().AutoProcessor.from_pretrained(name)
-    return Writer(model, processor, processor.image_processor, processor.tokenizer, spec=f"hf:{name}", traits=traits)
+    return TextGenerator(
+        model, processor, processor.image_processor, processor.tokenizer, spec=f"hf:{name}", traits=traits
+    )
 
 
 def _video(name: str, config: Any, weights: Weights | str | None) -> Adapter:
@@ -170,7 +170,7 @@ def wrap(model: nn.Module, processor: Any, classes: Classes | None, *, spec: str
 
 
 def _patch(config: Any) -> int | None:
-    return square(getattr(config, "patch_size", None))
+    return square_side(getattr(config, "patch_size", None))
 
 
 class Classifier(Adapter):
@@ -204,9 +204,7 @@ class _Processed:
 
 def preprocessing(processor: Any) -> Preprocessing:
     """What the image processor does, and the colours behind it."""
-    if not getattr(processor, "do_normalize", False):
-        return Preprocessing(_Processed(processor))
-    return Preprocessing(_Processed(processor), tuple(processor.image_mean), tuple(processor.image_std))
+    return Preprocessing.of_processor(_Processed(processor), processor)
 
 
 def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adapter, str]:
@@ -230,7 +228,7 @@ def _made(
     options = {"config": config, "ignore_mismatched_sizes": True, "output_loading_info": True}
     if isinstance(weights, Weights):
         empty = automatic.from_config(config)
-        config.num_labels = num_labels or classes_in(weights, empty, config.num_labels)
+        config.num_labels = num_labels or count_classes(weights, empty, config.num_labels)
         model, info = type(empty).from_pretrained(None, state_dict=dict(weights.state), **options)
     else:
         model, info = automatic.from_pretrained(name, **options)
@@ -262,10 +260,10 @@ def wrap_zero_shot(
     """A CLIP or SigLIP model that classifies by prompts."""
     text = text_features(model.eval(), tokens)
     bias = getattr(model, "logit_bias", None)
-    classifier = ZeroShot(model, encode_image, text, scale=model.logit_scale.exp(), bias=bias)
+    classifier = SimilarityClassifier(model, encode_image, text, scale=model.logit_scale.exp(), bias=bias)
     traits = Traits(patch=_patch(model.config.vision_config), compete=classifier.compete)
     pixels = preprocessing(processor)
-    return Sentences(classifier, pixels, names, tokenizer=tokenizer, tokens=tokens, spec=spec, traits=traits)
+    return ZeroShotAdapter(classifier, pixels, names, tokenizer=tokenizer, tokens=tokens, spec=spec, traits=traits)
 
 
 def encode_image(model: nn.Module, inputs: Tensor) -> Tensor:

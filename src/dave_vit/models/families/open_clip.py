@@ -17,8 +17,8 @@ from dave_vit.models.classes import Classes
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
 from dave_vit.models.state import RANDOM, load_state, read_weights
-from dave_vit.models.traits import Traits, square
-from dave_vit.models.zero_shot import ZeroShot, wanted_prompts
+from dave_vit.models.traits import Traits, square_side
+from dave_vit.models.zero_shot import SimilarityClassifier, resolve_prompts
 
 
 def load(
@@ -33,7 +33,7 @@ def load(
         prompts: one sentence a class.
     """
     spec = f"openclip:{name}"
-    sentences, names = wanted_prompts(prompts, classes, spec)
+    sentences, names = resolve_prompts(prompts, classes, spec)
     base, _, tag = name.partition("@")
     known = package().list_models()
     if base not in known and not base.startswith("hf-hub:"):
@@ -51,8 +51,8 @@ def wrap(model: nn.Module, tokens: Tensor, names: Sequence[str], *, spec: str) -
     clip: Any = model.eval()
     with torch.no_grad():
         text = clip.encode_text(tokens)
-    classifier = ZeroShot(clip, encode_image, text, scale=clip.logit_scale.exp(), bias=clip.logit_bias)
-    traits = Traits(patch=square(getattr(clip.visual, "patch_size", None)), compete=classifier.compete)
+    classifier = SimilarityClassifier(clip, encode_image, text, scale=clip.logit_scale.exp(), bias=clip.logit_bias)
+    traits = Traits(patch=square_side(getattr(clip.visual, "patch_size", None)), compete=classifier.compete)
     return Adapter(classifier, _preprocessing(clip), names, spec=spec, traits=traits)
 
 

@@ -16,8 +16,17 @@ from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
-from dave_vit.models.state import PREFIXES, RANDOM, State, Weights, fitting, misfit, names_of, read_weights
-from dave_vit.models.traits import Traits, square
+from dave_vit.models.state import (
+    PREFIXES,
+    RANDOM,
+    State,
+    Weights,
+    mismatch_error,
+    read_weights,
+    saved_class_names,
+    strip_prefixes,
+)
+from dave_vit.models.traits import Traits, square_side
 
 
 def load(name: str, weights: str | None = None, classes: Classes | None = None) -> Adapter:
@@ -36,7 +45,7 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
         model = _bare(name, weights)
     else:
         given = read_weights(weights)
-        model, known = from_weights(name, given), names_of(given)
+        model, known = from_weights(name, given), saved_class_names(given)
     if not getattr(model, "num_classes", 0):
         raise _headless(name)
     return wrap(model, classes, known, spec=f"timm:{name}")
@@ -59,7 +68,7 @@ def _traits(model: nn.Module, count: int) -> Traits:
     config = getattr(model, "pretrained_cfg", None) or {}
     # A head of another size was trained by somebody else, who knows how.
     compete = True if count == config.get("num_classes") else None
-    return Traits(patch=square(getattr(getattr(model, "patch_embed", None), "patch_size", None)), compete=compete)
+    return Traits(patch=square_side(getattr(getattr(model, "patch_embed", None), "patch_size", None)), compete=compete)
 
 
 def _configured_names(model: nn.Module, count: int) -> list[str] | None:
@@ -186,7 +195,7 @@ def _head_keys(name: str, state: State) -> list[str]:
 def _filled(name: str, weights: Weights, **options: Any) -> nn.Module:
     model = build(name, **options)
     own = model.state_dict()
-    state = fitting(weights.state, set(own))
+    state = strip_prefixes(weights.state, set(own))
     if {key: value.shape for key, value in own.items()} == {key: value.shape for key, value in state.items()}:
         model.load_state_dict(state)
         return model
@@ -195,7 +204,7 @@ def _filled(name: str, weights: Weights, **options: Any) -> nn.Module:
     try:
         return build(name, pretrained=True, pretrained_cfg_overlay=overlay, **options)
     except (RuntimeError, KeyError, ValueError, AttributeError) as error:
-        raise misfit(weights.path, own, state) from error
+        raise mismatch_error(weights.path, own, state) from error
 
 
 FAMILIES.register("timm")(Family(load, backbone=backbone))

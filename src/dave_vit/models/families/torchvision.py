@@ -13,7 +13,7 @@ from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
-from dave_vit.models.state import filled
+from dave_vit.models.state import build_with_weights
 from dave_vit.models.traits import Traits
 
 _PUBLISHED = "https://download.pytorch.org"
@@ -38,7 +38,7 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
         with hub_access(f"torchvision:{name}", _PUBLISHED):
             model = build(name, weights=published)
     else:
-        model, count = filled(partial(build, name), weights, own)
+        model, count = build_with_weights(partial(build, name), weights, own)
     transform: Any = published.transforms()
     preprocessing = Preprocessing(transform, tuple(transform.mean), tuple(transform.std))
     # A head of another size was trained by somebody else, who knows how.

@@ -1,6 +1,6 @@
-"""How often the embedded models call a picture unfamiliar: their own, which is a false alarm, and photographs.
+"""How often the embedded models call a picture out of domain: their own, which is a false alarm, and photographs.
 
-python benchmarks/familiar.py --photos FOLDER
+python benchmarks/out_of_domain.py --photos FOLDER
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from PIL import Image
 
 from dave_vit import load_model
 from dave_vit.data import open_dataset
-from dave_vit.data.images import SUFFIXES, read_picture
+from dave_vit.data.images import SUFFIXES, read_image
 from dave_vit.models import Adapter
-from dave_vit.models.domain import unfamiliar
+from dave_vit.models.domain import is_out_of_domain
 
 
 def share(model: Adapter, pictures: Sequence[Image.Image]) -> float:
-    """Of pictures that are called unfamiliar."""
+    """Of pictures that are called out of domain."""
     found = []
     for start in range(0, len(pictures), 16):
         with torch.inference_mode():
-            found.append(unfamiliar(model, model(model.preprocess(pictures[start : start + 16]))))
+            found.append(is_out_of_domain(model, model(model.preprocess(pictures[start : start + 16]))))
     return float(torch.cat(found).float().mean())
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     sets = {" ".join(kind): embedded(*kind, given.seed, given.count) for kind in kinds}
     if given.photos:
         files = [path for path in sorted(Path(given.photos).rglob("*")) if path.suffix.lower() in SUFFIXES]
-        sets["photographs"] = [read_picture(path).image for path in files]
+        sets["photographs"] = [read_image(path).image for path in files]
     print("| pictures | number | builtin | builtin-bcos |\n|---|---|---|---|")
     models = [load_model(spec) for spec in ("builtin", "builtin-bcos")]
     for name, pictures in sets.items():

@@ -1,0 +1,218 @@
+"""Models that generate text about an image: vision-language models and captioners of transformers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from dave_vit.data.images import to_rgb
+from dave_vit.engine.scores import Token, Word
+from dave_vit.engine.targets import Score
+from dave_vit.errors import InputError, OptionError
+from dave_vit.models.inputs import with_inputs
+from dave_vit.models.pixels import pixel_format, text_model_preprocessing
+from dave_vit.models.prompted import PromptedModel
+from dave_vit.models.tasks import TaskKind, TaskModel
+from dave_vit.models.traits import Traits
+
+MAX_TOKENS = 32
+"""Default limit on the number of tokens of an answer."""
+_ANSWER_FILL = {"attention_mask": 1, "token_type_ids": 1}  # value at answer tokens; 0 in other inputs
+_IMAGE_INPUTS = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "rows", "cols", "labels")
+
+
+@dataclass(frozen=True)
+class AnswerWord:
+    """A word of an answer.
+
+    Attributes:
+        text: the word without spaces around it.
+        pieces: indices of its tokens in the answer.
+    """
+
+    text: str
+    pieces: tuple[int, ...]
+
+
+class TextGenerator(PromptedModel):
+    """A model that generates text about an image.
+
+    Args:
+        model: the model of transformers.
+        processor: turns images and prompts into inputs; None for a captioner, which takes no prompt.
+        image_processor: turns images into pixel inputs.
+        tokenizer: of the generated text.
+        spec: the name under which the model was loaded.
+        traits: facts about the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        image_processor: Any,
+        tokenizer: Any,
+        *,
+        spec: str,
+        traits: Traits | None = None,
+    ) -> None:
+        super().__init__(model, processor, text_model_preprocessing(image_processor, spec), spec=spec, traits=traits)
+        self.image_processor, self.tokenizer = image_processor, tokenizer
+
+    def with_prompt(
+        self,
+        image: Image.Image,
+        prompt: str | None = None,
+        *,
+        answer: str | None = None,
+        max_tokens: int = MAX_TOKENS,
+    ) -> AnsweredPrompt:
+        """Return the model with one image, one prompt and the answer to it.
+
+        Args:
+            image: the photograph.
+            prompt: the question; None for captioners.
+            answer: a text to use instead of the generated answer; "" for an empty one.
+            max_tokens: limit on the number of generated tokens.
+        """
+        image = to_rgb(image)[0]
+        text_inputs = self._text_inputs(image, prompt)
+        image_inputs = self.preprocessing.transform.process(image)  # type: ignore[attr-defined]
+        model = AnsweredPrompt(self, self.preprocess(image), image_inputs, text_inputs)
+        if answer is None:
+            return model.with_answer(self._generate(model, max_tokens))
+        return model.with_answer(self.tokenizer(answer, add_special_tokens=False)["input_ids"] if answer else [])
+
+    def with_example_prompt(self, image: Image.Image) -> AnsweredPrompt:
+        """Return the model with a question and one token of an answer."""
+        return self.with_prompt(image, None if self.processor is None else "What is this?", max_tokens=1)
+
+    def _text_inputs(self, image: Image.Image, prompt: str | None) -> dict[str, Any]:
+        """Return the model's inputs for the text before the answer."""
+        if self.processor is None:
+            if prompt is not None:
+                raise OptionError(f"{self.spec} writes captions and takes no prompt; leave --prompt out")
+            start = self.model.config.decoder_start_token_id  # type: ignore[union-attr]
+            return {"decoder_input_ids": torch.tensor([[start]])}
+        if prompt is None:
+            raise OptionError(f'{self.spec} answers a prompt; give one, --prompt "What is on the table?"')
+        inputs = self.processor(images=[image], text=[_format_prompt(self.processor, prompt)], return_tensors="pt")
+        return {name: value for name, value in inputs.items() if name not in _IMAGE_INPUTS}
+
+    @torch.no_grad()
+    def _generate(self, model: AnsweredPrompt, max_tokens: int) -> list[int]:
+        """Generate the most likely tokens, up to one that ends the answer; other special tokens are skipped."""
+        tokens: list[int] = []
+        end_tokens = self._end_tokens()
+        special = [token for token in self.tokenizer.all_special_ids if token not in end_tokens]
+        while len(tokens) < max_tokens:
+            logits = model.with_answer(tokens)(model.inputs).logits[0, -1]
+            logits[[token for token in special if token < len(logits)]] = -torch.inf
+            token = int(logits.argmax())
+            if token in end_tokens:
+                break
+            tokens.append(token)
+        if not tokens:
+            raise InputError(f"{self.spec} answers with nothing; give another prompt")
+        return tokens
+
+    def _end_tokens(self) -> list[int]:
+        configured = getattr(self.model.generation_config, "eos_token_id", None)  # type: ignore[union-attr]
+        tokens = configured if configured is not None else self.tokenizer.eos_token_id
+        return list(tokens) if isinstance(tokens, list | tuple) else [tokens]
+
+
+def _format_prompt(processor: Any, prompt: str) -> str:
+    """Return the prompt in the format that the model was trained with."""
+    if getattr(processor, "chat_template", None):
+        content = [{"type": "image"}, {"type": "text", "text": prompt}]
+        message = [{"role": "user", "content": content}]
+        return str(processor.apply_chat_template(message, add_generation_prompt=True))
+    if hasattr(processor, "num_query_tokens"):  # BLIP-2 puts the image first by itself
+        return prompt
+    return f"{processor.image_token}{prompt}"
+
+
+class AnsweredPrompt(TaskModel):
+    """A text generator with one image, prompt and answer: maps the image's pixels to the logits of all tokens.
+
+    Attributes:
+        inputs: the image ``[1, C, H, W]``.
+        tokens: of the answer.
+        words: of the answer.
+    """
+
+    def __init__(
+        self,
+        generator: TextGenerator,
+        inputs: Tensor,
+        image_inputs: dict[str, Any],
+        text_inputs: dict[str, Any],
+        tokens: Sequence[int] = (),
+    ) -> None:
+        pixels, model = pixel_format(image_inputs, generator.spec), generator.model
+        name = next(key for key in ("input_ids", "decoder_input_ids") if key in text_inputs)
+        constants = _append_answer(text_inputs, name, list(tokens))
+        arrange = pixels.arrange(model, generator.image_processor, image_inputs, constants[name])
+        if pixels.embeds_text:
+            constants.pop(name)
+        accepted = inspect.signature(model.forward).parameters
+        constants |= {"use_cache": False} if "use_cache" in accepted or "kwargs" in accepted else {}
+        constants |= {"logits_to_keep": len(tokens) + 1} if "logits_to_keep" in accepted else {}
+        words = _split_words(generator.tokenizer, tokens)
+        task = TaskKind("text", "", _word_score(words[0], tokens) if words else Token(0))
+        bound = with_inputs(model, arrange, **constants)
+        super().__init__(bound, generator.preprocessing, [], task=task, spec=generator.spec, traits=generator.traits)
+        self.inputs, self.tokens, self.words = inputs, tuple(int(token) for token in tokens), words
+        self.tokenizer, self._arguments = generator.tokenizer, (generator, inputs, image_inputs, text_inputs)
+
+    def with_answer(self, tokens: Sequence[int]) -> AnsweredPrompt:
+        """Return the same image and prompt with another answer."""
+        return AnsweredPrompt(*self._arguments, tokens)
+
+    def score(self, word: int) -> Score:
+        """Return the score of a word by its index."""
+        return _word_score(self.words[word], self.tokens)
+
+    @property
+    def answer(self) -> str:
+        """The text of the answer."""
+        return str(self.tokenizer.decode(self.tokens)).strip()
+
+
+def _word_score(word: AnswerWord, tokens: Sequence[int]) -> Score:
+    positions = tuple(piece - len(tokens) - 1 for piece in word.pieces)  # a token is predicted one position before
+    return Word(tuple(int(tokens[piece]) for piece in word.pieces), positions)
+
+
+def _append_answer(text_inputs: dict[str, Any], name: str, tokens: list[int]) -> dict[str, Any]:
+    """Return the inputs of a prompt followed by the tokens of an answer."""
+    shape = text_inputs[name].shape
+    constants = {}
+    for key, value in text_inputs.items():
+        if isinstance(value, Tensor) and value.shape == shape and not value.is_floating_point():
+            more = tokens if key == name else [_ANSWER_FILL.get(key, 0)] * len(tokens)
+            value = torch.cat([value, value.new_tensor([more]).reshape(1, -1)], dim=1)
+        constants[key] = value
+    return constants
+
+
+def _split_words(tokenizer: Any, tokens: Sequence[int]) -> list[AnswerWord]:
+    """Group tokens into words: a word starts with a space, or is punctuation of its own."""
+    words: list[AnswerWord] = []
+    before = ""
+    for index in range(len(tokens)):
+        text = str(tokenizer.decode(tokens[: index + 1]))
+        piece, before = text[len(before) :], text
+        punctuation = bool(piece.strip()) and not any(sign.isalnum() for sign in piece)
+        if words and not piece[:1].isspace() and not punctuation:
+            words[-1] = AnswerWord(words[-1].text + piece, (*words[-1].pieces, index))
+        else:
+            words.append(AnswerWord(piece, (index,)))
+    return [AnswerWord(word.text.strip(), word.pieces) for word in words]
