@@ -70,7 +70,7 @@ def test_what_is_good_depends_on_the_order():
 
 
 def test_single_points_of_a_protocol_can_be_changed():
-    how = create_metric("deletion", protocol="official", baseline="mean", steps=4).how(400, None)
+    how = create_metric("deletion", protocol="official", baseline="mean", steps=4).perturbation(400, None)
     assert (how.baseline, how.order, how.fractions) == ("mean", "least", (0.0, 0.25, 0.5, 0.75, 1.0))
 
 

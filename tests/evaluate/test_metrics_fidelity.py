@@ -12,6 +12,7 @@ from dave_vit.metrics import Case, average_precision, cascade, create_metric, im
 from dave_vit.metrics.fidelity import infidelity, masked_sums, random_pixels, random_squares, score_drops, sensitivity
 from dave_vit.metrics.perturbation import Perturbation
 from dave_vit.metrics.regions import region_means, square_regions
+from dave_vit.metrics.road import FRACTIONS
 
 DRAW = torch.Generator().manual_seed(5)
 X = torch.randn(3, 3, 20, 24, generator=DRAW, dtype=torch.float64)
@@ -144,7 +145,7 @@ class TestROAD:
 
     def test_curves_remove_what_the_map_says(self, model):
         fractions = (0.3, 0.6)
-        found = road(model, X, MAPS, TARGET, "most", fractions=fractions, noise=0.0)
+        found = road(model, X, MAPS, TARGET, Perturbation(fractions, "most"), noise=0.0)
         for column, fraction in enumerate(fractions):
             for image in range(3):
                 count = round(fraction * 480)
@@ -156,7 +157,8 @@ class TestROAD:
     def test_score_is_least_against_most(self, model):
         case = case_of(model, MAPS)
         scores = create_metric("road", noise=0.1, seed=4).score(case)
-        least, most = (road(model, X, MAPS, TARGET, order, noise=0.1, seed=4) for order in ("least", "most"))
+        orders = (Perturbation(FRACTIONS, order, seed=4) for order in ("least", "most"))
+        least, most = (road(model, X, MAPS, TARGET, order, noise=0.1) for order in orders)
         torch.testing.assert_close(scores.curves, (least - most) / 2)
         torch.testing.assert_close(scores.values, ((least - most) / 2).mean(1))
         turned = create_metric("road", noise=0.0).score(case_of(model, -MAPS)).values

@@ -1,4 +1,4 @@
-"""Scores of maps: pure functions on tensors under thin classes. A metric never makes a map by itself."""
+"""Scores of maps: pure functions on tensors, wrapped in thin classes. A metric never computes a map by itself."""
 
 from dave_vit.metrics.base import METRICS, Case, GridMetric, Metric, Scores, create_metric
 from dave_vit.metrics.localization import average_precision, energypg, gridpg, pointing
@@ -47,4 +47,4 @@ __all__ = [
     "small_warp",
 ]
 
-import_all(__name__)  # a metric in a file of its own is known without a line here
+import_all(__name__)  # registers the metrics of every other file of this package

@@ -1,4 +1,4 @@
-"""What every metric is: a batch of maps in, one number per map out."""
+"""Base classes of metrics, and their registry. A metric turns a batch of maps into one number per map."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, get_args, get_type_hints
 
 from torch import Tensor, nn
 
 from dave_vit._internal.registry import Registry
 from dave_vit._internal.schema import check_values
 from dave_vit.data.grids import Cell, GridOptions
+from dave_vit.errors import OptionError
 
 Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""Model, inputs [B,C,H,W] and target [B] to maps [B,H,W]."""
+"""Function from a model, inputs [B,C,H,W] and targets [B] to maps [B,H,W]."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A batch of maps, and all that a metric may look at beside them.
+    """A batch of maps with everything that a metric may use to score them.
 
     Attributes:
         model: maps inputs to logits.
         inputs: preprocessed images [B,C,H,W].
-        target: the explained classes, [B]; [B,K] for grids.
+        target: explained classes, [B]; [B,K] for grids.
         maps: [B,H,W]; [B,K,H,W] for grids.
-        regions: [B,H,W], true where the target's objects are.
-        explain: makes maps of other inputs or of another model in the way in which these were made.
-        black: the preprocessed value of a black pixel, one number per channel.
+        regions: [B,H,W], true inside the target's objects.
+        explain: computes maps of other inputs or of another model with the method and options of ``maps``.
+        black: preprocessed value of a black pixel, one number per channel.
     """
 
     model: nn.Module
@@ -40,15 +41,20 @@ class Case:
     explain: Explain
     black: Sequence[float] | None = None
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the inputs."""
+        return self.inputs.shape[2], self.inputs.shape[3]
+
 
 @dataclass(frozen=True)
 class Scores:
-    """The outcome for a batch.
+    """Scores of a batch of maps.
 
     Attributes:
-        values: one number per map, shaped as the targets; NaN where there is nothing to score.
-        curves: what the numbers sum up, [B,steps].
-        at: where on the horizontal axis the steps are.
+        values: one number per map, shaped as the targets; NaN where a map cannot be scored.
+        curves: the curves that the numbers summarise, [B,steps].
+        at: positions of the steps on the horizontal axis.
     """
 
     values: Tensor
@@ -56,7 +62,7 @@ class Scores:
     at: Sequence[float] = ()
 
 
-NO_MASS, NOT_FINITE = "no positive mass", "map is not finite"
+NO_MASS, NOT_FINITE, CONSTANT = "no positive mass", "map is not finite", "map is constant"
 
 
 class Metric(ABC):
@@ -64,42 +70,45 @@ class Metric(ABC):
 
     Attributes:
         summary: one sentence.
-        axis: what the horizontal axis of its curves is, where it has curves.
-        higher_is_better: which direction is good.
-        worst: what a map scores that shows nothing, having no positive mass or values that are not finite; such maps
-            are left out where nothing is said.
-        images: how many images of a data set it is scored on; all where nothing is said.
+        axis: label of the horizontal axis of the curves, for metrics with curves.
+        higher_is_better: whether a higher score is better.
+        worst: score of a map without positive mass or with values that are not finite; None drops such maps.
+        unscored: reason given for a finite map without a score.
+        images: number of images of the data set to score; None for all.
+        passes: forward passes per map, where the number of steps of the curve does not tell.
     """
 
     summary: ClassVar[str]
     axis: ClassVar[str] = ""
     higher_is_better: bool = True
     worst: ClassVar[float | None] = None
+    unscored: ClassVar[str] = NO_MASS
     images: int | None = None
+    passes: int = 0
 
     @abstractmethod
     def score(self, case: Case) -> Scores:
-        """The score of each map."""
+        """Score each map of a case."""
 
     def reason(self, case: Case, index: int) -> str:
-        """Why map ``index`` of a case has no score; the maps of a grid follow one another."""
+        """Return why map ``index`` has no score; maps of grids are counted over grids and cells."""
         finite = case.maps.flatten(0, -3)[index].isfinite().all()
-        return NO_MASS if finite else NOT_FINITE
+        return self.unscored if finite else NOT_FINITE
 
 
 class GridMetric(Metric):
-    """Base of metrics of grids: pictures of images of distinct classes, with a map for each class.
+    """Base of metrics of grids: pictures composed of images of distinct classes, with a map for each class.
 
-    All metrics of grids of a run are scored on the same grids and the same maps. They get maps [B,K,H,W] of targets
-    [B,K], the cells in reading order, and give one number per cell.
+    All grid metrics of a run share the same grids and maps. They get maps [B,K,H,W] of targets [B,K], cells in reading
+    order, and return one number per cell.
 
     Args:
-        grids: how many are built; no more than images that the model knows well enough.
-        cells: along a side, 2 or 3.
-        confidence: softmax probability of its label that an image must exceed to enter a grid; where nothing is said,
-            0.95, or less for a model that is hardly ever so sure.
-        cell: "resize" for grids as large as one image, "full" for models that take larger ones.
-        seed: of the draw of the classes.
+        grids: number of grids; fewer if the model recognises too few images.
+        cells: cells along a side, 2 or 3.
+        confidence: softmax probability of its label above which an image may enter a grid; by default 0.95, or less for
+            a model that is rarely so confident.
+        cell: "resize" for grids of the size of one image, "full" for models that accept larger ones.
+        seed: seed of the draw of the classes.
     """
 
     def __init__(
@@ -113,13 +122,27 @@ METRICS: Registry[type[Metric]] = Registry("metric")
 
 
 def create_metric(name: str, **options: Any) -> Metric:
-    """A metric by its name.
+    """Create a metric by its name.
 
     Args:
         name: one of ``METRICS``.
         options: the metric's own options.
     """
-    kind = METRICS[name]
-    hints = get_type_hints(kind.__init__)
-    check_values(options, {one: hints.get(one, Any) for one in inspect.signature(kind).parameters}, f"metric {name!r}")
-    return kind(**options)
+    metric = METRICS[name]
+    hints = get_type_hints(metric.__init__)
+    known = {option: hints.get(option, Any) for option in inspect.signature(metric).parameters}
+    check_values(options, known, f"metric {name!r}")
+    return metric(**options)
+
+
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Raise an OptionError unless a value is one of a Literal's."""
+    if value not in get_args(choices):
+        raise OptionError(f"{name} {value!r}; expected one of {', '.join(get_args(choices))}")
+
+
+def check_at_least(least: float, **values: float | None) -> None:
+    """Raise an OptionError for a value below ``least``; None is allowed."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise OptionError(f"{name} {value}; expected {least} or more")

@@ -1,6 +1,9 @@
-"""How much of a map lies where it should: in the cell of a grid, in the boxes or the mask of an object."""
+"""Localisation: how much of a map lies in the right cell of a grid, or in the boxes or the mask of the object."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,11 +15,11 @@ from dave_vit.metrics.base import METRICS, Case, GridMetric, Metric, Scores
 
 
 def gridpg(maps: Tensor, cells: int = 2) -> Tensor:
-    """The share of positive mass inside the own cell of a grid: [B,K,H,W] -> [B,K].
+    """Return the share of positive mass inside the class's own cell of a grid: [B,K,H,W] -> [B,K].
 
     Args:
         maps: one map per grid and class; class k belongs to cell k, cells in reading order, K = cells * cells.
-        cells: cells along a side.
+        cells: number of cells along a side.
 
     Returns:
         Values from 0 to 1; NaN for a map without positive mass, or with a value that is not finite.
@@ -28,7 +31,7 @@ def gridpg(maps: Tensor, cells: int = 2) -> Tensor:
 
 
 def energypg(maps: Tensor, regions: Tensor) -> Tensor:
-    """The share of positive mass inside the region of the object: [B,H,W] -> [B].
+    """Return the share of positive mass inside the region of the object: [B,H,W] -> [B].
 
     Args:
         maps: [B,H,W].
@@ -43,38 +46,42 @@ def energypg(maps: Tensor, regions: Tensor) -> Tensor:
 
 
 def pointing(maps: Tensor, regions: Tensor) -> Tensor:
-    """Whether the highest pixel lies inside the region: [B,H,W] -> [B].
+    """Return whether the highest pixel lies inside the region: [B,H,W] -> [B].
 
     Returns:
-        1 or 0; where several pixels share the maximum, the share of them that lies inside; NaN as in ``energypg``.
+        1 or 0; if several pixels share the maximum, the share of them that lies inside; NaN as in ``energypg``.
     """
     _check_pair(maps, regions)
     top = maps.flatten(1).amax(1)[:, None, None]
-    return energypg(((maps == top) & (top > 0)).to(maps.dtype) * _finite(maps)[..., None, None], regions)
+    return energypg(((maps == top) & (top > 0)).to(maps.dtype) * _is_finite(maps)[..., None, None], regions)
 
 
 def average_precision(maps: Tensor, regions: Tensor) -> Tensor:
-    """Precision over recall, averaged, where the pixels of the region are to be found by the map: [B,H,W] -> [B].
+    """Return the average precision of retrieving the region's pixels in the order of the map: [B,H,W] -> [B].
 
     Returns:
-        Values from 0 to 1; for a map that knows nothing the region's share of the image. Equal pixels are found
-        together. NaN for a map that is not finite, and where the region is empty.
+        Values from 0 to 1; a constant map scores the region's share of the image. Equal pixels are retrieved together.
+        NaN for a map that is not finite, and where the region is empty.
     """
     _check_pair(maps, regions)
     order = maps.flatten(1).sort(1, descending=True)
     inside = regions.flatten(1).gather(1, order.indices).to(precise_dtype(maps.device))  # [B,N]
-    count = inside.shape[1]
-    falls = torch.ones_like(inside, dtype=torch.bool)
-    falls[:, :-1] = order.values[:, 1:] != order.values[:, :-1]
-    place = torch.arange(count, device=maps.device).expand_as(falls)
-    last = torch.where(falls, place, count).flip(1).cummin(1).values.flip(1)  # the last of the pixels found together
+    last = last_equal_index(order.values)
     precision = inside.cumsum(1).gather(1, last) / (last + 1)
-    found = (inside * precision).sum(1) / inside.sum(1)
-    return torch.where(_finite(maps) & regions.flatten(1).any(1), found, torch.nan)
+    average = (inside * precision).sum(1) / inside.sum(1)
+    return torch.where(_is_finite(maps) & regions.flatten(1).any(1), average, torch.nan)
+
+
+def last_equal_index(ordered: Tensor) -> Tensor:
+    """Return the index of the last entry that equals each entry of sorted rows: [B,N] -> [B,N]."""
+    is_last = torch.ones_like(ordered, dtype=torch.bool)
+    is_last[:, :-1] = ordered[:, 1:] != ordered[:, :-1]
+    index = torch.arange(ordered.shape[1], device=ordered.device).expand_as(ordered)
+    return torch.where(is_last, index, ordered.shape[1]).flip(1).cummin(1).values.flip(1)
 
 
 def cell_masks(cells: int, size: tuple[int, int], device: torch.device | None = None) -> Tensor:
-    """[cells * cells, H, W], true inside each cell, in reading order."""
+    """Return masks of the cells in reading order, true inside: [cells * cells, H, W]."""
     masks = torch.zeros(cells * cells, *size, dtype=torch.bool, device=device)
     for k, (top, bottom, left, right) in enumerate(cell_bounds(cells, size)):
         masks[k, top:bottom, left:right] = True
@@ -82,45 +89,46 @@ def cell_masks(cells: int, size: tuple[int, int], device: torch.device | None = 
 
 
 def _share(maps: Tensor, inside: Tensor) -> Tensor:
-    """Positive mass inside over all positive mass, over the last two axes."""
+    """Return the positive mass inside over all positive mass, over the last two axes."""
     mass = maps.to(precise_dtype(maps.device)).clamp(min=0)
     total = mass.sum((-2, -1))
     share = (mass * inside).sum((-2, -1)) / total
-    return torch.where((total > 0) & _finite(maps), share, torch.nan)
+    return torch.where((total > 0) & _is_finite(maps), share, torch.nan)
 
 
-def _finite(maps: Tensor) -> Tensor:
-    """Whether every pixel is finite: [...,H,W] -> [...]."""
+def _is_finite(maps: Tensor) -> Tensor:
+    """Return whether every pixel is finite: [...,H,W] -> [...]."""
     return maps.isfinite().all(-1).all(-1)
 
 
 def _check_pair(maps: Tensor, regions: Tensor) -> None:
     if maps.ndim != 3 or maps.shape != regions.shape or regions.dtype != torch.bool:
-        given = f"maps shaped {list(maps.shape)}, regions {regions.dtype} shaped {list(regions.shape)}"
-        raise InputError(f"{given}; expected both [B,H,W], the regions of type bool")
+        shapes = f"maps shaped {list(maps.shape)}, regions {regions.dtype} shaped {list(regions.shape)}"
+        raise InputError(f"{shapes}; expected both [B,H,W], the regions of type bool")
 
 
 @METRICS.register("gridpg")
 class GridPG(GridMetric):
-    """The grid pointing game: of a grid of images of distinct classes, how much of a class's map lies in its cell."""
+    """The grid pointing game: how much of a class's map lies in its cell of a grid of images of distinct classes."""
 
     summary = "Share of the positive mass in the cell of the explained class, in grids of images."
     worst = 0.0
 
     def score(self, case: Case) -> Scores:
-        """[B,K], one number per cell."""
+        """Return one number per cell, [B,K]."""
         return Scores(gridpg(case.maps, self.options.cells))
 
 
-class _InRegion(Metric):
-    """A metric of the object's region.
+class _RegionMetric(Metric):
+    """Base of metrics of the object's region.
 
     Args:
-        largest: the region's share of the crop above which an image is left out; a box that fills the image scores
-            full marks for any map.
+        largest: the region's share of the crop above which an image is left out, since any map scores 1 on a box
+            that fills the image.
     """
 
     worst = 0.0
+    function: ClassVar[Callable[..., Tensor]]
 
     def __init__(self, largest: float = 1.0) -> None:
         if not 0 < largest <= 1:
@@ -128,50 +136,42 @@ class _InRegion(Metric):
         self.largest = largest
 
     def reason(self, case: Case, index: int) -> str:
-        """Why a map has no score."""
+        """Return why a map has no score."""
         region = case.regions[index]
         if not region.any():
             return "no box or mask in the crop"
-        if self._too_large(region[None]).item():
+        if self._is_too_large(region[None]).item():
             return f"region above {self.largest:g} of the crop"
         return super().reason(case, index)
 
-    def _kept(self, values: Tensor, regions: Tensor) -> Scores:
-        return Scores(torch.where(self._too_large(regions), torch.nan, values))
+    def score(self, case: Case) -> Scores:
+        """Return [B]."""
+        values = self.function(case.maps, case.regions)
+        return Scores(torch.where(self._is_too_large(case.regions), torch.nan, values))
 
-    def _too_large(self, regions: Tensor) -> Tensor:
+    def _is_too_large(self, regions: Tensor) -> Tensor:
         return regions.double().mean((1, 2)) > self.largest
 
 
 @METRICS.register("energypg")
-class EnergyPG(_InRegion):
+class EnergyPG(_RegionMetric):
     """The energy pointing game: how much of the positive mass lies in the object's boxes or mask."""
 
     summary = "Share of the positive mass in the boxes or the mask of the object."
-
-    def score(self, case: Case) -> Scores:
-        """[B]."""
-        return self._kept(energypg(case.maps, case.regions), case.regions)
+    function = staticmethod(energypg)
 
 
 @METRICS.register("pointing")
-class Pointing(_InRegion):
+class Pointing(_RegionMetric):
     """The pointing game: whether the highest pixel lies in the object's boxes or mask."""
 
     summary = "Whether the highest pixel lies in the boxes or the mask of the object."
-
-    def score(self, case: Case) -> Scores:
-        """[B]."""
-        return self._kept(pointing(case.maps, case.regions), case.regions)
+    function = staticmethod(pointing)
 
 
 @METRICS.register("average_precision")
-class AveragePrecision(_InRegion):
-    """Average precision: how well the map's order of the pixels finds the object's boxes or mask."""
+class AveragePrecision(_RegionMetric):
+    """Average precision: how well the map's order retrieves the pixels of the object's boxes or mask."""
 
     summary = "Average precision of the pixels in the map's order, against the boxes or the mask of the object."
-    worst = 0.0
-
-    def score(self, case: Case) -> Scores:
-        """[B]."""
-        return self._kept(average_precision(case.maps, case.regions), case.regions)
+    function = staticmethod(average_precision)

@@ -1,18 +1,18 @@
-"""What the model still sees when pixels are taken away or given back in the order of a map."""
+"""Deletion and insertion: the model's score while pixels are removed or restored in the order of a map."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit.errors import InputError, OptionError
-from dave_vit.metrics.base import METRICS, Case, Metric, Scores
+from dave_vit.metrics.base import METRICS, Case, Metric, Scores, check_at_least, check_choice
 
 Model = Callable[[Tensor], Tensor]
 Order = Literal["least", "most"]
@@ -28,13 +28,13 @@ class Perturbation:
     """How pixels are removed.
 
     Attributes:
-        fractions: shares of the pixels that are removed, one forward pass each.
+        fractions: fractions of the pixels to remove, one forward pass each.
         order: "least" or "most" important first.
-        baseline: what a removed pixel becomes: "zero" (of the preprocessed tensor), "black" (zero before
-            normalisation), "blur" (Gaussian, 31 pixels, sigma 7, zeros outside) or "mean" (of the image, per channel).
+        baseline: value of a removed pixel: "zero" (of the preprocessed tensor), "black" (zero before normalisation),
+            "blur" (Gaussian, 31 pixels, sigma 7, zeros outside) or "mean" (of the image, per channel).
         score: the target's softmax "probability", or "accuracy": 1 where the target is the predicted class.
-        black: the preprocessed value of a black pixel, one number per channel; needed for "black" alone.
-        seed: equal pixels are ranked by lot, the same lot for every map.
+        black: preprocessed value of a black pixel, one number per channel; needed for "black" alone.
+        seed: seed of the random order of equal pixels, the same for every map.
     """
 
     fractions: Sequence[float] = PAPER_FRACTIONS
@@ -45,9 +45,8 @@ class Perturbation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, kind in (("order", Order), ("baseline", Baseline), ("score", Score)):
-            if getattr(self, name) not in get_args(kind):
-                raise OptionError(f"{name} {getattr(self, name)!r}; expected one of {', '.join(get_args(kind))}")
+        for name, choices in (("order", Order), ("baseline", Baseline), ("score", Score)):
+            check_choice(name, getattr(self, name), choices)
         if len(self.fractions) < 2 or list(self.fractions) != sorted(set(self.fractions)):
             raise OptionError(f"fractions {list(self.fractions)}; expected two or more, rising")
         if self.fractions[0] < 0 or self.fractions[-1] > 1:
@@ -59,34 +58,34 @@ class Perturbation:
 
 
 def protocol(name: Protocol, pixels: int, black: Sequence[float] | None = None) -> Perturbation:
-    """Published settings, to the pixel.
+    """Return published settings, exact to the pixel.
 
     - "paper": the least important first, 0 to 100 % in 20 steps, zero.
     - "official": the DAVE authors' public code: the least important first, up to 90 % in 128 equal steps of whole
-      pixels and what they leave over, blur. It scores images that are recognised with more than 0.9.
+      pixels plus the remainder, blur. That code scores images recognised with more than 0.9.
     - "chefer": Chefer's code: the most important first, 10 to 90 %, black, top-1 accuracy.
 
     Args:
-        name: of the protocol.
-        pixels: of an image, H * W.
-        black: the preprocessed value of a black pixel, one number per channel; needed for "chefer".
+        name: name of the protocol.
+        pixels: number of pixels of an image, H * W.
+        black: preprocessed value of a black pixel, one number per channel; needed for "chefer".
     """
+    check_choice("protocol", name, Protocol)
     if name == "official":
         most = int(0.9 * pixels)
-        step = max(1, most // 128)
-        counts = sorted({*range(0, most + 1, step), most})
+        counts = sorted({*range(0, most + 1, max(1, most // 128)), most})
         return Perturbation(tuple(count / pixels for count in counts), baseline="blur")
     if name == "chefer":
         counts = [int(pixels * tenth / 10) for tenth in range(1, 10)]
         return Perturbation(tuple(count / pixels for count in counts), "most", "black", "accuracy", black)
-    if name != "paper":
-        raise OptionError(f"protocol {name!r}; expected one of {', '.join(get_args(Protocol))}")
     return Perturbation()
 
 
 @torch.no_grad()
-def deletion(model: Model, inputs: Tensor, maps: Tensor, target: Tensor, how: Perturbation | None = None) -> Tensor:
-    """The curve of the score while pixels are removed in the order of the map: [B,steps].
+def deletion(
+    model: Model, inputs: Tensor, maps: Tensor, target: Tensor, perturbation: Perturbation | None = None
+) -> Tensor:
+    """Compute the curve of the score while pixels are removed in the order of the map: [B,steps].
 
     One sort and one batched forward pass per fraction.
 
@@ -95,53 +94,76 @@ def deletion(model: Model, inputs: Tensor, maps: Tensor, target: Tensor, how: Pe
         inputs: preprocessed images [B,C,H,W].
         maps: [B,H,W], ranked with their sign.
         target: classes [B].
-        how: fractions, order, baseline and score.
+        perturbation: fractions, order, baseline and score.
 
     Returns:
         [B,steps]; NaN for a map with a value that is not finite.
     """
-    how = how or Perturbation()
+    perturbation = perturbation or Perturbation()
     check_batch(inputs, maps, target)
-    rank = ranks(maps, how)  # [B,H,W]
-    background = baseline_colours(inputs, how).expand_as(inputs)
-    pixels = rank[0].numel()
+    remove = pixel_remover(inputs, perturbation)
+    return removal_curve(model, target, maps, perturbation, lambda removed, step: remove(removed))
+
+
+def insertion(
+    model: Model, inputs: Tensor, maps: Tensor, target: Tensor, perturbation: Perturbation | None = None
+) -> Tensor:
+    """Compute the curve while pixels are restored onto the baseline, the most important first: [B,steps].
+
+    Column i has the fraction ``perturbation.fractions[i]`` of the pixels restored, first those that
+    ``perturbation.order`` names. After deleting the least important 1 - f, the most important f remain, so this is
+    deletion read backwards.
+    """
+    perturbation = perturbation or Perturbation(order="most", baseline="blur")
+    fractions = tuple(1 - fraction for fraction in reversed(perturbation.fractions))
+    reverse = replace(perturbation, fractions=fractions, order="most" if perturbation.order == "least" else "least")
+    return deletion(model, inputs, maps, target, reverse).flip(1)
+
+
+@torch.no_grad()
+def removal_curve(
+    model: Model,
+    target: Tensor,
+    importance: Tensor,
+    perturbation: Perturbation,
+    remove: Callable[[Tensor, int], Tensor],
+) -> Tensor:
+    """Compute the target's score after each fraction of pixels or regions is removed: [B,steps].
+
+    Args:
+        model: maps inputs to logits.
+        target: classes [B].
+        importance: of pixels [B,H,W] or regions [B,R].
+        perturbation: fractions, order and score.
+        remove: from what is removed, a mask shaped as ``importance``, and the index of the step to images [B,C,H,W].
+
+    Returns:
+        [B,steps]; NaN where the importance is not finite.
+    """
+    rank = ranks(importance, perturbation)
     columns = []
-    for fraction in how.fractions:
-        removed = (rank < round(fraction * pixels))[:, None].to(inputs.dtype)  # [B,1,H,W]
-        seen = torch.lerp(
-            inputs, background, removed
-        )  # exact at 0 and 1; a where of scattered pixels takes 7 times as long
-        columns.append(class_score(model(seen), target, how.score))
-    finite = maps.isfinite().flatten(1).all(1)
+    for step, fraction in enumerate(perturbation.fractions):
+        removed = rank < round(fraction * rank[0].numel())
+        columns.append(class_score(model(remove(removed, step)), target, perturbation.score))
+    finite = importance.isfinite().flatten(1).all(1)
     return torch.where(finite[:, None], torch.stack(columns, 1), torch.nan)
 
 
-def insertion(model: Model, inputs: Tensor, maps: Tensor, target: Tensor, how: Perturbation | None = None) -> Tensor:
-    """The curve while pixels are put back onto the baseline, the most important first: [B,steps].
-
-    Column i has the share ``how.fractions[i]`` of the pixels back; ``how.order`` says which come first. What remains
-    after deleting the least important share 1 - f are the most important f, so this is deletion read backwards.
-    """
-    how = how or Perturbation(order="most", baseline="blur")
-    back = Perturbation(
-        tuple(1 - fraction for fraction in reversed(how.fractions)),
-        "most" if how.order == "least" else "least",
-        how.baseline,
-        how.score,
-        how.black,
-        how.seed,
-    )
-    return deletion(model, inputs, maps, target, back).flip(1)
+def pixel_remover(inputs: Tensor, perturbation: Perturbation) -> Callable[[Tensor], Tensor]:
+    """Return a function from masks [B,H,W] to the inputs with masked pixels at the baseline, [B,C,H,W]."""
+    background = baseline_colours(inputs, perturbation).expand_as(inputs)
+    # lerp is exact at 0 and 1; a where of scattered pixels takes 7 times as long
+    return lambda removed: torch.lerp(inputs, background, removed[:, None].to(inputs.dtype))
 
 
 def area(curve: Tensor, fractions: Sequence[float]) -> Tensor:
-    """Mean height of curves [B,steps] over the range of the fractions (trapezoids): [B]."""
+    """Return the mean height of curves [B,steps] over the range of the fractions (trapezoids): [B]."""
     at = torch.tensor(fractions, dtype=curve.dtype, device=curve.device)
     return torch.trapezoid(curve, at, dim=1) / (at[-1] - at[0])
 
 
 def gaussian_blur(images: Tensor, size: int = 31, sigma: float = 7.0) -> Tensor:
-    """Separable Gaussian over [B,C,H,W] with zeros outside, as the DAVE authors' public code blurs."""
+    """Blur images [B,C,H,W] by a separable Gaussian with zeros outside, as the DAVE authors' public code does."""
     at = torch.arange(size, dtype=images.dtype, device=images.device) - size // 2
     kernel = torch.exp(-at.square() / (2 * sigma**2))
     kernel = kernel / kernel.sum()
@@ -150,78 +172,86 @@ def gaussian_blur(images: Tensor, size: int = 31, sigma: float = 7.0) -> Tensor:
     return F.conv2d(rows, kernel[None, None, :, None], padding=(size // 2, 0)).reshape(images.shape)
 
 
-def ranks(maps: Tensor, how: Perturbation) -> Tensor:
-    """When each pixel is removed: 0 first. Shuffled before a stable sort, so that equal pixels follow no pattern."""
-    flat = maps.flatten(1)  # [B,N]
-    lot = torch.randperm(flat.shape[1], generator=torch.Generator().manual_seed(how.seed)).to(flat.device)
-    sorting = flat[:, lot].sort(dim=1, descending=how.order == "most", stable=True)
-    order = lot[sorting.indices]  # [B,N], the pixel at each place
-    places = torch.arange(flat.shape[1], device=flat.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, places).view_as(maps)
+def ranks(importance: Tensor, perturbation: Perturbation) -> Tensor:
+    """Return the removal rank of each entry of [B,...], 0 first.
+
+    Entries are shuffled before a stable sort, so that equal ones follow no spatial pattern.
+    """
+    flat = importance.flatten(1)  # [B,N]
+    shuffle = torch.randperm(flat.shape[1], generator=torch.Generator().manual_seed(perturbation.seed)).to(flat.device)
+    sorting = flat[:, shuffle].sort(dim=1, descending=perturbation.order == "most", stable=True)
+    order = shuffle[sorting.indices]  # [B,N], the entry at each rank
+    positions = torch.arange(flat.shape[1], device=flat.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, positions).view_as(importance)
 
 
-def baseline_colours(inputs: Tensor, how: Perturbation) -> Tensor:
-    """What removed pixels become; broadcasts over [B,C,H,W]."""
-    if how.baseline == "zero":
+def baseline_colours(inputs: Tensor, perturbation: Perturbation) -> Tensor:
+    """Return the values of removed pixels; they broadcast over [B,C,H,W]."""
+    if perturbation.baseline == "zero":
         return inputs.new_zeros(())
-    if how.baseline == "blur":
+    if perturbation.baseline == "blur":
         return gaussian_blur(inputs)
-    if how.baseline == "mean":
+    if perturbation.baseline == "mean":
         return inputs.mean((2, 3), keepdim=True)
-    black = inputs.new_tensor(how.black)
+    black = inputs.new_tensor(perturbation.black)
     if len(black) != inputs.shape[1]:
         raise OptionError(f"black has {len(black)} values; expected one per channel, {inputs.shape[1]}")
     return black[None, :, None, None]
 
 
 def class_score(logits: Tensor, target: Tensor, score: Score) -> Tensor:
-    """[B]."""
+    """Return the probability or the accuracy of the targets: [B,classes] -> [B]."""
     if score == "accuracy":
         return (logits.argmax(1) == target).to(torch.float32)
     return logits.float().softmax(1).gather(1, target[:, None])[:, 0]
 
 
 def check_batch(inputs: Tensor, maps: Tensor, target: Tensor) -> None:
-    """Refuse maps or targets that do not fit the images."""
+    """Raise an InputError if the shapes of maps or targets do not match the images."""
     shape = (len(inputs), *inputs.shape[2:])
     if inputs.ndim != 4 or tuple(maps.shape) != shape or tuple(target.shape) != shape[:1]:
-        given = f"inputs {list(inputs.shape)}, maps {list(maps.shape)}, target {list(target.shape)}"
-        raise InputError(f"{given}; expected [B,C,H,W], [B,H,W] and [B]")
+        shapes = f"inputs {list(inputs.shape)}, maps {list(maps.shape)}, target {list(target.shape)}"
+        raise InputError(f"{shapes}; expected [B,C,H,W], [B,H,W] and [B]")
 
 
-class _Curve(Metric):
-    """A metric that sums a curve up by its area."""
+def equal_steps(steps: int) -> tuple[float, ...]:
+    """Return ``steps + 1`` fractions from 0 to 1 at equal distances."""
+    check_at_least(1, steps=steps)
+    return tuple(i / steps for i in range(steps + 1))
+
+
+class _CurveMetric(Metric):
+    """Base of metrics that score a map by the area under a curve."""
 
     axis = "share of the pixels"
+    curve: ClassVar[Callable[..., Tensor]]
 
     @abstractmethod
-    def how(self, pixels: int, black: Sequence[float] | None) -> Perturbation:
-        """The settings for images of so many pixels."""
+    def perturbation(self, pixels: int, black: Sequence[float] | None) -> Perturbation:
+        """Return the settings for images of so many pixels."""
 
     def score(self, case: Case) -> Scores:
-        """[B] with curves."""
-        how = self.how(case.inputs.shape[2] * case.inputs.shape[3], case.black)
-        curve = self._curve(case, how)
-        return Scores(area(curve, how.fractions), curve, how.fractions)
-
-    @abstractmethod
-    def _curve(self, case: Case, how: Perturbation) -> Tensor: ...
+        """Return areas [B] with curves."""
+        perturbation = self.perturbation(case.size[0] * case.size[1], case.black)
+        curve = self.curve(case.model, case.inputs, case.maps, case.target, perturbation)
+        return Scores(area(curve, perturbation.fractions), curve, perturbation.fractions)
 
 
 @METRICS.register("deletion")
-class Deletion(_Curve):
-    """Pixel deletion: how the target's score holds while pixels go.
+class Deletion(_CurveMetric):
+    """Pixel deletion: the target's score while pixels are removed.
 
     Args:
-        protocol: "paper", "official" or "chefer"; the following arguments change single points of it.
+        protocol: "paper", "official" or "chefer"; the other arguments override single settings of it.
         steps: equal steps from 0 to 100 %.
         order: "least" or "most" important first.
         baseline: "zero", "black", "blur" or "mean".
         score: "probability" or "accuracy".
-        seed: of the lot among equal pixels.
+        seed: seed of the random order of equal pixels.
     """
 
     summary = "Mean score of the target while pixels are removed, the least important first."
+    curve = staticmethod(deletion)
 
     def __init__(
         self,
@@ -233,33 +263,32 @@ class Deletion(_Curve):
         seed: int = 0,
     ) -> None:
         self.protocol: Protocol = protocol
-        given = {"order": order, "baseline": baseline, "score": score, "seed": seed}
-        self._changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        options = {"order": order, "baseline": baseline, "score": score, "seed": seed}
+        self._overrides: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         if steps is not None:
-            self._changes["fractions"] = equal_steps(steps)
-        self.higher_is_better = self.how(100, black=(0.0,)).order == "least"  # impossible options are refused here
+            self._overrides["fractions"] = equal_steps(steps)
+        # Building the settings here also refuses impossible options at once.
+        self.higher_is_better = self.perturbation(100, black=(0.0,)).order == "least"
 
-    def how(self, pixels: int, black: Sequence[float] | None) -> Perturbation:
-        """The settings for images of so many pixels."""
-        return replace(protocol(self.protocol, pixels, black), black=black, **self._changes)
-
-    def _curve(self, case: Case, how: Perturbation) -> Tensor:
-        return deletion(case.model, case.inputs, case.maps, case.target, how)
+    def perturbation(self, pixels: int, black: Sequence[float] | None) -> Perturbation:
+        """Return the settings for images of so many pixels."""
+        return replace(protocol(self.protocol, pixels, black), black=black, **self._overrides)
 
 
 @METRICS.register("insertion")
-class Insertion(_Curve):
-    """Insertion: how the target's score rises while pixels return.
+class Insertion(_CurveMetric):
+    """Insertion: the target's score while pixels are restored.
 
     Args:
         steps: equal steps from 0 to 100 %.
         order: "most" or "least" important first.
-        baseline: what they return to: "blur", "zero", "black" or "mean".
+        baseline: the image they are restored onto: "blur", "zero", "black" or "mean".
         score: "probability" or "accuracy".
-        seed: of the lot among equal pixels.
+        seed: seed of the random order of equal pixels.
     """
 
     summary = "Mean score of the target while pixels return to a blurred image, the most important first."
+    curve = staticmethod(insertion)
 
     def __init__(
         self,
@@ -269,19 +298,9 @@ class Insertion(_Curve):
         score: Score = "probability",
         seed: int = 0,
     ) -> None:
-        self._how = Perturbation(equal_steps(steps), order, baseline, score, (0.0,), seed)
+        self._perturbation = Perturbation(equal_steps(steps), order, baseline, score, (0.0,), seed)
         self.higher_is_better = order == "most"
 
-    def how(self, pixels: int, black: Sequence[float] | None) -> Perturbation:
-        """The settings for images of so many pixels."""
-        return replace(self._how, black=black)
-
-    def _curve(self, case: Case, how: Perturbation) -> Tensor:
-        return insertion(case.model, case.inputs, case.maps, case.target, how)
-
-
-def equal_steps(steps: int) -> tuple[float, ...]:
-    """Shares from 0 to 1."""
-    if steps < 1:
-        raise OptionError(f"{steps} steps; expected 1 or more")
-    return tuple(i / steps for i in range(steps + 1))
+    def perturbation(self, pixels: int, black: Sequence[float] | None) -> Perturbation:
+        """Return the settings, with the black of the model."""
+        return replace(self._perturbation, black=black)
