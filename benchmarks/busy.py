@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit import load_model
-from dave_vit.evaluate import create_engine, evaluate, make_plan
+from dave_vit.evaluate import Plan, create_engine, evaluate
 
 ASK = ["nvidia-smi", "--id=0", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=100"]
 
@@ -68,7 +68,7 @@ def main() -> None:
             steps.append((time.perf_counter(), done))
 
     with TemporaryDirectory() as out, looks(given.device) as seen:
-        plan, engine = make_plan({"limit": given.limit}), create_engine("local", device=given.device)
+        plan, engine = Plan.load({"limit": given.limit}), create_engine("local", device=given.device)
         evaluate(plan, out, engine=engine, loader=lambda entry, device: Both(given.model, device), progress=watch)
     (began, first), (ended, last) = steps[1], steps[-1]
     busy = [share for at, share in seen if began <= at <= ended]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit import __version__, load_model
-from dave_vit.evaluate.plan import MethodEntry, Smoothing
+from dave_vit.evaluate.plan_entries import MethodEntry, Smoothing
 from dave_vit.evaluate.scoring import MapMaker
 from dave_vit.metrics import METRICS, Case, Scores, create_metric
 

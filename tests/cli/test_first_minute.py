@@ -16,9 +16,9 @@ from dave_vit._internal.registry import suggest_names
 from dave_vit.data import open_dataset
 from dave_vit.data.labels import parse_targets
 from dave_vit.errors import ModelError, OptionError, TargetError, UnknownName
-from dave_vit.evaluate import make_plan
+from dave_vit.evaluate import Plan
 from dave_vit.evaluate.job import EvalJob
-from dave_vit.evaluate.plan import _file_digest
+from dave_vit.evaluate.plan_entries import hash_file
 from dave_vit.evaluate.worker import Worker
 from dave_vit.methods import METHODS
 from dave_vit.models.domain import is_out_of_domain, top_logit_margin
@@ -142,14 +142,14 @@ def test_every_command_takes_models_and_methods_of_ones_own(desk, capsys):
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert (result["method"], result["n"]) == ("half", 1)  # a.png lies in no folder of a class
     Path("half.py").write_text(f"{PLUGIN}\n# changed")
-    _file_digest.cache_clear()  # as in another process
+    hash_file.cache_clear()  # as in another process
     assert cli.run([*words, "--data", "folder:photos", "--target", "predicted", "--out", "run"]) == 2
     assert "plugins" in capsys.readouterr().err
     assert cli.run([*words, "--data", "folder:photos", "--fit", "tiles", "--out", "other"]) == 2
 
 
 def test_a_worker_knows_the_plugins_of_its_plan(desk, monkeypatch):
-    plan = make_plan({"plugins": "half.py", "methods": "half", "metrics": "deletion", "data": "folder:photos"})
+    plan = Plan.load({"plugins": "half.py", "methods": "half", "metrics": "deletion", "data": "folder:photos"})
     monkeypatch.setattr(METHODS, "_entries", {})  # as in a process that has just begun
     monkeypatch.setattr("dave_vit._internal.registry._PLUGINS", set())
     Worker(EvalJob(plan), "cpu").close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dave_vit.errors import DaveError, OptionError
-from dave_vit.evaluate import make_plan
+from dave_vit.evaluate import Plan
 from dave_vit.methods import METHODS, create_method
 from dave_vit.methods.options import checked, fitting, most_samples, options_of, parsed
 from tiny_models import vit
@@ -74,9 +74,9 @@ def test_a_method_of_ones_own_is_read_too(monkeypatch):
 
 
 def test_plans_are_read_the_same_way():
-    assert make_plan({"methods": {"method": "dave", "options": {"rotation": 5}}}).methods[0].options == {"rotation": 5}
+    assert Plan.load({"methods": {"method": "dave", "options": {"rotation": 5}}}).methods[0].options == {"rotation": 5}
     with pytest.raises(OptionError, match="did you mean rotation"):
-        make_plan({"methods": {"method": "dave", "options": {"rotatoin": 5}}})
+        Plan.load({"methods": {"method": "dave", "options": {"rotatoin": 5}}})
     assert checked("dave", {"rotation": 5}) == {"rotation": 5}
 
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from dave_vit.evaluate import Plan, make_plan
+from dave_vit.evaluate import Plan
 from dave_vit.evaluate.statistics.rows import read
 from dave_vit.models.architectures.plain_vit import PlainViT  # and not timm's: each process of a run would import timm
 
@@ -167,7 +167,7 @@ def build_plan(folder: Path, **settings) -> Plan:
         "shard": 5,
         "batch": 3,
     }
-    return make_plan({**usual, **settings})
+    return Plan.load({**usual, **settings})
 
 
 def read_rows(run: Path) -> list[dict]:

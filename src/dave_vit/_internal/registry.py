@@ -28,6 +28,13 @@ def suggest_names(name: str, names: list[str]) -> str:
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
+def split_names(text: str, every: Iterable[str]) -> list[str]:
+    """Return the names in a text with commas between, each once; "all" stands for every name."""
+    if text.strip() == "all":
+        return list(every)
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
 def import_all(package: str) -> None:
     """Import every module of a package, so that each registers what it holds: one file more is all it takes."""
     for module in pkgutil.iter_modules(import_module(package).__path__):

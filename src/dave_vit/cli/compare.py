@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dave_vit._internal.registry import split_names
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.files import Results
-from dave_vit.cli.options import DrawingOptions, MethodsOptions, Out, Plugins, expand_groups, split_names
+from dave_vit.cli.options import DrawingOptions, MethodsOptions, Out, Plugins, expand_groups
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import DaveError, ImageError, OptionError, escape_unprintable
 

@@ -19,11 +19,9 @@ from dave_vit.cli.options import (
     Preset,
     expand_groups,
     explicit_options,
-    parse_setting,
-    split_names,
 )
 from dave_vit.cli.preparation import PreparedModel
-from dave_vit.errors import DataError, OptionError
+from dave_vit.errors import DataError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,18 +34,9 @@ app = command()
 
 @dataclass(frozen=True)
 class ScoredMethods(MethodsOptions):
-    """Methods, and options of single ones of them, or of metrics."""
+    """Methods to score, and options that go to every method that takes them."""
 
     preset: Preset = None
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="WHO.NAME=VALUE",
-            help="An option of one method or metric, such as dave.rotation=0 or deletion.protocol=official; "
-            "repeatable.",
-        ),
-    ] = None
 
 
 @dataclass(frozen=True)
@@ -92,9 +81,24 @@ class PlanOptions:
         bool, typer.Option("--matched", help="Score all maps once more, smoothed to the resolution of patches.")
     ] = False
     save_maps: Annotated[bool, typer.Option("--save-maps", help="Keep the maps as well, in half precision.")] = False
+
+
+@dataclass(frozen=True)
+class PlanSources:
+    """Where settings come from besides flags."""
+
     file: Annotated[
         Path | None,
-        typer.Option("--plan", metavar="FILE", help="Settings from a .yaml or .toml file; flags change them."),
+        typer.Option("--plan", metavar="FILE", help="Settings from a .yaml or .toml file; flags replace them."),
+    ] = None
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="WHO.NAME=VALUE",
+            help="An option of one method or metric, such as dave.rotation=0 or deletion.protocol=official; "
+            "repeatable.",
+        ),
     ] = None
 
 
@@ -161,6 +165,7 @@ class Execution:
 def evaluate(
     *,
     context: typer.Context,
+    sources: PlanSources,
     settings: PlanOptions,
     methods: ScoredMethods,
     model: PreparedModel,
@@ -176,9 +181,10 @@ def evaluate(
     same command on the same folder goes on where it was stopped; several at once share the work. Images that cannot
     be read are left out and listed.
     """
-    flags = _flags(context, settings, methods, model) | explicit_options(context, plugins)
-    softened = {name.removeprefix("smoothing_"): value for name, value in explicit_options(context, smoothing).items()}
-    plan = _plan(settings.file, flags, softened, methods)
+    from dave_vit.evaluate import Plan
+
+    flags = _flags(context, model, smoothing, (settings, methods, plugins))
+    plan = Plan.load(sources.file, flags, sources.overrides or ())
     how = {"engine": _engine(execution, model.device), "threads": _threads(execution)}
     _run(
         plan,
@@ -190,91 +196,19 @@ def evaluate(
 
 
 def _flags(
-    context: typer.Context, settings: PlanOptions, methods: ScoredMethods, model: PreparedModel
+    context: typer.Context, model: PreparedModel, smoothing: SmoothingOptions, groups: Iterable[Any]
 ) -> dict[str, Any]:
-    """What the command line says of a plan, by the names of the plan's settings."""
-    flags = {name: value for name, value in explicit_options(context, settings).items() if name != "file"}
-    named = {"names": "methods", "seed": "seeds"}
-    flags |= {named[name]: value for name, value in explicit_options(context, methods).items() if name in named}
-    own = {"spec", "weights", "classes"}
-    entry: dict[str, Any] = {
-        name: str(value) for name, value in explicit_options(context, model).items() if name in own
-    }
-    entry |= {"prepare": model.prepare} if model.prepare else {}
-    return {**flags, "models": {"spec": PreparedModel.spec, **entry}} if entry else flags
+    """Return what the command line says, by the names of the plan's settings."""
+    from dave_vit.evaluate import ModelEntry
 
-
-def _plan(file: Path | None, flags: dict[str, Any], smoothing: dict[str, Any], methods: ScoredMethods) -> Plan:
-    """The plan of the flags, over that of the file, over the defaults."""
-    from dave_vit._internal.registry import import_plugins
-    from dave_vit.evaluate import make_plan, read_plan
-    from dave_vit.evaluate.plan import listed
-    from dave_vit.methods import METHODS
-    from dave_vit.metrics import METRICS
-
-    settings: dict[str, Any] = {"methods": MethodsOptions.names, "metrics": PlanOptions.metrics}
-    settings |= {**(read_plan(file) if file else {}), **flags}
-    settings["plugins"] = import_plugins(listed(settings.get("plugins", ())))  # before their names are read
-    if smoothing:
-        before = settings.get("smoothing", {})
-        settings["smoothing"] = {**(before if isinstance(before, dict) else {"kind": before}), **smoothing}
-    texts = _settings(methods.settings or [])
-    entries = _entries("method", settings["methods"], METHODS)
-    settings["methods"] = [_method(one, flags, methods, texts) for one in entries]
-    settings["metrics"] = [_metric(one, texts) for one in _entries("metric", settings["metrics"], METRICS)]
-    for who in texts:
-        raise OptionError(f"--set {who}.{next(iter(texts[who]))}: {who!r} is no method and no metric of this run")
-    return make_plan(settings)
-
-
-def _entries(main: str, value: Any, every: Iterable[str]) -> list[dict[str, Any]]:
-    """Tables of a plan, out of tables, of names, or of names with commas between; "all" is every one."""
-    from dave_vit.evaluate.plan import MethodEntry, MetricEntry, table_of
-
-    values = split_names(value, every) if isinstance(value, str) else value
-    listed = values if isinstance(values, list | tuple) else [values]
-    kind = MethodEntry if main == "method" else MetricEntry
-    return [{"options": {}, **table_of(kind, main, one)} for one in listed]
-
-
-def _settings(texts: list[str]) -> dict[str, dict[str, str]]:
-    """Values of `--set` by who takes them, and by name."""
-    found: dict[str, dict[str, str]] = {}
-    expected = "WHO.NAME=VALUE, such as dave.rotation=0"
-    for text in texts:
-        where, value = parse_setting(text, expected)
-        who, dot, name = where.partition(".")
-        if not dot:
-            raise OptionError(f"--set {text}; expected {expected}")
-        found.setdefault(who.strip(), {})[name.strip()] = value
-    return found
-
-
-def _method(
-    table: dict[str, Any], flags: dict[str, Any], common: ScoredMethods, texts: dict[str, dict[str, str]]
-) -> dict[str, Any]:
-    """A method's table under what the flags say of it; samples and preset go to the methods that take them."""
-    from dave_vit.methods import METHODS
-    from dave_vit.methods.options import fitting, parsed
-
-    name = str(table.get("method"))
-    own = parsed(name, texts.pop(str(table.get("label") or name), {}))
-    before = dict(table["options"])
-    changed = {"seed"} if "seeds" in flags else set()  # what the file says of a method, and a flag says of all
-    if "budget" in flags:
-        changed |= METHODS[name].within(flags["budget"], **before).keys()
-    kept = {option: value for option, value in before.items() if option not in changed}
-    options = {**kept, **fitting(name, samples=common.samples, preset=common.preset), **own}
-    against = {} if common.against is None else {"against": common.against}
-    return {**table, **against, "options": options}
-
-
-def _metric(table: dict[str, Any], texts: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """A metric's table with what the flags say of it."""
-    from dave_vit.methods.options import value_of
-
-    own = texts.pop(str(table.get("label") or table.get("metric")), {})
-    return {**table, "options": {**table["options"], **{name: value_of(text) for name, text in own.items()}}}
+    names = {"names": "methods", "seed": "seeds"}
+    flags = {names.get(name, name): value for one in groups for name, value in explicit_options(context, one).items()}
+    if explicit_options(context, model).keys() - {"device"}:
+        classes = None if model.classes is None else str(model.classes)
+        flags["models"] = ModelEntry(model.spec, model.weights, classes, model.prepare)
+    if smoothed := explicit_options(context, smoothing):
+        flags["smoothing"] = {name.removeprefix("smoothing_"): value for name, value in smoothed.items()}
+    return flags
 
 
 def _engine(execution: Execution, device: str) -> Engine:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
@@ -276,13 +276,6 @@ def parse_setting(text: str, expected: str) -> tuple[str, str]:
     if not equals:
         raise OptionError(f"--set {text}; expected {expected}")
     return name.strip(), value
-
-
-def split_names(text: str, every: Iterable[str]) -> list[str]:
-    """Names with commas between, each once; "all" is every one."""
-    if text.strip() == "all":
-        return list(every)
-    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def pick_device(name: str) -> str:

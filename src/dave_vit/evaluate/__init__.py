@@ -2,7 +2,8 @@
 
 from dave_vit.evaluate.engines import ENGINES, create_engine
 from dave_vit.evaluate.engines.local import LocalEngine, pick_devices
-from dave_vit.evaluate.plan import MethodEntry, MetricEntry, ModelEntry, Plan, Smoothing, make_plan, read_plan
+from dave_vit.evaluate.plan import Plan
+from dave_vit.evaluate.plan_entries import MethodEntry, MetricEntry, ModelEntry, Smoothing
 from dave_vit.evaluate.run import evaluate
 
 __all__ = [
@@ -15,7 +16,5 @@ __all__ = [
     "Smoothing",
     "create_engine",
     "evaluate",
-    "make_plan",
     "pick_devices",
-    "read_plan",
 ]

@@ -17,7 +17,8 @@ from dave_vit.data import Dataset
 from dave_vit.data.classes import map_classes
 from dave_vit.data.placement import Placements
 from dave_vit.errors import OptionError, UnsupportedOperator
-from dave_vit.evaluate.plan import ModelEntry, Plan
+from dave_vit.evaluate.plan import Plan
+from dave_vit.evaluate.plan_entries import ModelEntry
 from dave_vit.evaluate.provenance import model_digest
 from dave_vit.methods import create_method
 

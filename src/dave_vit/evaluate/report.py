@@ -12,7 +12,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from dave_vit.errors import first_line
-from dave_vit.evaluate.plan import MetricEntry, Plan
+from dave_vit.evaluate.plan import Plan
+from dave_vit.evaluate.plan_entries import MetricEntry
 from dave_vit.evaluate.statistics.collect import ModelScores, rank_columns
 from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.evaluate.statistics.summary import format_sample_size

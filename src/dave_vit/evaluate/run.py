@@ -14,7 +14,8 @@ from dave_vit.errors import DataError
 from dave_vit.evaluate.engines import Engine
 from dave_vit.evaluate.engines.local import LocalEngine
 from dave_vit.evaluate.job import EvalJob, Loader, check
-from dave_vit.evaluate.plan import ModelEntry, Plan
+from dave_vit.evaluate.plan import Plan
+from dave_vit.evaluate.plan_entries import ModelEntry
 from dave_vit.evaluate.provenance import provenance
 from dave_vit.evaluate.report import Example, ModelReport, check_examples, example_columns, example_metric, pages, view
 from dave_vit.evaluate.statistics.collect import ModelScores, read_scores

@@ -14,7 +14,7 @@ from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.targets import Contrast
 from dave_vit.engine.token_layout import patch_side
 from dave_vit.errors import DaveError
-from dave_vit.evaluate.plan import MethodEntry, Smoothing
+from dave_vit.evaluate.plan_entries import MethodEntry, Smoothing
 from dave_vit.evaluate.statistics.rows import Row
 from dave_vit.maps import collapse, official_postprocess, smooth, to_patches
 from dave_vit.methods import Method, create_method

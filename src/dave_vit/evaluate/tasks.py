@@ -14,7 +14,8 @@ from typing import Any, Literal
 from dave_vit._internal.atomic_files import json_bytes
 from dave_vit.data.grids import Grid, GridCandidate, GridOptions, choose_grids
 from dave_vit.errors import first_line
-from dave_vit.evaluate.plan import Plan, hash_content
+from dave_vit.evaluate.plan import Plan
+from dave_vit.evaluate.plan_entries import hash_content
 from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.evaluate.store import DamagedFile, RunFolder
 from dave_vit.metrics import GridMetric
@@ -116,7 +117,7 @@ class TaskBuilder:
         """Maps of some images for the report."""
         numbers = tuple(one.index for one in chosen)
         targets = tuple(self.target(one) for one in chosen)
-        seed = self.plan.methods[method].seeds(self.plan.seeds)[0]
+        seed = self.plan.methods[method].select_seeds(self.plan.seeds)[0]
         return self._task("examples", model, method, seed, 0, numbers, targets)
 
     def target(self, image: ScannedImage) -> int:
@@ -127,7 +128,7 @@ class TaskBuilder:
     def _ways(self) -> Iterator[tuple[int, int]]:
         """Methods and their seeds."""
         for place, entry in enumerate(self.plan.methods):
-            for seed in entry.seeds(self.plan.seeds):
+            for seed in entry.select_seeds(self.plan.seeds):
                 yield place, seed
 
     def _task(

@@ -19,7 +19,7 @@ from dave_vit.data.grids import compose_grids
 from dave_vit.engine.forward import counted
 from dave_vit.errors import DaveError, ImageError, OutOfMemory, is_out_of_memory
 from dave_vit.evaluate.job import EvalJob, EvaluatedModel
-from dave_vit.evaluate.plan import hash_content
+from dave_vit.evaluate.plan_entries import hash_content
 from dave_vit.evaluate.prefetch import BatchPrefetcher
 from dave_vit.evaluate.provenance import software
 from dave_vit.evaluate.scoring import MapCache, MapMaker, Scorer, clock

@@ -21,7 +21,7 @@ from dave_vit.analysis.paper.page import Record, SuitePage, html, markdown
 from dave_vit.analysis.paper.suites import Suite
 from dave_vit.data import open_dataset
 from dave_vit.errors import OptionError
-from dave_vit.evaluate.plan import hash_content
+from dave_vit.evaluate.plan_entries import hash_content
 from dave_vit.evaluate.run import ProgressCallback
 from dave_vit.viz.report_section import Section, csv_bytes
 

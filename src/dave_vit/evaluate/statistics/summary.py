@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dave_vit.evaluate.plan import MetricEntry, Plan
+from dave_vit.evaluate.plan import Plan
+from dave_vit.evaluate.plan_entries import MetricEntry
 from dave_vit.evaluate.statistics.collect import ModelScores, ScoreTable
 from dave_vit.evaluate.statistics.intervals import NOTHING, estimate_differences, estimate_means
 from dave_vit.evaluate.statistics.rows import ScannedImage
