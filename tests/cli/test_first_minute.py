@@ -103,7 +103,7 @@ class Half(Method):
     info = MethodInfo("Half of the image.", "mine", "none")
 
     def _explain(self, images, target, passes):
-        return Explanation(images / 2, self._resolved(images, target, passes).indices)
+        return Explanation(images.unsqueeze(1) / 2, self._resolved(images, target, passes).indices)
 """
 
 

@@ -164,8 +164,8 @@ class TestHeld:
     def test_a_map_that_only_adds_up_is_found(self, monkeypatch):
         def conserving(model, inputs, *args, **options):
             parts = gradient(model, inputs, *args, **options)
-            share = (parts.weight * inputs).sum() / inputs.square().sum()
-            return replace(parts, weight=share * inputs)  # the same <W, x>
+            share = (parts.weight[:, 0] * inputs).sum() / inputs.square().sum()
+            return replace(parts, weight=(share * inputs).unsqueeze(1))  # the same <W, x>
 
         monkeypatch.setattr(doctor, "gradient", conserving)
         found = diagnose(vit(), images(1))

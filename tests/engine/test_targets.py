@@ -143,18 +143,18 @@ class TestTarget:
         resolved = Target.of(Contrast([1, 2], "rivals"), 2).resolve(clean)
         weights = rivals(clean, torch.tensor([1, 2]))
         expected = later[[0, 1], [1, 2]] - (weights * later).sum(1)
-        torch.testing.assert_close(resolved.resolve(later).rows(later)[0], expected)
-        torch.testing.assert_close(resolved.repeated(2).rows(later.repeat(2, 1))[0], expected.repeat(2))
-        torch.testing.assert_close(resolved.part(1, 2).rows(later[1:])[0], expected[1:])
-        torch.testing.assert_close(resolved.select(torch.tensor([1])).rows(later[1:])[0], expected[1:])
+        torch.testing.assert_close(resolved.resolve(later).scores(later)[:, 0], expected)
+        torch.testing.assert_close(resolved.repeat(2).scores(later.repeat(2, 1))[:, 0], expected.repeat(2))
+        torch.testing.assert_close(resolved.part(1, 2).scores(later[1:])[:, 0], expected[1:])
+        torch.testing.assert_close(resolved.select(torch.tensor([1])).scores(later[1:])[:, 0], expected[1:])
 
     def test_known_means_that_no_clean_pass_is_needed(self):
-        assert Target.of(1, 2).known
-        assert Target.of(Contrast(1, 2), 2).known
-        assert Target.of(Contrast(1), 2).known
-        assert not Target.of(Contrast(1, "rivals"), 2).known
-        assert not Target.of(Contrast(None, 2), 2).known
-        assert Target.of(Contrast(1, "rivals"), 2).resolve(torch.randn(2, 5)).known
+        assert Target.of(1, 2).is_resolved
+        assert Target.of(Contrast(1, 2), 2).is_resolved
+        assert Target.of(Contrast(1), 2).is_resolved
+        assert not Target.of(Contrast(1, "rivals"), 2).is_resolved
+        assert not Target.of(Contrast(None, 2), 2).is_resolved
+        assert Target.of(Contrast(1, "rivals"), 2).resolve(torch.randn(2, 5)).is_resolved
 
     @pytest.mark.parametrize("against", ["rivals", 2])
     def test_conservation(self, against):

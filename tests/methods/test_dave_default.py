@@ -86,7 +86,7 @@ class TestDefinition:
         same(found.attribution, accumulator.attribution())
         same(found.standard_error, accumulator.standard_error())
         assert torch.equal(found.significant, accumulator.significant())
-        assert found.against == "rivals"
+        assert found.against == ("rivals",) * 3
 
     def test_presets(self, model):
         default, exact, before = (PRESETS[name](model) for name in ("default", "exact", "threshold"))
@@ -135,7 +135,7 @@ class TestAgainst:
     def test_a_contrast_of_ones_own_takes_precedence(self, model):
         dave = DAVE(model, samples=3)
         found = dave.explain(X, Contrast([0, 1, 2], [3, 3, 3]))
-        assert found.against.tolist() == [3, 3, 3]
+        assert found.against == (3, 3, 3)
         alone = dave.explain(X, Contrast([0, 1, 2]))
         assert alone.against is None
         same(alone.attribution, DAVE(model, samples=3, against="none").attribute(X, [0, 1, 2]))

@@ -158,6 +158,6 @@ def _replay_gap(model: nn.Module, inputs: Tensor, result: Gradient, target: Targ
         logits = replay(model, inputs, inputs + shift, target.read)
     except ReplayError:
         return None
-    change = float(target.rows(logits).sum()) - float(result.score)
-    predicted = float((result.weight * shift).sum())
+    change = float(target.scores(logits).sum()) - float(result.score)
+    predicted = float((result.weight[:, 0] * shift).sum())
     return abs(change - predicted) / max(abs(float(result.score)), abs(predicted), torch.finfo(inputs.dtype).tiny)

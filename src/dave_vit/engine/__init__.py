@@ -7,7 +7,7 @@ from dave_vit.engine.rule_sets.effective import EFFECTIVE, OFFICIAL_GATE, THROUG
 from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.rules.attention import attention_matrix
 from dave_vit.engine.surrogate import carry
-from dave_vit.engine.targets import Contrast, Score, Target, TargetLike, class_logits, names_of, resolve_target
+from dave_vit.engine.targets import Contrast, Score, Target, TargetLike, class_logits, class_names
 
 __all__ = [
     "EFFECTIVE",
@@ -26,8 +26,7 @@ __all__ = [
     "attention_matrix",
     "carry",
     "class_logits",
+    "class_names",
     "effective_transformation",
     "gradient",
-    "names_of",
-    "resolve_target",
 ]

@@ -14,7 +14,7 @@ from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.forward import logits_of
 from dave_vit.engine.gradient import Gradient, gradient
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.targets import Target, TargetLike, names_of
+from dave_vit.engine.targets import Target, TargetLike, class_names
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Balance:
     constants: Mapping[str, float]
 
     @classmethod
-    def of(cls, parts: Gradient, image: Tensor) -> Balance:
-        """For one image ``[1, C, H, W]`` and one score, out of a gradient that recorded its constants."""
+    def of(cls, parts: Gradient, image: Tensor, index: int = 0) -> Balance:
+        """Compute the parts for one image ``[1, C, H, W]`` and one of its K scores, from a gradient with constants."""
         constants: dict[str, float] = defaultdict(float)
         for constant in parts.constants:
-            constants[constant.module] += _inner(constant.value, constant.derivative)
-        return cls(float(parts.score), _inner(parts.weight, image), constants)
+            constants[constant.module] += _inner(constant.value, constant.derivative[index])
+        return cls(float(parts.score[0, index]), _inner(parts.weight[:, index], image), constants)
 
     @property
     def residual(self) -> float:
@@ -53,12 +53,12 @@ class Balance:
 def balances(
     model: nn.Module, inputs: Tensor, target: TargetLike = None, *, rules: RuleSet = EFFECTIVE
 ) -> Iterator[Balance]:
-    """One for each image and each of its targets; one by one, since constants need not have a batch dimension."""
-    wanted = Target.of(target, len(inputs), names_of(model))
-    wanted = wanted if wanted.known else wanted.resolve(logits_of(model, inputs))
+    """Yield one balance per image and class; images one by one, since constants need not have a batch dimension."""
+    normalised = Target.of(target, len(inputs), class_names(model))
+    resolved = normalised if normalised.is_resolved else normalised.resolve(logits_of(model, inputs))
     for index, image in enumerate(inputs.split(1)):
-        for single in wanted.part(index, index + 1).singles():
-            yield Balance.of(gradient(model, image, single, rules=rules, record_constants=True), image)
+        parts = gradient(model, image, resolved.part(index, index + 1), rules=rules, record_constants=True)
+        yield from (Balance.of(parts, image, column) for column in range(resolved.count))
 
 
 def conservation_gap(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,8 @@ from dave_vit.engine.forward import check_inputs, forward, ready, undisturbed
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.soundness import check_sound
-from dave_vit.engine.targets import Target, TargetLike, names_of
+from dave_vit.engine.targets import Target, TargetLike, class_names
 from dave_vit.errors import UnsupportedOperator
-
-T = TypeVar("T")
 
 
 def effective_transformation(
@@ -46,7 +44,9 @@ def effective_transformation(
         >>> weight = effective_transformation(model, images, target=207)
         >>> attribution = weight * images
     """
-    return gradient(model, inputs, target, rules=rules, autocast=autocast).weight
+    normalised = Target.of(target, len(inputs), class_names(model))
+    weight = gradient(model, inputs, normalised, rules=rules, autocast=autocast).weight
+    return weight if normalised.has_class_axis else weight.squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Constant:
         module: path of the module that added it.
         function: name of the function that added it.
         value: what was added.
-        derivative: of the score with respect to it.
+        derivative: of each of the K scores with respect to it, ``[K, *value.shape]``.
     """
 
     module: str
@@ -68,14 +68,14 @@ class Constant:
 
 @dataclass(frozen=True)
 class Gradient:
-    """One backward pass under a rule set.
+    """Scores and their derivatives under a rule set: one forward pass, K backward passes.
 
     Attributes:
-        weight: derivative of the score with respect to the inputs.
-        score: the explained score, ``[B]`` or ``[B, K]``.
-        logits: what was looked at: ``[B, classes]``, or of a score function its values ``[B, 1]``.
-        constants: what was added on the way; empty unless asked for.
-        functions: how often each function met a tensor that carries the input.
+        weight: derivative of each score with respect to the inputs, ``[B, K, C, H, W]``.
+        score: the explained scores, ``[B, K]``.
+        logits: what the scores are computed from: ``[B, classes]``, or the values of a score function ``[B, 1]``.
+        constants: what was added on the way; empty unless recorded.
+        functions: how often each function was called with a tensor that depends on the input.
     """
 
     weight: Tensor
@@ -83,6 +83,10 @@ class Gradient:
     logits: Tensor
     constants: tuple[Constant, ...] = ()
     functions: dict[str, int] = field(default_factory=dict)
+
+
+Combine = Callable[[Tensor, Sequence[Constant]], Tensor]
+"""From the weight of one class ``[B, C, H, W]`` and the constants, with K = 1, to attributions ``[B, C, H, W]``."""
 
 
 def gradient(
@@ -93,85 +97,72 @@ def gradient(
     rules: RuleSet,
     autocast: torch.dtype | None = None,
     record_constants: bool = False,
+    combine: Combine | None = None,
     run: Callable[[Tensor], Any] | None = None,
 ) -> Gradient:
-    """Score and derivative under a rule set; parameters never get gradients and nothing stays on the model.
+    """Compute scores and their derivatives under a rule set; parameters get no gradients, the model is not changed.
 
     Args:
         model: any module that maps ``inputs`` to logits.
-        inputs: preprocessed images.
+        inputs: preprocessed images ``[B, C, H, W]``.
         target: what is explained.
         rules: the derivatives in force.
         autocast: run the model under autocast with this type.
-        record_constants: also find what was added on the way.
-        run: what to call in the model's place, such as a lean form of it; the inputs are then known to be finite.
-    """
-    wanted = Target.of(target, len(inputs), names_of(model))
-    parts = gradients(
-        model, inputs, wanted, _itself, rules=rules, autocast=autocast, record_constants=record_constants, run=run
-    )
-    if not wanted.several:
-        return parts[0]
-    weight, score = (torch.stack([getattr(part, name) for part in parts], 1) for name in ("weight", "score"))
-    return replace(parts[0], weight=weight, score=score)  # [B, K, C, H, W], [B, K]
-
-
-def gradients(
-    model: nn.Module,
-    inputs: Tensor,
-    target: TargetLike,
-    reduce: Callable[[Gradient], T],
-    *,
-    rules: RuleSet,
-    autocast: torch.dtype | None = None,
-    record_constants: bool = False,
-    run: Callable[[Tensor], Any] | None = None,
-) -> list[T]:
-    """What is made of each of several targets' gradients, one after the other, out of one forward pass.
-
-    Args:
-        model: any module that maps ``inputs`` to logits.
-        inputs: preprocessed images.
-        target: what is explained.
-        reduce: is given the gradient of a target; the derivatives of all constants are large, so it should not keep it.
-        rules: the derivatives in force.
-        autocast: run the model under autocast with this type.
-        record_constants: also find what was added on the way.
-        run: what to call in the model's place, such as a lean form of it; the inputs are then known to be finite.
+        record_constants: also record what was added on the way.
+        combine: record constants and replace the weight of each class by this function of both. The constants are then
+            dropped: their derivatives are large, and those of K classes at once may not fit into memory.
+        run: what to call instead of the model, such as a recording of it; the inputs are then known to be finite.
     """
     if run is None:
         check_inputs(inputs)
-    wanted = Target.of(target, len(inputs), names_of(model))
+    target = Target.of(target, len(inputs), class_names(model))
     model = ready(model)
-    mode = Interception(rules, model, record_constants=record_constants)
+    mode = Interception(rules, model, record_constants=record_constants or combine is not None)
     with undisturbed(inputs):
-        leaf, logits = forward(run or model, inputs, mode, autocast, wanted.read)
-        seen = logits.detach() if wanted.places is None else None  # a place that views moved is another score
-        check_sound(model, inputs, rules, autocast, logits=seen, score=wanted.score)
-        rows, constants = wanted.rows(logits), mode.constants or []  # [K, B]
-        leaves, made = [leaf, *(value for _, _, value in constants)], []
-        for index, row in enumerate(rows):
-            weight, *pulled = _derivative(row, leaves, keep=index < len(rows) - 1)
-            pairs = zip(constants, pulled, strict=True)
-            found = tuple(Constant(module, name, value.detach(), slope) for (module, name, value), slope in pairs)
-            made.append(reduce(Gradient(weight, row.detach(), logits.detach(), found, mode.functions)))
-    return made
+        leaf, logits = forward(run or model, inputs, mode, autocast, target.read)
+        checked = logits.detach() if target.places is None else None  # a place that views moved is another score
+        check_sound(model, inputs, rules, autocast, logits=checked, score=target.score)
+        scores, recorded = target.scores(logits), mode.constants or []
+        parts = derivatives(scores, [leaf, *(value for _, _, value in recorded)])
+        if combine is not None:
+            weights = [combine(weight, _constants(recorded, [slopes])) for weight, *slopes in parts]
+            constants: tuple[Constant, ...] = ()
+        else:
+            columns = list(parts)
+            weights, constants = [column[0] for column in columns], _constants(recorded, [c[1:] for c in columns])
+    return Gradient(_stack(weights, 1), scores.detach(), logits.detach(), constants, mode.functions)
 
 
-def _itself(found: Gradient) -> Gradient:
-    return found
+def _constants(recorded: list[tuple[str, str, Tensor]], slopes: Sequence[Sequence[Tensor]]) -> tuple[Constant, ...]:
+    """Join recorded values with their derivatives, one sequence for each of the K scores."""
+    stacked = (_stack(each, 0) for each in zip(*slopes, strict=True))
+    pairs = zip(recorded, stacked, strict=True)
+    return tuple(Constant(module, name, value.detach(), slope) for (module, name, value), slope in pairs)
 
 
-def derivatives(rows: Tensor, leaves: list[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Of each row ``[B]`` of scores with respect to the leaves; zeros where it does not depend on one."""
-    last = len(rows) - 1
-    return [_derivative(row, leaves, keep=index < last) for index, row in enumerate(rows)]
+def _stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
+    """Stack tensors, without a copy where there is one."""
+    return tensors[0].unsqueeze(axis) if len(tensors) == 1 else torch.stack(list(tensors), axis)
 
 
-def _derivative(row: Tensor, leaves: list[Tensor], *, keep: bool) -> tuple[Tensor, ...]:
-    """Of one row; ``keep`` where the graph is needed again."""
+def derivatives(
+    scores: Tensor, leaves: Sequence[Tensor], *, retain_graph: bool = False
+) -> Iterator[tuple[Tensor, ...]]:
+    """Differentiate scores ``[B, K]`` with respect to the leaves: K tuples, zeros where they do not depend on a leaf.
+
+    Args:
+        scores: with their graph.
+        leaves: tensors of the graph.
+        retain_graph: keep the graph after the last of them.
+    """
+    last = scores.shape[1] - 1
+    for index, column in enumerate(scores.unbind(1)):
+        yield _derivative(column.sum(), leaves, retain_graph=retain_graph or index < last)
+
+
+def _derivative(score: Tensor, leaves: Sequence[Tensor], *, retain_graph: bool) -> tuple[Tensor, ...]:
     try:
-        return torch.autograd.grad(row.sum(), leaves, retain_graph=keep, allow_unused=True, materialize_grads=True)
+        return torch.autograd.grad(score, leaves, retain_graph=retain_graph, allow_unused=True, materialize_grads=True)
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):
             raise

@@ -1,4 +1,4 @@
-"""What is explained, brought into one form at the door: classes, several of them, against others, or any score."""
+"""What is explained, in one normalised form: classes, contrasts between classes, or any score of the output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 Score = Callable[..., Tensor]
-"""From a model's output, as the model returns it, to one number an image ``[B]``."""
+"""From a model's output, as the model returns it, to one number per image ``[B]``."""
+Opponents: TypeAlias = "tuple[int | Literal['rivals'] | None, ...]"
+"""What each image's classes are contrasted with: a class index, "rivals", or None for the class by itself."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,12 @@ class Contrast:
     """A class against others: why this and not that? A target of every method.
 
     Against its rivals means the logit minus the average of all other logits, weighted by their softmax. The weights are
-    taken once, on the clean image, and held.
+    computed once, on the clean image, and kept fixed.
 
     Args:
         target: as every target, but no score function.
-        against: the index or name of one class, or of one class an image; "rivals"; None for the class by itself, also
-            in methods that otherwise set it against its rivals.
+        against: the index or name of one class, or of one class per image; "rivals"; None for the class by itself, also
+            in methods that contrast it with its rivals by default.
 
     Example:
         >>> DAVE(model).attribute(images, Contrast("beer glass", against="red wine"))
@@ -42,176 +44,159 @@ class Contrast:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What is explained of each image of a batch; ``Target.of`` makes one of all that a user may give.
+    """What is explained of each image of a batch, normalised; ``Target.of`` converts everything that a user may give.
+
+    There are always K numbers per image, with K = 1 for a score, and for classes that were given without a K axis.
 
     Attributes:
-        indices: classes ``[]`` (one for all images), ``[B]`` or ``[B, K]``; None where they are not known yet.
-        score: a function of the model's output to one number an image, in the place of classes.
+        indices: classes ``[B, K]``; None for a score, and for the predicted class as long as it is not resolved.
+        score: a function of the model's output to one number per image, instead of classes.
         places: ``[B, H, W]``, where in each image a score of a place looks, once views moved it.
-        against: what the classes are set against: a class ``[]`` or ``[B]``, "rivals", "none" where they are meant by
-            themselves, or None where nothing was said.
-        weights: ``[B, K, classes]`` of the logits that are subtracted; None where there are none, or not yet.
+        against: one entry per image; None where the caller left it open.
+        weights: ``[B, K, classes]`` of the logits that are subtracted; None without a contrast, or if not yet resolved.
+        has_class_axis: whether the caller gave classes ``[B, K]``: only then do public results have the K axis.
     """
 
     indices: Tensor | None = None
     score: Score | None = None
     places: Tensor | None = None
-    against: Tensor | Literal["rivals", "none"] | None = None
+    against: Opponents | None = None
     weights: Tensor | None = None
+    has_class_axis: bool = False
 
     @classmethod
-    def of(cls, wanted: TargetLike, batch: int, names: Sequence[str] | None = None) -> Target:
-        """The target that is meant, if it fits the batch.
+    def of(cls, target: TargetLike, batch: int, names: Sequence[str] | None = None) -> Target:
+        """Normalise a target for a batch; a ``Target`` is returned as it is.
 
         Args:
-            wanted: an index or name for all images, one an image, a row of them an image (lists, ranges, numpy arrays
-                or tensors), a contrast, a function of the model's output to one score an image, or None for the
+            target: an index or name for all images, one per image, a row of them per image (lists, ranges, numpy arrays
+                or tensors), a contrast, a function of the model's output to one score per image, or None for the
                 predicted class.
-            batch: how many images there are.
+            batch: number of images.
             names: of the model's classes, where they are known.
         """
-        if wanted is None:
+        if isinstance(target, Target):
+            return target
+        if target is None:
             return cls()
-        if isinstance(wanted, Target):
-            return wanted._fitting(batch)
-        if isinstance(wanted, Contrast):
-            return cls.of(wanted.target, batch, names)._against(wanted.against, batch, names)
-        if callable(wanted) and not isinstance(wanted, Tensor):
-            return cls(score=wanted)
-        return cls(_indices(wanted, names))._fitting(batch)
-
-    @property
-    def several(self) -> bool:
-        """Whether each image has a row of classes of its own: results then have a dimension for them."""
-        return self.indices is not None and self.indices.ndim == 2
-
-    @property
-    def known(self) -> bool:
-        """Whether nothing is left to be found out on the clean image."""
-        weighed = not isinstance(self.opponent, str) or self.weights is not None
-        return self.score is not None or (self.indices is not None and weighed)
-
-    def resolve(self, logits: Tensor) -> Target:
-        """The same with its classes known, ``[B]`` or ``[B, K]``, and what is subtracted; checked against the model."""
-        if self.score is not None:
-            return self
-        found = self._classified(logits)
-        if found.opponent is None or found.weights is not None:
-            return found
-        return replace(found, weights=found._weighed(logits))
-
-    def read(self, output: Any, batch: int) -> Tensor:
-        """What is looked at in a model's output: logits ``[B, classes]``, or ``[B, 1]``, the values of the score."""
-        if self.score is None:
-            return class_logits(output, batch)
-        score = self.score(output) if self.places is None else self.score(output, self.places)
-        given = tuple(score.shape) if isinstance(score, Tensor) else None
-        if given != (batch,):
-            what = type(score).__name__ if given is None else f"shape {given}"
-            raise TargetError(f"the score function returned {what}; it must return one number an image, [{batch}]")
-        return score.unsqueeze(1)
-
-    def rows(self, logits: Tensor) -> Tensor:
-        """The explained numbers: ``[K, B]``, one row for each backward pass."""
-        if self.score is not None:
-            return logits.T  # the scores, as they were read
-        found = self.resolve(logits)
-        return contrasted(logits, found.columns, found.weights).T  # [K, B]
-
-    @property
-    def columns(self) -> Tensor:
-        """The classes of a resolved target, always ``[B, K]``."""
-        if self.indices is None or self.indices.ndim == 0:
-            raise TargetError("a score function has no class indices; give an int, a list or a tensor of indices")
-        return self.indices.reshape(len(self.indices), -1)
-
-    @property
-    def opponent(self) -> Tensor | str | None:
-        """What the classes are set against, if anything."""
-        return None if isinstance(self.against, str) and self.against == "none" else self.against
-
-    def for_each(self, batch: int, device: torch.device) -> Target:
-        """The same said of each image of a batch, where it was said of all."""
-
-        def spread(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            return value.to(device).expand(batch) if value.ndim == 0 else value.to(device)
-
-        return replace(self, indices=spread(self.indices), against=spread(self.against))
-
-    def part(self, start: int, stop: int) -> Target:
-        """What is explained of some images of the batch."""
-        return self._each(lambda tensor: tensor[start:stop])
-
-    def select(self, images: Tensor) -> Target:
-        """What is explained of the images of these numbers."""
-        return self._each(lambda tensor: tensor[images.to(tensor.device)])
-
-    def repeated(self, times: int) -> Target:
-        """For that many copies of the batch, one after the other."""
-        return self._each(lambda tensor: tensor.repeat(times, *[1] * (tensor.ndim - 1)))
-
-    def singles(self) -> list[Target]:
-        """One target for each of the K classes of an image."""
-        if not self.several or self.indices is None:
-            return [self]
-        weights = [None] * self.indices.shape[1] if self.weights is None else self.weights.split(1, 1)
-        pairs = zip(self.indices.unbind(1), weights, strict=True)
-        return [replace(self, indices=column, weights=part) for column, part in pairs]
-
-    def alone(self) -> Target:
-        """The same classes by themselves, whatever they are set against."""
-        return replace(self, against=None, weights=None)
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Target:
-        """The same with all that is said of each image changed; what is said of all images at once stays."""
-        names = ("indices", "places", "against", "weights")
-        values = {name: getattr(self, name) for name in names}
-        changed: dict[str, Any] = {
-            name: change(value) for name, value in values.items() if isinstance(value, Tensor) and value.ndim > 0
-        }
-        return replace(self, **changed)
-
-    def _fitting(self, batch: int) -> Target:
-        indices = self.indices
-        if indices is not None and indices.ndim > 0 and (indices.ndim > 2 or indices.shape[0] != batch):
+        if isinstance(target, Contrast):
+            chosen = cls.of(target.target, batch, names)
+            return replace(chosen, against=_parse_opponents(target.against, chosen, batch, names))
+        if callable(target) and not isinstance(target, Tensor):
+            return cls(score=target)
+        indices = _parse_indices(target, names)
+        if indices.ndim > 0 and (indices.ndim > 2 or indices.shape[0] != batch):
             raise TargetError(
                 f"target has shape {tuple(indices.shape)} for a batch of {batch}; give one index, [{batch}] indices, "
                 f"or [{batch}, K] indices"
             )
-        return self
+        if indices.ndim == 2:
+            return cls(indices, has_class_axis=True)
+        return cls(indices.expand(batch).unsqueeze(1))
 
-    def _against(self, wanted: Any, batch: int, names: Sequence[str] | None) -> Target:
-        if wanted is None or (isinstance(wanted, str) and wanted == "none"):
-            return replace(self, against="none")
+    @property
+    def count(self) -> int:
+        """K, how many numbers of each image are explained."""
+        return 1 if self.indices is None else self.indices.shape[1]
+
+    @property
+    def has_contrast(self) -> bool:
+        """Whether something is subtracted from the logits of any image."""
+        return self.against is not None and any(opponent is not None for opponent in self.against)
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether no logits of the clean image are needed to know the classes and the weights of a contrast."""
+        needs_weights = self.against is not None and "rivals" in self.against and self.weights is None
+        return self.score is not None or (self.indices is not None and not needs_weights)
+
+    def resolve(self, logits: Tensor) -> Target:
+        """Fill in the predicted classes and the weights of a contrast from logits ``[B, classes]``, and check both."""
         if self.score is not None:
-            raise TargetError("a score function stands for itself; subtract what it is set against inside of it")
-        if isinstance(wanted, str) and wanted == "rivals":
-            return replace(self, against="rivals")
-        other = _indices(wanted, names)
-        if other.ndim > 1 or (other.ndim == 1 and len(other) != batch):
-            raise TargetError(f"against has shape {tuple(other.shape)} for a batch of {batch}; give one class an image")
-        return replace(self, against=other)
+            return self
+        indices = logits.detach().argmax(1, keepdim=True) if self.indices is None else self.indices.to(logits.device)
+        if self.indices is not None:
+            _check_range("target", indices, logits.shape[1])
+        resolved = replace(self, indices=indices)
+        if self.weights is not None or not self.has_contrast:
+            return resolved
+        return replace(resolved, weights=resolved._contrast_weights(logits, indices))
 
-    def _classified(self, logits: Tensor) -> Target:
-        batch, classes = logits.shape
+    def read(self, output: Any, batch: int) -> Tensor:
+        """Select what is explained from the output: logits ``[B, classes]``, or values of the score ``[B, 1]``."""
+        if self.score is None:
+            return class_logits(output, batch)
+        score = self.score(output) if self.places is None else self.score(output, self.places)
+        shape = tuple(score.shape) if isinstance(score, Tensor) else None
+        if shape != (batch,):
+            what = type(score).__name__ if shape is None else f"shape {shape}"
+            raise TargetError(f"the score function returned {what}; it must return one number an image, [{batch}]")
+        return score.unsqueeze(1)
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Compute the explained numbers ``[B, K]`` from what ``read`` returned."""
+        if self.score is not None:
+            return logits
+        resolved = self.resolve(logits)
+        return contrast_scores(logits, resolved.class_indices, resolved.weights)
+
+    @property
+    def class_indices(self) -> Tensor:
+        """The classes ``[B, K]`` of a resolved target."""
         if self.indices is None:
-            return replace(self, indices=logits.detach().argmax(1))
-        indices = self._fitting(batch).indices
-        indices = indices.to(logits.device).expand(batch) if indices.ndim == 0 else indices.to(logits.device)  # type: ignore[union-attr]
-        _check_range("target", indices, classes)
-        return replace(self, indices=indices)
+            raise TargetError("a score function has no class indices; give an int, a list or a tensor of indices")
+        return self.indices
 
-    def _weighed(self, logits: Tensor) -> Tensor:
-        """The weight of each logit in what is subtracted: ``[B, K, classes]``."""
-        own = self.columns.unsqueeze(2)  # [B, K, 1]
+    def to(self, device: torch.device) -> Target:
+        """Move all tensors to a device."""
+        return self._map(lambda tensor: tensor.to(device))
+
+    def part(self, start: int, stop: int) -> Target:
+        """Select the images ``start`` to ``stop``."""
+        against = None if self.against is None else self.against[start:stop]
+        return replace(self._map(lambda tensor: tensor[start:stop]), against=against)
+
+    def select(self, images: Tensor) -> Target:
+        """Select images by index."""
+        against = None if self.against is None else tuple(self.against[index] for index in images.tolist())
+        return replace(self._map(lambda tensor: tensor[images.to(tensor.device)]), against=against)
+
+    def repeat(self, times: int) -> Target:
+        """Repeat for so many copies of the batch, one after the other."""
+        against = None if self.against is None else self.against * times
+        return replace(self._map(lambda tensor: tensor.repeat(times, *[1] * (tensor.ndim - 1))), against=against)
+
+    def split_classes(self) -> list[Target]:
+        """Return one target with K = 1 for each of the K classes."""
+        if self.indices is None:
+            return [self]
+        weights = [None] * self.count if self.weights is None else self.weights.split(1, 1)
+        pairs = zip(self.indices.split(1, 1), weights, strict=True)
+        return [replace(self, indices=column, weights=part) for column, part in pairs]
+
+    def without_contrast(self) -> Target:
+        """Return the same classes by themselves."""
+        return replace(self, against=None, weights=None)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Target:
+        """Return a copy with the per-image tensors changed."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        changed: dict[str, Any] = {name: change(value) for name, value in tensors.items()}
+        return replace(self, **changed)
+
+    def _contrast_weights(self, logits: Tensor, indices: Tensor) -> Tensor:
+        """Compute the weight of each logit in what is subtracted: ``[B, K, classes]``."""
         if logits.shape[1] < 2:
             raise TargetError("the model has one output, so that nothing stands against it; leave against out")
+        own, against = indices.unsqueeze(2), self.against or ()  # [B, K, 1]
         each = logits.detach().to(working_dtype(logits.dtype)).unsqueeze(1).expand(-1, own.shape[1], -1)
-        if not isinstance(self.against, Tensor):
-            return each.scatter(2, own, -torch.inf).softmax(2)
-        other = self.against.to(logits.device).reshape(-1, 1, 1).expand_as(own)
+        if not any(isinstance(opponent, int) for opponent in against):
+            weights = each.scatter(2, own, -torch.inf).softmax(2)
+            if None not in against:
+                return weights
+            is_contrasted = torch.tensor([opponent is not None for opponent in against], device=logits.device)
+            return weights * is_contrasted[:, None, None]
+        other = torch.tensor(against, device=logits.device).reshape(-1, 1, 1).expand_as(own)
         _check_range("against", other, logits.shape[1])
         if bool((other == own).any()):
             raise TargetError(f"class {int(other[other == own][0])} is set against itself; give another class")
@@ -226,7 +211,7 @@ TargetLike: TypeAlias = (
 
 
 def class_logits(output: Any, batch: int) -> Tensor:
-    """The logits ``[B, classes]`` of a classifier's output: a tensor, or an object that holds them under ``logits``."""
+    """Return the logits ``[B, classes]`` of a classifier's output: a tensor, or an object with attribute ``logits``."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
         raise OutputError(
@@ -242,34 +227,28 @@ def class_logits(output: Any, batch: int) -> Tensor:
     return logits
 
 
-def contrasted(logits: Tensor, columns: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The logits of classes ``[B, K]``, less the weighted sum of all logits where there are weights: ``[B, K]``."""
-    columns = columns.clone() if columns.is_inference() else columns  # autograd keeps no tensors of inference mode
+def contrast_scores(logits: Tensor, indices: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the logits of classes ``[B, K]``, minus the weighted sum of all logits if there are weights."""
+    indices = indices.clone() if indices.is_inference() else indices  # autograd keeps no tensors of inference mode
     if weights is None:
-        return logits.gather(1, columns)
+        return logits.gather(1, indices)
     wide = logits.to(working_dtype(logits.dtype))
     weights = (weights.clone() if weights.is_inference() else weights).to(wide)
-    return wide.gather(1, columns) - (weights * wide.unsqueeze(1)).sum(2)
+    return wide.gather(1, indices) - (weights * wide.unsqueeze(1)).sum(2)
 
 
-def names_of(model: nn.Module) -> Sequence[str] | None:
-    """The names of a model's classes, where it has any."""
+def class_names(model: nn.Module) -> Sequence[str] | None:
+    """Return the names of a model's classes, or None."""
     names = getattr(model, "class_names", None)
     return names if isinstance(names, Sequence) and not isinstance(names, str) else None
 
 
-def resolve_target(logits: Tensor, target: TargetLike) -> Tensor:
-    """Class indices for a batch: ``[B]``, or ``[B, K]`` where several classes of each image are asked for."""
-    resolved = Target.of(target, len(logits)).resolve(logits)
-    return resolved.columns if resolved.several else resolved.columns[:, 0]
-
-
-def _indices(wanted: Any, names: Sequence[str] | None) -> Tensor:
+def _parse_indices(target: Any, names: Sequence[str] | None) -> Tensor:
     try:
-        indices = torch.as_tensor(_numbered(wanted, names))
+        indices = torch.as_tensor(_replace_names(target, names))
     except (TypeError, ValueError, RuntimeError) as error:
         raise TargetError(
-            f"target is of type {type(wanted).__name__}; give class indices as integers, names of classes, or a "
+            f"target is of type {type(target).__name__}; give class indices as integers, names of classes, or a "
             "function of the output"
         ) from error
     if indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype == torch.bool:
@@ -277,17 +256,30 @@ def _indices(wanted: Any, names: Sequence[str] | None) -> Tensor:
     return indices.long()
 
 
-def _numbered(wanted: Any, names: Sequence[str] | None) -> Any:
-    """The same nesting with an index for every name."""
-    if isinstance(wanted, str):
+def _replace_names(target: Any, names: Sequence[str] | None) -> Any:
+    """Replace every class name by its index, keeping the nesting."""
+    if isinstance(target, str):
         if names is None:
-            raise TargetError(f"target {wanted!r} is a name, and this model has no class_names; give a class index")
-        return find_class(wanted, names)
-    if getattr(getattr(wanted, "dtype", None), "kind", "") in ("U", "O"):  # a numpy array of names
-        wanted = wanted.tolist()
-    if isinstance(wanted, Sequence) and not isinstance(wanted, bytes):
-        return [_numbered(each, names) for each in wanted]
-    return wanted
+            raise TargetError(f"target {target!r} is a name, and this model has no class_names; give a class index")
+        return find_class(target, names)
+    if getattr(getattr(target, "dtype", None), "kind", "") in ("U", "O"):  # a numpy array of names
+        target = target.tolist()
+    if isinstance(target, Sequence) and not isinstance(target, bytes):
+        return [_replace_names(each, names) for each in target]
+    return target
+
+
+def _parse_opponents(against: Any, target: Target, batch: int, names: Sequence[str] | None) -> Opponents:
+    if against is None or (isinstance(against, str) and against == "none"):
+        return (None,) * batch
+    if target.score is not None:
+        raise TargetError("a score function stands for itself; subtract what it is set against inside of it")
+    if isinstance(against, str) and against == "rivals":
+        return tuple("rivals" for _ in range(batch))
+    indices = _parse_indices(against, names)
+    if indices.ndim > 1 or (indices.ndim == 1 and len(indices) != batch):
+        raise TargetError(f"against has shape {tuple(indices.shape)} for a batch of {batch}; give one class an image")
+    return tuple(indices.expand(batch).tolist())
 
 
 def _check_range(name: str, indices: Tensor, classes: int) -> None:

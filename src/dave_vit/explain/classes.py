@@ -233,7 +233,7 @@ class ClassExplanation:
         parts = [
             self.explainer.name,
             f"preset {preset}" if preset else "",
-            "against rivals" if self.explanation.against == "rivals" else "",
+            "against rivals" if "rivals" in (self.explanation.against or ()) else "",
             f"{self.explanation.samples} samples" if self.explanation.standard_error is not None else "",
         ]
         return ", ".join(filter(None, parts))
@@ -302,11 +302,10 @@ class ClassExplanation:
     @property
     def against(self) -> str | dict[str, Any] | None:
         """What the classes were set against: "rivals", a class, or nothing."""
-        found = self.explanation.against
-        if not isinstance(found, Tensor):
-            return found
-        index = int(found[0])
-        return {"index": index, "name": self.explainer.model.class_names[index]}
+        against = (self.explanation.against or (None,))[0]
+        if not isinstance(against, int):
+            return against
+        return {"index": against, "name": self.explainer.model.class_names[against]}
 
     def _found(self) -> dict[str, Any]:
         """What the method found out by itself: whether anything is significant, and which neighbourhood fits."""

@@ -39,7 +39,7 @@ def _fused(graph: TokenGraph, heads: Heads) -> list[Tensor]:
 def _for_all(scores: Tensor, graph: TokenGraph, target: Target) -> Tensor:
     """Scores ``[b, N]`` as token grids ``[b, K, h, w]``, the same whatever is explained."""
     grid = graph.layout.to_grid(scores)  # [b, h, w]
-    return grid.unsqueeze(1).expand(-1, len(target.rows(graph.logits)), -1, -1)
+    return grid.unsqueeze(1).expand(-1, target.count, -1, -1)
 
 
 @METHODS.register("raw_attention")

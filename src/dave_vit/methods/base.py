@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -17,8 +18,8 @@ from dave_vit.engine import gradient
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.forward import check_inputs
 from dave_vit.engine.gradient import Gradient
-from dave_vit.engine.targets import Target, TargetLike, names_of
-from dave_vit.errors import InputError, OptionError
+from dave_vit.engine.targets import Opponents, Target, TargetLike, class_names
+from dave_vit.errors import InputError, OptionError, OutputError
 from dave_vit.maps import collapse
 from dave_vit.methods.certainty import Subject, doubt, sureness
 from dave_vit.methods.pass_size import Passes, clean_logits
@@ -59,7 +60,8 @@ class Explanation:
         standard_error: of the map over the samples ``[B, H, W]``, for methods that draw samples.
         samples: how many samples it rests on; the most of any image, where images took different numbers.
         postprocess: how the method's own map is made of the channel sum, where it prescribes one.
-        against: what the classes are set against: "rivals", the class of each image ``[B]``, or None.
+        against: what the classes of each image are set against: a class index, "rivals", or None; None as a whole
+            where no image has anything.
         significant: whether anything stands out of the noise of the samples, ``[B]`` or ``[B, K]``; the map is their
             mean where nothing does. None for methods that draw no samples.
         drawn: how many samples each image took, ``[B]``, for methods that draw samples.
@@ -77,7 +79,7 @@ class Explanation:
     standard_error: Tensor | None = None
     samples: int = 1
     postprocess: Callable[[Tensor], Tensor] | None = None
-    against: Tensor | str | None = None
+    against: Opponents | None = None
     significant: Tensor | None = None
     drawn: Tensor | None = None
     rung: Tensor | None = None
@@ -88,7 +90,15 @@ class Explanation:
         """The explanations of the images of these numbers."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         chosen: dict[str, Any] = {name: value[images.to(value.device)] for name, value in tensors.items()}
-        return replace(self, **chosen, subject=self.subject and self.subject.select(images))
+        against = None if self.against is None else tuple(self.against[index] for index in images.tolist())
+        return replace(self, **chosen, against=against, subject=self.subject and self.subject.select(images))
+
+    def _without_class_axis(self) -> Explanation:
+        """Drop the axis of K = 1 classes."""
+        values = {
+            name: getattr(self, name) for name in ("attribution", "target", "standard_error", "significant", "mean")
+        }
+        return replace(self, **{name: value[:, 0] for name, value in values.items() if value is not None})
 
     @property
     def map(self) -> Tensor:
@@ -220,8 +230,7 @@ class Method(ABC):
         def step(start: int, stop: int) -> Explanation:
             return self._explain(images[start:stop], wanted.part(start, stop), passes)
 
-        found = replace(joined(passes.run(step, len(images))), subject=Subject(images, self.model))
-        return found if wanted.opponent is None else replace(found, against=wanted.opponent)
+        return self._finish(joined(passes.run(step, len(images))), images, wanted)
 
     @classmethod
     def within(cls, budget: int, **options: Any) -> dict[str, Any]:
@@ -238,7 +247,7 @@ class Method(ABC):
 
     @abstractmethod
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
-        """The explanation of a chunk.
+        """Explain a chunk of images: attributions ``[b, K, C, H, W]``, classes ``[b, K]``, maps ``[b, K, H, W]``.
 
         Args:
             images: ``[b, C, H, W]``.
@@ -250,13 +259,25 @@ class Method(ABC):
         """What a call works with: images that autograd takes, the target in its one form, the size of passes."""
         check_images(inputs)
         images = inputs.clone() if inputs.is_inference() else inputs.detach()
-        wanted = Target.of(target, len(images), names_of(self.model))
-        wanted = wanted.for_each(len(images), images.device)
+        wanted = Target.of(target, len(images), class_names(self.model)).to(images.device)
         return images, wanted, Passes(self.chunk or self._rows.get(images.device.type, self._rows["cpu"]))
+
+    def _finish(self, found: Explanation, images: Tensor, target: Target) -> Explanation:
+        """Add what is common to all methods; this is the one place that drops a K axis that the caller did not give."""
+        shape = tuple(found.attribution.shape)
+        if len(shape) != images.ndim + 1 or shape[:2] != (len(images), target.count):
+            raise OutputError(
+                f"{type(self).__name__} returned attributions of shape {shape}; a method must return [B, K, ...], "
+                f"here [{len(images)}, {target.count}, ...]"
+            )
+        against = target.against if found.against is None else found.against
+        against = None if against is None or against.count(None) == len(against) else against
+        found = replace(found, against=against, subject=Subject(images, self.model))
+        return found if target.has_class_axis else found._without_class_axis()
 
     def _resolved(self, images: Tensor, target: Target, passes: Passes) -> Target:
         """With the predicted classes of the clean images where no other are asked for; else without a pass."""
-        if target.known:
+        if target.is_resolved:
             return target
         return target.resolve(clean_logits(self.model, images, passes, autocast=self.autocast))
 
@@ -272,19 +293,13 @@ def joined(parts: Sequence[Explanation]) -> Explanation:
         for name, value in vars(parts[0]).items()
         if isinstance(value, Tensor)
     }
-    if "against" not in tensors:  # where classes compete is found out image by image
-        tensors["against"] = next((part.against for part in parts if part.against is not None), None)
-    return replace(parts[0], samples=max(part.samples for part in parts), **tensors)
+    against = None if parts[0].against is None else tuple(chain(*(part.against or () for part in parts)))
+    return replace(parts[0], samples=max(part.samples for part in parts), against=against, **tensors)
 
 
 def times_input(passed: Gradient, images: Tensor, target: Target) -> Explanation:
     """The derivative that one pass gave, times the images."""
-    return Explanation(times(passed.weight, images, target), target.resolve(passed.logits).indices)
-
-
-def times(values: Tensor, images: Tensor, target: Target) -> Tensor:
-    """Values ``[..., b, C, H, W]``, or ``[..., b, K, C, H, W]`` of several classes, times images ``[b, C, H, W]``."""
-    return values * (images.unsqueeze(1) if target.several else images)
+    return Explanation(passed.weight * images.unsqueeze(1), target.resolve(passed.logits).indices)
 
 
 def check_images(inputs: Tensor) -> None:

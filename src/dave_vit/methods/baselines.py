@@ -81,7 +81,6 @@ class Center(Method):
 
 def _alike(drawn: Tensor, images: Tensor, target: Target, logits: Tensor) -> Explanation:
     """The same values ``[C, H, W]`` for every image and whatever is explained of it, which is checked all the same."""
-    columns = len(target.rows(logits))
-    shape = (len(images), columns) if target.several else (len(images),)
-    attribution = drawn.to(images.device, images.dtype).expand(*shape, *drawn.shape).clone()
-    return Explanation(attribution, target.resolve(logits).indices)
+    target = target.resolve(logits)
+    attribution = drawn.to(images.device, images.dtype).expand(len(images), target.count, *drawn.shape).clone()
+    return Explanation(attribution, target.indices)

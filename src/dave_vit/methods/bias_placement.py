@@ -13,7 +13,7 @@ from torch import Tensor
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.batch_axes import batch_sides
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.gradient import Gradient, gradients
+from dave_vit.engine.gradient import Constant, gradient
 from dave_vit.engine.targets import Target
 from dave_vit.engine.token_layout import token_grid
 from dave_vit.methods.base import Explanation, Method, joined
@@ -68,19 +68,17 @@ def attributions(method: Method, images: Tensor, target: Target, make: Make, rul
         singles = range(len(images))
         return joined([attributions(method, images[i : i + 1], target.part(i, i + 1), make, rules) for i in singles])
 
-    def reduce(passed: Gradient) -> tuple[Tensor, Tensor | None]:
-        return _made(passed, images, make, sides), target.resolve(passed.logits).indices
+    def combine(weight: Tensor, constants: Sequence[Constant]) -> Tensor:
+        return _combine(weight * images, constants, images, make, sides)
 
-    found = gradients(model, images, target, reduce, rules=rules, autocast=autocast, record_constants=True)
-    made, indices = zip(*found, strict=True)
-    return Explanation(torch.stack(made, 1) if target.several else made[0], indices[0])
+    passed = gradient(model, images, target, rules=rules, autocast=autocast, combine=combine)
+    return Explanation(passed.weight, target.resolve(passed.logits).indices)
 
 
-def _made(passed: Gradient, images: Tensor, make: Make, sides: Sequence[int]) -> Tensor:
-    """The attributions of a batch, of which one image is made of one pass as all of them are."""
-    functions = [constant.function for constant in passed.constants]
-    parts = [(constant.value, constant.derivative) for constant in passed.constants]
-    direct = passed.weight * images
+def _combine(direct: Tensor, constants: Sequence[Constant], images: Tensor, make: Make, sides: Sequence[int]) -> Tensor:
+    """Compute the attributions of a batch for one class: ``[b, C, H, W]``."""
+    functions = [constant.function for constant in constants]
+    parts = [(constant.value, constant.derivative[0]) for constant in constants]
     if len(images) == 1:
         return make(direct[0], _contributions(functions, parts, images))[None]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from dave_vit.engine.targets import names_of
+from dave_vit.engine.targets import class_names
 
 TOO_MUCH = 0.25  # share of a map's energy that may be chance before it is said
 ENOUGH = 0.1  # share at which `samples="auto"` stops, too
@@ -45,7 +45,7 @@ class Subject:
     @property
     def names(self) -> Sequence[str] | None:
         """Of the model's classes, where it has any."""
-        return names_of(self.model)
+        return class_names(self.model)
 
     def select(self, images: Tensor) -> Subject:
         """The images of these numbers."""

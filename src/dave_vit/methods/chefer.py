@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,13 +19,15 @@ from dave_vit.methods.pass_size import Passes
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, gradients, token_graph
 
 
-def _gathered(graph: TokenGraph, slopes: list[list[Tensor]], values: list[list[Tensor]], start_layer: int) -> Tensor:
+def _gathered(
+    graph: TokenGraph, slopes: Sequence[Sequence[Tensor]], values: Sequence[Sequence[Tensor]], start_layer: int
+) -> Tensor:
     """Token grids ``[b, K, h, w]``, out of a list for each of the K classes: a gradient and a value of each matrix."""
     columns = zip(slopes, values, strict=True)
     return graph.layout.to_grid(torch.stack([_relevance(graph, *column, start_layer) for column in columns], 1))
 
 
-def _relevance(graph: TokenGraph, slopes: list[Tensor], values: list[Tensor], start_layer: int) -> Tensor:
+def _relevance(graph: TokenGraph, slopes: Sequence[Tensor], values: Sequence[Tensor], start_layer: int) -> Tensor:
     """One value a token ``[b, N]``."""
     parts = zip(slopes, values, strict=True)
     means = [(slope.to(value.dtype) * value).clamp(min=0).mean(1) for slope, value in parts]  # E_h (dA * A)^+
@@ -98,11 +101,13 @@ class CheferLRP(TokenMethod):
         graph = token_graph(observed, images)
         slopes = gradients(graph.logits, target, [attention.matrix for attention in graph.all])
         # One by one: sums share their relevance out by totals over the whole image.
-        single = [self._relevances(images[i : i + 1], target.part(i, i + 1).alone()) for i in range(len(images))]
+        single = [
+            self._relevances(images[i : i + 1], target.part(i, i + 1).without_contrast()) for i in range(len(images))
+        ]
         values = [[torch.cat(layer) for layer in zip(*column, strict=True)] for column in zip(*single, strict=True)]
         return _gathered(graph, slopes, values, self.start_layer)
 
-    def _relevances(self, image: Tensor, target: Target) -> list[list[Tensor]]:
+    def _relevances(self, image: Tensor, target: Target) -> Sequence[Sequence[Tensor]]:
         """A list for each of the K classes: the relevance of each attention matrix of one image."""
         exact = image.to(precise_dtype(image.device))
         with observation(self.model, exact, rules=alpha_beta(self.alpha), read=target.read) as observed:

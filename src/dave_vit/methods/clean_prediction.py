@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit.engine.targets import Target
+from dave_vit.engine.targets import Opponents, Target
 from dave_vit.models.traits import do_classes_compete
 
 
@@ -39,10 +39,8 @@ class Clean:
 
     def contrast(self, target: Target, logits: Tensor) -> Target:
         """A target set against its rivals in those images whose classes compete."""
-        if not bool(self.compete.any()):
-            return target.resolve(logits)
-        found = replace(target, against="rivals").resolve(logits)
-        return replace(found, weights=found.weights * self.compete[:, None, None])  # type: ignore[operator]
+        against: Opponents = tuple("rivals" if compete else None for compete in self.compete.tolist())
+        return replace(target, against=against).resolve(logits)
 
     def survival(self, logits: Tensor) -> Tensor:
         """How much of the predicted class's probability is left on views ``[n, b, classes]``: ``[n, b]``."""
@@ -51,7 +49,7 @@ class Clean:
 
     def weights(self, logits: Tensor, target: Target) -> Tensor:
         """How much each view counts: the probability of the explained classes on it, ``[n, b * K]``."""
-        return probabilities(logits, target.columns, self.compete).flatten(1)
+        return probabilities(logits, target.class_indices, self.compete).flatten(1)
 
 
 def probabilities(logits: Tensor, columns: Tensor, compete: Tensor) -> Tensor:

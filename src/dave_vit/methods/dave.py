@@ -19,8 +19,8 @@ from dave_vit.engine.fingerprint import unchanging
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import OptionError, TargetError
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, joined, times, times_input
-from dave_vit.methods.certainty import ENOUGH, Subject
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, joined, times_input
+from dave_vit.methods.certainty import ENOUGH
 from dave_vit.methods.clean_prediction import Clean
 from dave_vit.methods.pass_size import Passes, clean_logits, even
 from dave_vit.methods.presets import NOISE_SWITCHES, Against, preset_of
@@ -131,7 +131,7 @@ class DAVE(Method):
         for found in zip_longest(*runs):
             latest = [new or old for new, old in zip(found, latest, strict=True)]
             made = joined([each for each in latest if each is not None])
-            yield replace(made, subject=Subject(images, self.model))
+            yield self._finish(made, images, wanted)
 
     def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
         with unchanging():
@@ -219,7 +219,7 @@ class DAVE(Method):
         return start + -(-(end - start) // passes)
 
     def _attributions(self, views: Views, group: Group, passes: Passes) -> tuple[Tensor, Tensor]:
-        """One sample a view, ``[n, b, C, H, W]`` or ``[n, b, K, C, H, W]``, and its logits ``[n, b, classes]``."""
+        """One sample a view, ``[n, b, K, C, H, W]``, and its logits ``[n, b, classes]``."""
         images, target = group.images, group.estimate.target
         rows = views.apply(images).flatten(0, 1)  # x_t = tau(x + eps): [n * b, C, H, W]
         wanted = self._seen(target, views, images)
@@ -231,11 +231,11 @@ class DAVE(Method):
         whole = (part[0] if len(part) == 1 else torch.cat(part) for part in parts)
         weight, logits = (part.unflatten(0, (len(views), len(images))) for part in whole)
         pulled = views.pull_back(weight.flatten(1, -4)).reshape(weight.shape)  # eq. (8) inside
-        return times(pulled, images, target), logits  # eq. (9)
+        return pulled * images.unsqueeze(1), logits  # eq. (9)
 
     def _seen(self, target: Target, views: Views, images: Tensor) -> Target:
         """The target of each view; the place that a score looks at moves with the image."""
-        wanted, place = target.repeated(len(views)), getattr(target.score, "place", None)
+        wanted, place = target.repeat(len(views)), getattr(target.score, "place", None)
         if place is None:
             return wanted
         size = (images.shape[-2], images.shape[-1])
@@ -243,19 +243,18 @@ class DAVE(Method):
         return replace(wanted, places=moved.repeat_interleave(len(images), 0))
 
     def _effective(self, rows: Tensor, target: Target, *, once: bool) -> tuple[Tensor, Tensor]:
-        """W and logits of each view."""
+        """W ``[n, K, C, H, W]`` and logits of each view."""
         if self._compiled is None:
             passed = self._recorded_model.gradient(rows, target, self.rules, once=once)
             return passed.weight, passed.logits
-        weight, logits = self._compiled(rows, target)  # [n, K, C, H, W]
-        return weight if target.several else weight[:, 0], logits
+        return self._compiled(rows, target)
 
     def _resolved(self, images: Tensor, target: Target, passes: Passes) -> Target:
         if self._compiled is None:
             return super()._resolved(images, target, passes)
         if target.score is not None:
             raise TargetError("a compiled graph explains classes; leave compiled out to explain a score function")
-        classes = self._recorded_model.classes(images) if target.known else None
+        classes = self._recorded_model.classes(images) if target.is_resolved else None
         if classes is None:
             return target.resolve(self._said(images, passes))
         return target.resolve(images.new_empty(len(images), classes))  # the graph checks no ranges

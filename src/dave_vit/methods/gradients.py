@@ -13,7 +13,7 @@ from dave_vit.engine import gradient
 from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import InputError, OptionError
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, times, times_input
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, times_input
 from dave_vit.methods.pass_size import Passes, clean_logits
 from dave_vit.methods.sampling import Estimate
 from dave_vit.neighborhood.draws import sample_generator
@@ -123,9 +123,9 @@ class IntegratedGradients(Method):
         logits = clean_logits(self.model, images, passes, wanted.read)
         wanted = wanted.resolve(logits)
         start = clean_logits(self.model, self._start(images), passes, wanted.read)
-        rise = (wanted.rows(logits) - wanted.rows(start)).T  # [B, K]
+        rise = wanted.scores(logits) - wanted.scores(start)  # [B, K]
         total = attribution.reshape(*rise.shape, -1).sum(-1, dtype=precise_dtype(images.device))
-        return total - rise if wanted.several else (total - rise)[:, 0]
+        return total - rise if wanted.has_class_axis else (total - rise)[:, 0]
 
     def _start(self, images: Tensor) -> Tensor:
         baseline = torch.as_tensor(self.baseline, dtype=images.dtype, device=images.device)
@@ -149,12 +149,12 @@ class IntegratedGradients(Method):
             points = start + alpha.view(-1, *[1] * images.ndim) * span  # [s, b, C, H, W]
             slopes = slopes_of(self, points, target, passes)
             total = total + torch.einsum("s,s...->...", part, slopes)
-        return Explanation(times(total, span, target), target.indices)
+        return Explanation(total * span.unsqueeze(1), target.indices)
 
 
 def slopes_of(method: Method, rows: Tensor, target: Target, passes: Passes) -> Tensor:
-    """Plain gradients at rows ``[n, b, C, H, W]``, n for each image: of that shape, or ``[n, b, K, C, H, W]``."""
-    flat, wanted = rows.flatten(0, 1), target.repeated(len(rows))
+    """Compute plain gradients at rows ``[n, b, C, H, W]``, n for each image: ``[n, b, K, C, H, W]``."""
+    flat, wanted = rows.flatten(0, 1), target.repeat(len(rows))
 
     def compute(start: int, stop: int) -> Tensor:
         part = wanted.part(start, stop)
@@ -221,7 +221,7 @@ class SmoothGrad(Method):
             noise = self.noise(tuple(images.shape[1:]), first, min(first + at_once, self.samples))
             noise = noise.to(images.device, images.dtype).unsqueeze(1)  # [n, 1, C, H, W]
             slopes = slopes_of(self, images + spread * noise, estimate.target, passes)
-            estimate.add(times(slopes, factor, estimate.target))
+            estimate.add(slopes * factor.unsqueeze(1))
         return estimate.explanation()
 
     def noise(self, shape: tuple[int, ...], start: int, stop: int) -> Tensor:

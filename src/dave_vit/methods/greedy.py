@@ -62,7 +62,7 @@ class Greedy(Method):
         check_no_clips(images, "greedy", "hides places of one image")
         squares = Squares.of(self.model, images, self.patch)
         target = self._resolved(images, target, passes)
-        places = [self._places(images, single, passes, squares) for single in target.singles()]  # K of [b, P]
+        places = [self._places(images, single, passes, squares) for single in target.split_classes()]  # K of [b, P]
         return as_explanation(squares.masks(torch.stack(places, 1)), images, target)
 
     def _places(self, images: Tensor, target: Target, passes: Passes, squares: Squares) -> Tensor:

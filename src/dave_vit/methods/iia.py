@@ -78,7 +78,7 @@ class IIA(TokenMethod):
         """max(0, A * dA), averaged over heads and summed over points: ``[blocks, b, K, N, N]``."""
         rows = (points[:, 0].view(-1, 1, 1, 1, 1) * images).flatten(0, 1)  # [p * b, C, H, W]
         scales = points[:, 1:].repeat_interleave(len(images), 0)  # [p * b, layers]
-        wanted = target.repeated(len(points))
+        wanted = target.repeat(len(points))
 
         def compute(start: int, stop: int) -> Tensor:
             factors = dict(zip(range(blocks - self.layers, blocks), scales[start:stop].unbind(1), strict=True))

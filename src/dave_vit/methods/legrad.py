@@ -67,7 +67,7 @@ class LeGrad(TokenMethod):
     def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
         layered = cast(Layered, observed.model)
         matrices = [attention.matrix for attention in _of_blocks(observed, layered)]
-        slopes = gradients(layered.logits.flatten(0, 1), target.repeated(len(matrices)), matrices)  # K lists
+        slopes = gradients(layered.logits.flatten(0, 1), target.repeat(len(matrices)), matrices)  # K lists
         chosen = self._chosen(len(matrices))
         maps = [torch.stack([_positive(column[index]) for index in chosen]).mean(0) for column in slopes]  # [b, N]
         return token_graph(observed, images).layout.to_grid(torch.stack(maps, 1))

@@ -106,5 +106,4 @@ class LibraGrad(Method):
         ) as observed:
             target = target.resolve(observed.logits)
             grids = weighted(observed, images, target, mean_slope, positive=True).detach().to(images.dtype)
-        maps = upsampled(grids, images)  # [b, K, C, H, W]
-        return Explanation(maps if target.several else maps[:, 0], target.indices)
+        return Explanation(upsampled(grids, images), target.indices)

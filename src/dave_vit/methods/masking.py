@@ -41,7 +41,7 @@ def answers(method: Method, rows: Tensor, target: Target, passes: Passes, score:
         passes: of the call.
         score: "probability" is the softmax of the class; only a class by itself has one, all else is its own number.
     """
-    flat, wanted = rows.flatten(0, 1), target.repeated(len(rows))
+    flat, wanted = rows.flatten(0, 1), target.repeat(len(rows))
     return told(_logits(method, flat, wanted, passes), wanted, score).reshape(*rows.shape[:2], -1)
 
 
@@ -53,9 +53,9 @@ def _logits(method: Method, rows: Tensor, target: Target, passes: Passes) -> Ten
 def told(logits: Tensor, target: Target, score: Score) -> Tensor:
     """What is explained of each row, out of the model's logits: ``[rows, K]``, in float32 at least."""
     logits = logits.to(working_dtype(logits.dtype))
-    if score == "probability" and target.score is None and target.opponent is None:
+    if score == "probability" and target.score is None and not target.has_contrast:
         logits = logits.softmax(1)
-    return target.rows(logits).T
+    return target.scores(logits)
 
 
 def under_masks(
@@ -126,4 +126,4 @@ class Squares:
 def as_explanation(maps: Tensor, images: Tensor, target: Target) -> Explanation:
     """Maps ``[b, K, H, W]`` as an explanation, spread evenly over the channels."""
     made = per_channel(maps, images.shape[1]).to(images.dtype).contiguous()  # [b, K, C, H, W]
-    return Explanation(made if target.several else made[:, 0], target.indices)
+    return Explanation(made, target.indices)

@@ -79,9 +79,8 @@ class RISE(Method):
         spread = (squares / self.samples - mean.square()).clamp(min=0)
         error = (spread / max(self.samples - 1, 1)).sqrt()
         mean, error = (part.to(images.dtype) for part in (mean, error))  # [b, K, H, W]
-        made = replace(as_explanation(mean, images, target), samples=self.samples)
-        mean, error = (part if target.several else part[:, 0] for part in (mean, error))
-        return replace(made, mean=mean, standard_error=error)
+        made = as_explanation(mean, images, target)
+        return replace(made, samples=self.samples, mean=mean, standard_error=error)
 
     def masks(self, size: tuple[int, int], start: int, stop: int) -> Tensor:
         """Masks ``start`` to ``stop`` of this seed, for images of one size: ``[n, 1, H, W]``."""

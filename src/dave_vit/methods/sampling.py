@@ -36,7 +36,7 @@ class Estimate:
         """Takes samples, and how much they count.
 
         Args:
-            samples: attributions ``[n, b, C, H, W]``, or ``[n, b, K, C, H, W]``; clips have T before C.
+            samples: attributions ``[n, b, K, C, H, W]``; clips have T before C.
             weights: ``[n, b * K]``; all alike by default.
         """
         flat = samples.flatten(1, -4)  # [n, b * K * T, C, H, W]
@@ -64,13 +64,12 @@ class Estimate:
         significant = parts[2].any(-1) if self.frames else parts[2]
         drawn = torch.full((len(parts[0]),), made.count, device=parts[0].device)
         found = Explanation(parts[0], self.target.indices, parts[1], made.count, self.postprocess)
-        return replace(found, against=self.target.opponent, significant=significant, drawn=drawn, mean=parts[3])
+        return replace(found, against=self.target.against, significant=significant, drawn=drawn, mean=parts[3])
 
     @property
     def _maps(self) -> tuple[int, ...]:
-        """How many maps an image has: ``(K, T)``, without those that there are not."""
-        several = tuple(self.target.columns.shape[1:]) if self.target.several else ()
-        return (*several, *self.frames)
+        """How many maps an image has: ``(K,)``, or ``(K, T)`` for clips."""
+        return (self.target.count, *self.frames)
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,7 +98,7 @@ class TIS(TokenMethod):
         """What is explained of one image ``[C, H, W]`` of which some tokens ``[T, N]`` are kept: ``[T, K]``."""
 
         def compute(start: int, stop: int) -> Tensor:
-            rows, wanted = image.expand(stop - start, *image.shape), target.repeated(stop - start)
+            rows, wanted = image.expand(stop - start, *image.shape), target.repeat(stop - start)
             rules = keep_tokens(kept[start:stop])
             with observation(self.model, rows, rules=rules, autocast=self.autocast, read=wanted.read) as observed:
                 return told(observed.logits.detach(), wanted, self.score)

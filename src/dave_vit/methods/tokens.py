@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import working_dtype
 from dave_vit.engine.forward import Read
+from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.observation import Attention, Observation, observation
 from dave_vit.engine.targets import Target
 from dave_vit.engine.token_layout import TokenLayout, find_layout
@@ -55,7 +56,7 @@ class TokenGraph:
         if self.pooling is not None:
             return wide(self.pooling).mean((1, 2)).unsqueeze(1)
         last = self.layers[-1].matrix
-        (grad,) = _slopes(self.logits.square().sum(), [last])
+        (grad,) = next(derivatives(self.logits.square().sum(1, keepdim=True), [last], retain_graph=True))
         read = (grad != 0).any(-1).any(1)  # [b, N]
         weight = (read | ~read.any(1, keepdim=True)).to(working_dtype(last.dtype))
         return (weight / weight.sum(1, keepdim=True)).unsqueeze(1)
@@ -128,7 +129,7 @@ class TokenMethod(Method):
             target = target.resolve(observed.logits)
             grids = self._grids(observed, images, target, passes).detach().to(images.dtype)  # [b, K, h, w]
         maps = grids.unsqueeze(2) if self.resolution == "patch" else upsampled(grids, images)
-        return Explanation(maps if target.several else maps[:, 0], target.indices)
+        return Explanation(maps, target.indices)
 
     def _subject(self, target: Target) -> nn.Module:
         """What is run."""
@@ -150,12 +151,6 @@ def upsampled(grids: Tensor, images: Tensor) -> Tensor:
     return per_channel(maps, images.shape[1]).to(grids.dtype).contiguous()
 
 
-def gradients(logits: Tensor, target: Target, sources: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Derivatives of what is explained with respect to ``sources``: one list for each of the K classes of an image."""
-    rows = target.rows(logits).sum(1)  # [K]
-    return [list(_slopes(row, sources)) for row in rows.unbind()]
-
-
-def _slopes(score: Tensor, sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Zeros with respect to what a score does not depend on, such as the attention of another branch."""
-    return torch.autograd.grad(score, sources, retain_graph=True, allow_unused=True, materialize_grads=True)
+def gradients(logits: Tensor, target: Target, sources: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """Differentiate what is explained with respect to ``sources``: one tuple for each of the K classes."""
+    return list(derivatives(target.scores(logits), sources, retain_graph=True))

@@ -97,7 +97,7 @@ class ZeroShotAdapter(Adapter):
             sentence: index of the sentence.
         """
         model = self.word_model(inputs, sentence)
-        weight = gradient(model, model.embedded, matched_similarity, rules=EFFECTIVE).weight
+        weight = gradient(model, model.embedded, matched_similarity, rules=EFFECTIVE).weight[:, 0]
         contributions = (weight * model.embedded).sum(-1)[0].tolist()  # [L]
         pairs = zip(self.tokens["input_ids"][sentence].tolist(), contributions, strict=True)
         special = self.tokenizer.all_special_ids

@@ -145,7 +145,7 @@ def show(
         rows.append(cells if panel.sureness is None else [*cells, sureness_cell(panel.sureness)])
     doubts = list(dict.fromkeys(f"Note: {said}." for said in explanation.doubts[:limit] if said))
     sure = [SURENESS] if explanation.sureness is not None else []
-    rivals = ["each class against its rivals"] if explanation.against == "rivals" else []
+    rivals = ["each class against its rivals"] if "rivals" in (explanation.against or ()) else []
     counted = [f"{explanation.samples} samples"] if explanation.standard_error is not None else []
     title = ", ".join([*counted, *rivals])
     return draw_grid(rows, title=title, notes=[*sure, *doubts])
@@ -158,10 +158,10 @@ def build_panels(
     maps = _each(explanation.map)
     classes = [] if explanation.target is None else explanation.target.flatten().tolist()
     titles = [_name(index, names) for index in classes] or ["score"]
-    if isinstance(explanation.against, Tensor) and classes:
-        each = len(classes) // len(explanation.against)
-        others = [_name(index, names) for index in explanation.against.tolist() for _ in range(each)]
-        titles = [f"{title}, not {other}" for title, other in zip(titles, others, strict=True)]
+    if explanation.against and classes:
+        others = [index for index in explanation.against for _ in range(len(classes) // len(explanation.against))]
+        pairs = zip(titles, others, strict=True)
+        titles = [f"{title}, not {_name(other, names)}" if isinstance(other, int) else title for title, other in pairs]
     titles = [title for title in titles for _ in range(len(maps) // len(titles))]  # of clips each frame has a map
     beside = [explanation.standard_error, explanation.signed, explanation.sureness]
     columns = [[None] * len(maps) if one is None else _each(one) for one in beside]

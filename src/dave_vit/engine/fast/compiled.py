@@ -18,7 +18,7 @@ from dave_vit.engine.forward import forward, logits_of, note_pass, precision, re
 from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.soundness import check_sound
-from dave_vit.engine.targets import Target, contrasted
+from dave_vit.engine.targets import Target, contrast_scores
 from dave_vit.errors import DaveError
 
 
@@ -44,7 +44,7 @@ class CompiledGradient:
 
     def __call__(self, inputs: Tensor, target: Target) -> tuple[Tensor, Tensor]:
         """W ``[B, K, C, H, W]`` and logits ``[B, classes]`` for inputs ``[B, C, H, W]`` and a resolved target."""
-        given = [inputs, target.columns, *([] if target.weights is None else [target.weights])]
+        given = [inputs, target.class_indices, *([] if target.weights is None else [target.weights])]
         step = self._step(self._compiled, given)
         if step is None:
             return self._plain(inputs, target)
@@ -98,8 +98,8 @@ class CompiledGradient:
         def step(images: Tensor, columns: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
             mode = Interception(self.rules, model, traced=True)
             leaf, logits = forward(run, images, mode, autocast)
-            rows = contrasted(logits, columns, *weights).T  # [K, B]
-            return torch.stack([weight for (weight,) in derivatives(rows, [leaf])], 1), logits.detach()
+            scores = contrast_scores(logits, columns, *weights)  # [B, K]
+            return torch.stack([weight for (weight,) in derivatives(scores, [leaf])], 1), logits.detach()
 
         with undisturbed(given[0]):
             graph = make_fx(step)(*(part.detach().clone() for part in given))
@@ -121,7 +121,7 @@ class CompiledGradient:
 
     def _plain(self, inputs: Tensor, target: Target) -> tuple[Tensor, Tensor]:
         made = self.lean.gradient(inputs, target, self.rules)
-        return made.weight if target.several else made.weight.unsqueeze(1), made.logits
+        return made.weight, made.logits
 
 
 def fold(graph: torch.fx.GraphModule) -> None:
