@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Sequence
+from itertools import groupby
 
 from dave_vit.checks.coverage import hf_entries, hf_language, hf_tasks, other_entries, timm_entries
 from dave_vit.checks.coverage.checking import LIMIT, Outcome
@@ -22,19 +23,21 @@ _HEAD = """# Models
 
 <!-- Written by `dave models --write docs/models.md`; do not edit. -->
 
-Every line was found by running the check, not by reading code. The architecture is built by its own library, made small
-where the library allows, its parameters are drawn at random in float64, and the conservation identity is summed up: the
-logit must equal the image's part `<W, x>` plus the parts of all additive constants. *Gap* is what is left over,
-relative to the image's part. *Forward* is how far, in float32, logits under the interception are from the model's own.
+Every line is the result of a check. The architecture is built by its own library, made small where possible, with
+random parameters in float64, and the conservation identity is added up: the logit must equal `<W, x>` plus the parts of
+all additive constants. *Gap* is the rest, relative to `<W, x>`. *Forward* is the difference between logits under the
+interception and the model's own, in float32.
 
-**exact** means a gap below {limit:g}. **unsupported** means that the model is refused with `UnsupportedOperator`, which
-names the function and the module; no map is drawn. A model that is not listed is checked in the same way by
-`dave doctor --model SPEC`.
+**exact** means a gap below {limit:g}. **unsupported** means that the model is [refused](refusals.md). Check a model that
+is not listed with `dave doctor --model SPEC`.
 
 Checked with {versions}: {exact} architectures exact, {refused} unsupported.
+"""
+_TABLE_HEAD = """
+## {library}
 
-| library | family | architecture | state | gap | forward |
-|---|---|---|---|---|---|
+| family | architecture | state | gap | forward |
+|---|---|---|---|---|
 """
 
 
@@ -59,12 +62,21 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
         exact=sum(one.state == "exact" for one in outcomes),
         refused=sum(one.state == "unsupported" for one in outcomes),
     )
-    reasons = [f"- **{one.entry.family}** (`{one.entry.name}`): {one.reason}" for one in outcomes if one.reason]
-    return head + "\n".join(map(_line, outcomes)) + "\n\n## Why some are unsupported\n\n" + "\n".join(reasons) + "\n"
+    tables = [
+        _TABLE_HEAD.format(library=library) + "".join(f"{_line(one)}\n" for one in group)
+        for library, group in groupby(outcomes, key=lambda one: one.entry.library)
+    ]
+    # What a message advises after the colon is on the page of refusals.
+    reasons = [
+        f"- **{one.entry.family}** (`{one.entry.name}`): {one.reason.partition(': ')[0]}\n"
+        for one in outcomes
+        if one.reason
+    ]
+    return head + "".join(tables) + "\n## Why some are unsupported\n\n" + "".join(reasons)
 
 
 def _line(one: Outcome) -> str:
     measured = one.state in ("exact", "inexact")
     numbers = [f"{value:.0e}" if value else "0" for value in (one.gap, one.forward)] if measured else ["", ""]
-    cells = (one.entry.library, one.entry.family, f"`{one.entry.name}`", one.state, *numbers)
+    cells = (one.entry.family, f"`{one.entry.name}`", one.state, *numbers)
     return f"| {' | '.join(cells)} |"
