@@ -28,8 +28,8 @@ random parameters in float64, and the conservation identity is added up: the log
 all additive constants. *Gap* is the rest, relative to `<W, x>`. *Forward* is the difference between logits under the
 interception and the model's own, in float32.
 
-**exact** means a gap below {limit:g}. **unsupported** means that the model is [refused](refusals.md). Check a model that
-is not listed with `dave doctor --model SPEC`.
+**exact** means a gap below {limit:g}. **unsupported** means that the model is [refused](refusals.md). Check a
+model that is not listed with `dave doctor --model SPEC`.
 
 Checked with {versions}: {exact} architectures exact, {refused} unsupported.
 """
