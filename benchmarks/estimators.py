@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from dave_vit import DAVE, __version__, load_model
 from dave_vit.data import open_dataset
 from dave_vit.data.batches import iterate_batches
+from dave_vit.data.geometry import GeometryCache
 from dave_vit.data.grids import GridOptions, choose_grids, compose_grids, select_candidates
-from dave_vit.data.placement import Placements
 from dave_vit.maps import collapse
 from dave_vit.metrics import deletion, energypg, gridpg
 from dave_vit.metrics.perturbation import Perturbation, area
@@ -96,7 +96,7 @@ def prepare(options: argparse.Namespace) -> None:
     model = load_model(options.model, weights=options.weights)
     black, white = (model.preprocess(Image.new("RGB", (256, 256), shade))[:, :, :1, :1] for shade in ("black", "white"))
     pool, parts, correct = [], [], 0
-    for batch in iterate_batches(open_dataset(options.data, limit=options.limit), Placements(model.preprocess)):
+    for batch in iterate_batches(open_dataset(options.data, limit=options.limit), GeometryCache(model.preprocess)):
         with torch.no_grad():
             logits = model(batch.inputs)
         labels = torch.tensor(batch.labels)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +94,59 @@ def with_table(page: str) -> str:
     return f"{before}{TABLE[0]}\n\n{methods_table()}\n\n{TABLE[1]}{rest.split(TABLE[1])[1]}"
 
 
+_MODELS = """# Models
+
+<!-- Measured by `python docs/check_models.py`, written by `python docs/generate.py`; do not edit. -->
+
+Every line is the result of a check. The architecture is built by its own library, made small where possible, with
+random parameters in float64, and the conservation identity is added up: the logit must equal `<W, x>` plus the parts of
+all additive constants. *Gap* is the rest, relative to `<W, x>`. *Forward* is the difference between logits under the
+interception and the model's own, in float32.
+
+**exact** means a gap below 1e-09. **unsupported** means that the model is [refused](refusals.md). Check a
+model that is not listed with `dave doctor --model SPEC`.
+
+Checked with {versions}: {exact} architectures exact, {unsupported} unsupported.
+"""
+_LIBRARY = """
+## {library}
+
+| family | architecture | state | gap | forward |
+|---|---|---|---|---|
+"""
+
+
+def models_page() -> str:
+    """The page of the architectures that were checked."""
+    from dave_vit.checks.architectures import checked_architectures, library_versions
+
+    rows = checked_architectures()
+    counts = {state: sum(row.state == state for row in rows) for state in ("exact", "unsupported")}
+    head = _MODELS.format(versions=", ".join(f"{name} {one}" for name, one in library_versions().items()), **counts)
+    tables = [
+        _LIBRARY.format(library=library) + "".join(map(_model_row, group))
+        for library, group in groupby(rows, key=lambda row: row.library)
+    ]
+    # What a message advises after the colon is on the page of refusals.
+    reasons = [
+        f"- **{row.family}** (`{row.architecture}`): {row.reason.partition(': ')[0]}\n" for row in rows if row.reason
+    ]
+    return head + "".join(tables) + "\n## Why some are unsupported\n\n" + "".join(reasons)
+
+
+def _model_row(row: Any) -> str:
+    values = ("" if value is None else f"{value:.0e}" if value else "0" for value in (row.gap, row.forward_difference))
+    return f"| {' | '.join((row.family, f'`{row.architecture}`', row.state, *values))} |\n"
+
+
 def pages() -> dict[Path, str]:
     """Every generated page with its whole text."""
     methods = DOCS / "methods.md"
-    return {DOCS / "reference" / "cli.md": cli_reference(), methods: with_table(methods.read_text(encoding="utf-8"))}
+    return {
+        DOCS / "reference" / "cli.md": cli_reference(),
+        methods: with_table(methods.read_text(encoding="utf-8")),
+        DOCS / "models.md": models_page(),
+    }
 
 
 def main() -> None:

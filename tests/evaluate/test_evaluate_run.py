@@ -85,9 +85,9 @@ def test_values_are_those_of_the_functions(done, squares):
     model = load(build_plan(squares).models[0], "cpu")
     (row,) = [r for r in read_rows(run) if (r["method"], r["metric"], r["image"]) == ("dave", "energypg", "blue/2.png")]
     index = [item.name for item in data].index("blue/2.png")
-    from dave_vit.data.placement import Placements
+    from dave_vit.data.geometry import GeometryCache
 
-    batch = load_batch(data, [index], Placements(model.preprocess))
+    batch = load_batch(data, [index], GeometryCache(model.preprocess))
     maps = collapse(create_method("dave", model, samples=3, seed=0).attribute(batch.inputs, [0]))
     assert row["target"] == 0  # blue is the first of the alphabet
     assert row["value"] == pytest.approx(energypg(maps, batch.regions).item(), rel=1e-4)

@@ -12,8 +12,8 @@ import task_folders
 from dave_vit import cli, create_method, load_model
 from dave_vit.data import clips
 from dave_vit.data.clips import read_clip
+from dave_vit.data.geometry import Geometry
 from dave_vit.errors import ImageError, MissingExtra
-from dave_vit.models.geometry import Geometry
 
 WIDTH, HEIGHT, MARK = 120, 80, 32
 
@@ -45,7 +45,7 @@ def test_a_mark_is_found_in_its_frames_and_in_its_corner(family, tmp_path):
     model = load_model(f"hf:{task_folders.save(family, tmp_path)}")
     inputs = model.clip(frames(model.frames))
     attribution = create_method("effective", model).attribute(inputs)
-    found = Geometry.of(model.preprocessing, (WIDTH, HEIGHT)).to_photo(attribution[0].sum(1)).abs()  # [T, H, W]
+    found = Geometry.measure(model.preprocessing, (WIDTH, HEIGHT)).to_photo(attribution[0].sum(1)).abs()  # [T, H, W]
     assert found[model.frames // 2 :, -MARK:, -MARK:].sum() > 0.9 * found.sum() > 0
 
 

@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 
 import tiny_models
 from dave_vit import load_model
-from dave_vit.checks.coverage import architectures
 from dave_vit.cli import app
+from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import OptionError
 from dave_vit.explain.classes import Explainer
 from dave_vit.explain.scores import boxes, explain_score
 from dave_vit.models import Adapter, Preprocessing
-from dave_vit.models.geometry import Geometry
 from dave_vit.models.named_scores import parse_score
+from model_coverage import architectures
 
 PHOTO = (90, 60)  # width and height
 
@@ -74,9 +74,9 @@ TRANSFORMS = [resized, cropped, padded]
     ],
 )
 def test_preprocessing_is_followed_back(transform, step, start):
-    geometry = Geometry.of(Preprocessing(transform), PHOTO)
-    assert geometry.step == pytest.approx(step, abs=0.02)
-    assert geometry.start == pytest.approx(start, abs=0.6)
+    geometry = Geometry.measure(Preprocessing(transform), PHOTO)
+    assert geometry.scale == pytest.approx(step, abs=0.02)
+    assert geometry.offset == pytest.approx(start, abs=0.6)
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
@@ -98,7 +98,7 @@ def test_a_mark_in_a_corner_of_a_photograph_is_found_there(transform, mark):
 
 def test_scores_by_name():
     model = adapter(resized)
-    geometry = Geometry.of(model.preprocessing, PHOTO)
+    geometry = Geometry.measure(model.preprocessing, PHOTO)
     assert parse_score("class:0", model, geometry).label == 0
     assert parse_score("value", model, geometry).index == 0
     assert parse_score("query:3:Light", model, geometry).query == 3
@@ -122,7 +122,7 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import YolosImageProcessor
 
     folder = tmp_path_factory.mktemp("detector")
-    (entry,) = [entry for entry in architectures("YOLOS") if entry.family == "YOLOS"]
+    (entry,) = [entry for entry in architectures("transformers") if entry.family == "YOLOS"]
     model = tiny_models.drawn(entry.build())
     model.save_pretrained(folder)
     YolosImageProcessor(size={"height": 64, "width": 64}).save_pretrained(folder)

@@ -12,8 +12,8 @@ from torch import Tensor
 from dave_vit import create_method, load_model
 from dave_vit.data import open_dataset
 from dave_vit.data.batches import Batch, iterate_batches
+from dave_vit.data.geometry import GeometryCache
 from dave_vit.data.grids import GridOptions, choose_grids, compose_grids, select_candidates
-from dave_vit.data.placement import Placements
 from dave_vit.maps import collapse
 from dave_vit.metrics import Perturbation, area, deletion, energypg, gridpg
 
@@ -41,7 +41,7 @@ def model(data_dir):
 def loaded(model, data_dir) -> list[tuple[Batch, Tensor]]:
     data = open_dataset(f"imagenet:{data_dir / 'imagenet-val-300'}")
     with torch.no_grad():
-        return [(batch, model(batch.inputs)) for batch in iterate_batches(data, Placements(model.preprocess))]
+        return [(batch, model(batch.inputs)) for batch in iterate_batches(data, GeometryCache(model.preprocess))]
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from PIL import Image
 import writer_folders
 from dave_vit import cli, conservation_gap, create_method, load_model
 from dave_vit.checks.float64 import Float64Mode
+from dave_vit.data.geometry import Geometry
 from dave_vit.errors import InputError, ModelError, OptionError
-from dave_vit.models.geometry import Geometry
 from dave_vit.models.pixels import pixel_format
 from dave_vit.models.text_generation import AnswerWord, _split_words
 
@@ -56,7 +56,7 @@ def test_a_mark_is_found_where_it_is_in_the_photograph(family, folders, marked):
     asked = writer.with_prompt(marked, QUESTION, max_tokens=3)
     assert len(asked.words) == len(asked.tokens) == 3
     attribution = create_method("effective", asked).attribute(asked.inputs, asked.score(1))
-    found = Geometry.of(writer.preprocessing, marked.size).to_photo(attribution[0].sum(0)).abs()
+    found = Geometry.measure(writer.preprocessing, marked.size).to_photo(attribution[0].sum(0)).abs()
     assert found[-MARK:, -MARK:].sum() > 0.9 * found.sum() > 0
 
 

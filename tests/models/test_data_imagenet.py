@@ -10,7 +10,7 @@ from PIL import Image
 
 from dave_vit.data import DATASETS, open_dataset
 from dave_vit.data.batches import iterate_batches, load_batch
-from dave_vit.data.placement import Placements
+from dave_vit.data.geometry import GeometryCache
 from dave_vit.data.sets.imagenet import ImageNet
 from dave_vit.errors import DataError
 
@@ -110,13 +110,13 @@ def test_damaged_images_are_reported_and_skipped(kaggle):
 
     path = kaggle / "images" / "a.JPEG"
     path.write_bytes(path.read_bytes()[:200])
-    placements = Placements(lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255)
-    (batch,) = iterate_batches(ImageNet(kaggle), placements)
+    geometries = GeometryCache(lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255)
+    (batch,) = iterate_batches(ImageNet(kaggle), geometries)
     assert batch.indices == [1]
     assert [index for index, _ in batch.failures] == [0]
     assert "a.JPEG" in batch.failures[0][1]
     assert batch.regions.sum().item() == 81 + 100
-    assert load_batch(ImageNet(kaggle), [0], placements).indices == []
+    assert load_batch(ImageNet(kaggle), [0], geometries).indices == []
 
 
 @pytest.mark.realdata
@@ -125,8 +125,8 @@ def test_real_boxes_follow_the_crop_of_timm(data_dir, deit_tiny):
 
     data = ImageNet(data_dir / "imagenet-val-300")
     assert len(data) == 300
-    placements = Placements(create_transform(**resolve_model_data_config(deit_tiny)))
-    batch = load_batch(data, range(8), placements)
+    geometries = GeometryCache(create_transform(**resolve_model_data_config(deit_tiny)))
+    batch = load_batch(data, range(8), geometries)
     for i, region in enumerate(batch.regions.numpy()):
         width, height = data.image(i).size
         scale = 248 / min(width, height)

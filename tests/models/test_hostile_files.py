@@ -14,8 +14,8 @@ from PIL import Image
 from dave_vit import load_model
 from dave_vit.data import open_dataset
 from dave_vit.data.batches import load_batch
+from dave_vit.data.geometry import GeometryCache
 from dave_vit.data.images import MAX_RATIO, decode_image
-from dave_vit.data.placement import Placements
 from dave_vit.errors import DataError, DaveError, ImageError, ModelError, OptionError, escape_unprintable
 from dave_vit.viz import draw_side_by_side
 from dave_vit.viz.panels import Panel
@@ -59,7 +59,7 @@ def test_pictures_that_cannot_be_prepared_do_not_end_a_batch(tmp_path):
     (tmp_path / "a.png").write_bytes(good_png())
     (tmp_path / "b.png").write_bytes(png(1, 39_999_999))
     (tmp_path / "c.png").write_bytes(good_png())
-    batch = load_batch(open_dataset(f"folder:{tmp_path}"), [0, 1, 2], Placements(load_model("builtin").preprocess))
+    batch = load_batch(open_dataset(f"folder:{tmp_path}"), [0, 1, 2], GeometryCache(load_model("builtin").preprocess))
     assert batch.indices == [0, 2]
     assert [index for index, _ in batch.failures] == [1]
     assert "b.png: 1 x 39999999 pixels" in batch.failures[0][1]
@@ -75,7 +75,7 @@ def test_whatever_a_preprocessing_raises_drops_one_picture(tmp_path, error):
             raise error
         return torch.zeros(1, 3, 8, 8)
 
-    batch = load_batch(open_dataset(f"folder:{tmp_path}"), [0, 1], Placements(preprocess))
+    batch = load_batch(open_dataset(f"folder:{tmp_path}"), [0, 1], GeometryCache(preprocess))
     assert batch.indices == [0]
     assert (str(error) or type(error).__name__) in batch.failures[0][1]
 
@@ -110,7 +110,7 @@ def test_a_mask_of_another_size_is_refused(tmp_path):
     (tmp_path / "masks").mkdir()
     (tmp_path / "a.png").write_bytes(good_png(32))
     (tmp_path / "masks" / "a.png").write_bytes(good_png(16))
-    batch = load_batch(open_dataset(f"folder:{tmp_path}"), [0], Placements(load_model("builtin").preprocess))
+    batch = load_batch(open_dataset(f"folder:{tmp_path}"), [0], GeometryCache(load_model("builtin").preprocess))
     assert batch.failures == [(0, "a.png: mask of 16 x 16 pixels for a picture of 32 x 32")]
 
 

@@ -8,11 +8,11 @@ from torch import nn
 
 import tiny_models
 from dave_vit import DAVE, conservation_gap, effective_transformation, with_inputs
-from dave_vit.checks.coverage import LIMIT, Entry, architectures, check
 from dave_vit.checks.float64 import Float64Mode
 from dave_vit.engine import scores
 from dave_vit.errors import InputError, OptionError
 from dave_vit.models import PackedPatches, with_embeddings
+from model_coverage import LIMIT, Entry, architectures, check
 
 # One of each kind; tests/models/test_models_coverage.py has them all.
 EXACT = ["DETR", "UPerNet", "SAM with a point", "DPT", "CLIP, both halves", "LLaVA, eager attention", "Qwen2-VL"]
@@ -72,7 +72,7 @@ def test_casts_inside_of_a_model_do_not_hide_what_is_left_over():
 def test_words_of_a_prompt_given_the_image(name):
     import transformers
 
-    from dave_vit.checks.coverage.hf_entries import TWO_HALVES
+    from model_coverage.hf_entries import TWO_HALVES
 
     config = getattr(transformers, f"{name}Config")(**TWO_HALVES)
     model = tiny_models.drawn(getattr(transformers, f"{name}Model")(config)).double()

@@ -12,11 +12,11 @@ from PIL import Image
 
 import dave_vit
 from dave_vit import cli
+from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import ModelError, OptionError
 from dave_vit.explain.classes import Explainer, classify
 from dave_vit.models import Prepare, Preprocessing
-from dave_vit.models.geometry import Geometry
 from dave_vit.models.prepare import Standard, tiles
 from tiny_models import SIZE, huggingface_vit, vit
 
@@ -51,7 +51,7 @@ def shown(preprocessing: Preprocessing, size: tuple[int, int] = WIDE) -> torch.T
 @pytest.mark.parametrize("size", [WIDE, WIDE[::-1]])
 def test_padding_and_squashing_show_the_whole_photograph(own, size):
     for fit in ("pad", "squash"):
-        left, top, right, bottom = Geometry.of(Prepare(fit=fit).of(own), size).seen
+        left, top, right, bottom = Geometry.measure(Prepare(fit=fit).of(own), size).visible_box
         assert (left, top) == pytest.approx((0, 0), abs=1.5)
         assert (right, bottom) == pytest.approx(size, abs=1.5)
 
@@ -59,15 +59,17 @@ def test_padding_and_squashing_show_the_whole_photograph(own, size):
 def test_padding_keeps_proportions_and_fills_with_the_mean_colour():
     colours = shown(Prepare(fit="pad").of(cropping()))
     torch.testing.assert_close(colours[:, 2, 16], torch.tensor(MEAN), atol=0.01, rtol=0)
-    geometry = Geometry.of(Prepare(fit="pad").of(cropping()), WIDE)
-    assert geometry.step[0] == pytest.approx(geometry.step[1], rel=0.05)
+    geometry = Geometry.measure(Prepare(fit="pad").of(cropping()), WIDE)
+    assert geometry.scale[0] == pytest.approx(geometry.scale[1], rel=0.05)
 
 
 def test_cropping_takes_the_middle_where_the_model_would_squash():
     whole, middle = shown(squashing()), shown(Prepare(fit="crop").of(squashing()))
     assert whole[0, 16, 8] > 0.9  # red, which fills a third of the photograph and a sixth of its middle
     assert middle[1, 16, 8] > 0.9
-    assert Geometry.of(Prepare(fit="crop").of(squashing()), WIDE).seen == pytest.approx((30, 0, 90, 60), abs=1.5)
+    assert Geometry.measure(Prepare(fit="crop").of(squashing()), WIDE).visible_box == pytest.approx(
+        (30, 0, 90, 60), abs=1.5
+    )
 
 
 @pytest.mark.parametrize("size", [(120, 60), (60, 121), (100, 100), (301, 100), (7, 100)])
@@ -146,7 +148,7 @@ def test_a_preprocessing_of_ones_own():
     inputs = model.preprocess(photo())
     assert inputs.shape == (1, 3, 96, 96)
     torch.testing.assert_close(model.preprocessing.picture(inputs)[0, :, 48, 48], torch.tensor([0.0, 1.0, 0.0]))
-    assert Geometry.of(model.preprocessing, WIDE).seen == pytest.approx((45, 15, 75, 45), abs=1)
+    assert Geometry.measure(model.preprocessing, WIDE).visible_box == pytest.approx((45, 15, 75, 45), abs=1)
     partly = dave_vit.load_model("builtin", prepare=Prepare(crop=0.5))
     assert partly.preprocess(photo()).shape == (1, 3, 224, 224)
     assert partly.preprocessing.mean == (0.5, 0.5, 0.5)

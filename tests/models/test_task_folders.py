@@ -10,8 +10,8 @@ from PIL import Image
 
 import task_folders
 from dave_vit import cli, create_method, load_model
+from dave_vit.data.geometry import Geometry
 from dave_vit.errors import InputError, UnsupportedOperator
-from dave_vit.models.geometry import Geometry
 from dave_vit.models.prompted import PromptedModel
 
 QUICK = ("YOLOS", "SegFormer, segmentation", "DPT", "SAM with a point")
@@ -49,7 +49,7 @@ def test_a_mark_is_found_where_it_is_in_the_photograph(family, folders, marked):
     model = load_model(f"hf:{folders(family)}")
     model = model.with_example_prompt(marked) if isinstance(model, PromptedModel) else model
     attribution = create_method("effective", model).attribute(model.preprocess(marked), model.task.check_score)
-    found = Geometry.of(model.preprocessing, marked.size).to_photo(attribution[0].sum(0)).abs()
+    found = Geometry.measure(model.preprocessing, marked.size).to_photo(attribution[0].sum(0)).abs()
     assert found[-MARK:, -MARK:].sum() > 0.9 * found.sum() > 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny_models
-from dave_vit.checks.coverage import architectures
+from model_coverage import architectures
 
 _GREY = {"image_mean": [128 / 255] * 3, "image_std": [127 / 255] * 3}  # 128 is exactly nothing
 _SQUARE = {"size": {"height": 64, "width": 64}}

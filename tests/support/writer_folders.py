@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny_models
-from dave_vit.checks.coverage import architectures
+from model_coverage import architectures
 
 WORDS = ("what", "is", "on", "the", "table", "?", "a", "cat", "dog", "red", "blue", "and", "left", "right", "of")
 _HALF = {"image_mean": [128 / 255] * 3, "image_std": [127 / 255] * 3}  # grey of 128 is exactly nothing

@@ -129,16 +129,16 @@ def _region(model: Adapter, picture: LoadedImage, where: Where) -> Tensor | None
     import numpy as np
     import torch
 
+    from dave_vit.data.geometry import Geometry
     from dave_vit.data.images import read_image
-    from dave_vit.data.placement import Placements
 
     if not where.boxes and where.mask is None:
         return None
     if where.boxes and where.mask is not None:
         raise OptionError("--box and --mask are both given; give one of them")
-    placement = Placements(model.preprocess).of_size(*picture.image.size)
+    geometry = Geometry.measure(model.preprocess, picture.image.size)
     if where.mask is None:
-        region = placement.boxes([_box(text) for text in where.boxes or []])
+        region = geometry.boxes_to_mask([_box(text) for text in where.boxes or []])
     else:
         drawn = read_image(where.mask).image
         if drawn.size != picture.image.size:
@@ -146,7 +146,7 @@ def _region(model: Adapter, picture: LoadedImage, where: Where) -> Tensor | None
                 f"--mask {where.mask} has {drawn.size} pixels and the image {picture.image.size}; give one mask "
                 "of the image's size"
             )
-        region = placement.mask(np.asarray(drawn.convert("L")) > 0)
+        region = geometry.mask_to_input(np.asarray(drawn.convert("L")) > 0)
     if not region.any():
         raise OptionError("the box or mask lies outside of what the model sees, the centre of the image; give another")
     return torch.from_numpy(region)

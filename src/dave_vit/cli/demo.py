@@ -98,11 +98,11 @@ def _figure(results: list[ClassExplanation], seed: int) -> Drawing:
 def _scores(model: Adapter, data: Dataset, seed: int, progress: Progress) -> dict[str, Any]:
     """GridPG and EnergyPG of each method on a few pictures, in percent."""
     from dave_vit.data.batches import load_batch
-    from dave_vit.data.placement import Placements
+    from dave_vit.data.geometry import GeometryCache
     from dave_vit.methods import create_method
     from dave_vit.methods.options import fitting
 
-    batch = load_batch(data, range(SCORED), Placements(model.preprocess))
+    batch = load_batch(data, range(SCORED), GeometryCache(model.preprocess))
     grids, labels = _grids(model, data)
     scores: dict[str, dict[str, float | None]] = {}
     for name in METHODS:
@@ -120,10 +120,10 @@ def _grids(model: Adapter, data: Dataset) -> tuple[Tensor, list[tuple[int, ...]]
     import torch
 
     from dave_vit.data.batches import load_batch
+    from dave_vit.data.geometry import GeometryCache
     from dave_vit.data.grids import GridOptions, choose_grids, compose_grids, select_candidates
-    from dave_vit.data.placement import Placements
 
-    batch = load_batch(data, range(POOL), Placements(model.preprocess))
+    batch = load_batch(data, range(POOL), GeometryCache(model.preprocess))
     with torch.inference_mode():
         logits = model(batch.inputs)
     chosen = choose_grids(select_candidates(logits, batch.labels), GridOptions(grids=GRIDS))

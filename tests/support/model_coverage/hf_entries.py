@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dave_vit.checks.coverage.entry import CLASSES, Entry
 from dave_vit.models.families.hf import encode_image, package, text_features
 from dave_vit.models.zero_shot import SimilarityClassifier
+from model_coverage.entry import CLASSES, Entry
 
 PLAIN = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 _IMAGE = {"image_size": 64, "patch_size": 16}

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dave_vit.checks.coverage.entry import Entry
 from dave_vit.checks.float64 import Float64Mode
 from dave_vit.engine.conservation import balances
 from dave_vit.engine.forward import forward, logits_of, undisturbed
@@ -22,6 +21,7 @@ from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.soundness import check_sound
 from dave_vit.engine.targets import Target
 from dave_vit.errors import MissingExtra, UnsupportedOperator
+from model_coverage.entry import Entry
 
 LIMIT = 1e-9
 """The largest gap that counts as exact, in float64."""

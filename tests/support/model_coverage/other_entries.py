@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from dave_vit.checks.coverage.entry import CLASSES, Entry
 from dave_vit.models.families import bcos, open_clip, torchvision
 from dave_vit.models.families.builtin import BUILTIN
 from dave_vit.models.zero_shot import SimilarityClassifier
+from model_coverage.entry import CLASSES, Entry
 
 _SWIN = {"embed_dim": 24, "depths": [1, 2, 1], "num_heads": [1, 2, 4], "window_size": [4, 4]}
 _TORCHVISION: tuple[tuple[str, str, dict[str, Any]], ...] = (

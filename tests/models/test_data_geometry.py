@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from dave_vit.data.placement import Axis, Placement, Placements
+from dave_vit.data.geometry import Axis, Geometry, GeometryCache
 from dave_vit.errors import DataError
 
 
@@ -27,8 +27,8 @@ def resize_and_crop(short: int, crop: int):
 
 @pytest.mark.parametrize("size", [(500, 375), (333, 500), (90, 70), (1500, 1000), (64, 64)])
 def test_resize_and_crop_is_found(size):
-    placement = Placements(resize_and_crop(72, 64)).of_size(*size)
-    for axis, side in zip((placement.x, placement.y), size, strict=True):
+    geometry = GeometryCache(resize_and_crop(72, 64)).get(*size)
+    for axis, side in zip((geometry.x, geometry.y), size, strict=True):
         resized = round(side * 72 / min(size))
         scale, offset = side / resized, (resized - 64) // 2 * side / resized
         assert axis.size == 64
@@ -37,10 +37,10 @@ def test_resize_and_crop_is_found(size):
 
 
 def test_squashing_and_padding_are_found():
-    squashed = Placements(lambda picture: as_tensor(picture.resize((64, 64)))).of_size(128, 96)
+    squashed = GeometryCache(lambda picture: as_tensor(picture.resize((64, 64)))).get(128, 96)
     assert squashed.x.scale == pytest.approx(2, abs=0.01)
     assert squashed.y.scale == pytest.approx(1.5, abs=0.01)
-    padded = Placements(lambda picture: as_tensor(ImageOps.pad(picture, (64, 64), color=(9, 9, 9)))).of_size(128, 64)
+    padded = GeometryCache(lambda picture: as_tensor(ImageOps.pad(picture, (64, 64), color=(9, 9, 9)))).get(128, 64)
     assert (padded.y.scale, padded.y.offset) == (pytest.approx(2, abs=0.01), pytest.approx(-32, abs=0.5))
 
 
@@ -50,15 +50,15 @@ def test_a_batch_of_one_and_more_channels_are_accepted():
         return torch.cat([tensor, -tensor])[None]
 
     # the inverted channels cancel unless signs are kept apart
-    assert Placements(preprocess).of_size(72, 72).x.offset == pytest.approx(4, abs=0.15)
+    assert GeometryCache(preprocess).get(72, 72).x.offset == pytest.approx(4, abs=0.15)
 
 
 def test_what_is_no_resize_and_crop_is_refused():
     with pytest.raises(DataError, match="no resize and crop"):
-        Placements(lambda picture: as_tensor(picture.transpose(Image.Transpose.ROTATE_90))).of_size(64, 64)
+        GeometryCache(lambda picture: as_tensor(picture.transpose(Image.Transpose.ROTATE_90))).get(64, 64)
 
 
-PLACEMENT = Placement(x=Axis(10, 2.0, 20.0), y=Axis(8, 2.0, 0.0))  # shows source x 20..40, y 0..16
+GEOMETRY = Geometry(x=Axis(50, 10, 2.0, 20.0), y=Axis(16, 8, 2.0, 0.0))  # shows source x 20..40, y 0..16
 
 
 def where(region: np.ndarray) -> tuple[int, int, int, int] | None:
@@ -83,17 +83,17 @@ def where(region: np.ndarray) -> tuple[int, int, int, int] | None:
     ],
 )
 def test_boxes(box, expected):
-    assert where(PLACEMENT.boxes([box])) == expected
+    assert where(GEOMETRY.boxes_to_mask([box])) == expected
 
 
 def test_boxes_are_united():
-    region = PLACEMENT.boxes([(20, 0, 24, 4), (36, 12, 40, 16)])
+    region = GEOMETRY.boxes_to_mask([(20, 0, 24, 4), (36, 12, 40, 16)])
     assert region.sum() == 8
-    assert not PLACEMENT.boxes([]).any()
+    assert not GEOMETRY.boxes_to_mask([]).any()
 
 
 def test_a_mask_is_read_at_pixel_centres():
     mask = np.zeros((16, 50), bool)
     mask[4:8, 24:30] = True
-    assert np.array_equal(PLACEMENT.mask(mask), PLACEMENT.boxes([(24, 4, 30, 8)]))
-    assert not PLACEMENT.mask(np.ones((4, 10), bool)).any()  # the picture ends before the crop begins
+    assert np.array_equal(GEOMETRY.mask_to_input(mask), GEOMETRY.boxes_to_mask([(24, 4, 30, 8)]))
+    assert not GEOMETRY.mask_to_input(np.ones((4, 10), bool)).any()  # the picture ends before the crop begins

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from dave_vit.checks.coverage.entry import CLASSES, Entry
+from model_coverage.entry import CLASSES, Entry
 
 _PLAIN = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 2}
 _PATCH14 = {**_PLAIN, "img_size": 56}

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.checks.coverage.entry import Entry
-from dave_vit.checks.coverage.hf_entries import PLAIN, TWO_HALVES, VIT
-from dave_vit.checks.coverage.hf_tasks import built
 from dave_vit.engine.scores import Query, Token
 from dave_vit.models.families.hf import package
 from dave_vit.models.inputs import ImageTokens, PackedPatches, with_inputs
+from model_coverage.entry import Entry
+from model_coverage.hf_entries import PLAIN, TWO_HALVES, VIT
+from model_coverage.hf_tasks import built
 
 _IMAGE, _START, _END = 60, 58, 59  # tokens of the vocabulary below
 _MARKS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

@@ -1,0 +1,53 @@
+"""Check all architectures of the coverage table and record the results: `python docs/check_models.py`.
+
+Each is built by its own library, in small and with random weights, so nothing is downloaded; all take about a minute.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import generate
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "src" / "dave_vit" / "checks" / "architectures.json"
+PACKAGES = {
+    "timm": "timm",
+    "transformers": "transformers",
+    "torchvision": "torchvision",
+    "open_clip": "open_clip_torch",
+    "bcos": "bcos",
+    "torch": "torch",
+}
+
+
+def measure_row(entry: Any) -> dict[str, Any]:
+    """Check one architecture and return its row of the table."""
+    from model_coverage import check
+
+    outcome = check(entry)
+    if outcome.state not in ("exact", "unsupported"):
+        raise SystemExit(f"{entry.library}:{entry.name} is {outcome.state}: gap {outcome.gap:.1e} {outcome.reason}")
+    row = {"library": entry.library, "family": entry.family, "architecture": entry.name, "state": outcome.state}
+    if outcome.reason:
+        return {**row, "reason": outcome.reason}
+    return {**row, "gap": float(f"{outcome.gap:.2g}"), "forward_difference": float(f"{outcome.forward:.2g}")}
+
+
+def main() -> None:
+    """Measure all rows, write them into the package and update docs/models.md."""
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    from model_coverage import architectures
+
+    versions = {name: importlib.metadata.version(package) for name, package in PACKAGES.items()}
+    rows = ",\n".join(json.dumps(measure_row(entry)) for entry in architectures())
+    TABLE.write_text(f'{{"versions": {json.dumps(versions)},\n"architectures": [\n{rows}\n]}}\n', encoding="utf-8")
+    generate.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The architectures that were checked for this release, as `dave models` lists them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CheckedArchitecture:
+    """One row of the table; `python docs/check_models.py` measures it.
+
+    Attributes:
+        library: where the architecture comes from.
+        family: its name in papers.
+        architecture: its name in the library.
+        state: "exact", or "unsupported" where it is refused with UnsupportedOperator.
+        gap: what the conservation identity leaves unexplained, relative to the image's part of the logit.
+        forward_difference: largest change of the float32 logits under interception, relative to the largest logit.
+        reason: why it is unsupported.
+    """
+
+    library: str
+    family: str
+    architecture: str
+    state: str
+    gap: float | None = None
+    forward_difference: float | None = None
+    reason: str | None = None
+
+    def matches(self, pattern: str) -> bool:
+        """Return whether library, family or name contain a text, or match a pattern with * and ?."""
+        pattern = pattern.lower()
+        pattern = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+        texts = (self.library, self.family, self.architecture, f"{self.library}:{self.architecture}")
+        return any(fnmatchcase(text.lower(), pattern) for text in texts)
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = (resources.files("dave_vit.checks") / "architectures.json").read_text(encoding="utf-8")
+    table: dict[str, Any] = json.loads(text)
+    return table
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of the libraries that were checked."""
+    return dict(_table()["versions"])
+
+
+def checked_architectures(pattern: str | None = None) -> list[CheckedArchitecture]:
+    """Return the rows of the table, or those that match a pattern."""
+    rows = [CheckedArchitecture(**row) for row in _table()["architectures"]]
+    return [row for row in rows if pattern is None or row.matches(pattern)]
