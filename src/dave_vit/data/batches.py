@@ -1,17 +1,17 @@
-"""From a data set to tensors, a batch at a time."""
+"""Load batches of a data set as tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dave_vit.data.base import Dataset, Item, Mask
-from dave_vit.data.placement import Placements
+from dave_vit.data.geometry import GeometryCache
 from dave_vit.errors import DataError, DaveError, ImageError, first_line
 
 
@@ -20,11 +20,11 @@ class Batch:
     """Preprocessed images.
 
     Attributes:
-        indices: numbers of the images in the data set.
-        items: what is known of each.
-        inputs: [B,C,H,W].
-        regions: [B,H,W], where the label's objects are; empty where the crop shows none or they are unknown.
-        failures: (number, reason) of each image that could not be read; they are in none of the above.
+        indices: of the images in the data set.
+        items: their items.
+        inputs: ``[B, C, H, W]``.
+        regions: ``[B, H, W]``, True at the label's objects; all False where they are cropped away or unknown.
+        failures: (index, reason) of each image that could not be read; it is in none of the above.
     """
 
     indices: list[int]
@@ -35,72 +35,71 @@ class Batch:
 
     @property
     def labels(self) -> list[int | None]:
-        """Class of each image in the data set, None where unknown."""
+        """Class of each image in the data set; None where unknown."""
         return [item.label for item in self.items]
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same with its tensors on a device."""
-        inputs, regions = self.inputs.to(device), self.regions.to(device)
-        return Batch(self.indices, self.items, inputs, regions, self.failures)
+        """Return the batch with its tensors on a device."""
+        return replace(self, inputs=self.inputs.to(device), regions=self.regions.to(device))
 
 
 @dataclass(frozen=True)
-class _Read:
-    """One image, preprocessed."""
+class _Sample:
+    """One preprocessed image."""
 
     item: Item
-    tensor: Tensor  # [C,H,W]
-    region: Mask  # [H,W]
+    tensor: Tensor  # [C, H, W]
+    region: Mask  # [H, W]
 
 
-def load_batch(data: Dataset, indices: Sequence[int], placements: Placements, readers: Executor | None = None) -> Batch:
-    """Reads and preprocesses some images; those that cannot be read are reported, never fatal.
+def load_batch(
+    data: Dataset, indices: Sequence[int], geometries: GeometryCache, readers: Executor | None = None
+) -> Batch:
+    """Read and preprocess images; those that cannot be read are reported in `failures`.
 
     Args:
         data: the data set.
-        indices: numbers of the images.
-        placements: of the model's preprocessing.
-        readers: threads that read several at once.
+        indices: of the images.
+        geometries: of the model's preprocessing.
+        readers: threads that read several images at once.
     """
 
-    def load(index: int) -> _Read | ImageError | DataError:
+    def load(index: int) -> _Sample | ImageError | DataError:
         try:
-            return _read(data, index, placements)
+            return _load(data, index, geometries)
         except (ImageError, DataError) as error:
             return error
 
-    loaded = list(zip(indices, (readers.map if readers else map)(load, indices), strict=True))
-    good = [(index, one) for index, one in loaded if isinstance(one, _Read)]
-    bad = [(index, str(one)) for index, one in loaded if not isinstance(one, _Read)]
-    inputs = torch.stack([one.tensor for _, one in good]) if good else torch.empty(0)
-    regions = np.stack([one.region for _, one in good]) if good else np.empty(0, dtype=np.bool_)
-    items = [one.item for _, one in good]
-    return Batch([index for index, _ in good], items, inputs, torch.from_numpy(regions), bad)
+    results = list(zip(indices, (readers.map if readers else map)(load, indices), strict=True))
+    samples = [one for _, one in results if isinstance(one, _Sample)]
+    failures = [(index, str(one)) for index, one in results if not isinstance(one, _Sample)]
+    inputs = torch.stack([one.tensor for one in samples]) if samples else torch.empty(0)
+    regions = np.stack([one.region for one in samples]) if samples else np.empty(0, dtype=np.bool_)
+    loaded = [index for index, one in results if isinstance(one, _Sample)]
+    return Batch(loaded, [one.item for one in samples], inputs, torch.from_numpy(regions), failures)
 
 
-def iterate_batches(
-    data: Dataset, placements: Placements, size: int = 32, indices: Sequence[int] | None = None
-) -> Iterator[Batch]:
-    """All images of a data set, or those numbered, in iterate_batches."""
-    chosen = range(len(data)) if indices is None else indices
-    for start in range(0, len(chosen), size):
-        yield load_batch(data, chosen[start : start + size], placements)
+def iterate_batches(data: Dataset, geometries: GeometryCache, size: int = 32) -> Iterator[Batch]:
+    """Yield all images of a data set in batches."""
+    for start in range(0, len(data), size):
+        yield load_batch(data, range(len(data))[start : start + size], geometries)
 
 
-def _read(data: Dataset, index: int, placements: Placements) -> _Read:
-    item, picture, mask = data[index], data.image(index), data.mask(index)
+def _load(data: Dataset, index: int, geometries: GeometryCache) -> _Sample:
+    item, image, mask = data[index], data.image(index), data.mask(index)
     try:
-        tensor = placements.preprocess(picture)
+        tensor = geometries.preprocess(image)
     except DaveError:
         raise
     except Exception as error:  # such as a side of one pixel, which a resize turns into none
-        what = f"{item.name}: {picture.width} x {picture.height} pixels cannot be preprocessed"
-        raise ImageError(f"{what} ({first_line(error)})") from error
+        problem = f"{item.name}: {image.width} x {image.height} pixels cannot be preprocessed"
+        raise ImageError(f"{problem} ({first_line(error)})") from error
     tensor = tensor.reshape(tensor.shape[-3:])
     if mask is None and not item.boxes:
-        return _Read(item, tensor, np.zeros(tensor.shape[1:], dtype=np.bool_))
-    if mask is not None and mask.shape != (picture.height, picture.width):
-        found = f"{mask.shape[1]} x {mask.shape[0]}"
-        raise DataError(f"{item.name}: mask of {found} pixels for a picture of {picture.width} x {picture.height}")
-    placement = placements.of_size(*picture.size)
-    return _Read(item, tensor, placement.mask(mask) if mask is not None else placement.boxes(item.boxes))
+        return _Sample(item, tensor, np.zeros(tensor.shape[1:], dtype=np.bool_))
+    if mask is not None and mask.shape != (image.height, image.width):
+        mask_size = f"{mask.shape[1]} x {mask.shape[0]}"
+        raise DataError(f"{item.name}: mask of {mask_size} pixels for a picture of {image.width} x {image.height}")
+    geometry = geometries.get(*image.size)
+    region = geometry.mask_to_input(mask) if mask is not None else geometry.boxes_to_mask(item.boxes)
+    return _Sample(item, tensor, region)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dave_vit.data import Dataset
 from dave_vit.data.classes import map_classes
-from dave_vit.data.placement import Placements
+from dave_vit.data.geometry import GeometryCache
 from dave_vit.errors import OptionError, UnsupportedOperator
 from dave_vit.evaluate.plan import Plan
 from dave_vit.evaluate.plan_entries import ModelEntry
@@ -66,7 +66,7 @@ class EvaluatedModel:
 
     def __init__(self, model: Any, data: Dataset) -> None:
         self.model: nn.Module = model
-        self.placements = Placements(model.preprocess)
+        self.geometries = GeometryCache(model.preprocess)
         self.classes = map_classes(data.class_names, model.class_names)
         self.black, self.white = (self._colour(grey) for grey in (0, 255))
 
@@ -82,7 +82,7 @@ class EvaluatedModel:
 
     def _colour(self, grey: int) -> list[float]:
         """A black or white pixel after preprocessing, one number per channel."""
-        shown = self.placements.preprocess(Image.new("RGB", (64, 64), (grey, grey, grey)))
+        shown = self.geometries.preprocess(Image.new("RGB", (64, 64), (grey, grey, grey)))
         shown = shown.reshape(shown.shape[-3:]).float()  # [C,H,W]
         centre: list[float] = shown[:, shown.shape[1] // 2, shown.shape[2] // 2].tolist()
         return centre

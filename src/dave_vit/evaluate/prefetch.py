@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from dave_vit.data import Dataset
 from dave_vit.data.batches import Batch, load_batch
-from dave_vit.data.placement import Placements
+from dave_vit.data.geometry import GeometryCache
 from dave_vit.evaluate.tasks import EvalTask
 
 _READERS = 4  # threads that decode images
@@ -28,21 +28,21 @@ class BatchPrefetcher:
         self._stacker = ThreadPoolExecutor(1, "dave-stacker")  # one: batches are read in turn, by all readers
         self._held: dict[_Key, list[Future[Batch]]] = {}
 
-    def batches(self, task: EvalTask, placements: Placements, likely: EvalTask | None = None) -> Iterator[Batch]:
+    def batches(self, task: EvalTask, geometries: GeometryCache, likely: EvalTask | None = None) -> Iterator[Batch]:
         """The images of a task, each batch as soon as it is read; those that the last task had are still here.
 
         What goes wrong in a thread is raised here, where the images are asked for.
 
         Args:
             task: whose images they are.
-            placements: of the model's preprocessing.
+            geometries: of the model's preprocessing.
             likely: the next one, whose images are read meanwhile; not where its model is another one.
         """
         wanted = {_key(one): one for one in (task, likely) if one and one.model == task.model}
         self._drop([key for key in self._held if key not in wanted])  # before others come
         for key, one in wanted.items():
             if key not in self._held:
-                self._held[key] = self._begun(one, placements)
+                self._held[key] = self._begun(one, geometries)
         for begun in self._held[_key(task)]:
             try:
                 batch = begun.result()
@@ -65,10 +65,10 @@ class BatchPrefetcher:
             for begun in self._held.pop(key):
                 begun.cancel()
 
-    def _begun(self, task: EvalTask, placements: Placements) -> list[Future[Batch]]:
+    def _begun(self, task: EvalTask, geometries: GeometryCache) -> list[Future[Batch]]:
         numbers = list(dict.fromkeys(task.images))
         parts = [numbers[at : at + self.size] for at in range(0, len(numbers), self.size)]
-        return [self._stacker.submit(load_batch, self.data, part, placements, self._readers) for part in parts]
+        return [self._stacker.submit(load_batch, self.data, part, geometries, self._readers) for part in parts]
 
 
 def _key(task: EvalTask) -> _Key:

@@ -290,7 +290,7 @@ class Worker:
         """The images of a task on the device."""
         subject = self._model(task)
         likely, self._likely = self._likely, None
-        for batch in self._reading.batches(task, subject.placements, likely):
+        for batch in self._reading.batches(task, subject.geometries, likely):
             yield batch.to(self.device)
 
 

@@ -16,17 +16,17 @@ from torch import Tensor
 
 from dave_vit._internal.atomic_files import json_bytes, npz_bytes, png_bytes
 from dave_vit._internal.environment import device_name, versions
+from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.data.labels import parse_targets
 from dave_vit.engine.forward import logits_of
 from dave_vit.engine.targets import Contrast
-from dave_vit.errors import ModelError, OutputError
+from dave_vit.errors import DataError, OutputError
 from dave_vit.methods import DAVE, Explanation, Method, create_method
 from dave_vit.methods.options import options_of
 from dave_vit.methods.settings import plain, settings
 from dave_vit.models import Adapter
 from dave_vit.models.domain import is_out_of_domain
-from dave_vit.models.geometry import Geometry
 
 if TYPE_CHECKING:
     from dave_vit.viz import Drawing, Panel, Photo, Scales, View
@@ -190,12 +190,14 @@ class ClassExplanation:
         model, picture = self.explainer.model, self.classified.picture
         try:
             places = [
-                Geometry.of(model.preprocessing, (box[2] - box[0], box[3] - box[1])).within(picture.image.size, box[:2])
-                for box in _parts(model, picture)
+                Geometry.measure(model.preprocessing, (right - left, bottom - top)).within_photo(
+                    picture.image.size, (left, top)
+                )
+                for left, top, right, bottom in _parts(model, picture)
             ]
-        except ModelError:
+        except DataError:
             shown = to_pillow(as_image(self.image))
-            return Photo(shown, (Geometry(shown.size, shown.size, (1.0, 1.0), (0.0, 0.0)),))
+            return Photo(shown, (Geometry.identity(shown.size),))
         return Photo(picture.image, tuple(places))
 
     @property

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from dave_vit._internal.atomic_files import json_bytes, npz_bytes, png_bytes
 from dave_vit.data.clips import Clip, read_clip
+from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import OptionError
 from dave_vit.explain.classes import ClassExplanation, Explainer, classify
-from dave_vit.models.geometry import Geometry
 from dave_vit.models.video import VideoModel
 
 _PAUSE = 0.25  # seconds of a frame in the animation
@@ -102,4 +102,4 @@ def explain_clip(explainer: Explainer, source: str | Path, target: str | None = 
     if len(targets) != 1:
         raise OptionError(f"{len(targets)} classes of a clip; a clip is explained for one at a time")
     result = explainer.explain(classified, targets)
-    return ClipExplanation(clip, result, Geometry.of(model.preprocessing, picture.image.size))
+    return ClipExplanation(clip, result, Geometry.measure(model.preprocessing, picture.image.size))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dave_vit._internal.atomic_files import json_bytes, npz_bytes, png_bytes
 from dave_vit._internal.environment import device_name, versions
+from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.engine.forward import logits_of
 from dave_vit.engine.targets import Target
@@ -21,7 +22,6 @@ from dave_vit.errors import OptionError
 from dave_vit.explain.classes import Explainer
 from dave_vit.methods import Explanation
 from dave_vit.methods.settings import settings
-from dave_vit.models.geometry import Geometry
 from dave_vit.models.named_scores import parse_score
 
 
@@ -166,7 +166,7 @@ class BoxesExplanation:
 def explain_score(explainer: Explainer, picture: LoadedImage, text: str) -> ScoreExplanation:
     """Explains a score by its name; see ``dave_vit.models.named_scores.FORMS``."""
     model, start = explainer.model, time.perf_counter()
-    geometry = Geometry.of(model.preprocessing, picture.image.size)
+    geometry = Geometry.measure(model.preprocessing, picture.image.size)
     score = parse_score(text, model, geometry)
     inputs = model.preprocess(picture.image)
     explanation = explainer.method.explain(inputs, score)
@@ -188,7 +188,7 @@ def boxes(explainer: Explainer, picture: LoadedImage, *, threshold: float = 0.5,
         output: Any = model(model.preprocess(picture.image))
     if not isinstance(getattr(output, "pred_boxes", None), Tensor):
         raise OptionError(f"{model.spec} finds no boxes; --boxes is for detectors")
-    geometry = Geometry.of(model.preprocessing, picture.image.size)
+    geometry = Geometry.measure(model.preprocessing, picture.image.size)
     best, labels = _probabilities(output.logits[0], len(model.class_names)).max(-1)  # [queries]
     order = [index for index in best.argsort(descending=True).tolist() if best[index] >= threshold][:most]
     return [
@@ -221,15 +221,7 @@ def _probabilities(logits: Tensor, classes: int) -> Tensor:
 def _in_photo(box: list[float], geometry: Geometry) -> tuple[float, float, float, float]:
     """Centre and size as fractions of the input, as corners in the photograph, cut at its edges."""
     x, y, width, height = box
-    fractions = ((x - width / 2, x + width / 2), (y - height / 2, y + height / 2))
-    (x0, x1), (y0, y1) = (_placed(fractions[axis], geometry, axis) for axis in (0, 1))
-    return (x0, y0, x1, y1)
-
-
-def _placed(fractions: tuple[float, float], geometry: Geometry, axis: int) -> tuple[float, float]:
-    step, start, extent = geometry.inputs[axis] * geometry.step[axis], geometry.start[axis], geometry.photo[axis]
-    low, high = (min(max(part * step + start, 0.0), float(extent)) for part in fractions)
-    return low, high
+    return geometry.box_to_photo((x - width / 2, y - height / 2, x + width / 2, y + height / 2))
 
 
 def _corners_in(score: str) -> list[float] | None:

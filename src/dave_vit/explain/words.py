@@ -10,13 +10,13 @@ from typing import Any
 from PIL import Image
 
 from dave_vit._internal.atomic_files import json_bytes, npz_bytes, png_bytes
+from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.engine.forward import logits_of
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.explain.classes import Explainer
 from dave_vit.explain.scores import ScoreExplanation
-from dave_vit.models.geometry import Geometry
 from dave_vit.models.text_generation import MAX_TOKENS, AnsweredPrompt, TextGenerator
 
 
@@ -99,7 +99,7 @@ def explain_words(
     for number in numbers:
         if not 1 <= number <= len(asked.words):
             raise OptionError(f"word {number} of {asked.answer!r}, which has words 1 to {len(asked.words)}")
-    on_it, geometry = explainer.on(asked), Geometry.of(asked.preprocessing, picture.image.size)
+    on_it, geometry = explainer.on(asked), Geometry.measure(asked.preprocessing, picture.image.size)
     maps = tuple(_word(on_it, picture, asked, number, geometry) for number in numbers)
     return WordExplanation(asked, prompt, numbers, maps)
 

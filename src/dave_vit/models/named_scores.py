@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dave_vit.data.geometry import Geometry
 from dave_vit.engine.scores import Box, ClassLogit, Detection, Query, Region, Similarity, Token, Value
 from dave_vit.engine.targets import Score
 from dave_vit.errors import OptionError
 from dave_vit.models.adapter import Adapter
-from dave_vit.models.geometry import Geometry
 
 SCORE_FORMS = {
     "class": "class:CLASS",
@@ -55,12 +55,12 @@ def _query(rest: str, model: Adapter, geometry: Geometry) -> Score:
 
 def _box(rest: str, model: Adapter, geometry: Geometry) -> Score:
     corners, label = rest.split(":", 1)
-    return Detection(_label(label, model), geometry.box(_corners(corners)))
+    return Detection(_label(label, model), geometry.box_to_input(_corners(corners)))
 
 
 def _region(rest: str, model: Adapter, geometry: Geometry) -> Score:
     corners, _, label = rest.partition(":")
-    return Region(_label(label, model) if label else 0, box=geometry.box(_corners(corners)))
+    return Region(_label(label, model) if label else 0, box=geometry.box_to_input(_corners(corners)))
 
 
 def _similarity(rest: str, model: Adapter, geometry: Geometry) -> Score:

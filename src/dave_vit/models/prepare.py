@@ -13,9 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from dave_vit._internal.schema import check_fields
+from dave_vit.data.geometry import Geometry
 from dave_vit.errors import OptionError
 from dave_vit.models.adapter import Preprocessing
-from dave_vit.models.geometry import Geometry
 
 Fit = Literal["crop", "pad", "squash", "tiles"]
 Corners = tuple[int, int, int, int]
@@ -124,12 +124,12 @@ class _Around:
     @cached_property
     def aspect(self) -> float:
         """Width of the input over its height."""
-        across, down = self._geometry.inputs
+        across, down = self._geometry.input_size
         return across / down
 
     @cached_property
     def _geometry(self) -> Geometry:
-        return Geometry.of(self.own, (_PROBE, _PROBE))
+        return Geometry.measure(self.own, (_PROBE, _PROBE))
 
     def _cropped(self, picture: Image.Image) -> Image.Image:
         """The largest middle part of the input's proportions; the preprocessing's own crop comes on top."""
@@ -149,7 +149,7 @@ class _Around:
 
     def _amid(self, picture: Image.Image) -> Image.Image:
         """A picture of the input's proportions amid what is cut off."""
-        shares = [self._geometry.inputs[axis] * self._geometry.step[axis] / _PROBE for axis in (0, 1)]
+        shares = [self._geometry.input_size[axis] * self._geometry.scale[axis] / _PROBE for axis in (0, 1)]
         across, down = (max(side, round(side / share)) for side, share in zip(picture.size, shares, strict=True))
         return self._on_canvas(picture, (across, down))
 

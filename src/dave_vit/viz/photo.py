@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from dave_vit.models.geometry import Geometry
+from dave_vit.data.geometry import Geometry
 from dave_vit.viz.colors import Array
 from dave_vit.viz.panels import Panel, Scales, View
 from dave_vit.viz.rendering import (
@@ -49,14 +49,14 @@ class Photo:
     @property
     def boxes(self) -> list[list[float]]:
         """What each input shows (left, top, right, bottom), in pixels of the photograph."""
-        return [[round(side, 1) for side in part.seen] for part in self.parts]
+        return [[round(side, 1) for side in part.visible_box] for part in self.parts]
 
     @cached_property
     def seen(self) -> float:
         """The share of the photograph's area that the model saw."""
         width, height = self.image.size
         covered = np.zeros((min(height, 400), min(width, 400)), dtype=bool)
-        for left, top, right, bottom in (part.seen for part in self.parts):
+        for left, top, right, bottom in (part.visible_box for part in self.parts):
             rows, columns = (
                 slice(round(low / side * cells), round(high / side * cells))
                 for low, high, side, cells in (
@@ -75,16 +75,16 @@ class Photo:
     @property
     def plain(self) -> bool:
         """Whether there is one input, in the photograph's own proportions and without margins."""
-        (across, down), margins = self.parts[0].step, max(-start for start in self.parts[0].start)
+        (across, down), margins = self.parts[0].scale, max(-start for start in self.parts[0].offset)
         return len(self.parts) == 1 and abs(across / down - 1) < 0.02 and margins < 0.02 * max(self.image.size)
 
     def resized(self, zoom: float = 1.0) -> Photo:
         """The same with about `zoom` pixels to one of the input, and at most 1600 along its longer side."""
-        steps = [zoom / min(part.step) for part in self.parts]
+        steps = [zoom / min(part.scale) for part in self.parts]
         by = min(max(steps), _LONGEST / max(self.image.size))
         width, height = (max(1, round(side * by)) for side in self.image.size)
         image = self.image.resize((width, height), Image.Resampling.LANCZOS)
-        return Photo(image, tuple(part.resized((width, height)) for part in self.parts))
+        return Photo(image, tuple(part.resize_photo((width, height)) for part in self.parts))
 
     def place(self, maps: Sequence[MapLike]) -> Tensor:
         """Maps of the inputs as one of the photograph, [H, W]: averages where tiles overlap, 0 where nobody looked."""
@@ -101,7 +101,7 @@ class Photo:
         if self.whole:
             return array
         width, height = array.shape[1], array.shape[0]
-        boxes = [part.resized((width, height)).seen for part in self.parts]
+        boxes = [part.resize_photo((width, height)).visible_box for part in self.parts]
         pale = _UNSEEN + (1 - _UNSEEN) * array
         for left, top, right, bottom in boxes:
             area = np.s_[round(top) : round(bottom), round(left) : round(right)]
@@ -143,7 +143,7 @@ def overlay_on_photo(photo: Photo, groups: Sequence[Sequence[Panel]], view: View
         scales: one for all targets, or one for each.
     """
     signed = view == "signed"
-    large = photo.resized(-(-_SIDE // min(photo.parts[0].inputs)))
+    large = photo.resized(-(-_SIDE // min(photo.parts[0].input_size)))
     softened = [[smooth_for_overlay(panel.values(view), signed=signed) for panel in parts] for parts in groups]
     every = [values for parts in softened for values in parts]
     shown = [

@@ -70,7 +70,7 @@ def _step(written: WordExplanation) -> Step:
 
 def _placing(made: ScoreExplanation) -> Callable[[Tensor], Tensor]:
     """Brings maps [1, H', W'] of the input into the frame of what the page shows, [H, W]."""
-    geometry = made.geometry.resized(_fitting(made.geometry.photo))
+    geometry = made.geometry.resize_photo(_fitting(made.geometry.photo_size))
     return lambda maps: geometry.to_photo(maps[0].detach().float().cpu())
 
 
