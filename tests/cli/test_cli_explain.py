@@ -225,5 +225,5 @@ def test_what_the_method_found_out_is_recorded(tiny, capsys):
     assert 8 <= record["samples"] <= 28
     assert record["against"] == "rivals"
     assert record["significant"] in (True, False)
-    assert record["rung"] in (0, 1, 2)
+    assert record["neighborhood_level"] in (0, 1, 2)
     assert record["neighborhood"]["spatial"]["rotation"] in (0.0, 10.0)

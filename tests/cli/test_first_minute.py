@@ -102,7 +102,7 @@ from dave_vit.methods import METHODS, Explanation, Method, MethodInfo
 class Half(Method):
     info = MethodInfo("Half of the image.", "mine", "none")
 
-    def _explain(self, images, target, passes):
+    def _explain(self, images, target, pass_size):
         return Explanation(images.unsqueeze(1) / 2, self._resolved(images, target, passes).indices)
 """
 

@@ -29,7 +29,7 @@ from dave_vit.evaluate.plan import Plan
 from dave_vit.explain import classes as results
 from dave_vit.explain.classes import Explainer
 from dave_vit.methods import METHODS
-from dave_vit.methods.options import options_of
+from dave_vit.methods.options import declared_options
 from dave_vit.metrics import METRICS
 from dave_vit.models.families import FAMILIES
 from hostile_files import BOX_TABLES, PICTURES, WEIGHTS, good_png
@@ -148,7 +148,7 @@ def of_options() -> Iterator[Invocation]:
     """Every option of every method, with values of which most do not fit."""
     seen = set()
     for method, word in itertools.product(METHODS, WORDS):
-        for name, option in options_of(method).items():
+        for name, option in declared_options(method).items():
             if (name, str(option.type), word) not in seen:  # one method stands for all that share an option
                 seen.add((name, str(option.type), word))
                 yield words("explain", "good.png", "-q", "--method", method, "--set", f"{name}={word}")

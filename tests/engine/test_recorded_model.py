@@ -20,7 +20,7 @@ from dave_vit.engine.forward import logits_of
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rule_sets.lrp import RELEVANCE
 from dave_vit.engine.targets import Contrast, Target
-from dave_vit.methods.pass_size import even
+from dave_vit.methods.pass_size import even_chunk_size
 from tiny_models import CLASSES, FAMILIES, SIZE, huggingface_vit, vit
 
 MODELS = {
@@ -360,7 +360,7 @@ class TestOneLaunch:
 
 @pytest.mark.parametrize(("count", "most", "size"), [(50, 8, 5), (50, 16, 10), (50, 100, 50), (53, 8, 6), (1, 8, 1)])
 def test_even_chunks(count, most, size):
-    assert even(count, most) == size
+    assert even_chunk_size(count, most) == size
 
 
 def test_the_model_is_left_as_it_was(images):

@@ -20,7 +20,7 @@ from dave_vit.data import open_dataset
 from dave_vit.data.images import decode_image
 from dave_vit.errors import DaveError
 from dave_vit.evaluate.plan import Plan
-from dave_vit.methods.options import checked
+from dave_vit.methods.options import check_options
 from exactness import Tokens, drawn, refusal
 from hostile_files import BOX_TABLES, PICTURES, WEIGHTS, good_png
 
@@ -205,8 +205,8 @@ BEFORE: dict[str, Callable[[Path], object]] = {
     "no UTF-8 text": lambda folder: _table(BOX_TABLES["latin-1"], folder),
     "expected 0 to 2147483647": lambda folder: Plan.load({"seeds": [-1]}),
     "is not available on this machine": lambda folder: load_model("builtin", device="cuda:99"),
-    "has no option": lambda folder: checked("dave", {"rotatoin": 3}),
-    "of method 'dave' is": lambda folder: checked("dave", {"rotation": "wide"}),
+    "has no option": lambda folder: check_options("dave", {"rotatoin": 3}),
+    "of method 'dave' is": lambda folder: check_options("dave", {"rotation": "wide"}),
     "of the plan is": lambda folder: Plan.load({"batch": "x"}),
 }
 

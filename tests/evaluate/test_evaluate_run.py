@@ -33,7 +33,7 @@ from dave_vit.evaluate.tasks import TaskBuilder, build_grids, relax_confidence
 from dave_vit.evaluate.worker import Worker
 from dave_vit.maps import collapse
 from dave_vit.methods import METHODS, Explanation, Method, create_method
-from dave_vit.methods.options import options_of
+from dave_vit.methods.options import declared_options
 from dave_vit.metrics import METRICS, Case, create_metric, energypg
 from evaluation_fixtures import COLOURS, build_plan, load, paint, preprocess, read_rows
 
@@ -365,7 +365,7 @@ class _Blank(Method):
 
     info = METHODS["effective"].info
 
-    def _explain(self, images, target, passes):
+    def _explain(self, images, target, pass_size):
         passed = self._gradient(images, target, PLAIN)
         if _Blank.refused is not None and torch.equal(images[:1], _Blank.refused):
             raise DaveError("not this batch")
@@ -511,7 +511,7 @@ def test_the_report_tells_samples_and_weights(squares, done):
 def test_samples_that_maps_take_as_they_need_are_told_at_most(squares, done):
     methods = [{"method": "dave", "options": {"samples": "auto", "limit": 9}}, "smoothgrad"]
     text = pages(build_plan(squares, methods=methods), done[1], [])["report.md"].decode()
-    usual = options_of("smoothgrad")["samples"].default
+    usual = declared_options("smoothgrad")["samples"].default
     assert f"- samples: dave at most 9, smoothgrad {usual}\n" in text
 
 

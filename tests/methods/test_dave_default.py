@@ -15,7 +15,7 @@ from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rule_sets.lrp import RELEVANCE
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, UnknownName
-from dave_vit.methods.presets import PRESETS, RUNGS
+from dave_vit.methods.presets import LEVELS, PRESETS
 from dave_vit.models import Traits
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial
 from dave_vit.reduce import Mean, Significant, SoftThreshold
@@ -120,7 +120,7 @@ class TestDefinition:
     def test_switches_and_neighborhoods_are_meant(self, model):
         assert DAVE(model, rotation=5).narrower == ()
         assert DAVE(model, neighborhood=Neighborhood()).narrower == ()
-        assert len(DAVE(model).narrower) == len(RUNGS) - 1
+        assert len(DAVE(model).narrower) == len(LEVELS) - 1
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -179,22 +179,22 @@ class TestNeighborhood:
 
     def test_views_that_leave_the_distribution_narrow_it(self, mixed):
         found = DAVE(mixed, samples=10).explain(MIXED)
-        assert found.rung.tolist() == [0, 1, 2]
+        assert found.neighborhood_level.tolist() == [0, 1, 2]
 
     def test_it_is_half_of_the_predicted_classes_probability(self, mixed):
         dave = DAVE(mixed, samples=10)
         predicted, clean = mixed(MIXED).softmax(1).max(1).indices, mixed(MIXED).softmax(1).max(1).values
-        for image, rung in enumerate(dave.explain(MIXED, 0).rung.tolist()):
-            for step, around in enumerate((dave.neighborhood, *dave.narrower)[: rung + 1]):
+        for image, level in enumerate(dave.explain(MIXED, 0).neighborhood_level.tolist()):
+            for step, around in enumerate((dave.neighborhood, *dave.narrower)[: level + 1]):
                 views = around.views((3, 32, 32), samples=10, stop=8, dtype=torch.float64)
                 seen = mixed(views.apply(MIXED[image : image + 1])[:, 0]).softmax(1)[:, predicted[image]]
-                assert (seen.mean() >= 0.5 * clean[image]) == (step == rung) or rung == 2
+                assert (seen.mean() >= 0.5 * clean[image]) == (step == level) or level == 2
 
     def test_a_rung_is_the_map_of_its_neighborhood(self, mixed):
         dave = DAVE(mixed, samples=10)
         found = dave.explain(MIXED, [0, 1, 2])
-        for image, rung in enumerate(found.rung.tolist()):
-            around = (dave.neighborhood, *dave.narrower)[rung]
+        for image, level in enumerate(found.neighborhood_level.tolist()):
+            around = (dave.neighborhood, *dave.narrower)[level]
             alone = DAVE(mixed, samples=10, neighborhood=around).attribute(MIXED[image : image + 1], image)
             same(found.attribution[image : image + 1], alone)
 
@@ -203,15 +203,16 @@ class TestNeighborhood:
         whole = DAVE(mixed, chunk=100, **options).explain(MIXED, [0, 1, 2])
         for chunk in (1, 7):
             found = DAVE(mixed, chunk=chunk, **options).explain(MIXED, [0, 1, 2])
-            assert torch.equal(found.rung, whole.rung)
+            assert torch.equal(found.neighborhood_level, whole.neighborhood_level)
             assert torch.equal(found.drawn, whole.drawn)
             same(found.attribution, whole.attribution)
             same(found.standard_error, whole.standard_error)
         for image in range(3):
             alone = DAVE(mixed, **options).explain(MIXED[image : image + 1], image)
-            assert (alone.rung[0], alone.drawn[0]) == (whole.rung[image], whole.drawn[image])
+            assert alone.neighborhood_level[0] == whole.neighborhood_level[image]
+            assert alone.drawn[0] == whole.drawn[image]
             same(alone.attribution, whole.attribution[image : image + 1])
-        assert torch.equal(DAVE(mixed, **options).explain(MIXED, 4).rung, whole.rung)
+        assert torch.equal(DAVE(mixed, **options).explain(MIXED, 4).neighborhood_level, whole.neighborhood_level)
         several = DAVE(mixed, **options | {"samples": 10}).explain(MIXED, [[0, 4], [1, 4], [2, 4]])
         same(several.attribution[:, 0], DAVE(mixed, samples=10).attribute(MIXED, [0, 1, 2]))
         assert several.significant.shape == (3, 2)
@@ -228,7 +229,7 @@ class TestNeighborhood:
         assert all(step.attribution.shape == MIXED.shape for step in steps)
         final = dave.explain(MIXED, [0, 1, 2])
         same(steps[-1].attribution, final.attribution)
-        assert torch.equal(steps[-1].rung, final.rung)
+        assert torch.equal(steps[-1].neighborhood_level, final.neighborhood_level)
         assert final.samples == 12
 
     def test_the_first_views_are_used_where_they_fit(self, own):

@@ -289,7 +289,7 @@ FIXED = {
 def test_a_budget_is_kept_and_every_pass_is_counted(name):
     budget = 10
     counting = Counting(model_of("vit"))
-    options = METHODS[name].within(budget)
+    options = METHODS[name].options_for_budget(budget)
     tested = create_method(name, counting, **options)
     tested.attribute(X, [0, 1, 2])  # before the first one the model is looked into
     counting.forth = 0
@@ -299,7 +299,8 @@ def test_a_budget_is_kept_and_every_pass_is_counted(name):
     passes = count.passes / len(X)
     if not options:
         assert passes == FIXED.get(name, 1)
-    elif found.rung is not None and found.rung.any():  # views that left what the model knows are drawn again
+    elif found.neighborhood_level is not None and found.neighborhood_level.any():
+        # Views that left what the model knows are drawn again.
         assert budget < passes <= budget * (1 + len(tested.narrower))
     else:
         assert passes == budget  # nine points of two integrals and the image itself, for example
@@ -307,11 +308,11 @@ def test_a_budget_is_kept_and_every_pass_is_counted(name):
 
 @pytest.mark.parametrize("budget", [2, 5, 10, 50])
 def test_budgets_of_integrals_and_presets(budget):
-    assert 1 + METHODS["iia"].within(budget)["steps"] ** 2 <= max(budget, 2)
-    assert 1 + METHODS["iia"].within(budget, layers=2)["steps"] ** 3 <= max(budget, 2)
-    assert METHODS["dave"].within(budget) == {"samples": budget - 1}  # and the image itself
-    assert METHODS["dave"].within(budget, preset="paper") == {"samples": budget}
-    assert METHODS["equivariant"].within(budget) == {"samples": budget}
+    assert 1 + METHODS["iia"].options_for_budget(budget)["steps"] ** 2 <= max(budget, 2)
+    assert 1 + METHODS["iia"].options_for_budget(budget, layers=2)["steps"] ** 3 <= max(budget, 2)
+    assert METHODS["dave"].options_for_budget(budget) == {"samples": budget - 1}  # and the image itself
+    assert METHODS["dave"].options_for_budget(budget, preset="paper") == {"samples": budget}
+    assert METHODS["equivariant"].options_for_budget(budget) == {"samples": budget}
 
 
 @pytest.mark.parametrize("name", ON_A_VIT)

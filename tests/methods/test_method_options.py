@@ -7,33 +7,39 @@ import pytest
 from dave_vit.errors import DaveError, OptionError
 from dave_vit.evaluate import Plan
 from dave_vit.methods import METHODS, create_method
-from dave_vit.methods.options import checked, fitting, most_samples, options_of, parsed
+from dave_vit.methods.options import check_options, declared_options, filter_options, max_samples, parse_options
 from tiny_models import vit
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_listed_is_taken(name):
     model = vit()
-    listed = {option.name: option.default for option in options_of(name).values() if option.default is not None}
+    listed = {option.name: option.default for option in declared_options(name).values() if option.default is not None}
     if name != "bcos":  # which refuses models of other kinds
         create_method(name, model, **listed)
-    assert "chunk" in options_of(name)  # handed on to the base
-    assert "model" not in options_of(name)
+    assert "chunk" in declared_options(name)  # handed on to the base
+    assert "model" not in declared_options(name)
 
 
 def test_single_points_of_the_neighbourhood_are_options_of_dave():
-    options = options_of("dave")
+    options = declared_options("dave")
     assert {"rotation", "noise", "noise_level", "antithetic", "samples", "preset"} <= set(options)
     assert options["noise"].choices == ("variance_preserving", "additive", "none")
     assert options["samples"].default is None  # the preset's own number
-    assert options_of("smoothgrad")["samples"].default == 50
-    assert "rotation" in options_of("equivariant")
-    assert "noise" not in options_of("equivariant")  # it never has any
+    assert declared_options("smoothgrad")["samples"].default == 50
+    assert "rotation" in declared_options("equivariant")
+    assert "noise" not in declared_options("equivariant")  # it never has any
 
 
 def test_texts_are_read_as_json_or_as_words():
     texts = {"rotation": "0", "noise": "none", "scale": "[0.9, 1.1]", "wrap": "false", "chunk": "null"}
-    assert parsed("dave", texts) == {"rotation": 0, "noise": "none", "scale": [0.9, 1.1], "wrap": False, "chunk": None}
+    assert parse_options("dave", texts) == {
+        "rotation": 0,
+        "noise": "none",
+        "scale": [0.9, 1.1],
+        "wrap": False,
+        "chunk": None,
+    }
 
 
 @pytest.mark.parametrize(
@@ -50,15 +56,15 @@ def test_texts_are_read_as_json_or_as_words():
 )
 def test_what_a_method_does_not_take_is_one_line(method, texts, words):
     with pytest.raises(DaveError, match=words) as error:
-        parsed(method, texts)
+        parse_options(method, texts)
     assert len(str(error.value).splitlines()) == 1
 
 
 def test_values_go_where_they_are_taken():
     values = {"samples": 4, "steps": 5, "seed": None}
-    assert fitting("dave", **values) == {"samples": 4}
-    assert fitting("integrated_gradients", **values) == {"steps": 5}
-    assert fitting("effective", **values) == {}
+    assert filter_options("dave", **values) == {"samples": 4}
+    assert filter_options("integrated_gradients", **values) == {"steps": 5}
+    assert filter_options("effective", **values) == {}
 
 
 def test_a_method_of_ones_own_is_read_too(monkeypatch):
@@ -67,17 +73,17 @@ def test_a_method_of_ones_own_is_read_too(monkeypatch):
             super().__init__(model, **options)
 
     monkeypatch.setitem(METHODS._entries, "mine", Mine)
-    assert list(options_of("mine")) == [*options_of("saliency"), "width"]
-    assert parsed("mine", {"width": "wide"}) == {"width": "wide"}  # its type is unknown
+    assert list(declared_options("mine")) == [*declared_options("saliency"), "width"]
+    assert parse_options("mine", {"width": "wide"}) == {"width": "wide"}  # its type is unknown
     with pytest.raises(OptionError, match="has no option 'with'; did you mean width"):
-        parsed("mine", {"with": "3"})
+        parse_options("mine", {"with": "3"})
 
 
 def test_plans_are_read_the_same_way():
     assert Plan.load({"methods": {"method": "dave", "options": {"rotation": 5}}}).methods[0].options == {"rotation": 5}
     with pytest.raises(OptionError, match="did you mean rotation"):
         Plan.load({"methods": {"method": "dave", "options": {"rotatoin": 5}}})
-    assert checked("dave", {"rotation": 5}) == {"rotation": 5}
+    assert check_options("dave", {"rotation": 5}) == {"rotation": 5}
 
 
 @pytest.mark.parametrize(
@@ -93,9 +99,9 @@ def test_plans_are_read_the_same_way():
     ],
 )
 def test_how_many_samples_there_will_be(method, options, count):
-    assert most_samples(method, options) == count
+    assert max_samples(method, options) == count
 
 
 def test_what_a_method_cannot_take_is_left_out():
-    assert fitting("smoothgrad", samples="auto", seed=1) == {"seed": 1}
-    assert fitting("dave", samples="auto") == {"samples": "auto"}
+    assert filter_options("smoothgrad", samples="auto", seed=1) == {"seed": 1}
+    assert filter_options("dave", samples="auto") == {"samples": "auto"}

@@ -63,10 +63,10 @@ def summarize(attribution: Tensor) -> Tensor:
 
 
 def _options(name: str) -> dict[str, Any]:
-    from dave_vit.methods.options import options_of
+    from dave_vit.methods.options import declared_options
 
-    few = {key: value for key, value in FEW.get(name, {}).items() if key in options_of(name)}
-    return {**few, **({"seed": 3} if "seed" in options_of(name) else {})}
+    few = {key: value for key, value in FEW.get(name, {}).items() if key in declared_options(name)}
+    return {**few, **({"seed": 3} if "seed" in declared_options(name) else {})}
 
 
 def method_output(name: str, spec: str = "builtin") -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dave_vit.evaluate import MethodEntry
-from dave_vit.methods.options import fitting
+from dave_vit.methods.options import filter_options
 
 _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     f"dave-{preset}": ("dave", {"preset": preset}) for preset in ("paper", "official")
@@ -20,4 +20,4 @@ def method_entry(label: str, samples: int) -> MethodEntry:
         samples: the paper's T.
     """
     name, options = _OPTIONS.get(label, (label, {}))
-    return MethodEntry(name, {**fitting(name, samples=samples, steps=samples), **options}, label)
+    return MethodEntry(name, {**filter_options(name, samples=samples, steps=samples), **options}, label)

@@ -14,13 +14,13 @@ from dave_vit._internal.atomic_files import write_bytes
 from dave_vit.engine.forward import logits_of
 from dave_vit.errors import InputError
 from dave_vit.methods import DAVE
-from dave_vit.methods.clean_prediction import Clean
-from dave_vit.methods.pass_size import Passes, clean_logits
-from dave_vit.methods.presets import RUNGS, ladder
+from dave_vit.methods.clean_prediction import CleanPrediction
+from dave_vit.methods.pass_size import PassSize, clean_logits
+from dave_vit.methods.presets import LEVELS, neighborhood_levels
 from dave_vit.metrics import Perturbation, area, deletion, insertion
 from dave_vit.models.adapter import ImageLike
 
-LADDER = ((20.0, 0.1, 0.3), (10.0, 0.1, 0.15), *RUNGS)
+LADDER = ((20.0, 0.1, 0.3), (10.0, 0.1, 0.15), *LEVELS)
 """From wide to narrow: rotation in degrees, shift in sides, t of variance-preserving noise."""
 
 KEEPS = 0.85  # of the probability that survives in the narrowest neighbourhood
@@ -112,7 +112,7 @@ def tune(
     inputs = images if isinstance(images, Tensor) else _preprocessed(model, images)
     if inputs.ndim != 4 or not len(inputs):
         raise InputError(f"images of shape {tuple(inputs.shape)}; give at least one, [N, C, H, W]")
-    logits = clean_logits(model, inputs, Passes(_ROWS))
+    logits = clean_logits(model, inputs, PassSize(_ROWS))
     rungs = []
     for number, values in enumerate(LADDER):
         rung = (known or {}).get(number)
@@ -142,9 +142,9 @@ def _preprocessed(model: nn.Module, images: Sequence[ImageLike]) -> Tensor:
 
 
 def _measured(model: nn.Module, inputs: Tensor, logits: Tensor, values: tuple[float, float, float], seed: int) -> Rung:
-    (around,) = ladder(model, values)
+    (around,) = neighborhood_levels(model, values)
     rotation, translation, _ = values
-    kept = _survival(model, inputs, Clean.of(model, logits), DAVE(model, _VIEWS, seed, neighborhood=around))
+    kept = _survival(model, inputs, CleanPrediction.of(model, logits), DAVE(model, _VIEWS, seed, neighborhood=around))
     scored, target = inputs[:_SCORED], logits[:_SCORED].argmax(1)
     maps = DAVE(model, _VIEWS, seed, neighborhood=around).explain(scored, target).map
     cut = area(deletion(model, scored, maps, target, Perturbation(fractions=_STEPS)), _STEPS)
@@ -153,7 +153,7 @@ def _measured(model: nn.Module, inputs: Tensor, logits: Tensor, values: tuple[fl
     return Rung(rotation, translation, around.noise.level, kept, float(cut.mean()), float(added.mean()))
 
 
-def _survival(model: nn.Module, inputs: Tensor, clean: Clean, dave: DAVE) -> float:
+def _survival(model: nn.Module, inputs: Tensor, clean: CleanPrediction, dave: DAVE) -> float:
     """The mean over views and images; forward passes only."""
     shape = tuple(inputs.shape[1:])
     views = dave.neighborhood.views(shape, samples=_VIEWS, seed=dave.seed, device=inputs.device, dtype=inputs.dtype)

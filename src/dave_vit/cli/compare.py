@@ -171,7 +171,7 @@ def _results(
 ) -> dict[str, ClassExplanation]:
     """What each method found, by its name."""
     from dave_vit.explain.classes import Explainer, classify
-    from dave_vit.methods.options import fitting
+    from dave_vit.methods.options import filter_options
 
     classified = classify(model, picture)
     wanted = classified.pick(target)
@@ -182,7 +182,7 @@ def _results(
     with output.progress(len(names)) as progress:
         for number, name in enumerate(names):
             progress.update(done=number, text=name)
-            options = fitting(name, samples=methods.samples, seed=methods.seed)
+            options = filter_options(name, samples=methods.samples, seed=methods.seed)
             try:
                 results[name] = Explainer(model, name, against=methods.against, **options).explain(classified, wanted)
             except DaveError as error:

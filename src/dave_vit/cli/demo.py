@@ -79,7 +79,7 @@ def _explain(
 def _figure(results: list[ClassExplanation], seed: int) -> Drawing:
     """A row for each picture: image, DAVE, its sureness, and the other methods."""
     from dave_vit.explain.classes import Explainer
-    from dave_vit.methods.options import fitting
+    from dave_vit.methods.options import filter_options
     from dave_vit.viz import draw_comparison, map_cell, sureness_cell
 
     panels = [result.panels[0] for result in results]
@@ -88,7 +88,7 @@ def _figure(results: list[ClassExplanation], seed: int) -> Drawing:
         "how sure DAVE is": [sureness_cell(panel.sureness) for panel in panels if panel.sureness is not None],
     }
     for name in METHODS[1:]:
-        explainer = Explainer(results[0].explainer.model, name, **fitting(name, seed=seed))
+        explainer = Explainer(results[0].explainer.model, name, **filter_options(name, seed=seed))
         others = [explainer.explain(result.classified, result.targets) for result in results]
         columns[name.replace("_x_", " x ")] = [map_cell(other.panels[0].map) for other in others]
     labels = [f"{result.targets[0].name} ({result.targets[0].probability:.0%})" for result in results]
@@ -100,13 +100,13 @@ def _scores(model: Adapter, data: Dataset, seed: int, progress: Progress) -> dic
     from dave_vit.data.batches import load_batch
     from dave_vit.data.geometry import GeometryCache
     from dave_vit.methods import create_method
-    from dave_vit.methods.options import fitting
+    from dave_vit.methods.options import filter_options
 
     batch = load_batch(data, range(SCORED), GeometryCache(model.preprocess))
     grids, labels = _grids(model, data)
     scores: dict[str, dict[str, float | None]] = {}
     for name in METHODS:
-        method = create_method(name, model, **fitting(name, samples=SAMPLES["scored"], seed=seed))
+        method = create_method(name, model, **filter_options(name, samples=SAMPLES["scored"], seed=seed))
         progress.update(advance=1, text=f"GridPG of {name}")
         cells = _gridpg(method, grids, labels) if labels else None
         progress.update(advance=1, text=f"EnergyPG of {name}")

@@ -161,11 +161,11 @@ def _move(progress: Progress, number: int, part: float) -> None:
 def _frame_samples(method: MethodOptions) -> int:
     """Samples between two frames of an animation, for about 24 of them."""
     from dave_vit.methods import METHODS
-    from dave_vit.methods.options import most_samples
+    from dave_vit.methods.options import max_samples
 
     if not hasattr(METHODS[method.name], "refine"):
         raise OptionError(f"method {method.name!r} does not refine sample by sample; leave out --animate")
-    return max(1, most_samples(method.name, method.options()) // 24)
+    return max(1, max_samples(method.name, method.options()) // 24)
 
 
 def _results(
@@ -179,7 +179,7 @@ def _results(
     for note in picture.notes:
         output.note(f"{source}: {note}")
     classified = classify(explainer.model, picture)
-    total = explainer.most_samples
+    total = explainer.max_samples
     results = []
     for result in explainer.refine(classified, classified.pick(target)):
         results.append(result)

@@ -204,17 +204,19 @@ class MethodOptions:
 
     def options(self) -> dict[str, Any]:
         """Options of the method; samples or a preset that it does not take are an error, a seed is not."""
-        from dave_vit.methods.options import checked, fitting, options_of, parsed
+        from dave_vit.methods.options import check_options, declared_options, filter_options, parse_options
 
         said = {"samples": self.samples, "preset": self.preset}
         for name, value in said.items():
-            if value is not None and name not in options_of(self.name):
+            if value is not None and name not in declared_options(self.name):
                 raise OptionError(f"method {self.name!r} takes no --{name}; leave it out")
-        checked(self.name, {name: value for name, value in said.items() if value is not None})
+        check_options(self.name, {name: value for name, value in said.items() if value is not None})
         texts = dict(parse_setting(text, "NAME=VALUE, such as --set rotation=0") for text in self.settings or [])
         if "against" in texts:
             raise OptionError(f"--set against={texts['against']}; give --against {texts['against']} instead")
-        return checked(self.name, fitting(self.name, **said, seed=self.seed)) | parsed(self.name, texts)
+        return check_options(self.name, filter_options(self.name, **said, seed=self.seed)) | parse_options(
+            self.name, texts
+        )
 
 
 @dataclass(frozen=True)

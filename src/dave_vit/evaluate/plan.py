@@ -12,7 +12,7 @@ from dave_vit._internal.schema import check_fields, check_seed
 from dave_vit.errors import OptionError
 from dave_vit.evaluate.plan_entries import NO_SMOOTHING, MethodEntry, MetricEntry, ModelEntry, Smoothing, hash_file
 from dave_vit.evaluate.plan_loading import merge_settings, read_settings
-from dave_vit.methods.options import checked
+from dave_vit.methods.options import check_options
 from dave_vit.metrics import GridMetric
 
 E = TypeVar("E", ModelEntry, MethodEntry, MetricEntry)
@@ -90,7 +90,7 @@ class Plan:
         methods = _add_labels(self.methods, [entry.method for entry in self.methods])
         metrics = _add_labels(self.metrics, [entry.metric for entry in self.metrics])
         for entry in methods:
-            checked(entry.method, entry.options)  # unknown options are an error now, not after hours
+            check_options(entry.method, entry.options)  # unknown options are an error now, not after hours
         if self.budget is not None:
             if self.budget < 1:
                 raise OptionError(f"a budget of {self.budget} passes; expected 1 or more")

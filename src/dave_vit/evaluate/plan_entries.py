@@ -14,7 +14,7 @@ from dave_vit._internal.schema import check_fields, check_values
 from dave_vit.errors import OptionError
 from dave_vit.maps import Smoothing as SmoothingKind
 from dave_vit.methods import METHODS
-from dave_vit.methods.options import options_of
+from dave_vit.methods.options import declared_options
 from dave_vit.metrics import Metric, create_metric
 from dave_vit.models import ModelSpec, Prepare
 
@@ -93,11 +93,11 @@ class MethodEntry:
         """Return the seeds to run with: its own, else the plan's; the first one only if it draws no samples."""
         if "seed" in self.options:
             return (int(self.options["seed"]),)
-        return seeds if "seed" in options_of(self.method) else seeds[:1]
+        return seeds if "seed" in declared_options(self.method) else seeds[:1]
 
     def fit_budget(self, budget: int) -> MethodEntry:
         """Return a copy with the options that keep to a budget of forward passes."""
-        options = METHODS[self.method].within(budget, **self.options)
+        options = METHODS[self.method].options_for_budget(budget, **self.options)
         for name, value in options.items():
             if self.options.get(name, value) != value:
                 both = f"{self.label} has {name} = {self.options[name]} and the plan a budget of {budget} passes"

@@ -12,7 +12,7 @@ from dave_vit._internal.registry import import_plugins, split_names, suggest_nam
 from dave_vit.errors import OptionError, missing_extra
 from dave_vit.evaluate.plan_entries import MethodEntry, MetricEntry, ModelEntry, Smoothing, read_entry
 from dave_vit.methods import METHODS
-from dave_vit.methods.options import fitting, parsed, value_of
+from dave_vit.methods.options import filter_options, parse_options, parse_value
 from dave_vit.metrics import METRICS
 
 METHOD_FLAGS = ("samples", "preset", "against")  # go to every method that takes them
@@ -55,15 +55,15 @@ def _override_method(entry: MethodEntry, flags: Mapping[str, Any], texts: Overri
     """Return a method with what flags say of all methods and overrides of this one."""
     replaced = {"seed"} if "seeds" in flags else set()
     if "budget" in flags:
-        replaced |= METHODS[entry.method].within(flags["budget"], **entry.options).keys()
+        replaced |= METHODS[entry.method].options_for_budget(flags["budget"], **entry.options).keys()
     kept = {name: value for name, value in entry.options.items() if name not in replaced}
-    shared = fitting(entry.method, samples=flags.get("samples"), preset=flags.get("preset"))
-    own = parsed(entry.method, texts.pop(entry.label or entry.method, {}))
+    shared = filter_options(entry.method, samples=flags.get("samples"), preset=flags.get("preset"))
+    own = parse_options(entry.method, texts.pop(entry.label or entry.method, {}))
     return replace(entry, options={**kept, **shared, **own}, against=flags.get("against", entry.against))
 
 
 def _override_metric(entry: MetricEntry, texts: Overrides) -> MetricEntry:
-    own = {name: value_of(text) for name, text in texts.pop(entry.label or entry.metric, {}).items()}
+    own = {name: parse_value(text) for name, text in texts.pop(entry.label or entry.metric, {}).items()}
     return replace(entry, options={**entry.options, **own})
 
 

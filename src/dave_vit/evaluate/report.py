@@ -18,7 +18,7 @@ from dave_vit.evaluate.statistics.collect import ModelScores, rank_columns
 from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.evaluate.statistics.summary import format_sample_size
 from dave_vit.evaluate.store import DamagedFile
-from dave_vit.methods.options import most_samples, options_of
+from dave_vit.methods.options import declared_options, max_samples
 from dave_vit.metrics import GridMetric
 from dave_vit.viz.pages import render
 
@@ -206,8 +206,8 @@ def _prepared(plan: Plan) -> Iterator[tuple[str, str]]:
 def _samples(plan: Plan) -> Iterator[str]:
     """Of each method that draws any."""
     for method in plan.methods:
-        if "samples" in options_of(method.method):
-            most = most_samples(method.method, method.options)
+        if "samples" in declared_options(method.method):
+            most = max_samples(method.method, method.options)
             yield f"{method.label} {'at most ' if method.options.get('samples') == 'auto' else ''}{most}"
 
 

@@ -18,7 +18,7 @@ from dave_vit.evaluate.plan_entries import MethodEntry, Smoothing
 from dave_vit.evaluate.statistics.rows import Row
 from dave_vit.maps import collapse, official_postprocess, smooth, to_patches
 from dave_vit.methods import Method, create_method
-from dave_vit.methods.options import fitting
+from dave_vit.methods.options import filter_options
 from dave_vit.metrics import Case, Metric
 from dave_vit.metrics.base import NO_MASS, NOT_FINITE, Explain
 from dave_vit.models import traits_of
@@ -38,7 +38,7 @@ class MapMaker:
 
     def __init__(self, entry: MethodEntry, smoothing: Smoothing, seed: int, recall: MapCache | None = None) -> None:
         self.entry, self.smoothing, self.seed, self.recall = entry, smoothing, seed, recall
-        self.options = fitting(entry.method, seed=seed) | dict(entry.options)
+        self.options = filter_options(entry.method, seed=seed) | dict(entry.options)
         self._method: Method | None = None  # of the last model; it may hold what it has drawn
 
     def maps(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from dave_vit.evaluate.provenance import software
 from dave_vit.evaluate.scoring import MapCache, MapMaker, Scorer, clock
 from dave_vit.evaluate.statistics.rows import Row, ScannedImage, pack
 from dave_vit.evaluate.tasks import EvalTask
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.metrics import Case, GridMetric
 
 Files = dict[str, bytes]
@@ -205,7 +205,9 @@ class Worker:
     def _score(self, task: EvalTask, part: _Part, shard: _Shard) -> None:
         """Adds the rows of a batch under all metrics of its kind; in halves where memory does not suffice for it."""
         count = len(part.inputs)
-        for made in Passes(count).run(lambda start, stop: self._scored_or_dropped(task, part.cut(start, stop)), count):
+        for made in PassSize(count).run_chunks(
+            lambda start, stop: self._scored_or_dropped(task, part.cut(start, stop)), count
+        ):
             shard.rows += made.rows
             shard.maps += made.maps
 
@@ -306,7 +308,7 @@ def pack_maps(kept: Sequence[tuple[Sequence[str], Tensor]]) -> bytes:
 
 def _logits(model: nn.Module, inputs: Tensor) -> Tensor:
     """[B,classes]; in parts where memory does not suffice for the batch."""
-    parts = Passes(len(inputs)).run(lambda start, stop: model(inputs[start:stop]).float(), len(inputs))
+    parts = PassSize(len(inputs)).run_chunks(lambda start, stop: model(inputs[start:stop]).float(), len(inputs))
     return torch.cat(parts)
 
 

@@ -23,8 +23,8 @@ from dave_vit.engine.forward import logits_of
 from dave_vit.engine.targets import Contrast
 from dave_vit.errors import DataError, OutputError
 from dave_vit.methods import DAVE, Explanation, Method, create_method
-from dave_vit.methods.options import options_of
-from dave_vit.methods.settings import plain, settings
+from dave_vit.methods.options import declared_options
+from dave_vit.methods.settings import method_settings, to_json_value
 from dave_vit.models import Adapter
 from dave_vit.models.domain import is_out_of_domain
 
@@ -139,7 +139,7 @@ class Explainer:
             yield ClassExplanation(self, classified, tuple(targets), explanation, time.perf_counter() - start)
 
     @property
-    def most_samples(self) -> int:
+    def max_samples(self) -> int:
         """How many samples the method draws at most; 1 for those that draw none."""
         return int(getattr(self.method, "limit", getattr(self.method, "samples", 1)))
 
@@ -230,7 +230,7 @@ class ClassExplanation:
     @property
     def made(self) -> str:
         """The method as it was used, in words that tell one preset from another."""
-        known = options_of(self.explainer.name).get("preset")
+        known = declared_options(self.explainer.name).get("preset")
         preset = self.explainer.options.get("preset", known and known.default)
         parts = [
             self.explainer.name,
@@ -288,7 +288,7 @@ class ClassExplanation:
             "top5": [asdict(prediction) for prediction in self.classified.top5],
             "method": self.explainer.name,
             "options": self.explainer.options,
-            "settings": settings(self.explainer.method),
+            "settings": method_settings(self.explainer.method),
             "seed": getattr(self.explainer.method, "seed", None),
             "samples": self.explanation.samples,
             **self._found(),
@@ -317,9 +317,9 @@ class ClassExplanation:
             found["chance"] = self._one(made.chance).tolist()
         if made.significant is not None:
             found["significant"] = self._one(made.significant).tolist()
-        if made.rung is not None and isinstance(method, DAVE):
-            rung = int(made.rung[0])
-            found |= {"rung": rung, "neighborhood": plain((method.neighborhood, *method.narrower)[rung])}
+        if made.neighborhood_level is not None and isinstance(method, DAVE):
+            level = int(made.neighborhood_level[0])
+            found |= {"neighborhood_level": level, "neighborhood": to_json_value(method.levels[level])}
         return found
 
     def files(self, figure: str = "png", *, view: View = "map", scales: Scales = "shared") -> dict[str, bytes]:

@@ -21,7 +21,7 @@ from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.explain.classes import Explainer
 from dave_vit.methods import Explanation
-from dave_vit.methods.settings import settings
+from dave_vit.methods.settings import method_settings
 from dave_vit.models.named_scores import parse_score
 
 
@@ -99,7 +99,7 @@ class ScoreExplanation:
             "value": self.value,
             "method": self.explainer.name,
             "options": self.explainer.options,
-            "settings": settings(self.explainer.method),
+            "settings": method_settings(self.explainer.method),
             "samples": self.explanation.samples,
             "seconds": round(self.seconds, 3),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),

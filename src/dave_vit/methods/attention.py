@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from dave_vit.engine.observation import Observation
 from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, OptionError, missing_extra
-from dave_vit.methods.base import METHODS, MethodInfo, one_of
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.base import METHODS, MethodInfo, check_choice
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, token_graph, wide
 
 Heads = Literal["mean", "max", "min"]
@@ -63,9 +63,9 @@ class RawAttention(TokenMethod):
 
     def __init__(self, model: nn.Module, *, layer: int = -1, heads: Heads = "mean", **options: Any) -> None:
         super().__init__(model, **options)
-        self.layer, self.heads = layer, one_of("heads", heads, _FUSE)
+        self.layer, self.heads = layer, check_choice("heads", heads, _FUSE)
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
         return _for_all(self._scores(graph), graph, target)
 
@@ -104,9 +104,9 @@ class Rollout(TokenMethod):
         super().__init__(model, **options)
         if not 0 <= discard < 1:
             raise OptionError(f"discard is {discard}; give a share from 0 to below 1")
-        self.heads, self.discard, self.start_layer = one_of("heads", heads, _FUSE), discard, start_layer
+        self.heads, self.discard, self.start_layer = check_choice("heads", heads, _FUSE), discard, start_layer
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
         matrices = from_layer(_fused(graph, self.heads), self.start_layer)
         kept = [_without_smallest(matrix, self.discard) for matrix in matrices]
@@ -174,9 +174,9 @@ class AttentionFlow(TokenMethod):
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
-        self.heads, self.start_layer, self.max_tokens = one_of("heads", heads, _FUSE), start_layer, max_tokens
+        self.heads, self.start_layer, self.max_tokens = check_choice("heads", heads, _FUSE), start_layer, max_tokens
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
         if graph.layout.tokens > self.max_tokens:
             raise InputError(

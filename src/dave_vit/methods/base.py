@@ -21,8 +21,8 @@ from dave_vit.engine.gradient import Gradient
 from dave_vit.engine.targets import Opponents, Target, TargetLike, class_names
 from dave_vit.errors import InputError, OptionError, OutputError
 from dave_vit.maps import collapse
-from dave_vit.methods.certainty import Subject, doubt, sureness
-from dave_vit.methods.pass_size import Passes, clean_logits
+from dave_vit.methods.certainty import ExplainedBatch, describe_uncertainty, sureness
+from dave_vit.methods.pass_size import PassSize, clean_logits
 from dave_vit.reduce.base import energy_share
 
 Name = TypeVar("Name", bound=str)
@@ -82,9 +82,9 @@ class Explanation:
     against: Opponents | None = None
     significant: Tensor | None = None
     drawn: Tensor | None = None
-    rung: Tensor | None = None
+    neighborhood_level: Tensor | None = None
     mean: Tensor | None = None
-    subject: Subject | None = None
+    subject: ExplainedBatch | None = None
 
     def select(self, images: Tensor) -> Explanation:
         """The explanations of the images of these numbers."""
@@ -142,7 +142,7 @@ class Explanation:
         shares = self.chance.flatten(1).amax(1) if self.chance.ndim > 1 else self.chance
         found = self.significant.flatten(1).all(1) if self.significant.ndim > 1 else self.significant
         each = zip(self.drawn.tolist(), shares.tolist(), found.tolist(), strict=True)
-        return [doubt(drawn, share, significant=stands) for drawn, share, stands in each]
+        return [describe_uncertainty(drawn, share, significant=stands) for drawn, share, stands in each]
 
     def show(self, *, view: Literal["map", "signed"] = "map", scales: Literal["shared", "own"] = "shared") -> Any:
         """A figure: the images, their maps and how sure they are; notebooks show it, scripts open a window.
@@ -202,7 +202,7 @@ class Method(ABC):
 
     def __init__(self, model: nn.Module, *, chunk: int | None = None, autocast: torch.dtype | None = None) -> None:
         self.model, self.autocast = model, autocast
-        self.chunk = None if chunk is None else at_least_one("chunk", chunk)
+        self.chunk = None if chunk is None else check_at_least_one("chunk", chunk)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in vars(self):  # what was drawn or compiled for the old value would be served on
@@ -225,15 +225,15 @@ class Method(ABC):
     @torch.inference_mode(mode=False)  # where autograd could not be switched on
     def explain(self, inputs: Tensor, target: TargetLike = None) -> Explanation:
         """Attributions for a batch of any size, with what is known of their certainty."""
-        images, wanted, passes = self._opened(inputs, target)
+        images, wanted, pass_size = self._prepare(inputs, target)
 
         def step(start: int, stop: int) -> Explanation:
-            return self._explain(images[start:stop], wanted.part(start, stop), passes)
+            return self._explain(images[start:stop], wanted.part(start, stop), pass_size)
 
-        return self._finish(joined(passes.run(step, len(images))), images, wanted)
+        return self._finish(join_explanations(pass_size.run_chunks(step, len(images))), images, wanted)
 
     @classmethod
-    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
         """The options with which a map of a known class takes so many forward passes, or as few more as it can.
 
         Args:
@@ -246,21 +246,21 @@ class Method(ABC):
         return {}
 
     @abstractmethod
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         """Explain a chunk of images: attributions ``[b, K, C, H, W]``, classes ``[b, K]``, maps ``[b, K, H, W]``.
 
         Args:
             images: ``[b, C, H, W]``.
             target: what is explained of each of them; its classes may still have to be resolved on logits.
-            passes: for methods that run the model on more rows than there are images.
+            pass_size: for methods that run the model on more rows than there are images.
         """
 
-    def _opened(self, inputs: Tensor, target: TargetLike) -> tuple[Tensor, Target, Passes]:
+    def _prepare(self, inputs: Tensor, target: TargetLike) -> tuple[Tensor, Target, PassSize]:
         """What a call works with: images that autograd takes, the target in its one form, the size of passes."""
         check_images(inputs)
         images = inputs.clone() if inputs.is_inference() else inputs.detach()
         wanted = Target.of(target, len(images), class_names(self.model)).to(images.device)
-        return images, wanted, Passes(self.chunk or self._rows.get(images.device.type, self._rows["cpu"]))
+        return images, wanted, PassSize(self.chunk or self._rows.get(images.device.type, self._rows["cpu"]))
 
     def _finish(self, found: Explanation, images: Tensor, target: Target) -> Explanation:
         """Add what is common to all methods; this is the one place that drops a K axis that the caller did not give."""
@@ -272,21 +272,21 @@ class Method(ABC):
             )
         against = target.against if found.against is None else found.against
         against = None if against is None or against.count(None) == len(against) else against
-        found = replace(found, against=against, subject=Subject(images, self.model))
+        found = replace(found, against=against, subject=ExplainedBatch(images, self.model))
         return found if target.has_class_axis else found._without_class_axis()
 
-    def _resolved(self, images: Tensor, target: Target, passes: Passes) -> Target:
+    def _resolve_target(self, images: Tensor, target: Target, pass_size: PassSize) -> Target:
         """With the predicted classes of the clean images where no other are asked for; else without a pass."""
         if target.is_resolved:
             return target
-        return target.resolve(clean_logits(self.model, images, passes, autocast=self.autocast))
+        return target.resolve(clean_logits(self.model, images, pass_size, autocast=self.autocast))
 
     def _gradient(self, images: Tensor, target: Target, rules: RuleSet) -> Gradient:
         """One forward pass, and a backward pass for each class of an image, under a rule set."""
         return gradient(self.model, images, target, rules=rules, autocast=self.autocast)
 
 
-def joined(parts: Sequence[Explanation]) -> Explanation:
+def join_explanations(parts: Sequence[Explanation]) -> Explanation:
     """The explanations of consecutive chunks as one."""
     tensors: dict[str, Any] = {
         name: torch.cat([getattr(part, name) for part in parts])
@@ -297,7 +297,7 @@ def joined(parts: Sequence[Explanation]) -> Explanation:
     return replace(parts[0], samples=max(part.samples for part in parts), against=against, **tensors)
 
 
-def times_input(passed: Gradient, images: Tensor, target: Target) -> Explanation:
+def multiply_by_input(passed: Gradient, images: Tensor, target: Target) -> Explanation:
     """The derivative that one pass gave, times the images."""
     return Explanation(passed.weight * images.unsqueeze(1), target.resolve(passed.logits).indices)
 
@@ -320,14 +320,14 @@ def check_no_clips(images: Tensor, name: str, why: str) -> None:
         )
 
 
-def at_least_one(name: str, value: int) -> int:
+def check_at_least_one(name: str, value: int) -> int:
     """The value of an option that counts something."""
     if value < 1:
         raise OptionError(f"{name} is {value}; it must be at least 1")
     return value
 
 
-def one_of(name: str, value: Name, known: Collection[str]) -> Name:
+def check_choice(name: str, value: Name, known: Collection[str]) -> Name:
     """The value of an option that is a name."""
     if value not in known:
         raise OptionError(f"{name} {value!r}; expected one of {', '.join(known)}")

@@ -9,7 +9,7 @@ from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo
 from dave_vit.methods.bias_placement import per_channel
-from dave_vit.methods.pass_size import Passes, clean_logits
+from dave_vit.methods.pass_size import PassSize, clean_logits
 from dave_vit.neighborhood.draws import sample_generator
 
 
@@ -37,10 +37,10 @@ class Random(Method):
         super().__init__(model, chunk=chunk, autocast=autocast)
         self.seed = seed
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         generator = sample_generator(self.seed, 0, "noise")
         drawn = torch.randn(images.shape[1:], generator=generator, device="cpu")
-        return _alike(drawn, images, target, clean_logits(self.model, images, passes, target.read))
+        return _alike(drawn, images, target, clean_logits(self.model, images, pass_size, target.read))
 
 
 @METHODS.register("center")
@@ -69,10 +69,10 @@ class Center(Method):
             raise OptionError(f"width is {width}; give a fraction of the image's side above 0, such as 0.25")
         self.width = width
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         row, column = (self._profile(extent).to(images.dtype) for extent in images.shape[-2:])
         drawn = per_channel(row[:, None] * column, images.shape[-3]).expand(images.shape[1:])  # [C, H, W]
-        return _alike(drawn, images, target, clean_logits(self.model, images, passes, target.read))
+        return _alike(drawn, images, target, clean_logits(self.model, images, pass_size, target.read))
 
     def _profile(self, extent: int) -> Tensor:
         at = (torch.arange(extent, dtype=torch.float64) + 0.5) / extent - 0.5

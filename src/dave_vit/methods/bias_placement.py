@@ -16,7 +16,7 @@ from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.gradient import Constant, gradient
 from dave_vit.engine.targets import Target
 from dave_vit.engine.token_layout import token_grid
-from dave_vit.methods.base import Explanation, Method, joined
+from dave_vit.methods.base import Explanation, Method, join_explanations
 
 _CHANNELS_FIRST = frozenset(
     """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution batch_norm group_norm
@@ -66,7 +66,9 @@ def attributions(method: Method, images: Tensor, target: Target, make: Make, rul
     sides = batch_sides(model, images, target, rules=rules, autocast=autocast) if len(images) > 1 else []
     if sides is None:
         singles = range(len(images))
-        return joined([attributions(method, images[i : i + 1], target.part(i, i + 1), make, rules) for i in singles])
+        return join_explanations(
+            [attributions(method, images[i : i + 1], target.part(i, i + 1), make, rules) for i in singles]
+        )
 
     def combine(weight: Tensor, constants: Sequence[Constant]) -> Tensor:
         return _combine(weight * images, constants, images, make, sides)

@@ -16,7 +16,7 @@ ENOUGH = 0.1  # share at which `samples="auto"` stops, too
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class ExplainedBatch:
     """What was explained.
 
     Attributes:
@@ -47,7 +47,7 @@ class Subject:
         """Of the model's classes, where it has any."""
         return class_names(self.model)
 
-    def select(self, images: Tensor) -> Subject:
+    def select(self, images: Tensor) -> ExplainedBatch:
         """The images of these numbers."""
         return replace(self, inputs=self.inputs[images.to(self.inputs.device)])
 
@@ -57,7 +57,7 @@ def sureness(mean: Tensor, error: Tensor) -> Tensor:
     return torch.where(error > 0, mean.abs() / error.where(error > 0, 1), 0)
 
 
-def doubt(samples: int, share: float, *, significant: bool) -> str | None:
+def describe_uncertainty(samples: int, share: float, *, significant: bool) -> str | None:
     """What has to be said of a map that rests on too few samples; None where nothing has."""
     if not significant:
         return f"nothing stands out of the noise of {samples} samples: the map is their average, and may be chance"

@@ -15,7 +15,7 @@ from dave_vit.errors import OptionError
 from dave_vit.methods.attention import from_layer
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.chefer_rules import alpha_beta
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, gradients, token_graph
 
 
@@ -61,7 +61,7 @@ class CheferGeneric(TokenMethod):
         super().__init__(model, **options)
         self.start_layer = start_layer
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
         matrices = [attention.matrix for attention in graph.all]
         slopes = gradients(graph.logits, target, matrices)
@@ -97,7 +97,7 @@ class CheferLRP(TokenMethod):
             raise OptionError(f"alpha is {alpha}; give a number of at least 1 (beta is alpha - 1)")
         self.start_layer, self.alpha = start_layer, alpha
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
         slopes = gradients(graph.logits, target, [attention.matrix for attention in graph.all])
         # One by one: sums share their relevance out by totals over the whole image.

@@ -13,7 +13,7 @@ from dave_vit.models.traits import do_classes_compete
 
 
 @dataclass(frozen=True)
-class Clean:
+class CleanPrediction:
     """Of each of some images.
 
     Attributes:
@@ -27,15 +27,17 @@ class Clean:
     probability: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, logits: Tensor) -> Clean:
+    def of(cls, model: nn.Module, logits: Tensor) -> CleanPrediction:
         """Out of the images' logits ``[b, classes]``."""
         predicted, compete = logits.argmax(1), do_classes_compete(model, logits)
         found = probabilities(logits.unsqueeze(0), predicted.unsqueeze(1), compete)[0, :, 0]
         return cls(predicted, compete, found)
 
-    def select(self, images: Tensor) -> Clean:
+    def select(self, images: Tensor) -> CleanPrediction:
         """Those of the images of these numbers."""
-        return Clean(*(part[images.to(part.device)] for part in (self.predicted, self.compete, self.probability)))
+        return CleanPrediction(
+            *(part[images.to(part.device)] for part in (self.predicted, self.compete, self.probability))
+        )
 
     def contrast(self, target: Target, logits: Tensor) -> Target:
         """A target set against its rivals in those images whose classes compete."""

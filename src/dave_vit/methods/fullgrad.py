@@ -15,9 +15,9 @@ from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.rules.attention import multi_head_attention
 from dave_vit.engine.rules.linear import affine
 from dave_vit.engine.targets import Target
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips, one_of
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_choice, check_no_clips
 from dave_vit.methods.bias_placement import CONSTANT_ROWS, Contribution, attributions, summed
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 
 Biases = Literal["all", "conv"]
 
@@ -66,9 +66,9 @@ class FullGrad(Method):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
-        self.biases, self.rescale = one_of("biases", biases, _RULES), rescale
+        self.biases, self.rescale = check_choice("biases", biases, _RULES), rescale
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         check_no_clips(images, "fullgrad", "puts every constant at its place in the image")
         return attributions(self, images, target, scaled_sum if self.rescale else signed_sum, _RULES[self.biases])
 

@@ -14,7 +14,7 @@ from dave_vit.engine.targets import Target
 from dave_vit.engine.token_layout import TokenLayout, find_layout
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenMethod, gradients
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
@@ -45,7 +45,7 @@ class GradCAM(TokenMethod):
         super().__init__(model, **options)
         self.positive = positive
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         return weighted(observed, images, target, mean_slope, positive=self.positive)
 
 
@@ -73,7 +73,7 @@ class GradCAMPlusPlus(TokenMethod):
         super().__init__(model, **options)
         self.positive = positive
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         return weighted(observed, images, target, _plus_plus, positive=self.positive)
 
 
@@ -98,7 +98,7 @@ class LayerCAM(TokenMethod):
         super().__init__(model, **options)
         self.positive = positive
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         return weighted(observed, images, target, lambda slope, _: slope.clamp(min=0), positive=self.positive)
 
 
@@ -125,7 +125,7 @@ class HiResCAM(TokenMethod):
         super().__init__(model, **options)
         self.positive = positive
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         return weighted(observed, images, target, lambda slope, _: slope, positive=self.positive)
 
 

@@ -13,9 +13,9 @@ from dave_vit.engine import gradient
 from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import InputError, OptionError
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, times_input
-from dave_vit.methods.pass_size import Passes, clean_logits
-from dave_vit.methods.sampling import Estimate
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_at_least_one, multiply_by_input
+from dave_vit.methods.pass_size import PassSize, clean_logits
+from dave_vit.methods.sampling import SampleEstimate
 from dave_vit.neighborhood.draws import sample_generator
 from dave_vit.reduce import Mean
 
@@ -31,8 +31,8 @@ class InputXGradient(Method):
         unit="logit",
     )
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
-        return times_input(self._gradient(images, target, PLAIN), images, target)
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        return multiply_by_input(self._gradient(images, target, PLAIN), images, target)
 
 
 @METHODS.register("saliency")
@@ -63,7 +63,7 @@ class Saliency(Method):
         super().__init__(model, chunk=chunk, autocast=autocast)
         self.absolute = absolute
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         passed = self._gradient(images, target, PLAIN)
         weight = passed.weight.abs() if self.absolute else passed.weight
         return Explanation(weight, target.resolve(passed.logits).indices)
@@ -107,10 +107,10 @@ class IntegratedGradients(Method):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
-        self.steps, self.baseline = at_least_one("steps", steps), baseline
+        self.steps, self.baseline = check_at_least_one("steps", steps), baseline
 
     @classmethod
-    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
         """One pass for each step."""
         return {"steps": budget}
 
@@ -119,10 +119,10 @@ class IntegratedGradients(Method):
 
         Zero for an exact integral; if it is large against the logit, take more steps. Two forward passes.
         """
-        images, wanted, passes = self._opened(inputs, target)
-        logits = clean_logits(self.model, images, passes, wanted.read)
+        images, wanted, pass_size = self._prepare(inputs, target)
+        logits = clean_logits(self.model, images, pass_size, wanted.read)
         wanted = wanted.resolve(logits)
-        start = clean_logits(self.model, self._start(images), passes, wanted.read)
+        start = clean_logits(self.model, self._start(images), pass_size, wanted.read)
         rise = wanted.scores(logits) - wanted.scores(start)  # [B, K]
         total = attribution.reshape(*rise.shape, -1).sum(-1, dtype=precise_dtype(images.device))
         return total - rise if wanted.has_class_axis else (total - rise)[:, 0]
@@ -137,22 +137,22 @@ class IntegratedGradients(Method):
                 f"{tuple(images.shape[1:])}"
             ) from error
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
-        target = self._resolved(images, target, passes)
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        target = self._resolve_target(images, target, pass_size)
         start = self._start(images)
         span = images - start  # [b, C, H, W]
         places, weights = (torch.as_tensor(part) for part in np.polynomial.legendre.leggauss(self.steps))
         at, share = (part.to(images.dtype).to(images.device) for part in ((places + 1) / 2, weights / 2))
         total = images.new_zeros(())
-        at_once = passes.samples(images)
+        at_once = pass_size.samples_per_pass(images)
         for alpha, part in zip(at.split(at_once), share.split(at_once), strict=True):
             points = start + alpha.view(-1, *[1] * images.ndim) * span  # [s, b, C, H, W]
-            slopes = slopes_of(self, points, target, passes)
+            slopes = slopes_of(self, points, target, pass_size)
             total = total + torch.einsum("s,s...->...", part, slopes)
         return Explanation(total * span.unsqueeze(1), target.indices)
 
 
-def slopes_of(method: Method, rows: Tensor, target: Target, passes: Passes) -> Tensor:
+def slopes_of(method: Method, rows: Tensor, target: Target, pass_size: PassSize) -> Tensor:
     """Compute plain gradients at rows ``[n, b, C, H, W]``, n for each image: ``[n, b, K, C, H, W]``."""
     flat, wanted = rows.flatten(0, 1), target.repeat(len(rows))
 
@@ -160,7 +160,7 @@ def slopes_of(method: Method, rows: Tensor, target: Target, passes: Passes) -> T
         part = wanted.part(start, stop)
         return gradient(method.model, flat[start:stop], part, rules=PLAIN, autocast=method.autocast).weight
 
-    slopes = torch.cat(passes.run(compute, len(flat)))
+    slopes = torch.cat(pass_size.run_chunks(compute, len(flat)))
     return slopes.reshape(*rows.shape[:2], *slopes.shape[1:])
 
 
@@ -202,25 +202,25 @@ class SmoothGrad(Method):
         super().__init__(model, chunk=chunk, autocast=autocast)
         if not 0 <= level < float("inf"):
             raise OptionError(f"level is {level}; give the noise as a fraction of the input's range, such as 0.15")
-        self.samples, self.level = at_least_one("samples", samples), level
+        self.samples, self.level = check_at_least_one("samples", samples), level
         self.seed, self.times_input = seed, times_input
 
     @classmethod
-    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
         """One pass for each sample."""
         return {"samples": budget}
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
-        known = self._resolved(images, target, passes)
-        estimate = Estimate(Mean().accumulator(), known, frames=tuple(images.shape[1:-3]))
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        known = self._resolve_target(images, target, pass_size)
+        estimate = SampleEstimate(Mean().accumulator(), known, frames=tuple(images.shape[1:-3]))
         flat = images.flatten(1)
         spread = self.level * (flat.amax(1) - flat.amin(1)).view(-1, *[1] * (images.ndim - 1))  # [b, 1, 1, 1]
         factor = images if self.times_input else torch.ones_like(images)
-        at_once = passes.samples(images)
+        at_once = pass_size.samples_per_pass(images)
         for first in range(0, self.samples, at_once):
             noise = self.noise(tuple(images.shape[1:]), first, min(first + at_once, self.samples))
             noise = noise.to(images.device, images.dtype).unsqueeze(1)  # [n, 1, C, H, W]
-            slopes = slopes_of(self, images + spread * noise, estimate.target, passes)
+            slopes = slopes_of(self, images + spread * noise, estimate.target, pass_size)
             estimate.add(slopes * factor.unsqueeze(1))
         return estimate.explanation()
 

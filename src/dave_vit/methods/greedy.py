@@ -8,9 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.targets import Target
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, check_no_clips, one_of
+from dave_vit.methods.base import (
+    METHODS,
+    Explanation,
+    Method,
+    MethodInfo,
+    check_at_least_one,
+    check_choice,
+    check_no_clips,
+)
 from dave_vit.methods.masking import Score, Squares, as_explanation, under_masks
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 
 Goal = Literal["deletion", "insertion"]
 
@@ -53,26 +61,26 @@ class Greedy(Method):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
-        self.rounds, self.baseline = at_least_one("rounds", rounds), baseline
-        self.patch = None if patch is None else at_least_one("patch", patch)
-        self.goal: Goal = one_of("goal", goal, get_args(Goal))
-        self.score: Score = one_of("score", score, get_args(Score))
+        self.rounds, self.baseline = check_at_least_one("rounds", rounds), baseline
+        self.patch = None if patch is None else check_at_least_one("patch", patch)
+        self.goal: Goal = check_choice("goal", goal, get_args(Goal))
+        self.score: Score = check_choice("score", score, get_args(Score))
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         check_no_clips(images, "greedy", "hides places of one image")
         squares = Squares.of(self.model, images, self.patch)
-        target = self._resolved(images, target, passes)
-        places = [self._places(images, single, passes, squares) for single in target.split_classes()]  # K of [b, P]
+        target = self._resolve_target(images, target, pass_size)
+        places = [self._places(images, single, pass_size, squares) for single in target.split_classes()]  # K of [b, P]
         return as_explanation(squares.masks(torch.stack(places, 1)), images, target)
 
-    def _places(self, images: Tensor, target: Target, passes: Passes, squares: Squares) -> Tensor:
+    def _places(self, images: Tensor, target: Target, pass_size: PassSize, squares: Squares) -> Tensor:
         """How late each square goes, or how early it comes: ``[b, P]``, up to 1."""
         count, deleting = squares.count, self.goal == "deletion"
         left = torch.arange(count, device=images.device).expand(len(images), count)  # of each image, [b, left]
         shown = images.new_full((len(images), count), float(deleting))
         places = torch.zeros_like(shown)
         for part in torch.arange(count).tensor_split(min(self.rounds, count)):
-            said = self._tried(images, target, passes, squares, shown, left)  # [b, left]
+            said = self._tried(images, target, pass_size, squares, shown, left)  # [b, left]
             order = left.gather(1, said.sort(dim=1, descending=True, stable=True).indices)
             chosen, left = order[:, : len(part)], order[:, len(part) :].sort(1).values
             shown = shown.scatter(1, chosen, float(not deleting))
@@ -81,7 +89,7 @@ class Greedy(Method):
         return places
 
     def _tried(
-        self, images: Tensor, target: Target, passes: Passes, squares: Squares, shown: Tensor, left: Tensor
+        self, images: Tensor, target: Target, pass_size: PassSize, squares: Squares, shown: Tensor, left: Tensor
     ) -> Tensor:
         """The score with each of the squares that are left turned over by itself: ``[b, left]``."""
 
@@ -90,5 +98,5 @@ class Greedy(Method):
             each = left[:, start:stop].T.unsqueeze(2)  # [n, b, 1]
             return squares.masks(turned.scatter(2, each, 1 - turned.gather(2, each)))
 
-        parts = under_masks(self, images, target, passes, masks, left.shape[1], self.score, self.baseline)
+        parts = under_masks(self, images, target, pass_size, masks, left.shape[1], self.score, self.baseline)
         return torch.cat([said[..., 0] for _, said in parts]).T

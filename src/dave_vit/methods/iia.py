@@ -17,7 +17,7 @@ from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.methods.attention import rollout
 from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenMethod, gradients, token_graph, wide
 
 
@@ -52,19 +52,19 @@ class IIA(TokenMethod):
         self.steps, self.layers = steps, layers
 
     @classmethod
-    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
         """The points of all integrals, and the image itself."""
         axes = 1 + int(options.get("layers", 1))
         return {"steps": next(steps for steps in itertools.count(1) if 1 + (steps + 1) ** axes > budget)}
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
         blocks, readout = len(graph.layers), graph.readout()
         if self.layers > blocks:
             raise OptionError(f"layers is {self.layers}; the model has {blocks} blocks with attention")
         grid = self._points().to(images.dtype).to(images.device)
-        points = grid.split(passes.samples(images))
-        parts = (self._integrand(images, target, part, blocks, passes) for part in points)
+        points = grid.split(pass_size.samples_per_pass(images))
+        parts = (self._integrand(images, target, part, blocks, pass_size) for part in points)
         matrices: Tensor = functools.reduce(torch.add, parts) / len(grid)  # [blocks, b, K, N, N]
         scores = [rollout(list(column), readout) for column in matrices.unbind(2)]  # K of [b, N]
         return torch.stack([graph.layout.to_grid(score) for score in scores], 1)
@@ -74,7 +74,7 @@ class IIA(TokenMethod):
         axis = [step / self.steps for step in range(1, self.steps + 1)]
         return torch.tensor(list(itertools.product(axis, repeat=1 + self.layers)), dtype=torch.float64)
 
-    def _integrand(self, images: Tensor, target: Target, points: Tensor, blocks: int, passes: Passes) -> Tensor:
+    def _integrand(self, images: Tensor, target: Target, points: Tensor, blocks: int, pass_size: PassSize) -> Tensor:
         """max(0, A * dA), averaged over heads and summed over points: ``[blocks, b, K, N, N]``."""
         rows = (points[:, 0].view(-1, 1, 1, 1, 1) * images).flatten(0, 1)  # [p * b, C, H, W]
         scales = points[:, 1:].repeat_interleave(len(images), 0)  # [p * b, layers]
@@ -84,7 +84,7 @@ class IIA(TokenMethod):
             factors = dict(zip(range(blocks - self.layers, blocks), scales[start:stop].unbind(1), strict=True))
             return self._contributions(rows[start:stop], wanted.part(start, stop), scale_attention(factors))
 
-        values = torch.cat(passes.run(compute, len(rows)), 1)  # [blocks, p * b, K, N, N]
+        values = torch.cat(pass_size.run_chunks(compute, len(rows)), 1)  # [blocks, p * b, K, N, N]
         return values.reshape(blocks, len(points), len(images), *values.shape[2:]).sum(1)
 
     def _contributions(self, rows: Tensor, target: Target, rules: RuleSet) -> Tensor:

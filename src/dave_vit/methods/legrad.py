@@ -16,8 +16,8 @@ from dave_vit.engine.observation import Attention, Observation
 from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Target, class_logits
 from dave_vit.errors import OptionError, UnsupportedOperator, first_line
-from dave_vit.methods.base import METHODS, MethodInfo, one_of
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.base import METHODS, MethodInfo, check_choice
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenMethod, gradients, token_graph
 
 Readout = Literal["model", "cls", "mean"]
@@ -56,7 +56,10 @@ class LeGrad(TokenMethod):
         self, model: nn.Module, *, layers: Sequence[int] | None = None, readout: Readout = "model", **options: Any
     ) -> None:
         super().__init__(model, **options)
-        self.layers, self.readout = None if layers is None else tuple(layers), one_of("readout", readout, _READOUTS)
+        self.layers, self.readout = (
+            None if layers is None else tuple(layers),
+            check_choice("readout", readout, _READOUTS),
+        )
 
     def _subject(self, target: Target) -> nn.Module:
         return Layered(getattr(self.model, "_orig_mod", self.model), _READOUTS[self.readout], target.read)
@@ -64,7 +67,7 @@ class LeGrad(TokenMethod):
     def _read(self, target: Target) -> Read:
         return class_logits  # read already, of all layers together
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         layered = cast(Layered, observed.model)
         matrices = [attention.matrix for attention in _of_blocks(observed, layered)]
         slopes = gradients(layered.logits.flatten(0, 1), target.repeat(len(matrices)), matrices)  # K lists

@@ -17,11 +17,19 @@ from dave_vit.engine.states import State, map_tensors, state_of, tensors
 from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips, one_of, times_input
+from dave_vit.methods.base import (
+    METHODS,
+    Explanation,
+    Method,
+    MethodInfo,
+    check_choice,
+    check_no_clips,
+    multiply_by_input,
+)
 from dave_vit.methods.bias_placement import CONSTANT_ROWS, attributions
 from dave_vit.methods.fullgrad import signed_sum
 from dave_vit.methods.gradcam import mean_slope, weighted
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import upsampled
 
 Base = Literal["fullgrad", "gradcam", "input_x_gradient"]
@@ -90,11 +98,11 @@ class LibraGrad(Method):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
-        self.base: Base = one_of("base", base, get_args(Base))
+        self.base: Base = check_choice("base", base, get_args(Base))
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         if self.base == "input_x_gradient":
-            return times_input(self._gradient(images, target, LIBRA), images, target)
+            return multiply_by_input(self._gradient(images, target, LIBRA), images, target)
         check_no_clips(images, f"libragrad on {self.base}", "puts values at their place in the image")
         if self.base == "gradcam":
             return self._activation_map(images, target)

@@ -11,8 +11,8 @@ from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.rule_sets.lrp import ATTN_LRP, CP_LRP, with_gamma
 from dave_vit.engine.rules.gamma import Gamma
 from dave_vit.engine.targets import Target
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, times_input
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, multiply_by_input
+from dave_vit.methods.pass_size import PassSize
 
 
 class _LRP(Method):
@@ -31,8 +31,8 @@ class _LRP(Method):
         super().__init__(model, chunk=chunk, autocast=autocast)
         self.rules = with_gamma(self.base, Gamma(conv_gamma, linear_gamma, attention_gamma))
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
-        return times_input(self._gradient(images, target, self.rules), images, target)
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        return multiply_by_input(self._gradient(images, target, self.rules), images, target)
 
 
 @METHODS.register("attn_lrp")

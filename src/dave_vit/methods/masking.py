@@ -15,7 +15,7 @@ from dave_vit.engine.targets import Target
 from dave_vit.engine.token_layout import patch_side
 from dave_vit.methods.base import Explanation, Method
 from dave_vit.methods.bias_placement import per_channel
-from dave_vit.methods.pass_size import Passes, clean_logits
+from dave_vit.methods.pass_size import PassSize, clean_logits
 
 Masks = Callable[[int, int], Tensor]
 """Masks ``start`` to ``stop``: ``[n, 1, H, W]`` for all images alike, or ``[n, b, H, W]``; 1 shows, 0 hides."""
@@ -24,30 +24,30 @@ Score = Literal["probability", "logit"]
 _MOST = 16  # squares along a side: a model's own patches may be too many to be hidden one by one
 
 
-def whole(method: Method, images: Tensor, target: Target, passes: Passes, score: Score) -> tuple[Target, Tensor]:
+def whole(method: Method, images: Tensor, target: Target, pass_size: PassSize, score: Score) -> tuple[Target, Tensor]:
     """The target with its classes known, and what is explained of the images as they are: ``[b, K]``."""
-    logits = _logits(method, images, target, passes)
+    logits = _logits(method, images, target, pass_size)
     target = target.resolve(logits)
     return target, told(logits, target, score)
 
 
-def answers(method: Method, rows: Tensor, target: Target, passes: Passes, score: Score = "logit") -> Tensor:
+def answers(method: Method, rows: Tensor, target: Target, pass_size: PassSize, score: Score = "logit") -> Tensor:
     """What is explained of rows ``[n, b, C, H, W]``, n for each image: ``[n, b, K]``.
 
     Args:
         method: gives the model and its precision.
         rows: what the model sees.
         target: of the b images; its classes are known.
-        passes: of the call.
+        pass_size: of the call.
         score: "probability" is the softmax of the class; only a class by itself has one, all else is its own number.
     """
     flat, wanted = rows.flatten(0, 1), target.repeat(len(rows))
-    return told(_logits(method, flat, wanted, passes), wanted, score).reshape(*rows.shape[:2], -1)
+    return told(_logits(method, flat, wanted, pass_size), wanted, score).reshape(*rows.shape[:2], -1)
 
 
-def _logits(method: Method, rows: Tensor, target: Target, passes: Passes) -> Tensor:
+def _logits(method: Method, rows: Tensor, target: Target, pass_size: PassSize) -> Tensor:
     with precision(rows, method.autocast):
-        return clean_logits(method.model, rows, passes, target.read)
+        return clean_logits(method.model, rows, pass_size, target.read)
 
 
 def told(logits: Tensor, target: Target, score: Score) -> Tensor:
@@ -62,7 +62,7 @@ def under_masks(
     method: Method,
     images: Tensor,
     target: Target,
-    passes: Passes,
+    pass_size: PassSize,
     masks: Masks,
     count: int,
     score: Score = "logit",
@@ -71,10 +71,10 @@ def under_masks(
     """Part by part, some of ``count`` masks and what the model says of the images under them: ``[n, b, K]``."""
     start = 0
     while start < count:
-        stop = min(start + passes.samples(images), count)
+        stop = min(start + pass_size.samples_per_pass(images), count)
         part = masks(start, stop).to(images.device, images.dtype)
         rows = background + part.unsqueeze(2) * (images - background)  # [n, b, C, H, W]
-        yield part, answers(method, rows, target, passes, score)
+        yield part, answers(method, rows, target, pass_size, score)
         start = stop
 
 

@@ -10,9 +10,17 @@ from torch import Tensor, nn
 
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, check_no_clips, one_of
+from dave_vit.methods.base import (
+    METHODS,
+    Explanation,
+    Method,
+    MethodInfo,
+    check_at_least_one,
+    check_choice,
+    check_no_clips,
+)
 from dave_vit.methods.masking import Score, Squares, as_explanation, under_masks, whole
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 
 
 @METHODS.register("occlusion")
@@ -48,18 +56,18 @@ class Occlusion(Method):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
-        self.window = None if window is None else at_least_one("window", window)
-        self.stride = None if stride is None else at_least_one("stride", stride)
+        self.window = None if window is None else check_at_least_one("window", window)
+        self.stride = None if stride is None else check_at_least_one("stride", stride)
         if self.window is not None and self.stride is not None and self.stride > self.window:
             raise OptionError(
                 f"stride is {stride} and window is {window}; no pixel may be skipped, give a stride up to it"
             )
-        self.baseline, self.score = baseline, one_of("score", score, get_args(Score))
+        self.baseline, self.score = baseline, check_choice("score", score, get_args(Score))
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         check_no_clips(images, "occlusion", "hides places of one image")
         places = self._places(images)
-        target, clean = whole(self, images, target, passes, self.score)  # [b, K]
+        target, clean = whole(self, images, target, pass_size, self.score)  # [b, K]
 
         def masks(start: int, stop: int) -> Tensor:
             shown = images.new_ones(stop - start, 1, *images.shape[-2:])
@@ -68,7 +76,7 @@ class Occlusion(Method):
             return shown
 
         falls, covered = clean.new_zeros(*clean.shape, *images.shape[-2:]), clean.new_zeros(images.shape[-2:])
-        parts = under_masks(self, images, target, passes, masks, len(places), self.score, self.baseline)
+        parts = under_masks(self, images, target, pass_size, masks, len(places), self.score, self.baseline)
         for shown, said in parts:
             hidden = 1 - shown[:, 0].to(said.dtype)  # [n, H, W]
             falls += torch.einsum("nbk,nhw->bkhw", clean - said, hidden)

@@ -9,7 +9,7 @@ from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips
 from dave_vit.methods.bias_placement import CONSTANT_ROWS, attributions
 from dave_vit.methods.fullgrad import signed_sum
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 
 
 @METHODS.register("omenn")
@@ -39,6 +39,6 @@ class OMENN(Method):
     )
     _rows = CONSTANT_ROWS
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         check_no_clips(images, "omenn", "puts every constant at its place in the image")
         return attributions(self, images, target, signed_sum, EFFECTIVE)

@@ -13,7 +13,7 @@ from torch import nn
 from dave_vit._internal.schema import check_values, describe_type, matches_type
 from dave_vit.methods.base import METHODS
 from dave_vit.methods.dave import DAVE
-from dave_vit.methods.presets import AROUND_SWITCHES, NOISE_SWITCHES, SPATIAL_SWITCHES, preset_of
+from dave_vit.methods.presets import AROUND_SWITCHES, NOISE_SWITCHES, SPATIAL_SWITCHES, load_preset
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial
 
 
@@ -42,7 +42,7 @@ class Option:
         return describe_type(self.type)
 
 
-def options_of(method: str) -> dict[str, Option]:
+def declared_options(method: str) -> dict[str, Option]:
     """The options of a method by their names.
 
     Those that it hands on to its base are included; those that it settles for its base, named by a tuple `settled` of
@@ -57,7 +57,7 @@ def options_of(method: str) -> dict[str, Option]:
             if not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(constructor).parameters.values()):
                 break
     switches = {one.name: one for one in _switches()} if issubclass(kind, DAVE) else {}
-    return {name: one for name, one in (found | switches).items() if name not in getattr(kind, "settled", ())}
+    return {name: one for name, one in (found | switches).items() if name not in getattr(kind, "fixed_options", ())}
 
 
 def _options(constructor: Any) -> Iterator[Option]:
@@ -78,34 +78,34 @@ def _switches() -> Iterator[Option]:
         yield from (Option(name, hints[field]) for name, field in names.items())
 
 
-def fitting(method: str, **values: Any) -> dict[str, Any]:
+def filter_options(method: str, **values: Any) -> dict[str, Any]:
     """Those of the values that the method takes; None stands for nothing said."""
-    known = options_of(method)
+    known = declared_options(method)
     given = {name: value for name, value in values.items() if value is not None and name in known}
     return {name: value for name, value in given.items() if matches_type(value, known[name].type)}
 
 
-def most_samples(method: str, options: Mapping[str, Any]) -> int:
+def max_samples(method: str, options: Mapping[str, Any]) -> int:
     """How many samples a method that draws any will take at most, with these options."""
-    known = options_of(method)
+    known = declared_options(method)
     said = options.get("samples") if options.get("samples") != "auto" else options.get("limit")
     if said is None and isinstance(known["samples"].default, int):
         return known["samples"].default
-    return int(said or preset_of(options.get("preset") or known["preset"].default, nn.Identity()).samples)
+    return int(said or load_preset(options.get("preset") or known["preset"].default, nn.Identity()).samples)
 
 
-def checked(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def check_options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a method, if it has all of them and their values are of the right kind."""
-    check_values(options, {name: one.type for name, one in options_of(method).items()}, f"method {method!r}")
+    check_values(options, {name: one.type for name, one in declared_options(method).items()}, f"method {method!r}")
     return dict(options)
 
 
-def parsed(method: str, texts: Mapping[str, str]) -> dict[str, Any]:
+def parse_options(method: str, texts: Mapping[str, str]) -> dict[str, Any]:
     """Options of a method out of texts, checked."""
-    return checked(method, {name: value_of(text) for name, text in texts.items()})
+    return check_options(method, {name: parse_value(text) for name, text in texts.items()})
 
 
-def value_of(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """A value that was written as JSON, such as 0.5, true or [0.9, 1.1]; anything else is a word."""
     try:
         return json.loads(text)

@@ -15,7 +15,7 @@ from dave_vit.errors import is_out_of_memory
 T = TypeVar("T")
 
 
-class Passes:
+class PassSize:
     """How many rows (images, or images times samples) one forward pass of a call may take.
 
     A call of a method makes one and uses it throughout, so that what it learnt of the memory holds until its end.
@@ -27,7 +27,7 @@ class Passes:
     def __init__(self, rows: int) -> None:
         self.rows = rows
 
-    def run(self, compute: Callable[[int, int], T], count: int) -> list[T]:
+    def run_chunks(self, compute: Callable[[int, int], T], count: int) -> list[T]:
         """``compute(start, stop)`` for all of ``count`` rows, one part after another; runs may be nested."""
         parts: list[T] = []
         start = 0
@@ -45,12 +45,12 @@ class Passes:
             self.rows = max(1, min(self.rows, stop - start) // 2)
         return parts
 
-    def samples(self, images: Tensor) -> int:
+    def samples_per_pass(self, images: Tensor) -> int:
         """How many samples of each of these images fit into a pass."""
         return max(1, self.rows // len(images))
 
 
-def even(count: int, most: int) -> int:
+def even_chunk_size(count: int, most: int) -> int:
     """How many of ``count`` to take at once, at most ``most`` and not much less, so that little is missing at the end.
 
     A graph that was compiled for a batch of one size is filled up where a batch is smaller.
@@ -67,7 +67,7 @@ def even(count: int, most: int) -> int:
 def clean_logits(
     model: nn.Module,
     images: Tensor,
-    passes: Passes,
+    pass_size: PassSize,
     read: Read = class_logits,
     autocast: torch.dtype | None = None,
 ) -> Tensor:
@@ -76,4 +76,4 @@ def clean_logits(
     def said(start: int, stop: int) -> Tensor:
         return logits_of(model, images[start:stop], read, autocast)
 
-    return torch.cat(passes.run(said, len(images)))
+    return torch.cat(pass_size.run_chunks(said, len(images)))

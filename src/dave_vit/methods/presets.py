@@ -83,7 +83,7 @@ OFFICIAL_LEVELS = {
 _RECOMMENDED = 0.3  # the level of variance-preserving noise that a model's own noise stands for
 
 
-def preset_of(name: str, model: nn.Module) -> Preset:
+def load_preset(name: str, model: nn.Module) -> Preset:
     """A preset by its name, or out of a TOML file."""
     return read_preset(Path(name), model) if name.endswith(".toml") else PRESETS[name](model)
 
@@ -109,15 +109,15 @@ def _switches(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
 
 
-def ladder(model: nn.Module, *rungs: tuple[float, float, float]) -> tuple[Neighborhood, ...]:
+def neighborhood_levels(model: nn.Module, *rungs: tuple[float, float, float]) -> tuple[Neighborhood, ...]:
     """Neighbourhoods of a model: rotation in degrees, shift in sides, and t of variance-preserving noise of each."""
     return tuple(
-        Neighborhood(Spatial(rotation=rotation, translation=shift), noise_at(model, t), fill=traits_of(model).fill)
+        Neighborhood(Spatial(rotation=rotation, translation=shift), scale_noise(model, t), fill=traits_of(model).fill)
         for rotation, shift, t in rungs
     )
 
 
-def noise_at(model: nn.Module, t: float) -> Noise:
+def scale_noise(model: nn.Module, t: float) -> Noise:
     """Noise up to t, or as much of a model's own noise: B-cos networks take additive noise (appendix D.2)."""
     own = traits_of(model).noise
     if own is None:
@@ -125,14 +125,14 @@ def noise_at(model: nn.Module, t: float) -> Noise:
     return replace(own, level=own.level * t / _RECOMMENDED)
 
 
-RUNGS = ((10.0, 0.1, 0.05), (0.0, 0.03, 0.05), (0.0, 0.03, 0.0))
+LEVELS = ((10.0, 0.1, 0.05), (0.0, 0.03, 0.05), (0.0, 0.03, 0.0))
 """Of the default, from wide to narrow: rotation, shift, noise."""
 
 
 @PRESETS.register("default")
 def default(model: nn.Module) -> Preset:
     """What measured best over five metrics and six models (docs/decisions/default-recipe.md says how it was chosen)."""
-    widest, *narrower = ladder(model, *RUNGS)
+    widest, *narrower = neighborhood_levels(model, *LEVELS)
     reducer = Significant(patch=traits_of(model).patch or patch_side(model) or Significant.patch)
     chosen = Preset(widest, reducer, RELEVANCE, samples=28, narrower=tuple(narrower))
     return replace(chosen, weighted=True, against="rivals")

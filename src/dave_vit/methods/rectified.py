@@ -20,7 +20,7 @@ from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 
 RECTIFIERS = frozenset("relu relu6 leaky_relu gelu silu hardswish mish elu celu selu".split())
 _NEAR_ZERO = 1e-6
@@ -46,7 +46,7 @@ DECONVOLUTION = PLAIN.extend("deconvolution", dict.fromkeys(RECTIFIERS, positive
 class _Rectified(Method):
     rules: ClassVar[RuleSet]
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         passed = self._gradient(images, target, self.rules)
         if not RECTIFIERS & passed.functions.keys():
             raise UnsupportedOperator(

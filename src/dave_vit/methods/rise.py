@@ -12,9 +12,17 @@ from torch import Tensor, nn
 
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, check_no_clips, one_of
+from dave_vit.methods.base import (
+    METHODS,
+    Explanation,
+    Method,
+    MethodInfo,
+    check_at_least_one,
+    check_choice,
+    check_no_clips,
+)
 from dave_vit.methods.masking import Score, as_explanation, under_masks
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.neighborhood.draws import sample_generator
 
 
@@ -57,20 +65,24 @@ class RISE(Method):
         super().__init__(model, chunk=chunk, autocast=autocast)
         if not 0 < shown < 1:
             raise OptionError(f"shown is {shown}; give a probability between 0 and 1, such as 0.5")
-        self.samples, self.seed, self.cells = at_least_one("samples", samples), seed, at_least_one("cells", cells)
-        self.shown, self.baseline, self.score = shown, baseline, one_of("score", score, get_args(Score))
+        self.samples, self.seed, self.cells = (
+            check_at_least_one("samples", samples),
+            seed,
+            check_at_least_one("cells", cells),
+        )
+        self.shown, self.baseline, self.score = shown, baseline, check_choice("score", score, get_args(Score))
 
     @classmethod
-    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
         """One pass for each mask."""
         return {"samples": budget}
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         check_no_clips(images, "rise", "hides places of one image")
-        target = self._resolved(images, target, passes)
+        target = self._resolve_target(images, target, pass_size)
         total, squares = torch.zeros(2, 1, dtype=images.dtype, device=images.device)
         masks_of = partial(self.masks, (images.shape[-2], images.shape[-1]))
-        parts = under_masks(self, images, target, passes, masks_of, self.samples, self.score, self.baseline)
+        parts = under_masks(self, images, target, pass_size, masks_of, self.samples, self.score, self.baseline)
         for masks, said in parts:
             shown = masks[:, 0].to(said.dtype) / self.shown  # [n, H, W]
             total = total + torch.einsum("nbk,nhw->bkhw", said, shown)

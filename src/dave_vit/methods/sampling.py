@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from dave_vit.engine.targets import Target
-from dave_vit.methods.base import Explanation, joined
-from dave_vit.methods.clean_prediction import Clean
+from dave_vit.methods.base import Explanation, join_explanations
+from dave_vit.methods.clean_prediction import CleanPrediction
 from dave_vit.reduce import Accumulator
 
 
 @dataclass(frozen=True)
-class Estimate:
+class SampleEstimate:
     """Some images on their way through all samples.
 
     Attributes:
@@ -45,13 +45,13 @@ class Estimate:
         else:
             self.accumulator.update(flat, weights.repeat_interleave(math.prod(self.frames), 1))
 
-    def select(self, images: Tensor) -> Estimate:
+    def select(self, images: Tensor) -> SampleEstimate:
         """Those of the images of these numbers, to go on with them alone."""
         maps = math.prod(self._maps)
         rows = (images[:, None] * maps + torch.arange(maps, device=images.device)).flatten()
         return replace(self, accumulator=self.accumulator.select(rows), target=self.target.select(images))
 
-    def settled(self, share: float) -> Tensor:
+    def has_converged(self, share: float) -> Tensor:
         """Whether no more than this share of the energy of any of an image's maps is sampling error, ``[b]``."""
         found = self.accumulator.error_share() <= share  # [b * K * T]
         return found.reshape(-1, math.prod(self._maps)).all(1)
@@ -73,7 +73,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class SampleGroup:
     """Images of a chunk that are drawn around alike.
 
     Attributes:
@@ -89,9 +89,9 @@ class Group:
 
     where: Tensor
     images: Tensor
-    clean: Clean | None
-    estimate: Estimate
-    rung: int
+    clean: CleanPrediction | None
+    estimate: SampleEstimate
+    level: int
     survived: Tensor
     done: bool = False
     part: bool = False
@@ -101,7 +101,7 @@ class Group:
         """Views so far."""
         return self.estimate.accumulator.count
 
-    def select(self, images: Tensor, **changes: Any) -> Group:
+    def select(self, images: Tensor, **changes: Any) -> SampleGroup:
         """Some of them."""
         some: dict[str, Any] = {name: getattr(self, name)[images] for name in ("where", "images", "survived")}
         some["clean"] = None if self.clean is None else self.clean.select(images)
@@ -111,10 +111,10 @@ class Group:
 
     def explanation(self) -> Explanation:
         """Of the samples so far."""
-        return replace(self.estimate.explanation(), rung=torch.full_like(self.where, self.rung))
+        return replace(self.estimate.explanation(), neighborhood_level=torch.full_like(self.where, self.level))
 
 
-def explanation_of(groups: list[Group]) -> Explanation:
+def merge_groups(groups: list[SampleGroup]) -> Explanation:
     """Of all images of a chunk in their order, after the samples so far."""
-    found = joined([group.explanation() for group in groups])
+    found = join_explanations([group.explanation() for group in groups])
     return found.select(torch.cat([group.where for group in groups]).argsort()) if len(groups) > 1 else found

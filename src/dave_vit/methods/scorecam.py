@@ -13,7 +13,7 @@ from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.gradcam import features
 from dave_vit.methods.masking import under_masks
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenMethod
 
 
@@ -41,14 +41,14 @@ class ScoreCAM(TokenMethod):
         super().__init__(model, **options)
         self.positive = positive
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, as_picture = features(observed, images)
         held = as_picture(source.detach()).to(images.dtype)  # [b, D, h, w]
 
         def masks(start: int, stop: int) -> Tensor:
             return from_zero_to_one(enlarged(held[:, start:stop], images)).transpose(0, 1)  # [n, b, H, W]
 
-        parts = under_masks(self, images, target, passes, masks, held.shape[1])
+        parts = under_masks(self, images, target, pass_size, masks, held.shape[1])
         weights = torch.cat([said for _, said in parts]).softmax(0)  # [D, b, K]
         grids = torch.einsum("dbk,bdhw->bkhw", weights.to(held.dtype), held)
         return grids.clamp(min=0) if self.positive else grids

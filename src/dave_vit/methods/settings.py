@@ -8,19 +8,19 @@ from typing import Any
 from dave_vit.methods.base import Method
 
 
-def settings(method: Method) -> dict[str, Any]:
+def method_settings(method: Method) -> dict[str, Any]:
     """The options of a method as they turned out, defaults included."""
-    public = {name: plain(value) for name, value in vars(method).items() if not name.startswith("_")}
+    public = {name: to_json_value(value) for name, value in vars(method).items() if not name.startswith("_")}
     return {name: value for name, value in public.items() if value is not None}
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """What JSON can hold; None for anything else, such as the model."""
     if isinstance(value, bool | int | float | str):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        fields = {name: plain(part) for name, part in vars(value).items()}
+        fields = {name: to_json_value(part) for name, part in vars(value).items()}
         return {"type": type(value).__name__, **{name: part for name, part in fields.items() if part is not None}}
     if isinstance(value, tuple | list):
-        return [plain(part) for part in value]
+        return [to_json_value(part) for part in value]
     return None

@@ -11,9 +11,17 @@ from torch import Tensor, nn
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, at_least_one, check_no_clips, one_of
+from dave_vit.methods.base import (
+    METHODS,
+    Explanation,
+    Method,
+    MethodInfo,
+    check_at_least_one,
+    check_choice,
+    check_no_clips,
+)
 from dave_vit.methods.masking import Score, Squares, as_explanation, under_masks, whole
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.neighborhood.draws import sample_generator
 
 
@@ -61,22 +69,22 @@ class LIME(Method):
         super().__init__(model, chunk=chunk, autocast=autocast)
         if not width > 0 or not ridge > 0:
             raise OptionError(f"width is {width} and ridge is {ridge}; give numbers above 0")
-        self.samples, self.seed = at_least_one("samples", samples), seed
-        self.patch = None if patch is None else at_least_one("patch", patch)
+        self.samples, self.seed = check_at_least_one("samples", samples), seed
+        self.patch = None if patch is None else check_at_least_one("patch", patch)
         self.width, self.ridge, self.baseline = width, ridge, baseline
-        self.score = one_of("score", score, get_args(Score))
+        self.score = check_choice("score", score, get_args(Score))
 
     @classmethod
-    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
         """One pass for each sample, and the image itself."""
         return {"samples": max(1, budget - 1)}
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         check_no_clips(images, "lime", "hides places of one image")
         squares = Squares.of(self.model, images, self.patch)
-        target, clean = whole(self, images, target, passes, self.score)
+        target, clean = whole(self, images, target, pass_size, self.score)
         rows = self.rows(squares.count).to(images.device, precise_dtype(images.device))  # [T, P]
-        said = _said(self, images, target, passes, squares, rows)  # [T, b, K]
+        said = _said(self, images, target, pass_size, squares, rows)  # [T, b, K]
         shown = torch.cat([torch.ones_like(rows[:1]), rows])
         weights = kernel(shown, self.width)
         found = ridge_regression(shown, weights, torch.cat([clean[None].to(said.dtype), said]), self.ridge)
@@ -151,22 +159,22 @@ class KernelSHAP(Method):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
-        self.samples, self.seed = at_least_one("samples", samples), seed
-        self.patch = None if patch is None else at_least_one("patch", patch)
-        self.baseline, self.score = baseline, one_of("score", score, get_args(Score))
+        self.samples, self.seed = check_at_least_one("samples", samples), seed
+        self.patch = None if patch is None else check_at_least_one("patch", patch)
+        self.baseline, self.score = baseline, check_choice("score", score, get_args(Score))
 
     @classmethod
-    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
         """One pass for each combination, the image itself, and nothing of it."""
         return {"samples": max(1, budget - 2)}
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         check_no_clips(images, "kernel_shap", "hides places of one image")
         squares = Squares.of(self.model, images, self.patch)
-        target, clean = whole(self, images, target, passes, self.score)  # [b, K]
+        target, clean = whole(self, images, target, pass_size, self.score)  # [b, K]
         rows, weights = (part.to(images.device, precise_dtype(images.device)) for part in self.rows(squares.count))
         hidden = torch.zeros_like(rows[:1]) if len(rows) else rows.new_zeros(1, squares.count)
-        empty, *said = _said(self, images, target, passes, squares, torch.cat([hidden, rows]))
+        empty, *said = _said(self, images, target, pass_size, squares, torch.cat([hidden, rows]))
         rise = (clean.to(empty.dtype) - empty).unsqueeze(-1)  # [b, K, 1]
         found = shapley_regression(rows, weights, torch.stack(said) - empty, rise) if said else rise
         return as_explanation(squares.shared(found), images, target)
@@ -214,12 +222,12 @@ def shapley_regression(rows: Tensor, weights: Tensor, said: Tensor, rise: Tensor
 
 
 def _said(
-    method: LIME | KernelSHAP, images: Tensor, target: Target, passes: Passes, squares: Squares, rows: Tensor
+    method: LIME | KernelSHAP, images: Tensor, target: Target, pass_size: PassSize, squares: Squares, rows: Tensor
 ) -> Tensor:
     """What the model says of images of which some squares are shown ``[n, P]``: ``[n, b, K]`` in the widest type."""
 
     def masks(start: int, stop: int) -> Tensor:
         return squares.masks(rows[start:stop]).unsqueeze(1)  # [n, 1, H, W]
 
-    parts = under_masks(method, images, target, passes, masks, len(rows), method.score, method.baseline)
+    parts = under_masks(method, images, target, pass_size, masks, len(rows), method.score, method.baseline)
     return torch.cat([said for _, said in parts]).to(precise_dtype(images.device))

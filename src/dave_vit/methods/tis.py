@@ -18,10 +18,10 @@ from dave_vit.engine.rules.attention import is_attention
 from dave_vit.engine.rules.linear import ordinary
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, UnsupportedOperator
-from dave_vit.methods.base import METHODS, MethodInfo, at_least_one, one_of
+from dave_vit.methods.base import METHODS, MethodInfo, check_at_least_one, check_choice
 from dave_vit.methods.legrad import block_lists, is_tokens
 from dave_vit.methods.masking import Score, told
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, token_graph
 from dave_vit.neighborhood.draws import sample_generator
 
@@ -64,18 +64,18 @@ class TIS(TokenMethod):
         super().__init__(model, **options)
         if not 0 < kept <= 1:
             raise OptionError(f"kept is {kept}; give a share of the patches above 0, up to 1")
-        self.samples, self.seed, self.kept = at_least_one("samples", samples), seed, kept
-        self.score: Score = one_of("score", score, get_args(Score))
+        self.samples, self.seed, self.kept = check_at_least_one("samples", samples), seed, kept
+        self.score: Score = check_choice("score", score, get_args(Score))
 
     @classmethod
-    def within(cls, budget: int, **options: Any) -> dict[str, Any]:
+    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
         """One pass for each sample, and the image itself."""
         return {"samples": max(1, budget - 1)}
 
     def _subject(self, target: Target) -> nn.Module:
         return Remembering(getattr(self.model, "_orig_mod", self.model))
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
         _check_readout(graph, observed)
         channels = cast(Remembering, observed.model).channels(graph.layout.tokens)  # [b, channels, N]
@@ -83,7 +83,7 @@ class TIS(TokenMethod):
         for index, points in enumerate(channels[..., graph.layout.prefix :]):
             shown = self.shown(points)  # [T, patches]
             prefix = shown.new_ones(len(shown), graph.layout.prefix)  # class and register tokens stay
-            said = self._said(images[index], target.part(index, index + 1), torch.cat([prefix, shown], 1), passes)
+            said = self._said(images[index], target.part(index, index + 1), torch.cat([prefix, shown], 1), pass_size)
             weight = shown.to(said.dtype)
             grids.append(said.T @ weight / weight.sum(0).clamp(min=1))  # [K, patches]
         return torch.stack(grids).reshape(len(images), -1, *graph.layout.grid)
@@ -94,7 +94,7 @@ class TIS(TokenMethod):
         best = centres.topk(max(1, int(self.kept * points.shape[1])), 1).indices
         return torch.zeros_like(centres, dtype=torch.bool).scatter(1, best, value=True)
 
-    def _said(self, image: Tensor, target: Target, kept: Tensor, passes: Passes) -> Tensor:
+    def _said(self, image: Tensor, target: Target, kept: Tensor, pass_size: PassSize) -> Tensor:
         """What is explained of one image ``[C, H, W]`` of which some tokens ``[T, N]`` are kept: ``[T, K]``."""
 
         def compute(start: int, stop: int) -> Tensor:
@@ -103,7 +103,7 @@ class TIS(TokenMethod):
             with observation(self.model, rows, rules=rules, autocast=self.autocast, read=wanted.read) as observed:
                 return told(observed.logits.detach(), wanted, self.score)
 
-        return torch.cat(passes.run(compute, len(kept)))
+        return torch.cat(pass_size.run_chunks(compute, len(kept)))
 
 
 def keep_tokens(kept: Tensor) -> RuleSet:

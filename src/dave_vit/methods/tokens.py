@@ -18,9 +18,9 @@ from dave_vit.engine.observation import Attention, Observation, observation
 from dave_vit.engine.targets import Target
 from dave_vit.engine.token_layout import TokenLayout, find_layout
 from dave_vit.errors import UnsupportedOperator
-from dave_vit.methods.base import Explanation, Method, check_no_clips, one_of
+from dave_vit.methods.base import Explanation, Method, check_choice, check_no_clips
 from dave_vit.methods.bias_placement import per_channel
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 
 Resolution = Literal["input", "patch"]
 
@@ -121,13 +121,13 @@ class TokenMethod(Method):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
-        self.resolution = one_of("resolution", resolution, get_args(Resolution))
+        self.resolution = check_choice("resolution", resolution, get_args(Resolution))
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         check_no_clips(images, type(self).__name__, "scores the patches of one image")
         with observation(self._subject(target), images, autocast=self.autocast, read=self._read(target)) as observed:
             target = target.resolve(observed.logits)
-            grids = self._grids(observed, images, target, passes).detach().to(images.dtype)  # [b, K, h, w]
+            grids = self._grids(observed, images, target, pass_size).detach().to(images.dtype)  # [b, K, h, w]
         maps = grids.unsqueeze(2) if self.resolution == "patch" else upsampled(grids, images)
         return Explanation(maps, target.indices)
 
@@ -140,7 +140,7 @@ class TokenMethod(Method):
         return target.read
 
     @abstractmethod
-    def _grids(self, observed: Observation, images: Tensor, target: Target, passes: Passes) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         """Token grids ``[b, K, h, w]`` out of what a forward pass showed, for a target whose classes are known."""
 
 

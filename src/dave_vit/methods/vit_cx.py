@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from dave_vit.engine.observation import observation
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, missing_extra
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips, one_of
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_choice, check_no_clips
 from dave_vit.methods.gradcam import features
 from dave_vit.methods.masking import Score, answers, as_explanation, told
-from dave_vit.methods.pass_size import Passes
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.scorecam import enlarged, from_zero_to_one
 from dave_vit.neighborhood.draws import sample_generator
 
@@ -58,9 +58,9 @@ class ViTCX(Method):
         if distance < 0 or noise < 0:
             raise OptionError(f"distance is {distance} and noise is {noise}; give numbers of at least 0")
         self.seed, self.distance, self.noise = seed, distance, noise
-        self.score: Score = one_of("score", score, get_args(Score))
+        self.score: Score = check_choice("score", score, get_args(Score))
 
-    def _explain(self, images: Tensor, target: Target, passes: Passes) -> Explanation:
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         check_no_clips(images, "vit_cx", "hides places of one image")
         with observation(self.model, images, autocast=self.autocast, read=target.read) as observed:
             target = target.resolve(observed.logits)
@@ -71,22 +71,22 @@ class ViTCX(Method):
         for index, channels in enumerate(held):
             image, wanted = images[index : index + 1], target.part(index, index + 1)
             masks = clustered(from_zero_to_one(enlarged(channels[None], images))[0], self.distance)  # [N, H, W]
-            effects = clean[index] + self._effects(image, wanted, masks, passes)  # [N, K]
+            effects = clean[index] + self._effects(image, wanted, masks, pass_size)  # [N, K]
             shares = masks / masks.sum(0).clamp(
                 min=torch.finfo(masks.dtype).tiny
             )  # pixels under many masks count no more
             maps.append(torch.einsum("nk,nhw->khw", effects.to(shares.dtype), shares) / len(masks))
         return as_explanation(torch.stack(maps), images, target)
 
-    def _effects(self, image: Tensor, target: Target, masks: Tensor, passes: Passes) -> Tensor:
+    def _effects(self, image: Tensor, target: Target, masks: Tensor, pass_size: PassSize) -> Tensor:
         """What each mask ``[N, H, W]`` takes from the score beyond what its noise takes: ``[N, K]``."""
         parts = []
         start = 0
         while start < len(masks):
-            some = masks[start : start + max(1, passes.rows // 2)][:, None, None]  # [n, 1, 1, H, W]
+            some = masks[start : start + max(1, pass_size.rows // 2)][:, None, None]  # [n, 1, 1, H, W]
             noise = self._noise(image, start, len(some)) * (1 - some)
             seen = torch.cat([image * some + noise, image + noise])  # [2 n, 1, C, H, W]
-            masked, noisy = answers(self, seen, target, passes, self.score)[:, 0].chunk(2)
+            masked, noisy = answers(self, seen, target, pass_size, self.score)[:, 0].chunk(2)
             parts.append(masked - noisy)
             start += len(some)
         return torch.cat(parts)

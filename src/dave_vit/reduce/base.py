@@ -56,7 +56,7 @@ def check_count(count: int) -> None:
         raise InputError("no samples to reduce; update the accumulator with at least one")
 
 
-def checked(samples: Tensor, weights: Tensor | None, image: tuple[int, ...] | None) -> Tensor:
+def check_samples(samples: Tensor, weights: Tensor | None, image: tuple[int, ...] | None) -> Tensor:
     """The samples without their graph, if they fit those before and their weights.
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit.errors import InputError, OptionError
-from dave_vit.reduce.base import REDUCERS, Accumulator, check_count, checked, energy_share
+from dave_vit.reduce.base import REDUCERS, Accumulator, check_count, check_samples, energy_share
 from dave_vit.reduce.weighted import Moments, weighted_sums
 
 Factor = Callable[[Tensor, Tensor], Tensor]  # (mean map [B,H,W], standard error [B,H,W]) -> factor [B,H,W]
@@ -102,7 +102,7 @@ class _Running:
         self._dtype = torch.float32
 
     def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
-        samples = checked(samples, weights, tuple(self._mean.shape) if self.count else None)
+        samples = check_samples(samples, weights, tuple(self._mean.shape) if self.count else None)
         if self.count and (weights is None) != (self._moments is None):
             raise InputError("some samples have weights and some have none; give weights to all of them or to none")
         if weights is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit.errors import OptionError
-from dave_vit.reduce.base import REDUCERS, Accumulator, check_count, checked, energy_share
+from dave_vit.reduce.base import REDUCERS, Accumulator, check_count, check_samples, energy_share
 from dave_vit.reduce.weighted import Moments
 
 _MIDDLE, _COARSE = 3 / 16, 1 / 2  # standard deviations of the Gaussians, in patches
@@ -63,7 +63,7 @@ class _Scales:
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None  # the evidence of all samples so far
 
     def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
-        samples = checked(samples, weights, self._shape)
+        samples = check_samples(samples, weights, self._shape)
         weights = samples.new_ones(samples.shape[:2]) if weights is None else weights
         self._dtype, self._shape = working_dtype(samples.dtype), tuple(samples.shape[1:])
         self._fine.add(samples, weights)

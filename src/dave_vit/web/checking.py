@@ -15,7 +15,7 @@ from torch import Tensor
 from dave_vit.checks.doctor import diagnose, example_inputs
 from dave_vit.errors import DaveError
 from dave_vit.methods import METHODS, create_method
-from dave_vit.methods.options import fitting
+from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter
 from dave_vit.models.tasks import TaskModel
 from dave_vit.web.explaining import Desk
@@ -106,7 +106,9 @@ def refusal(model: Adapter, method: str) -> str | None:
 
 def _try(model: Adapter, method: str, inputs: Tensor) -> None:
     target = model.task.check_score if isinstance(model, TaskModel) else 0
-    create_method(method, model, **fitting(method, **METHODS[method].within(1))).explain(inputs, target)
+    create_method(method, model, **filter_options(method, **METHODS[method].options_for_budget(1))).explain(
+        inputs, target
+    )
 
 
 class _Counter:

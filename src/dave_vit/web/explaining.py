@@ -20,7 +20,7 @@ from dave_vit.errors import DaveError, OptionError, UnknownName
 from dave_vit.explain.classes import ClassExplanation, Explainer, classify
 from dave_vit.explain.words import WordExplanation
 from dave_vit.methods import METHODS
-from dave_vit.methods.options import fitting, most_samples, options_of
+from dave_vit.methods.options import declared_options, filter_options, max_samples
 from dave_vit.models import Adapter
 from dave_vit.viz import Drawing, Scales, View, draw_grid, image_cell, panel_cells, scale_map, to_pillow
 from dave_vit.viz.rendering import as_image, as_map
@@ -217,7 +217,7 @@ class Desk:
 
 def takes(method: str) -> list[str]:
     """The options of requests that a method takes."""
-    known = options_of(method)
+    known = declared_options(method)
     whole = ("samples", "seed", "preset")
     single = ("reducer", "noise", "noise_level") if "noise" in known else ()  # points that a preset has settled
     return [name for name in (*whole, *single) if name in known]
@@ -232,14 +232,14 @@ def method_options(query: ExplainQuery, most: int) -> dict[str, Any]:
             raise OptionError(f"method {query.method!r} takes no {name}; leave it out")
     if given.get("samples", 0) > most:
         raise OptionError(f"{given['samples']} samples; this server takes at most {most}")
-    return given | fitting(query.method, seed=query.seed) | _chunk(query.method, given)
+    return given | filter_options(query.method, seed=query.seed) | _chunk(query.method, given)
 
 
 def _chunk(method: str, options: dict[str, Any]) -> dict[str, int]:
     """Few views in a pass, for many steps; the numbers stay the same."""
     if hasattr(METHODS[method], "refine"):
-        return {"chunk": max(1, most_samples(method, options) // _STEPS)}
-    return fitting(method, chunk=_CHUNK)
+        return {"chunk": max(1, max_samples(method, options) // _STEPS)}
+    return filter_options(method, chunk=_CHUNK)
 
 
 def _addresses(token: str, endings: Sequence[str]) -> dict[str, str]:
@@ -301,7 +301,7 @@ def _step(result: ClassExplanation) -> Step:
         against=against["name"] if isinstance(against, dict) else against,
         method=result.explainer.name,
         samples=result.explanation.samples,
-        total=result.explainer.most_samples if error is not None else 1,
+        total=result.explainer.max_samples if error is not None else 1,
         seconds=round(result.seconds, 3),
         width=values.shape[1],
         height=values.shape[0],
