@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from dave_vit import load_model
-from dave_vit.web import Served, create_app
+from dave_vit.web import ServedModel, create_app
 
 FOLDER = Path(__file__).parent / "figures"
 PHOTOGRAPHIC = "timm:deit_tiny_patch16_224"
@@ -130,7 +130,7 @@ TOUR = [
 def served(weights: str | None) -> Iterator[str]:
     """The address of a server with a model of photographs and the embedded one."""
     models = [load_model(PHOTOGRAPHIC, weights, "cpu"), load_model("builtin", device="cpu")]
-    app = create_app([Served(model) for model in models])
+    app = create_app([ServedModel(model) for model in models])
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -155,7 +155,7 @@ def shot(browser: Browser, address: str, name: str, **options: Any) -> None:
     with browser.new_context(**options) as context:
         page = context.new_page()
         page.goto(address)
-        page.locator(".panel .taken").first.wait_for(timeout=WAIT)
+        page.locator(".panel .outputs").first.wait_for(timeout=WAIT)
         settled(page)
         top(page)
         path = FOLDER / f"page-{name}.webp"

@@ -12,7 +12,7 @@ import torch
 from dave_vit import create_method
 from dave_vit.viz.widget import read_script, widget, widget_traits
 from tiny_models import SIZE
-from web_world import NAMES, adapter, picture
+from web_fixtures import NAMES, adapter, picture
 
 
 @pytest.fixture(scope="module")

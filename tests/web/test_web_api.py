@@ -23,23 +23,26 @@ from hypothesis import strategies as st
 from PIL import Image
 from starlette.requests import Request
 
+import dave_vit.viz
 import dave_vit.web
 from dave_vit import cli
 from dave_vit.cli.options import ModelOptions
 from dave_vit.data.images import LoadedImage
 from dave_vit.explain.classes import Explainer, classify
-from dave_vit.web import Limits, Served, create_app, explaining
-from dave_vit.web.images import TooLarge, file_name, read_upload
+from dave_vit.web import Limits, ServedModel, create_app, service
+from dave_vit.web.images import UploadTooLarge, file_name, read_upload
 from tiny_models import SIZE
-from web_world import NAMES, Slow, adapter, encoded, picture, until
+from web_fixtures import NAMES, Slow, adapter, encoded, picture, until
 
-STATIC = Path(dave_vit.web.__file__).parent / "static"
+STATIC = [
+    file for package in (dave_vit.web, dave_vit.viz) for file in (Path(package.__file__).parent / "static").iterdir()
+]
 LIMITS = Limits(bytes=50_000, pixels=10_000, samples=600, waiting=1, results=2)
 
 
 @pytest.fixture(scope="module")
 def client():
-    with TestClient(create_app([Served(adapter())], LIMITS), raise_server_exceptions=False) as client:
+    with TestClient(create_app([ServedModel(adapter())], LIMITS), raise_server_exceptions=False) as client:
         yield client
 
 
@@ -70,7 +73,7 @@ def error(response) -> str:
 
 
 def test_every_file_of_the_page_is_served_under_a_policy(client):
-    for path in ("/", "/api", *(f"/static/{file.name}" for file in STATIC.iterdir() if file.suffix != ".html")):
+    for path in ("/", "/api", *(f"/static/{file.name}" for file in STATIC if file.suffix != ".html")):
         answer = client.get(path)
         assert answer.status_code == 200, path
         assert "default-src 'self'" in answer.headers["content-security-policy"]
@@ -79,13 +82,11 @@ def test_every_file_of_the_page_is_served_under_a_policy(client):
 
 
 def test_the_page_asks_nothing_of_others_and_holds_no_inline_script():
-    for file in STATIC.iterdir():
+    for file in STATIC:
         text = file.read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")
         assert not re.search(r"https?:|//\w+\.\w|@import|<script>|<style|\sstyle=|\son\w+=|javascript:", text), file
-    linked = re.findall(
-        r'(?:src|href)="(/static/[^"]+)"|from "\./([^"]+)"', "".join(map(Path.read_text, STATIC.iterdir()))
-    )
-    assert {Path(one or other).name for one, other in linked} <= {file.name for file in STATIC.iterdir()}
+    linked = re.findall(r'(?:src|href)="(/static/[^"]+)"|from "\./([^"]+)"', "".join(map(Path.read_text, STATIC)))
+    assert {Path(one or other).name for one, other in linked} <= {file.name for file in STATIC}
 
 
 def test_the_choices(client):
@@ -126,7 +127,7 @@ def test_the_interface_is_described(client):
     assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
 
 
-# --- looking and explaining
+# --- looking and service
 
 
 def test_a_look_gives_the_top_five_and_what_the_model_sees(client):
@@ -314,7 +315,7 @@ def test_a_body_of_unknown_length_is_not_read_beyond_the_limit():
         sent.append(10_000)
         return {"type": "http.request", "body": b"x" * 10_000, "more_body": True}
 
-    with pytest.raises(TooLarge):
+    with pytest.raises(UploadTooLarge):
         asyncio.run(read_upload(Request({"type": "http", "headers": []}, receive), 50_000))
     assert sum(sent) == 60_000
 
@@ -337,18 +338,18 @@ def test_no_path_is_read(client, path):
     ],
 )
 def test_other_pages_and_other_names_are_turned_away(headers, status):
-    app = create_app([Served(adapter())], hosts=("127.0.0.1",))
+    app = create_app([ServedModel(adapter())], hosts=("127.0.0.1",))
     answer = TestClient(app, base_url="http://127.0.0.1").get("/api/classes", headers=headers)
     assert answer.status_code == status
 
 
 def test_nothing_of_the_server_is_told(tmp_path, monkeypatch):
-    served = Served(adapter(f"hf:{tmp_path}"), weights=True, classes=True)
+    served = ServedModel(adapter(f"hf:{tmp_path}"), weights=True, classes=True)
     with TestClient(create_app([served]), raise_server_exceptions=False) as client:
         step = explain(client, stream=False).json()
         told = [client.get("/api/info").text, json.dumps(step)]
         told += [client.get(step["finished"]["files"][ending]).text for ending in ("json", "npz")]
-        monkeypatch.setattr(explaining, "classify", lambda *args: 1 / len(str(tmp_path)[:0]))
+        monkeypatch.setattr(service, "classify", lambda *args: 1 / len(str(tmp_path)[:0]))
         answer = explain(client, stream=False)
         told += [answer.text, explain(client).text]
         assert answer.status_code == 500
@@ -370,7 +371,7 @@ def test_names_of_files_are_names(given_name, expected):
 
 def test_a_full_queue_is_said_and_empties_again():
     slow = Slow()
-    with TestClient(create_app([Served(slow.model)], LIMITS)) as client, ThreadPoolExecutor(3) as threads:
+    with TestClient(create_app([ServedModel(slow.model)], LIMITS)) as client, ThreadPoolExecutor(3) as threads:
         asked = [threads.submit(explain, client) for _ in range(3)]
         busy = next(as_completed(asked, timeout=10)).result()  # the others wait for the model
         assert (busy.status_code, busy.headers["retry-after"]) == (503, "2")
@@ -389,7 +390,7 @@ def test_a_request_that_goes_away_stops_computing(method):
     slow = Slow(pause=0.02)
     slow.free.set()
     options = "method=dave&samples=600&stream=true" if method == "dave" else f"method={method}&stream=false"
-    app = create_app([Served(slow.model)], LIMITS)
+    app = create_app([ServedModel(slow.model)], LIMITS)
 
     async def leave_early() -> None:
         incoming: asyncio.Queue = asyncio.Queue()

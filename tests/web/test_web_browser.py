@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from browser_world import STARTING, Visit, expect, held, launched, served, serving, visiting  # noqa: F401
-from web_world import NAMES, encoded, picture
+from browser_fixtures import STARTING, Visit, expect, held, launched, served, serving, visiting  # noqa: F401
+from web_fixtures import NAMES, encoded, picture
 
 pytestmark = pytest.mark.slow
 

@@ -20,16 +20,17 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from dave_vit.cli.serve import LOOPBACK, allowed_names
-from dave_vit.web import Limits, Served, create_app, explaining
-from dave_vit.web import time_estimates as patience
-from web_world import Slow, adapter, encoded, picture, until
+from dave_vit.web import Limits, ServedModel, create_app, request_timeouts, service
+from web_fixtures import Slow, adapter, encoded, picture, until
 
 
 @contextlib.contextmanager
 def running(app) -> Iterator[int]:
     """The port of a real server, as `dave serve` runs it."""
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", http=patience.Patient, limit_concurrency=64))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="critical", http=request_timeouts.TimeoutProtocol, limit_concurrency=64)
+    )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
@@ -54,7 +55,7 @@ def ask(port: int, request: bytes) -> bytes:
     ["Host: [", "Host: ]", "Host: a]b", "Host: [::1", "Host: 127.0.0.1:99999", "Host: 127.0.0.1\r\nOrigin: http://["],
 )
 def test_headers_that_make_no_sense_are_turned_away_like_any_other(header):
-    app = create_app([Served(adapter())], hosts=LOOPBACK)
+    app = create_app([ServedModel(adapter())], hosts=LOOPBACK)
     with running(app) as port:
         answer = ask(port, f"GET /api/classes HTTP/1.1\r\n{header}\r\nConnection: close\r\n\r\n".encode())
     status, headers = answer.split(b"\r\n", 1)
@@ -69,19 +70,19 @@ def test_headers_that_make_no_sense_are_turned_away_like_any_other(header):
     [("192.0.2.7:8000", 200), ("[2001:db8::1]:8000", 200), ("box", 200), ("box.:80", 200), ("rebound.example", 403)],
 )
 def test_a_public_server_answers_for_addresses_and_its_own_names_only(host, status):
-    app = create_app([Served(adapter())], hosts=allowed_names("0.0.0.0", ["Box"]))
+    app = create_app([ServedModel(adapter())], hosts=allowed_names("0.0.0.0", ["Box"]))
     answer = TestClient(app).get("/api/classes", headers={"host": host})
     assert answer.status_code == status
 
 
 def test_slow_senders_lose_their_connection(monkeypatch):
-    monkeypatch.setattr(patience, "HEADERS", 0.5)
-    monkeypatch.setattr(patience, "BODY", 0.8)
+    monkeypatch.setattr(request_timeouts, "HEADERS", 0.5)
+    monkeypatch.setattr(request_timeouts, "BODY", 0.8)
     silent = b""
     half_a_head = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     half_a_body = b"POST /api/look HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\nabc"
     second_head = b"GET /api/classes HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /"
-    with running(create_app([Served(adapter())], hosts=LOOPBACK)) as port, ThreadPoolExecutor(4) as threads:
+    with running(create_app([ServedModel(adapter())], hosts=LOOPBACK)) as port, ThreadPoolExecutor(4) as threads:
         start = time.monotonic()
         waits = [threads.submit(_closed_after, port, sent) for sent in (silent, half_a_head, half_a_body, second_head)]
         assert all(wait.result() - start < 8 for wait in waits)
@@ -100,13 +101,13 @@ def _closed_after(port: int, sent: bytes) -> float:
 
 
 def test_a_long_answer_is_not_cut_off(monkeypatch):
-    monkeypatch.setattr(patience, "HEADERS", 0.3)
-    monkeypatch.setattr(patience, "BODY", 0.3)
+    monkeypatch.setattr(request_timeouts, "HEADERS", 0.3)
+    monkeypatch.setattr(request_timeouts, "BODY", 0.3)
     slow = Slow(pause=0.4)
     slow.free.set()
     data = encoded(picture())
     head = f"POST /api/look HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
-    with running(create_app([Served(slow.model)], hosts=LOOPBACK)) as port:
+    with running(create_app([ServedModel(slow.model)], hosts=LOOPBACK)) as port:
         assert ask(port, head.encode() + data).startswith(b"HTTP/1.1 200")
 
 
@@ -115,7 +116,10 @@ def test_a_full_queue_is_said_before_the_body_is_read():
     limits = Limits(waiting=0)
     data = encoded(picture())
     head = b"POST /api/explain HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-    with running(create_app([Served(slow.model)], limits, hosts=LOOPBACK)) as port, ThreadPoolExecutor(1) as threads:
+    with (
+        running(create_app([ServedModel(slow.model)], limits, hosts=LOOPBACK)) as port,
+        ThreadPoolExecutor(1) as threads,
+    ):
         first = threads.submit(ask, port, head % len(data) + data)
         try:
             assert until(lambda: slow.passes > 0)
@@ -130,7 +134,7 @@ def test_a_full_queue_is_said_before_the_body_is_read():
 def test_downloads_do_not_wait_for_explanations():
     slow = Slow()
     slow.free.set()
-    with TestClient(create_app([Served(slow.model)])) as client, ThreadPoolExecutor(1) as threads:
+    with TestClient(create_app([ServedModel(slow.model)])) as client, ThreadPoolExecutor(1) as threads:
         question = {"samples": 2, "stream": False}
         first = client.post("/api/explain", params=question, content=encoded(picture())).json()
         slow.free.clear()
@@ -149,19 +153,19 @@ def test_downloads_do_not_wait_for_explanations():
 def test_one_who_leaves_stops_the_work_before_preprocessing(monkeypatch):
     slow, decoding, go_on = Slow(), threading.Event(), threading.Event()
     slow.free.set()
-    read = explaining.read_picture
+    read = service.read_picture
 
     def held(*args):
         decoding.set()
         assert go_on.wait(10)
         return read(*args)
 
-    monkeypatch.setattr(explaining, "read_picture", held)
+    monkeypatch.setattr(service, "read_picture", held)
     prepared: list[int] = []
     monkeypatch.setattr(type(slow.model), "preprocess", lambda self, image: prepared.append(1))
     data = encoded(picture())
     head = b"POST /api/explain HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(data)
-    with running(create_app([Served(slow.model)], hosts=LOOPBACK)) as port:
+    with running(create_app([ServedModel(slow.model)], hosts=LOOPBACK)) as port:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
             connection.sendall(head + data)
             assert decoding.wait(5)
@@ -184,7 +188,7 @@ def test_hundreds_of_requests_at_once():
     data = encoded(picture())
     explain = POST.format("false", len(data)).encode() + data
     look = b"GET /api/classes HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-    with running(create_app([Served(adapter())], hosts=LOOPBACK)) as port, ThreadPoolExecutor(40) as threads:
+    with running(create_app([ServedModel(adapter())], hosts=LOOPBACK)) as port, ThreadPoolExecutor(40) as threads:
         answers = list(threads.map(lambda number: ask(port, explain if number % 2 else look), range(400)))
         codes = Counter(answer.split(b" ")[1].decode() for answer in answers)
         print(f"400 requests by 40 at once: {dict(codes)}")
@@ -197,7 +201,7 @@ def test_hundreds_of_requests_at_once():
 def test_dozens_of_streams_that_break_off():
     slow, data = Slow(), encoded(picture())
     slow.free.set()
-    with running(create_app([Served(slow.model)], hosts=LOOPBACK)) as port:
+    with running(create_app([ServedModel(slow.model)], hosts=LOOPBACK)) as port:
         for _ in range(60):
             with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
                 connection.sendall(POST.format("true", len(data)).encode() + data)
@@ -221,7 +225,7 @@ def test_the_page_does_not_grow_over_many_explanations():
         status = Path("/proc/self/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) // 1024
 
-    with TestClient(create_app([Served(adapter())])) as client:
+    with TestClient(create_app([ServedModel(adapter())])) as client:
         before, after = explain(client, 20), explain(client, 50)
     print(f"{before} MB after 20 explanations on the page, {after} MB after 70")
     assert after - before < 15
@@ -231,7 +235,7 @@ def test_the_page_does_not_grow_over_many_explanations():
 def test_names_with_formulas_can_be_taken_away(monkeypatch):
     model = adapter()
     model.class_names = [f"${name}^_y$" for name in model.class_names]
-    with TestClient(create_app([Served(model)])) as client:
+    with TestClient(create_app([ServedModel(model)])) as client:
         question = {"samples": 2, "stream": False, "name": "$x^_y$.png"}
         files = client.post("/api/explain", params=question, content=encoded(picture())).json()["finished"]["files"]
         assert len(files) == 4

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 import writer_folders
-from browser_world import Visit, expect, held, launched, running, served, serving, visiting  # noqa: F401
+from browser_fixtures import Visit, expect, held, launched, running, served, serving, visiting  # noqa: F401
 from dave_vit import create_method, load_model
 from dave_vit.viz.widget import read_script, widget_traits
-from web_world import NAMES, adapter, encoded, picture
+from web_fixtures import NAMES, adapter, encoded, picture
 
 pytestmark = pytest.mark.slow
 
@@ -197,7 +197,7 @@ def test_what_is_weak_is_hidden_and_what_is_fine_is_smoothed(visit):
     assert panel.get_attribute("aria-busy") == "false"  # the field of samples was left, with what the map was made of
     whole = shares(visit)
     page.fill("#above", "60")
-    expect(page.locator("#above-said")).to_have_text("60 %")
+    expect(page.locator("#above-value")).to_have_text("60 %")
     darkest = np.array([0x1F, 0x15, 0x3B])
     dark = [(np.abs(pixels - darkest).max(1) <= 1).mean() for pixels in (whole, shares(visit))]
     assert dark[1] > dark[0]

@@ -14,7 +14,7 @@ from dave_vit.cli.preparation import PreparedModel, PrepareOptions
 from dave_vit.errors import OptionError, missing_extra
 
 if TYPE_CHECKING:
-    from dave_vit.web import Served
+    from dave_vit.web import ServedModel
 
 app = command()
 
@@ -71,7 +71,7 @@ def serve(
         import uvicorn
 
         from dave_vit.web import create_app
-        from dave_vit.web.time_estimates import Patient
+        from dave_vit.web.request_timeouts import TimeoutProtocol
     except ImportError as error:
         raise missing_extra("fastapi", "web") from error
     output = Output(quiet=quiet)
@@ -86,7 +86,7 @@ def serve(
     config = uvicorn.Config(
         application,
         log_level="warning",
-        http=Patient,
+        http=TimeoutProtocol,
         server_header=False,
         limit_concurrency=_CONNECTIONS,
         timeout_graceful_shutdown=2,
@@ -113,8 +113,8 @@ def _listen(host: str, port: int) -> socket.socket:
         raise OptionError(f"cannot listen on {host}:{port} ({reason}); give another --port or --host") from error
 
 
-def _models(options: ServedOptions) -> list[Served]:
-    from dave_vit.web import Served
+def _models(options: ServedOptions) -> list[ServedModel]:
+    from dave_vit.web import ServedModel
 
     specs, weights = options.specs or ["builtin"], options.weights or []
     if len(weights) > len(specs):
@@ -129,7 +129,7 @@ def _models(options: ServedOptions) -> list[Served]:
         PreparedModel(spec, file, options.classes, options.device, **said)
         for spec, file in zip(specs, files, strict=True)
     ]
-    return [Served(one.load(), weights=one.weights is not None, classes=one.classes is not None) for one in chosen]
+    return [ServedModel(one.load(), weights=one.weights is not None, classes=one.classes is not None) for one in chosen]
 
 
 def _shown(host: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import matplotlib
 import numpy as np
 import numpy.typing as npt
-from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgb
+from matplotlib.colors import Colormap, LinearSegmentedColormap, to_hex, to_rgb
 
 Array = npt.NDArray[np.float64]
 
@@ -34,6 +34,11 @@ def _register(name: str, stops: str) -> Colormap:
 
 
 COLORMAPS: dict[str, Colormap] = {name: _register(name, stops) for name, stops in _STOPS.items()}
+
+
+def hex_colormaps() -> dict[str, list[str]]:
+    """Return the 256 colours of each colormap as "#rrggbb", for the browser."""
+    return {name: [to_hex(colormap(level)) for level in range(256)] for name, colormap in COLORMAPS.items()}
 
 
 def colorize(values: Array, colormap: str) -> Array:

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.colors import to_hex
 from torch import Tensor
 
 from dave_vit.errors import MissingExtra, missing_extra
 from dave_vit.methods import Explanation
-from dave_vit.viz.colors import COLORMAPS, Array
+from dave_vit.viz.colors import Array, hex_colormaps
 from dave_vit.viz.panels import Panel, build_panels
 from dave_vit.viz.rendering import MapLike, as_image
 
@@ -22,11 +21,9 @@ _MOST = 64  # maps of a widget: all of them travel to the browser
 
 
 def read_script() -> str:
-    """The widget's program: the page's own painting and zooming, and its controls."""
-    package = files("dave_vit")
-    shared = [package / "web" / "static" / name for name in ("paint.js", "zoom.js")]
-    parts = (*shared, package / "viz" / "widget.js")
-    return "\n".join(part.read_text(encoding="utf-8") for part in parts)
+    """Return the JavaScript module of the widget: what it shares with the page, and its own controls."""
+    folder = files("dave_vit.viz") / "static"
+    return "\n".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in ("dom", "paint", "zoom", "widget"))
 
 
 def widget_traits(explanation: Explanation) -> dict[str, Any]:
@@ -41,7 +38,7 @@ def widget_traits(explanation: Explanation) -> dict[str, Any]:
         "height": height,
         "images": len(kept),
         "names": [panel.target for panel in shown],
-        "colormaps": {name: [to_hex(colours(level)) for level in range(256)] for name, colours in COLORMAPS.items()},
+        "colormaps": hex_colormaps(),
         "pictures": b"".join(_rgba(as_image(picture)) for picture in kept),
         "map": _numbers([panel.map for panel in shown]),
         "signed": _numbers([panel.signed for panel in shown]),

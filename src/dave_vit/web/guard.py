@@ -1,4 +1,4 @@
-"""What every request and every answer passes: who may ask, and what a browser may do with the answer."""
+"""Checks of every request, and security headers of every response."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ _HEADERS = {
 }
 
 
-class Guard:
-    """Turns away requests that other pages make, and sets the headers of every answer.
+class RequestGuard:
+    """Rejects requests of other sites, and sets the headers of every response.
+
+    Starlette's TrustedHostMiddleware is not used: it cannot allow every IP address, does not know "host." with the
+    trailing dot of a full name, and does not check the origin.
 
     Args:
-        app: what is guarded.
-        hosts: names under which the server may be asked for, such as "localhost". A page elsewhere that points a name
-            of its own at this machine is turned away by it. A bare address is no such name and always allowed; where
-            no names are given, any will do.
+        app: the guarded application.
+        hosts: allowed host names, such as "localhost"; empty allows any. This rejects a site whose own name was pointed
+            at this machine (DNS rebinding). A bare IP address cannot be pointed elsewhere and is always allowed.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] = ()) -> None:
@@ -38,38 +40,38 @@ class Guard:
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one connection."""
+        """Handle one connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
-        async def answer(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
-        fault = self._fault(Headers(scope=scope))
+        fault = self._find_fault(Headers(scope=scope))
         app = JSONResponse({"error": fault}, 403) if fault else self._app
-        await app(scope, receive, answer)
+        await app(scope, receive, send_with_headers)
 
-    def _fault(self, headers: Headers) -> str:
+    def _find_fault(self, headers: Headers) -> str:
         host = headers.get("host", "")
         origin = headers.get("origin")
-        if self._hosts and not self._answers_for(host):
+        if self._hosts and not self._is_allowed(host):
             return f"this server does not answer for the host {host[:80]!r}"
         if origin is not None and (_split(origin).netloc != host or not host):
-            return "requests of other pages are not answered"
+            return "this server does not answer requests of other sites"
         return ""
 
-    def _answers_for(self, host: str) -> bool:
+    def _is_allowed(self, host: str) -> bool:
         name = (_split(f"//{host}").hostname or "").rstrip(".")
-        return name in self._hosts or _is_address(name)
+        return name in self._hosts or _is_ip_address(name)
 
 
 def _split(address: str) -> SplitResult:
-    """The parts of an address; none of one that makes no sense."""
+    """Split an address; all parts of a malformed one are empty."""
     try:
         parts = urlsplit(address)
         parts.hostname, parts.port  # noqa: B018 - these raise where the address is malformed
@@ -78,7 +80,7 @@ def _split(address: str) -> SplitResult:
     return parts
 
 
-def _is_address(name: str) -> bool:
+def _is_ip_address(name: str) -> bool:
     try:
         ip_address(name)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Pictures in and out: uploads checked by size and content, examples of the embedded benchmark, PNG as text."""
+"""Images in and out: uploads checked by size and content, example images, PNG as text."""
 
 from __future__ import annotations
 
@@ -16,27 +16,20 @@ from dave_vit.data.images import LoadedImage, decode_image
 from dave_vit.data.sets.builtin import Embedded
 from dave_vit.errors import DaveError, UnknownName
 
-# Number of the item in its split; two targets in a picture show best what another class changes.
-EXAMPLES = {
-    "1": ("pair", 14),
-    "2": ("pair", 26),
-    "3": ("pair", 0),
-    "4": ("pair", 6),
-    "5": ("pair", 18),
-    "6": ("single", 8),
-    "7": ("single", 16),
-    "8": ("single", 4),
-}
-PHOTOS = ("cat", "coffee")  # what models of photographs know
+# Name -> split and index of the embedded benchmark. Images with two objects show best what another class changes.
+_PAIRS, _SINGLES = (14, 26, 0, 6, 18), (8, 16, 4)
+_ITEMS = [("pair", index) for index in _PAIRS] + [("single", index) for index in _SINGLES]
+EXAMPLES = {str(number): item for number, item in enumerate(_ITEMS, 1)}
+PHOTOS = ("cat", "coffee")  # for models of photographs
 _NAME_LENGTH = 80
 
 
-class TooLarge(DaveError):
+class UploadTooLarge(DaveError):
     """An upload has more bytes than allowed."""
 
 
 async def read_upload(request: Request, limit: int) -> bytes:
-    """The body of a request, which is never read beyond the limit."""
+    """Read the body of a request, never beyond the limit."""
     declared = request.headers.get("content-length", "")
     data = bytearray()
     if not (declared.isdecimal() and int(declared) > limit):
@@ -46,37 +39,34 @@ async def read_upload(request: Request, limit: int) -> bytes:
                 break
         else:
             return bytes(data)
-    raise TooLarge(f"the file is too large; at most {limit / 1e6:.3g} MB are taken, so make the image smaller first")
+    raise UploadTooLarge(f"the file is too large; the limit is {limit / 1e6:.3g} MB, so make the image smaller first")
 
 
 def read_picture(data: bytes, name: str, max_pixels: int) -> LoadedImage:
-    """The image in an upload, by what it holds and not by what it is called."""
+    """Decode an upload by its content, whatever its name."""
     picture = decode_image(data, file_name(name), max_pixels=max_pixels)
     return LoadedImage(PurePosixPath(picture.name).stem, picture.image, picture.notes)
 
 
 def file_name(name: str) -> str:
-    """A name that a stranger gave to a file, without folders and without what cannot be printed."""
+    """Return the name of an uploaded file without folders and without characters that cannot be printed."""
     last = name.replace("\\", "/").rstrip("/").rpartition("/")[2]
     printable = "".join(letter for letter in last if letter.isprintable()).strip()
     return printable[-_NAME_LENGTH:].lstrip(".-") or "image"
 
 
 def png_text(image: Image.Image) -> str:
-    """A PNG file in base64."""
+    """Encode an image as PNG in base64."""
     return base64.b64encode(png_bytes(image)).decode()
 
 
 @cache
-def example(name: str) -> bytes:
-    """The PNG file of an example."""
-    if name not in (*EXAMPLES, *PHOTOS):
-        raise UnknownName(f"no example {name!r}; there are: {', '.join((*EXAMPLES, *PHOTOS))}")
-    return png_bytes(_picture(name))
-
-
-def _picture(name: str) -> Image.Image:
+def example_png(name: str) -> bytes:
+    """Return an example image as a PNG file."""
     if name in EXAMPLES:
         split, index = EXAMPLES[name]
-        return Embedded(split).image(index)
-    return Image.open(io.BytesIO((files("dave_vit.web") / "photos" / f"{name}.jpg").read_bytes()))
+        return png_bytes(Embedded(split).image(index))
+    if name in PHOTOS:
+        photo = (files("dave_vit.web") / "photos" / f"{name}.jpg").read_bytes()
+        return png_bytes(Image.open(io.BytesIO(photo)))
+    raise UnknownName(f"no example {name!r}; there are: {', '.join((*EXAMPLES, *PHOTOS))}")

@@ -1,30 +1,29 @@
-"""What the API takes and gives."""
+"""What the API takes and returns; requests for maps are in `options`."""
 
 from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from dave_vit.explain.classes import Prediction
-from dave_vit.neighborhood.noise import NoiseKind
-from dave_vit.viz import ScaledMap
+from dave_vit.viz import scale_map
 from dave_vit.viz.rendering import MapLike, as_map
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for, and what the server keeps.
+    """Limits of one request, and of what the server keeps.
 
     Attributes:
         bytes: of an upload.
         pixels: of an image, whatever the size of its file.
         samples: of a method.
-        waiting: requests behind the one that is worked on; one more is answered with "busy".
-        results: of the latest requests, kept for downloads.
+        waiting: number of requests that wait behind the running one; one more is answered with "busy".
+        results: number of latest results that are kept for downloads.
     """
 
     bytes: int = 20_000_000
@@ -34,47 +33,29 @@ class Limits:
     results: int = 16
 
 
-class _Query(BaseModel):
+class ImageQuery(BaseModel):
+    """Parameters of every request whose body is an image."""
+
     model_config = ConfigDict(extra="forbid")
 
     model: Annotated[str | None, Field(description="one of the server's models; its first one by default")] = None
-    name: Annotated[str, Field(max_length=200, description="what the file is called")] = "image.png"
+    name: Annotated[str, Field(max_length=200, description="file name of the image")] = "image.png"
 
 
-class LookQuery(_Query):
-    """What to classify an image with."""
+class ClassifyQuery(ImageQuery):
+    """Request to classify an image."""
 
-    also: Annotated[list[int], Field(max_length=20, description="classes to tell of beside the likeliest")] = []
+    also: Annotated[list[int], Field(max_length=20, description="classes to return beside the likeliest")] = []
 
 
-class AskQuery(_Query):
-    """What to ask a model that writes."""
+class AnswerQuery(ImageQuery):
+    """Request for the text that a model writes about an image."""
 
     prompt: Annotated[str, Field(max_length=1000, description="the question; none for captioners")] = ""
 
 
-class ExplainQuery(_Query):
-    """What to explain, and how. Options that the method does not take are an error."""
-
-    target: Annotated[str, Field(max_length=200, description="name, part of a name or index, or top1 to top5")] = "top1"
-    against: Annotated[
-        str | None, Field(max_length=200, description="rivals, or a class; none for the class by itself")
-    ] = None
-    word: Annotated[int | None, Field(ge=1, description="of an answer, counted from 1, in the place of a class")] = None
-    prompt: Annotated[str, Field(max_length=1000, description="the question that was answered")] = ""
-    answer: Annotated[str | None, Field(max_length=4000, description="the answer, as it was given before")] = None
-    method: Annotated[str, Field(description="one of the methods")] = "dave"
-    samples: Annotated[int | None, Field(ge=1, description="perturbed copies of the image")] = None
-    preset: Annotated[str | None, Field(description="all further options of DAVE taken together")] = None
-    noise: Annotated[NoiseKind | None, Field(description="kind of the noise, where it is not the preset's")] = None
-    noise_level: Annotated[float | None, Field(ge=0, description="where it is not the preset's")] = None
-    reducer: Annotated[str | None, Field(description="estimator, where it is not the preset's")] = None
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    stream: Annotated[bool, Field(description="every step as it comes (server-sent events), or the last one")] = True
-
-
-class Candidate(BaseModel):
-    """A class that may have been meant."""
+class ClassCandidate(BaseModel):
+    """A class that an ambiguous name may mean."""
 
     index: int
     name: str
@@ -84,20 +65,11 @@ class Failure(BaseModel):
     """What went wrong, in one line."""
 
     error: str
-    candidates: Annotated[list[Candidate], Field(description="classes that may have been meant")] = []
-
-
-class PresetCard(BaseModel):
-    """What a preset of DAVE means for a model."""
-
-    samples: int
-    noise: str
-    noise_level: float
-    reducer: str
+    candidates: Annotated[list[ClassCandidate], Field(description="classes that an ambiguous name may mean")] = []
 
 
 class Verdict(BaseModel):
-    """What the doctor says of a model."""
+    """What `dave doctor` says about a model."""
 
     exact: bool
     text: str
@@ -108,11 +80,11 @@ class ModelCard(BaseModel):
 
     name: str
     classes: int
-    writes: Annotated[bool, Field(description="whether it writes words, in the place of classes")]
+    writes: Annotated[bool, Field(description="whether it writes text instead of classifying")]
     prompts: Annotated[bool, Field(description="whether it takes a prompt")]
-    knows: Annotated[str, Field(description="what it was made for")]
-    examples: Annotated[list[str], Field(description="addresses of images that fit it")]
-    presets: dict[str, PresetCard]
+    knows: Annotated[str, Field(description="what it was trained for")]
+    examples: Annotated[list[str], Field(description="addresses of example images")]
+    presets: Annotated[dict[str, dict[str, int | float | str]], Field(description="values of options by preset")]
 
 
 class MethodCard(BaseModel):
@@ -128,27 +100,41 @@ class MethodCard(BaseModel):
     takes: list[str]
 
 
+class FormOption(BaseModel):
+    """A field of the form of the page, which is a parameter of `/api/explain`."""
+
+    name: str
+    label: str
+    section: Annotated[str, Field(description="id of the element that holds it")]
+    type: Literal["string", "integer", "number"]
+    minimum: float | None
+    maximum: float | None
+    choices: Annotated[list[str], Field(description="values of a string; empty where they depend on the image")]
+    default: Annotated[int | str | None, Field(description="null where it depends on the preset")]
+    of_method: Annotated[bool, Field(description="whether it is an option of the method")]
+    of_preset: Annotated[bool, Field(description="whether presets set it")]
+
+
 class Info(BaseModel):
-    """All there is to choose from."""
+    """Everything there is to choose from."""
 
     version: str
     models: list[ModelCard]
     methods: list[MethodCard]
-    reducers: list[str]
-    noises: list[str]
+    options: list[FormOption]
     limits: Limits
     seed: int
     colormaps: Annotated[dict[str, list[str]], Field(description="256 colours each, from low to high")]
 
 
-class Look(BaseModel):
-    """An image as the model sees it."""
+class Classification(BaseModel):
+    """What a model predicts for an image, and the image as the model sees it."""
 
     name: str
     top5: list[Prediction]
-    also: Annotated[list[Prediction], Field(description="the other classes that were asked for")]
+    also: Annotated[list[Prediction], Field(description="the other requested classes")]
     picture: Annotated[str, Field(description="PNG in base64: the image after preprocessing")]
-    notes: Annotated[list[str], Field(description="what was done to the image that may surprise")]
+    notes: Annotated[list[str], Field(description="changes to the image that may surprise")]
 
 
 class Answer(BaseModel):
@@ -162,41 +148,41 @@ class Answer(BaseModel):
 
 
 class Queued(BaseModel):
-    """While there is nothing new: how many requests are before this one; 0 where it is being worked on."""
+    """Sent while there is nothing new: how many requests run before this one; 0 when it is running."""
 
     ahead: int
 
 
 class Plane(BaseModel):
-    """Numbers of each pixel, row by row."""
+    """One number per pixel, row by row."""
 
     data: Annotated[str, Field(description="16-bit signed integers, little endian, in base64")]
     unit: Annotated[float, Field(description="the number that 1 stands for")]
     limit: Annotated[float, Field(description="the number shown in the brightest colour")]
-    caption: Annotated[str, Field(description="how the limit was found")]
+    caption: Annotated[str, Field(description="how the limit was computed")]
 
-
-def plane(values: MapLike, scaled: ScaledMap) -> Plane:
-    """A map as the API gives it."""
-    array = as_map(values).numpy()
-    unit = float(np.abs(array).max()) / 32767 or 1.0
-    data = (array / unit).round().astype("<i2").tobytes()
-    return Plane(data=base64.b64encode(data).decode(), unit=unit, limit=scaled.limit, caption=scaled.caption)
+    @classmethod
+    def encode(cls, values: MapLike, *, signed: bool = False) -> Plane:
+        """Encode a map [H, W]."""
+        array, scaled = as_map(values).numpy(), scale_map(values, signed=signed)
+        unit = float(np.abs(array).max()) / 32767 or 1.0
+        data = base64.b64encode((array / unit).round().astype("<i2").tobytes()).decode()
+        return cls(data=data, unit=unit, limit=scaled.limit, caption=scaled.caption)
 
 
 class Finished(BaseModel):
-    """What can be taken away in the end."""
+    """The files of a result, and the command line that reproduces it."""
 
-    token: Annotated[str, Field(description="names the result while it is kept")]
-    files: Annotated[dict[str, str], Field(description="addresses by the ending of the file's name")]
+    token: Annotated[str, Field(description="identifies the result while it is kept")]
+    files: Annotated[dict[str, str], Field(description="addresses by the ending of the file name")]
     command: Annotated[str, Field(description="the command line that makes the same result")]
 
 
-class Step(BaseModel):
+class ExplainStep(BaseModel):
     """The map after some samples."""
 
     target: Prediction
-    against: Annotated[str | None, Field(description='the class that it is set against, or "rivals"')]
+    against: Annotated[str | None, Field(description='the class it is compared with, or "rivals"')]
     method: str
     samples: int
     total: int
@@ -204,9 +190,9 @@ class Step(BaseModel):
     width: int
     height: int
     unit: Annotated[str, Field(description="of map, signed and standard_error; empty where it is the method's own")]
-    notes: Annotated[list[str], Field(description="what a reader has to know, in the last step")] = []
-    map: Annotated[Plane, Field(description="what speaks for the target")]
-    signed: Annotated[Plane, Field(description="that with what speaks against it, below zero")]
+    notes: Annotated[list[str], Field(description="warnings about the result, in the last step")] = []
+    map: Annotated[Plane, Field(description="evidence for the target")]
+    signed: Annotated[Plane, Field(description="evidence for the target, and against it below zero")]
     standard_error: Annotated[Plane | None, Field(description="of methods that draw samples")] = None
     sureness: Annotated[Plane | None, Field(description="standard errors between a pixel's average and zero")] = None
     finished: Annotated[Finished | None, Field(description="in the last step")] = None

@@ -1,17 +1,17 @@
-// What is chosen, as it stands in the address: behind the #, so that it never leaves the browser.
+// The choices as they stand in the address: behind the #, so that they never leave the browser.
 
-export function read() {
+export function readAddress() {
   return Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 }
 
-export function text(choices) {
-  const said = Object.entries(choices).filter(([, value]) => value !== "" && value !== undefined && value !== null);
-  return said.length ? `#${new URLSearchParams(said)}` : "";
+function format(choices) {
+  const entries = Object.entries(choices).filter(([, value]) => value !== "" && value !== undefined && value !== null);
+  return entries.length ? `#${new URLSearchParams(entries)}` : "";
 }
 
-// A new entry for Back, unless nothing changed; replace: in the place of the present one.
-export function write(choices, replace) {
-  const wanted = text(choices);
-  if (wanted === location.hash) return;
-  history[replace ? "replaceState" : "pushState"](null, "", wanted || location.pathname);
+// Adds an entry to the browser's history, unless nothing changed; replace: overwrites the present entry.
+export function writeAddress(choices, replace) {
+  const hash = format(choices);
+  if (hash === location.hash) return;
+  history[replace ? "replaceState" : "pushState"](null, "", hash || location.pathname);
 }

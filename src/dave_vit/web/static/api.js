@@ -1,6 +1,6 @@
-// What the page asks the server for.
+// Requests to the server.
 
-const AGAIN = 30; // times that a busy server is asked again
+const RETRIES = 30; // of a request that a busy server rejects
 
 export class Failure extends Error {
   constructor(message, status = 0, candidates = []) {
@@ -10,7 +10,7 @@ export class Failure extends Error {
   }
 }
 
-async function once(path, options) {
+async function fetchOnce(path, options) {
   try {
     return await fetch(path, options);
   } catch (error) {
@@ -19,20 +19,20 @@ async function once(path, options) {
   }
 }
 
-// busy: called with what a busy server says, before it is asked again
-async function get(path, { busy, ...options } = {}) {
-  for (let left = AGAIN; ; left--) {
-    const response = await once(path, options);
+// onBusy: called with the message of a busy server, before the request is sent again
+async function send(path, { onBusy, ...options } = {}) {
+  for (let left = RETRIES; ; left--) {
+    const response = await fetchOnce(path, options);
     if (response.ok) return response;
-    const told = await response.json().catch(() => ({}));
-    const said = sentence(told.error || `The server answered with ${response.status}`);
-    if (response.status !== 503 || !left) throw new Failure(said, response.status, told.candidates);
-    busy?.(said);
-    await pause(Number(response.headers.get("Retry-After")) || 2, options.signal);
+    const failure = await response.json().catch(() => ({}));
+    const message = sentence(failure.error || `The server answered with ${response.status}`);
+    if (response.status !== 503 || !left) throw new Failure(message, response.status, failure.candidates);
+    onBusy?.(message);
+    await wait(Number(response.headers.get("Retry-After")) || 2, options.signal);
   }
 }
 
-function pause(seconds, signal) {
+function wait(seconds, signal) {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, 1000 * seconds);
     signal?.addEventListener("abort", () => {
@@ -42,47 +42,47 @@ function pause(seconds, signal) {
   });
 }
 
-// Names of files, which come before a colon, stay as they are.
+// File names, which come before a colon, keep their first letter.
 function sentence(text) {
   return text.replace(/^[a-z](?=[a-z]* )/, (letter) => letter.toUpperCase()) + (/[.?!]$/.test(text) ? "" : ".");
 }
 
 function address(path, options) {
-  const given = Object.entries(options).filter(([, value]) => value !== undefined && value !== "");
-  return `${path}?${new URLSearchParams(given.flatMap(([key, value]) => [value].flat().map((one) => [key, one])))}`;
+  const entries = Object.entries(options).filter(([, value]) => value !== undefined && value !== "");
+  return `${path}?${new URLSearchParams(entries.flatMap(([key, value]) => [value].flat().map((one) => [key, one])))}`;
 }
 
 export async function info() {
-  return (await get("/api/info")).json();
+  return (await send("/api/info")).json();
 }
 
 export async function classes(model, search) {
-  return (await get(address("/api/classes", { model, search }))).json();
+  return (await send(address("/api/classes", { model, search }))).json();
 }
 
 export async function verdict(model) {
-  return (await get(address("/api/verdict", { model }))).json();
+  return (await send(address("/api/verdict", { model }))).json();
 }
 
 export async function refusals(model) {
-  return (await get(address("/api/refusals", { model }))).json();
+  return (await send(address("/api/refusals", { model }))).json();
 }
 
 export async function example(path) {
-  return (await get(path)).blob();
+  return (await send(path)).blob();
 }
 
-export async function look(blob, options, signal, busy) {
-  return (await get(address("/api/look", options), { method: "POST", body: blob, signal, busy })).json();
+export async function classify(blob, options, signal, onBusy) {
+  return (await send(address("/api/look", options), { method: "POST", body: blob, signal, onBusy })).json();
 }
 
-export async function ask(blob, options, signal, busy) {
-  return (await get(address("/api/ask", options), { method: "POST", body: blob, signal, busy })).json();
+export async function ask(blob, options, signal, onBusy) {
+  return (await send(address("/api/ask", options), { method: "POST", body: blob, signal, onBusy })).json();
 }
 
-// The events of a run, one after the other; leaving the loop or aborting ends the work on the server.
-export async function* explain(blob, options, signal, busy) {
-  const response = await get(address("/api/explain", options), { method: "POST", body: blob, signal, busy });
+// Yields the events of an explanation; leaving the loop or aborting stops the work on the server.
+export async function* explain(blob, options, signal, onBusy) {
+  const response = await send(address("/api/explain", options), { method: "POST", body: blob, signal, onBusy });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   try {
@@ -93,33 +93,33 @@ export async function* explain(blob, options, signal, busy) {
       text = events.pop();
       for (const event of events) {
         const [name, data] = event.split("\n").map((line) => line.slice(line.indexOf(":") + 2));
-        const told = JSON.parse(data);
-        if (name === "failed") throw new Failure(sentence(told.error), 0, told.candidates);
-        yield [name, told];
+        const content = JSON.parse(data);
+        if (name === "failed") throw new Failure(sentence(content.error), 0, content.candidates);
+        yield [name, content];
       }
     }
   } catch (error) {
-    if (error instanceof TypeError) throw new Failure("The connection to the server broke off.");
+    if (error instanceof TypeError) throw new Failure("The connection to the server was lost.");
     throw error;
   } finally {
     reader.cancel().catch(() => {});
   }
 }
 
-function bytes(text) {
+function decodeBase64(text) {
   return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 }
 
-// Numbers of a plane, and the one shown in the brightest colour.
-export function plane({ data, unit, limit, caption }) {
-  const view = new DataView(bytes(data).buffer);
+// Decodes one number per pixel, and the number shown in the brightest colour.
+export function decodePlane({ data, unit, limit, caption }) {
+  const view = new DataView(decodeBase64(data).buffer);
   const values = Float32Array.from({ length: view.byteLength / 2 }, (_, at) => view.getInt16(2 * at, true) * unit);
   return { values, limit, caption };
 }
 
-// The pixels of a PNG in base64.
-export async function pixels(text) {
-  const bitmap = await createImageBitmap(new Blob([bytes(text)], { type: "image/png" }));
+// Decodes the pixels of a PNG in base64.
+export async function decodePixels(text) {
+  const bitmap = await createImageBitmap(new Blob([decodeBase64(text)], { type: "image/png" }));
   const canvas = document.createElement("canvas");
   canvas.width = bitmap.width;
   canvas.height = bitmap.height;

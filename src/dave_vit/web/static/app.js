@@ -1,18 +1,18 @@
-// The page: an image, what is asked about it, and which panels show the answer.
+// The page: an image, what is explained about it, and the panels that show the maps.
 
-import * as address from "./address.js";
+import { readAddress, writeAddress } from "./address.js";
 import * as api from "./api.js";
-import * as store from "./store.js";
-import { later, showModel, soon } from "./about.js";
-import { OPTIONS, choose, model, offer, restore, showMethod, usePreset } from "./choices.js";
-import { answered, choices, requestOf } from "./asked.js";
 import { Classes } from "./classes.js";
-import { $, bringIntoSight } from "./dom.js";
-import { exampleName, recall, showExamples, takeImages } from "./images.js";
-import { listenToLook, lookSaid, readLook, restoreLook } from "./look.js";
+import { listenToDisplay, readDisplay, restoreDisplay } from "./display.js";
+import { $, scrollIfHidden } from "./dom.js";
+import { applyPreset, buildForm, chosenModel, optionNames, restoreForm, select, showMethod } from "./form.js";
+import { newName, saveImage } from "./image_store.js";
+import { exampleName, listenToImages, loadImage, showExamples } from "./images.js";
+import { cancelChecks, scheduleChecks, showModel } from "./model_info.js";
+import { colorTable } from "./paint.js";
 import { Pair } from "./pair.js";
 import { Panel } from "./panel.js";
-import { table } from "./paint.js";
+import { buildRequest, isUpToDate, readChoices } from "./request.js";
 import { Session } from "./session.js";
 import { Words } from "./words.js";
 import { Zoom } from "./zoom.js";
@@ -20,147 +20,154 @@ import { Zoom } from "./zoom.js";
 const NARROW = "(max-width: 62rem)"; // one column, as in style.css
 const CLICK = 300; // milliseconds: what leaving a field changes must not move what is being clicked
 
+// What all panels share.
 const page = {
   colours: {},
-  look: {},
+  display: {},
   notes: [],
   announce: (text) => ($("status").textContent = text),
   point: (at) => panels.forEach((panel) => panel.point(at)),
   source: () => ({ url: state.url, name: state.name }),
-  found: (panel, guess) => sameModel(panel) && !model().writes && classes.found(guess, panel === panels[0]),
-  told: (panel) => (sameModel(panel) ? "" : panel.request.options.model),
+  onTarget: (panel, prediction) =>
+    usesChosenModel(panel) && !chosenModel().writes && classes.resolve(prediction, panel === panels[0]),
+  otherModel: (panel) => (usesChosenModel(panel) ? "" : panel.request.options.model),
   draw,
-  done,
+  onDone,
   limit,
-  meant,
+  chooseCandidate,
 };
 const panels = [new Panel(page), new Panel(page)];
 const pair = new Pair($("pair"), page, panels);
 const session = new Session($("session"));
 const zoom = new Zoom(() => document.querySelectorAll(".stage"));
-const classes = new Classes(asked, opposed);
-const words = new Words((prompt) => state.blob && look(state.blob, state.name, state.image, { prompt }), asked);
-// image: the name under which the address knows it; pictures: the image as models see it, by their names
-// seenBy: the model whose classes are shown; turn: counts addresses that were followed
-const state = { info: null, blob: null, name: "", url: "", image: "", pictures: {}, looking: null, seenBy: "", turn: 0, replace: true };
+const classes = new Classes(runFirst, onAgainst);
+const words = new Words((prompt) => state.blob && inspect(state.blob, state.name, state.image, { prompt }), runFirst);
+// image: its name in the address; pictures: the image as models see it, by model; inspection: aborts the running one
+// inspectedBy: the model whose classes are shown; turn: counts addresses that were followed
+const state = {
+  info: null, blob: null, name: "", url: "", image: "", pictures: {}, inspection: null, inspectedBy: "", turn: 0, replace: true,
+};
 
-function sameModel(panel) {
+function usesChosenModel(panel) {
   return panel.request.options.model === $("model").value;
 }
 
 // --- the address
 
-function remember(replace = state.replace) {
-  address.write(choices(state, classes, words), replace);
+function saveChoices(replace = state.replace) {
+  writeAddress(readChoices(state, classes, words), replace);
   state.replace = false;
 }
 
-// Shows what the address says.
-async function follow() {
+// Shows what the address names.
+async function followAddress() {
   const turn = (state.turn += 1);
-  const said = { against: "", ...address.read() };
+  const saved = { against: "", ...readAddress() };
   const before = { image: state.image, model: $("model").value, prompt: words.prompt };
-  restore(said);
-  $("compare").checked = Boolean(said.compare);
-  choose("compare-show", said.compare, "beside");
-  restoreLook(said);
-  if (before.model !== $("model").value) showChosen();
-  useLook();
+  restoreForm(saved);
+  $("compare").checked = Boolean(saved.compare);
+  select("compare-show", saved.compare, "beside");
+  restoreDisplay(saved);
+  if (before.model !== $("model").value) showChosenModel();
+  applyDisplay();
   showCompare();
-  state.replace = true; // this entry is there already
-  if (!said.image) return leave();
-  const asked = said.prompt ?? "";
-  const seen = !state.looking && state.seenBy === $("model").value; // or its classes may be another model's
-  const same = seen && said.image === before.image && before.prompt === asked;
-  $("prompt").value = asked;
-  if (same) return again(said);
-  const kept = await recall(said.image, state.info.models);
-  if (turn !== state.turn) return; // somebody goes on, back or forth
-  if (kept) await look(kept.blob, kept.name, said.image, said);
-  else complain("The image of this address is not in this browser: addresses hold all choices, but no images. Choose it again.");
+  state.replace = true; // the entry of this address exists already
+  if (!saved.image) return closeImage();
+  const prompt = saved.prompt ?? "";
+  const isInspected = !state.inspection && state.inspectedBy === $("model").value; // or the classes may be another model's
+  const isSame = isInspected && saved.image === before.image && before.prompt === prompt;
+  $("prompt").value = prompt;
+  if (isSame) return restoreTarget(saved);
+  const loaded = await loadImage(saved.image, state.info.models);
+  if (turn !== state.turn) return; // the user went on, back or forth
+  if (loaded) await inspect(loaded.blob, loaded.name, saved.image, saved);
+  else showAlert("The image of this address is not in this browser: addresses hold all choices, but no images. Choose it again.");
 }
 
-function again(said) {
-  if (model().writes) words.use(said);
-  else classes.use({ top5: classes.list, also: [] }, said);
+function restoreTarget(saved) {
+  if (chosenModel().writes) words.restore(saved);
+  else classes.restore({ top5: classes.list, also: [] }, saved);
   runAll();
 }
 
-// Back to the page without an image.
-function leave() {
+// Goes back to the page without an image.
+function closeImage() {
   Object.assign(state, { blob: null, image: "", name: "" });
   panels.forEach((panel) => panel.stop());
-  for (const id of ["image-note", "look", "classes-card", "words-card"]) $(id).hidden = true;
+  for (const id of ["image-note", "display", "classes-card", "words-card"]) $(id).hidden = true;
   $("empty").hidden = false;
   document.body.classList.remove("explained");
-  show();
+  showPanels();
 }
 
 // --- the image
 
-async function open(blob, name, image) {
-  complain("");
-  if (blob.size > state.info.limits.bytes) {
-    complain(`${name} has ${(blob.size / 1e6).toFixed(1)} MB; at most ${state.info.limits.bytes / 1e6} MB are taken.`);
+async function openImage(blob, name, image) {
+  showAlert("");
+  const { bytes } = state.info.limits;
+  if (blob.size > bytes) {
+    showAlert(`${name} has ${(blob.size / 1e6).toFixed(1)} MB; the server takes at most ${bytes / 1e6} MB.`);
     return;
   }
-  await look(blob, name, image ?? store.newName());
+  await inspect(blob, name, image ?? newName());
 }
 
-// What cannot be read leaves everything as it was. said: what the address says of the classes
-async function look(blob, name, image, said = {}) {
-  state.looking?.abort();
-  later();
-  const looking = (state.looking = new AbortController());
+// Classifies an image, or lets the model write about it. An image that cannot be read changes nothing.
+// saved: what the address names
+async function inspect(blob, name, image, saved = {}) {
+  state.inspection?.abort();
+  cancelChecks();
+  const inspection = (state.inspection = new AbortController());
   page.announce("Looking at the image.");
   try {
-    const seen = await (model().writes ? read : classify)(blob, name, said, looking.signal);
-    const picture = seen.picture && (await api.pixels(seen.picture));
-    if (looking.signal.aborted) return;
+    const response = await (chosenModel().writes ? ask : classify)(blob, name, saved, inspection.signal);
+    const picture = response.picture && (await api.decodePixels(response.picture));
+    if (inspection.signal.aborted) return;
     if (blob !== state.blob) {
       URL.revokeObjectURL(state.url);
       state.url = URL.createObjectURL(blob);
-      if (!image.startsWith("example-")) store.keep(image, blob, name);
+      if (!image.startsWith("example-")) saveImage(image, blob, name);
     }
-    Object.assign(state, { blob, name, image, seenBy: $("model").value, pictures: { [$("model").value]: picture } });
-    page.notes = seen.notes;
-    showSeen(seen, said);
+    const model = $("model").value;
+    Object.assign(state, { blob, name, image, inspectedBy: model, pictures: { [model]: picture } });
+    page.notes = response.notes;
+    showInspection(response, saved);
     runAll();
   } catch (error) {
-    if (error.name !== "AbortError") complain(error.message);
+    if (error.name !== "AbortError") showAlert(error.message);
   } finally {
-    if (state.looking === looking) state.looking = null;
+    if (state.inspection === inspection) state.inspection = null;
   }
 }
 
-function classify(blob, name, said, signal) {
-  const also = [said.target, said.against, said["compare-class"]].filter((one) => /^\d+$/.test(one ?? ""));
-  return api.look(blob, { model: $("model").value, name, also }, signal, complain);
+function classify(blob, name, saved, signal) {
+  const also = [saved.target, saved.against, saved["compare-class"]].filter((index) => /^\d+$/.test(index ?? ""));
+  return api.classify(blob, { model: $("model").value, name, also }, signal, showAlert);
 }
 
 // A model that takes a prompt writes nothing before it has one.
-async function read(blob, name, said, signal) {
-  if (!model().prompts || words.prompt) return words.ask(blob, name, signal, complain);
+async function ask(blob, name, saved, signal) {
+  if (!chosenModel().prompts || words.prompt) return words.ask(blob, name, signal, showAlert);
   words.list = [];
   return { notes: [] };
 }
 
-function showSeen(seen, said) {
-  complain("");
+function showInspection(response, saved) {
+  showAlert("");
   $("image-note").hidden = false;
-  $("image-note").textContent = [state.name, ...seen.notes].join(" · ");
+  $("image-note").textContent = [state.name, ...response.notes].join(" · ");
   $("empty").hidden = true;
-  $("look").hidden = false;
-  $("classes-card").hidden = model().writes;
-  $("words-card").hidden = !model().writes;
+  $("display").hidden = false;
+  $("classes-card").hidden = chosenModel().writes;
+  $("words-card").hidden = !chosenModel().writes;
   document.body.classList.add("explained");
   if (matchMedia(NARROW).matches) $("results").scrollIntoView();
-  if (model().writes) return words.use(said);
-  classes.use(seen, said);
-  page.announce(`The model sees: ${seen.top5.map((guess) => guess.name).join(", ")}.`);
+  if (chosenModel().writes) return words.restore(saved);
+  classes.restore(response, saved);
+  page.announce(`The model sees: ${response.top5.map(({ name }) => name).join(", ")}.`);
 }
 
-function complain(text) {
+function showAlert(text) {
   $("image-alert").hidden = !text;
   $("image-alert").textContent = text;
 }
@@ -168,76 +175,76 @@ function complain(text) {
 // --- running
 
 async function run(number) {
-  const request = state.blob && requestOf(number, state, classes, words);
+  const request = state.blob && buildRequest(number, state, classes, words);
   if (!request) return;
   const panel = panels[number];
   try {
     panel.image = await pictureFor(request.options.model);
     await panel.run(request);
   } catch (error) {
-    complain(error.message);
+    showAlert(error.message);
   }
 }
 
-async function pictureFor(name) {
-  state.pictures[name] ??= await api.pixels((await api.look(state.blob, { model: name, name: state.name })).picture);
-  return state.pictures[name];
+async function pictureFor(model) {
+  const load = async () => (await api.classify(state.blob, { model, name: state.name })).picture;
+  return (state.pictures[model] ??= await api.decodePixels(await load()));
 }
 
 function runAll() {
-  show();
+  showPanels();
   run(0);
   if ($("compare").checked) run(1);
-  remember();
+  saveChoices();
 }
 
-// Another class, word or method of the first panel was chosen.
-function asked() {
-  show();
+// Runs the first panel, for which another class, word or method was chosen.
+function runFirst() {
+  showPanels();
   run(0);
-  changedByHand();
+  onChoice();
 }
 
-// chosen: whether a class was just set against another, which only a signed map shows fully
-function opposed(chosen) {
+// chosen: whether a class to compare with was just chosen, which only a signed map shows fully
+function onAgainst(chosen) {
   if (chosen === true) {
     $("view").value = "signed";
-    useLook();
+    applyDisplay();
   }
   runAll();
-  changedByHand();
+  onChoice();
 }
 
-// One of the classes that an ambiguous name fits.
-function meant(panel, index) {
+// One of the classes that an ambiguous name may mean.
+function chooseCandidate(panel, index) {
   if (panel === panels[0]) return classes.choose(index);
   panel.run({ ...panel.request, options: { ...panel.request.options, target: index } });
 }
 
-function changedByHand() {
-  remember();
-  setTimeout(() => state.blob && bringIntoSight(panels[0].canvas, $("panels")), CLICK);
+function onChoice() {
+  saveChoices();
+  setTimeout(() => state.blob && scrollIfHidden(panels[0].canvas, $("panels")), CLICK);
 }
 
-// A map is done.
-function done(panel) {
+function onDone(panel) {
   if (!panel.finished) return;
   page.announce(`Map of ${panel.target.name} is done.`);
   pair.draw();
-  soon(0);
+  scheduleChecks(0);
   if (panel !== panels[0]) return;
-  document.title = `${panel.find(".title").textContent} · DAVE`;
-  const { model: of, method } = panel.request.options;
-  session.add(location.hash, panel.canvas, `${panel.find(".title").textContent}, ${method}, ${of}, ${state.name}`);
+  const title = panel.find(".title").textContent;
+  const { model, method } = panel.request.options;
+  document.title = `${title} · DAVE`;
+  session.add(location.hash, panel.canvas, `${title}, ${method}, ${model}, ${state.name}`);
 }
 
 // --- showing
 
-function show() {
-  const nothing = !state.blob || (model().writes && words.target === null);
-  const count = nothing ? 0 : $("compare").checked ? 2 : 1;
+function showPanels() {
+  const isEmpty = !state.blob || (chosenModel().writes && words.target === null);
+  const count = isEmpty ? 0 : $("compare").checked ? 2 : 1;
   $("pair").hidden = count < 2;
-  if ($("panels").childElementCount === count) return; // what is moved loses focus and clicks
+  if ($("panels").childElementCount === count) return; // elements that move lose focus and clicks
   $("panels").replaceChildren(...panels.slice(0, count).map((panel) => panel.root));
   $("panels").classList.toggle("two", count === 2);
   zoom.apply();
@@ -248,7 +255,7 @@ function showCompare() {
   $("scales-field").hidden = !$("compare").checked;
   if (!$("compare").checked) panels[1].stop();
   showMethod();
-  show();
+  showPanels();
 }
 
 function draw() {
@@ -256,16 +263,16 @@ function draw() {
   if ($("compare").checked) pair.draw($("compare-show").value);
 }
 
-// The number in the brightest colour. kind: "shown" or "soft"
+// Returns the number in the brightest colour. kind: "shown" or "smoothed"
 function limit(panel, kind) {
-  const shared = $("compare").checked && page.look.scales === "shared";
-  const like = shared ? panels.filter((other) => other.planes && other.kind === panel.kind) : [panel];
-  return Math.max(...like.map((other) => other[kind].limit));
+  const isShared = $("compare").checked && page.display.scales === "shared";
+  const group = isShared ? panels.filter((other) => other.planes && other.kind === panel.kind) : [panel];
+  return Math.max(...group.map((other) => other[kind].limit));
 }
 
-function useLook() {
-  page.look = readLook();
-  panels.forEach((panel) => panel.soften());
+function applyDisplay() {
+  page.display = readDisplay();
+  panels.forEach((panel) => panel.smooth());
   draw();
 }
 
@@ -273,57 +280,57 @@ function useLook() {
 
 async function openExample(path) {
   try {
-    await open(await api.example(path), `${exampleName(path)}.png`, exampleName(path));
+    await openImage(await api.example(path), `${exampleName(path)}.png`, exampleName(path));
   } catch (error) {
-    complain(error.message);
+    showAlert(error.message);
   }
 }
 
-// What belongs to the chosen model.
-function showChosen() {
+function showChosenModel() {
   showModel();
   showExamples(openExample);
 }
 
 function listen() {
-  takeImages(open);
-  addEventListener("hashchange", follow);
-  listenToLook(useLook, () => remember(true));
+  classes.listen();
+  listenToImages(openImage);
+  addEventListener("hashchange", followAddress);
+  listenToDisplay(applyDisplay, () => saveChoices(true));
   $("model").addEventListener("change", () => {
     $("compare-model").value = $("model").value;
-    usePreset();
-    showChosen();
-    if (state.blob) look(state.blob, state.name, state.image);
-    else remember();
+    applyPreset();
+    showChosenModel();
+    if (state.blob) inspect(state.blob, state.name, state.image);
+    else saveChoices();
   });
-  $("preset").addEventListener("change", usePreset);
+  $("preset").addEventListener("change", applyPreset);
   $("method").addEventListener("change", () => {
     showMethod();
-    asked();
+    runFirst();
   });
-  for (const name of OPTIONS) {
+  for (const name of optionNames()) {
     $(name).addEventListener("change", () => {
-      if (!$(name).reportValidity() || answered(panels, state, classes, words)) return;
+      if (!$(name).reportValidity() || isUpToDate(panels, state, classes, words)) return;
       runAll();
-      changedByHand();
+      onChoice();
     });
   }
   $("compare").addEventListener("change", () => {
     showCompare();
     draw();
     if ($("compare").checked) run(1);
-    remember();
+    saveChoices();
   });
   for (const name of ["compare-class", "compare-method", "compare-model"]) {
     $(name).addEventListener("change", () => {
       showMethod();
       run(1);
-      changedByHand();
+      onChoice();
     });
   }
   $("compare-show").addEventListener("change", () => {
     draw();
-    remember();
+    saveChoices();
   });
   $("zoom-in").addEventListener("click", () => zoom.by(2));
   $("zoom-out").addEventListener("click", () => zoom.by(0.5));
@@ -335,16 +342,16 @@ async function start() {
   try {
     state.info = await api.info();
   } catch (error) {
-    complain(error.message);
+    showAlert(error.message);
     return;
   }
-  for (const [name, hexes] of Object.entries(state.info.colormaps)) page.colours[name] = table(hexes);
-  offer(state.info);
-  showMethod();
-  showChosen();
-  useLook();
+  for (const [name, hexes] of Object.entries(state.info.colormaps)) page.colours[name] = colorTable(hexes);
+  buildForm(state.info);
   listen();
-  if (location.hash) await follow();
+  showMethod();
+  showChosenModel();
+  applyDisplay();
+  if (location.hash) await followAddress();
   else state.replace = false;
 }
 

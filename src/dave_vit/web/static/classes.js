@@ -1,86 +1,83 @@
-// The classes of an image: which one is explained, and which one it is set against.
+// The classes of an image: which one is explained, and which one it is compared with.
 
 import * as api from "./api.js";
 import { $, fill, make, percent } from "./dom.js";
 
 export class Classes {
-  // chosen: called with the index of another class; opposed: called when the opponent changed
-  constructor(chosen, opposed) {
-    this.chosen = chosen;
-    this.opposed = opposed;
+  // onChoice: called when another class is chosen; onAgainst: called when the class to compare with changed
+  constructor(onChoice, onAgainst) {
+    this.onChoice = onChoice;
+    this.onAgainst = onAgainst;
     this.list = [];
-    this.target = null; // the index of a class, or what was typed
-    showWords();
+    this.target = null; // the index of a class, or the text that was typed
+  }
+
+  // Called once the form is built.
+  listen() {
+    showAgainst();
     $("other-class").addEventListener("input", suggest);
-    $("other").addEventListener("submit", (event) => this.typed(event));
+    $("other").addEventListener("submit", (event) => this.submit(event));
     $("against").addEventListener("change", () => {
       this.show();
-      opposed();
+      this.onAgainst();
     });
   }
 
-  named(wanted) {
-    return this.list.find((guess) => String(guess.index) === String(wanted));
+  find(index) {
+    return this.list.find((prediction) => String(prediction.index) === String(index));
   }
 
-  // said: what the address says of target, against and compare-class
-  use(seen, said = {}) {
-    this.list = [...seen.top5, ...seen.also];
-    this.target = (this.named(said.target) ?? this.list[0]).index;
-    this.show(said["compare-class"] ?? String((this.list[1] ?? this.list[0]).index));
-    if (said.against !== undefined) $("against").value = said.against;
+  // saved: target, against and compare-class of the address
+  restore({ top5, also }, saved = {}) {
+    this.list = [...top5, ...also];
+    this.target = (this.find(saved.target) ?? this.list[0]).index;
+    this.show(saved["compare-class"] ?? String((this.list[1] ?? this.list[0]).index));
+    if (saved.against !== undefined) $("against").value = saved.against;
     this.show();
   }
 
-  // What was typed becomes one of the classes once the server has found it.
-  found(guess, first) {
-    const known = this.named(guess.index);
-    const typed = first && typeof this.target === "string";
-    if (!known) this.list.push(guess);
-    if (typed) this.target = guess.index;
-    if (typed || !known) this.show();
+  // Typed text becomes a class of the list once the server has resolved it.
+  resolve(prediction, isFirst) {
+    const isListed = Boolean(this.find(prediction.index));
+    const wasTyped = isFirst && typeof this.target === "string";
+    if (!isListed) this.list.push(prediction);
+    if (wasTyped) this.target = prediction.index;
+    if (wasTyped || !isListed) this.show();
   }
 
   show(second = $("compare-class").value) {
-    this.showOpponents();
-    const focus = focused($("classes"));
-    $("classes").replaceChildren(...this.list.map((guess) => this.row(guess)));
-    focus();
-    const offered = this.list.map((guess) => ({ text: guess.name, value: String(guess.index) }));
-    fill($("compare-class"), offered, offered.some(({ value }) => value === second) ? second : offered[0]?.value);
-  }
-
-  // What a class may be set against: its rivals, nothing, or another class.
-  showOpponents() {
     const others = this.list.filter(({ index }) => index !== this.target);
-    showWords(others.map((guess) => ({ text: guess.name, value: String(guess.index) })));
+    showAgainst(others.map(({ name, index }) => ({ text: name, value: String(index) })));
+    const restoreFocus = saveFocus($("classes"));
+    $("classes").replaceChildren(...this.list.map((prediction) => this.row(prediction)));
+    restoreFocus();
+    const choices = this.list.map(({ name, index }) => ({ text: name, value: String(index) }));
+    fill($("compare-class"), choices, choices.some(({ value }) => value === second) ? second : choices[0]?.value);
   }
 
-  row(guess) {
-    const input = make("input", { type: "radio", name: "class", value: guess.index });
-    input.checked = guess.index === this.target;
-    input.addEventListener("change", () => this.choose(guess.index));
+  row(prediction) {
+    const input = make("input", { type: "radio", name: "class", value: prediction.index });
+    input.checked = prediction.index === this.target;
+    input.addEventListener("change", () => this.choose(prediction.index));
     const level = make("i", { className: "level" });
-    level.style.width = `${100 * guess.probability}%`;
-    const name = make("span", { className: "name", textContent: guess.name });
-    const share = make("span", { className: "share", textContent: percent(guess.probability) });
-    const row = make("div", { className: "class" }, make("label", {}, input, name, share, level));
-    row.append(this.versus(guess));
-    return row;
+    level.style.width = `${100 * prediction.probability}%`;
+    const name = make("span", { className: "name", textContent: prediction.name });
+    const share = make("span", { className: "share", textContent: percent(prediction.probability) });
+    const label = make("label", {}, input, name, share, level);
+    return make("div", { className: "class" }, label, this.versusButton(prediction));
   }
 
   // "Why this and not that", with one click.
-  versus(guess) {
-    const on = $("against").value === String(guess.index);
+  versusButton({ index, name }) {
+    const isOn = $("against").value === String(index);
     const button = make("button", { type: "button", className: "versus", textContent: "vs" });
-    const target = this.named(this.target)?.name ?? this.target;
-    button.title = button.ariaLabel = `Why ${target} and not ${guess.name}?`;
-    button.ariaPressed = String(on);
-    button.disabled = guess.index === this.target;
+    button.title = button.ariaLabel = `Why ${this.find(this.target)?.name ?? this.target} and not ${name}?`;
+    button.ariaPressed = String(isOn);
+    button.disabled = index === this.target;
     button.addEventListener("click", () => {
-      $("against").value = on ? "" : String(guess.index);
+      $("against").value = isOn ? "" : String(index);
       this.show();
-      this.opposed(!on);
+      this.onAgainst(!isOn);
     });
     return button;
   }
@@ -88,10 +85,10 @@ export class Classes {
   choose(target) {
     this.target = target;
     this.show();
-    this.chosen();
+    this.onChoice();
   }
 
-  typed(event) {
+  submit(event) {
     event.preventDefault();
     const text = $("other-class").value.trim();
     if (text) this.choose(text);
@@ -99,18 +96,18 @@ export class Classes {
   }
 }
 
-// Gives back the focus to what takes the place of the element that has it.
-function focused(list) {
-  const held = document.activeElement;
-  const place = [...list.children].findIndex((row) => row.contains(held));
-  return () => place >= 0 && list.children[place]?.querySelector(held.localName).focus();
+// Returns a function that focuses the element which replaced the focused one.
+function saveFocus(list) {
+  const focused = document.activeElement;
+  const position = [...list.children].findIndex((row) => row.contains(focused));
+  return () => position >= 0 && list.children[position]?.querySelector(focused.localName).focus();
 }
 
-function showWords(others = []) {
-  const usual = { text: "as the method has it", value: "" };
-  const words = [usual, { text: "its rivals", value: "rivals" }, { text: "nothing", value: "none" }, ...others];
-  const kept = words.some(({ value }) => value === $("against").value) ? $("against").value : "";
-  fill($("against"), words, kept);
+// What a class may be compared with: its rivals, nothing, or another class.
+function showAgainst(others = []) {
+  const fixed = [["method's default", ""], ["its rivals", "rivals"], ["nothing", "none"]];
+  const choices = [...fixed.map(([text, value]) => ({ text, value })), ...others];
+  fill($("against"), choices, choices.some(({ value }) => value === $("against").value) ? $("against").value : "");
 }
 
 async function suggest() {
@@ -118,6 +115,6 @@ async function suggest() {
     const names = await api.classes($("model").value, $("other-class").value);
     $("class-names").replaceChildren(...names.map((name) => new Option(name)));
   } catch {
-    // suggestions are a help, no need
+    // suggestions are optional
   }
 }

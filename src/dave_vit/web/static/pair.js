@@ -1,6 +1,6 @@
-// Two maps as one picture: one beside the other under a divider that moves, or what they differ in.
+// Two maps as one picture: with a movable divider between them, or their difference.
 
-import { bar, heat, limitOf, swipe } from "./paint.js";
+import { drawBar, drawHeatmap, drawSwipe, limitOf } from "./paint.js";
 import { digits } from "./dom.js";
 import { link } from "./panel.js";
 
@@ -8,59 +8,59 @@ export class Pair {
   // page: what all panels share; panels: the two
   constructor(root, page, panels) {
     Object.assign(this, { root, page, panels });
-    this.place = 0.5;
+    this.divider = 0.5; // from 0 to 1
     this.canvas = root.querySelector("canvas.both");
     const slider = root.querySelector("#divider");
     slider.addEventListener("input", () => {
-      this.place = slider.value / 100;
+      this.divider = slider.value / 100;
       this.draw();
     });
   }
 
-  // way: "beside", "swipe" or "difference"
-  draw(way = this.way) {
-    this.way = way;
-    this.offer();
+  // mode: "beside", "swipe" or "difference"
+  draw(mode = this.mode) {
+    this.mode = mode;
+    this.showDownload();
     const [first, second] = this.panels;
     const figure = this.root.querySelector("figure");
-    figure.hidden = way === "beside" || !first.planes || !second.planes;
+    figure.hidden = mode === "beside" || !first.planes || !second.planes;
     if (figure.hidden) return;
     this.canvas.hidden = false;
-    this.root.querySelector(".divide").hidden = way !== "swipe";
-    this.root.querySelector(".scale").hidden = way !== "difference";
+    this.root.querySelector(".divide").hidden = mode !== "swipe";
+    this.root.querySelector(".scale").hidden = mode !== "difference";
     const caption = this.root.querySelector(".strong");
-    caption.textContent = `${name(first)} | ${name(second)}`;
-    if (way === "swipe") swipe(this.canvas, first.canvas, second.canvas, this.place);
-    else caption.textContent = this.difference(first, second);
+    caption.textContent = `${label(first)} | ${label(second)}`;
+    if (mode === "swipe") drawSwipe(this.canvas, first.canvas, second.canvas, this.divider);
+    else caption.textContent = this.drawDifference(first, second);
   }
 
-  // Maps of one kind are subtracted as they are, others in parts of their brightest colour.
-  difference(first, second) {
+  // Maps of one unit are subtracted as they are, others relative to their brightest colour. Returns the caption.
+  drawDifference(first, second) {
     const { width, height } = first.size;
-    const fits = width === second.size.width && height === second.size.height;
-    this.canvas.hidden = !fits;
-    if (!fits) return "Maps of different sizes: there is no difference to show";
-    const units = first.kind === second.kind ? [1, 1] : [first.shown.limit, second.shown.limit];
-    const values = first.shown.values.map((value, at) => value / units[0] - second.shown.values[at] / units[1]);
+    const sameSize = width === second.size.width && height === second.size.height;
+    this.canvas.hidden = !sameSize;
+    if (!sameSize) return "Maps of different sizes have no difference";
+    const scales = first.kind === second.kind ? [1, 1] : [first.shown.limit, second.shown.limit];
+    const values = first.shown.values.map((value, at) => value / scales[0] - second.shown.values[at] / scales[1]);
     const limit = limitOf(values);
-    heat(this.canvas, { values, limit }, width, height, this.page.colours.dave_signed, true);
-    bar(this.root.querySelector(".scale canvas"), this.page.colours.dave_signed);
+    drawHeatmap(this.canvas, { values, limit }, width, height, this.page.colours.dave_signed, true);
+    drawBar(this.root.querySelector(".scale canvas"), this.page.colours.dave_signed);
     this.root.querySelector(".low").textContent = `−${digits(limit)}`;
     this.root.querySelector(".limit").textContent = digits(limit);
-    return `${name(first)} minus ${name(second)}`;
+    return `${label(first)} minus ${label(second)}`;
   }
 
-  // One figure of both, once both are done.
-  offer() {
+  // Offers one figure of both maps, once both are done.
+  showDownload() {
     const place = this.root.querySelector(".joint");
     const tokens = this.panels.map((panel) => panel.finished?.token);
     place.replaceChildren();
     if (!tokens.every(Boolean)) return;
-    const { view, scales } = this.page.look;
+    const { view, scales } = this.page.display;
     place.append(link(`/api/results/${tokens.join("/")}/both.png?view=${view}&scales=${scales}`, "Both", "PNG"));
   }
 }
 
-function name(panel) {
+function label(panel) {
   return `${panel.target.name}, ${panel.request.options.method}`;
 }

@@ -1,8 +1,8 @@
-// One result: it runs a request, shows the map while it refines, and hands out the files.
+// One result: sends a request, shows the map while it refines, and links the files.
 
-import { Failure, explain, plane } from "./api.js";
+import { Failure, decodePlane, explain } from "./api.js";
 import { digits, make, percent } from "./dom.js";
-import { bar, blend, heat, limitOf, smooth } from "./paint.js";
+import { drawBar, drawHeatmap, drawOverlay, limitOf, smoothMap } from "./paint.js";
 
 const FILES = {
   "panels.png": ["Figure", "PNG"],
@@ -11,7 +11,7 @@ const FILES = {
   npz: ["Numbers", "NPZ"],
   json: ["Record", "JSON"],
 };
-const PAUSE = 120; // milliseconds: of choices in quick succession only the last is asked for
+const DEBOUNCE = 120; // milliseconds: of choices in quick succession only the last is sent
 const HINT = "Point at the map, or use the arrow keys on it, to read its values.";
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
@@ -22,7 +22,7 @@ export class Panel {
     this.image = null; // as its model sees it
     this.root = document.getElementById("panel").content.firstElementChild.cloneNode(true);
     this.canvas = this.find("canvas.map");
-    this.find(".stop").addEventListener("click", () => (this.going ? this.stop() : this.run(this.request)));
+    this.find(".stop").addEventListener("click", () => (this.running ? this.stop() : this.run(this.request)));
     this.find(".retry").addEventListener("click", () => this.run(this.request));
     this.find(".copy").addEventListener("click", () => this.copy());
     for (const canvas of this.root.querySelectorAll(".layer canvas")) {
@@ -41,168 +41,169 @@ export class Panel {
   // request: {blob, options, title}
   async run(request) {
     this.stop();
-    const going = (this.going = new AbortController());
+    const running = (this.running = new AbortController());
     this.request = request;
     this.finished = null;
-    this.title(request.title, "");
-    this.fail(null);
-    this.find(".taken").hidden = true;
+    this.showTitle(request.title, "");
+    this.showError(null);
+    this.find(".outputs").hidden = true;
     this.find(".views").classList.add("stale");
     this.find(".stop").textContent = "Stop";
     this.find(".stop").hidden = false;
     this.root.ariaBusy = "true";
-    this.count("Starting", null);
+    this.showProgress("Starting", null);
     try {
-      await new Promise((resolve) => setTimeout(resolve, PAUSE));
-      const busy = () => this.count("Busy: asking again", null);
-      for await (const [name, data] of explain(request.blob, request.options, going.signal, busy)) {
-        if (name === "queued") this.wait(data.ahead);
-        if (name === "step") this.step(data);
+      await new Promise((resolve) => setTimeout(resolve, DEBOUNCE));
+      const onBusy = () => this.showProgress("Busy: trying again", null);
+      for await (const [name, data] of explain(request.blob, request.options, running.signal, onBusy)) {
+        if (name === "queued") this.showQueue(data.ahead);
+        if (name === "step") this.showStep(data);
       }
-      this.page.done(this);
+      this.page.onDone(this);
     } catch (error) {
-      if (error.name !== "AbortError") this.fail(error);
+      if (error.name !== "AbortError") this.showError(error);
     } finally {
-      if (this.going === going) this.rest();
+      if (this.running === running) this.finishRun();
     }
   }
 
-  // Whether the map of a request is here, or on its way.
+  // Whether this panel shows or computes the map of a request.
   answers({ blob, options }) {
     const same = this.request?.blob === blob && JSON.stringify(this.request.options) === JSON.stringify(options);
-    return same && Boolean(this.going || this.finished);
+    return same && Boolean(this.running || this.finished);
   }
 
   stop() {
-    if (!this.going) return;
-    this.going.abort();
-    this.rest();
-    this.count("Stopped", 0);
+    if (!this.running) return;
+    this.running.abort();
+    this.finishRun();
+    this.showProgress("Stopped", 0);
     this.find(".stop").textContent = "Run";
     this.find(".stop").hidden = false;
   }
 
-  rest() {
-    this.going = null;
+  finishRun() {
+    this.running = null;
     this.root.ariaBusy = "false";
     this.find(".stop").hidden = true;
   }
 
-  wait(ahead) {
-    if (ahead > 0) this.count(`Waiting: ${ahead} before`, null);
-    else if (!this.find("progress").hasAttribute("value")) this.count("Working", null);
+  showQueue(ahead) {
+    if (ahead > 0) this.showProgress(`Waiting: ${ahead} ahead`, null);
+    else if (!this.find("progress").hasAttribute("value")) this.showProgress("Working", null);
   }
 
-  step(step) {
+  showStep(step) {
     const { samples, total, width, height, target } = step;
     this.size = { width, height };
-    this.planes = { map: plane(step.map), signed: plane(step.signed) };
-    this.error = step.standard_error && plane(step.standard_error);
-    this.sureness = step.sureness && plane(step.sureness);
+    this.planes = { map: decodePlane(step.map), signed: decodePlane(step.signed) };
+    this.error = step.standard_error && decodePlane(step.standard_error);
+    this.sureness = step.sureness && decodePlane(step.sureness);
     this.kind = step.unit || step.method; // maps of one kind can be compared
     this.target = target;
-    this.page.found(this, target);
-    this.title(titled(step), told(step, this.page.told(this)));
-    this.count(this.error ? `${samples} of ${total} samples` : "Done", samples / total);
+    this.page.onTarget(this, target);
+    this.showTitle(formatTitle(step), formatSubtitle(step, this.page.otherModel(this)));
+    this.showProgress(this.error ? `${samples} of ${total} samples` : "Done", samples / total);
     this.find(".views").hidden = false;
     this.find(".views").classList.remove("stale");
     this.find(".readout").hidden = false;
-    this.soften();
+    this.smooth();
     this.page.draw();
-    if (step.finished) this.finish(step);
+    if (step.finished) this.showOutputs(step);
   }
 
-  // For the present view: the map itself, and smoothed for lying over the image.
-  soften() {
+  // Smooths the map of the present view for the overlay.
+  smooth() {
     if (!this.planes) return;
     const { width, height } = this.size;
-    const { view, smoothing } = this.page.look;
-    const shown = this.planes[view];
-    const usual = Math.max(1, 2 * Math.round((Math.min(width, height) / 45 - 1) / 2) + 1); // as the figures have it
-    const kept = view === "signed" ? shown.values : shown.values.map((value) => Math.max(0, value));
-    const values = smooth(kept, width, height, smoothing && 2 * Math.floor((usual * smoothing) / 2) + 1);
-    this.soft = { values, limit: limitOf(values) };
+    const { view, smoothing } = this.page.display;
+    const usual = Math.max(1, 2 * Math.round((Math.min(width, height) / 45 - 1) / 2) + 1); // as in the figures
+    const window = smoothing && 2 * Math.floor((usual * smoothing) / 2) + 1;
+    const values = smoothMap(this.shown.values, width, height, window, view === "signed");
+    this.smoothed = { values, limit: limitOf(values) };
   }
 
   get shown() {
-    return this.planes[this.page.look.view];
+    return this.planes[this.page.display.view];
   }
 
   draw() {
     if (!this.planes || !this.image) return;
-    const { look, colours } = this.page;
+    const { display, colours } = this.page;
     const { width, height } = this.size;
     if (this.image.width !== width || this.image.height !== height) return;
-    const signed = look.view === "signed";
-    const tones = signed ? colours.dave_signed : colours.dave;
+    const signed = display.view === "signed";
+    const colormap = signed ? colours.dave_signed : colours.dave;
     const map = { ...this.shown, limit: this.page.limit(this, "shown") };
-    const soft = { ...this.soft, limit: this.page.limit(this, "soft") };
-    blend(this.canvas, this.image, map, soft, { ...look, signed }, tones);
+    const smoothed = { ...this.smoothed, limit: this.page.limit(this, "smoothed") };
+    drawOverlay(this.canvas, this.image, map, smoothed, { ...display, signed }, colormap);
     this.canvas.ariaLabel = `Map of ${this.target.name}. Arrow keys read its values, plus and minus zoom.`;
     const [first, second] = this.root.querySelectorAll("figure");
     first.querySelector(".strong").textContent = signed ? "For and against" : "Map";
-    this.scale(first, map, tones, signed);
-    const known = Boolean(this.sureness);
-    for (const part of [".scale", ".layer", ".meaning"]) second.querySelector(part).hidden = !known;
-    second.querySelector(".none").hidden = known;
-    if (known) {
-      heat(second.querySelector("canvas.sure"), this.sureness, width, height, colours.dave_uncertainty);
+    this.showScale(first, map, colormap, signed);
+    const hasSureness = Boolean(this.sureness);
+    for (const part of [".scale", ".layer", ".meaning"]) second.querySelector(part).hidden = !hasSureness;
+    second.querySelector(".none").hidden = hasSureness;
+    if (hasSureness) {
+      drawHeatmap(second.querySelector("canvas.sure"), this.sureness, width, height, colours.dave_uncertainty);
       second.querySelector("canvas.sure").ariaLabel = "Sureness of each pixel";
-      this.scale(second, this.sureness, colours.dave_uncertainty);
+      this.showScale(second, this.sureness, colours.dave_uncertainty);
     }
     this.point(this.at);
   }
 
-  scale(figure, { limit, caption }, colours, signed = false) {
-    bar(figure.querySelector(".scale canvas"), colours);
+  showScale(figure, { limit, caption }, colormap, signed = false) {
+    drawBar(figure.querySelector(".scale canvas"), colormap);
     figure.querySelector(".low").textContent = signed ? `−${digits(limit)}` : "0";
     figure.querySelector(".limit").textContent = digits(limit);
-    figure.querySelector(".limit").title = `The brightest colour: ${caption}`;
+    figure.querySelector(".limit").title = `Brightest colour: ${caption}`;
   }
 
-  finish({ finished, notes }) {
+  showOutputs({ finished, notes }) {
     const { files, command } = (this.finished = finished);
     const row = this.find(".downloads");
     row.replaceChildren();
     for (const [ending, address] of Object.entries(files)) row.append(link(address, ...FILES[ending]));
     const { url, name } = this.page.source();
-    const own = link(url, "Image", "file");
-    own.download = name;
-    row.append(own);
-    this.find(".command code").replaceChildren(...command.split(" ").flatMap(unbroken));
+    const image = link(url, "Image", "file");
+    image.download = name;
+    row.append(image);
+    this.find(".command code").replaceChildren(...command.split(" ").flatMap(unbreakable));
     this.find(".notes").textContent = notes.filter((note) => !this.page.notes.includes(note)).map(asSentence).join(" ");
-    this.find(".taken").hidden = false;
+    this.find(".outputs").hidden = false;
   }
 
-  title(text, below) {
-    this.find(".title").textContent = text;
-    this.find(".subtitle").textContent = below;
+  showTitle(title, subtitle) {
+    this.find(".title").textContent = title;
+    this.find(".subtitle").textContent = subtitle;
   }
 
-  count(text, part) {
+  // fraction: null while it is unknown
+  showProgress(text, fraction) {
     this.find(".count").textContent = text;
     const progress = this.find("progress");
-    if (part === null) progress.removeAttribute("value");
-    else progress.value = part;
+    if (fraction === null) progress.removeAttribute("value");
+    else progress.value = fraction;
   }
 
-  fail(error) {
+  // error: null hides the alert
+  showError(error) {
     const alert = this.find(".alert");
     alert.hidden = !error;
     if (!error) return;
-    this.find(".views").hidden = this.find(".readout").hidden = true; // they are another request's
+    this.find(".views").hidden = this.find(".readout").hidden = true; // they belong to another request
     this.find(".notes").textContent = "";
     if (!(error instanceof Failure)) console.error(error);
     alert.querySelector("span").textContent = error instanceof Failure ? error.message : "The page failed.";
-    const offered = (error.candidates ?? []).map((one) => this.candidate(one));
-    alert.querySelector(".candidates").replaceChildren(...offered);
-    alert.querySelector(".retry").hidden = offered.length > 0; // the same again would fail again
-    this.count(error.status === 503 ? "Busy" : "Failed", 0);
+    const buttons = (error.candidates ?? []).map((candidate) => this.candidateButton(candidate));
+    alert.querySelector(".candidates").replaceChildren(...buttons);
+    alert.querySelector(".retry").hidden = buttons.length > 0; // the same request would fail again
+    this.showProgress(error.status === 503 ? "Busy" : "Failed", 0);
   }
 
-  candidate({ index, name }) {
+  candidateButton({ index, name }) {
     const button = make("button", { type: "button", textContent: name });
-    button.addEventListener("click", () => this.page.meant(this, index));
+    button.addEventListener("click", () => this.page.chooseCandidate(this, index));
     return button;
   }
 
@@ -241,17 +242,17 @@ export class Panel {
   point(at) {
     if (!this.size) return;
     const { width, height } = this.size;
-    this.at = at && { x: within(at.x, width), y: within(at.y, height) };
+    this.at = at && { x: clampIndex(at.x, width), y: clampIndex(at.y, height) };
     for (const mark of this.root.querySelectorAll(".mark")) {
       mark.hidden = !at;
       if (!at) continue;
       mark.style.left = `${(100 * (this.at.x + 0.5)) / width}%`;
       mark.style.top = `${(100 * (this.at.y + 0.5)) / height}%`;
     }
-    this.find(".readout").textContent = at ? this.reading() : HINT;
+    this.find(".readout").textContent = at ? this.formatValues() : HINT;
   }
 
-  reading() {
+  formatValues() {
     const { x, y } = this.at;
     const pixel = y * this.size.width + x;
     const spread = this.error ? ` ± ${digits(this.error.values[pixel])}` : "";
@@ -259,16 +260,16 @@ export class Panel {
   }
 }
 
-function titled({ target, against }) {
+function formatTitle({ target, against }) {
   return against && against !== "rivals" ? `${target.name}, not ${against}` : target.name;
 }
 
-function told({ target, against, method, seconds }, model) {
+function formatSubtitle({ target, against, method, seconds }, model) {
   const rivals = against === "rivals" ? "against its rivals" : "";
   return [method, model, `${percent(target.probability)} likely`, rivals, `${seconds.toFixed(1)} s`].filter(Boolean).join(" · ");
 }
 
-function within(value, size) {
+function clampIndex(value, size) {
   return Math.min(size - 1, Math.max(0, value));
 }
 
@@ -276,8 +277,8 @@ function asSentence(text) {
   return `${text[0].toUpperCase()}${text.slice(1)}.`;
 }
 
-// A word that is never broken at its hyphens, and the space after it.
-function unbroken(word) {
+// An argument that is never broken at its hyphens, and the space after it.
+function unbreakable(word) {
   return [make("span", { textContent: word }), " "];
 }
 

@@ -1,40 +1,41 @@
-// A model that writes: what it is asked, and its answer word by word.
+// A model that writes: the prompt, and its answer word by word.
 
 import * as api from "./api.js";
-import { model } from "./choices.js";
+import { chosenModel } from "./form.js";
 import { $, fill, make } from "./dom.js";
 
 export class Words {
-  // asked: called with a prompt; chosen: called when another word is
-  constructor(asked, chosen) {
-    this.chosen = chosen;
+  // onPrompt: called with a prompt; onChoice: called when another word is chosen
+  constructor(onPrompt, onChoice) {
+    this.onChoice = onChoice;
     this.list = []; // {index, name}, counted from 1
     this.target = null;
     $("ask").addEventListener("submit", (event) => {
       event.preventDefault();
-      asked($("prompt").value.trim());
+      onPrompt($("prompt").value.trim());
     });
   }
 
   get prompt() {
-    return model().prompts ? $("prompt").value.trim() : "";
+    return chosenModel().prompts ? $("prompt").value.trim() : "";
   }
 
-  named(wanted) {
-    return this.list.find((word) => String(word.index) === String(wanted));
+  find(index) {
+    return this.list.find((word) => String(word.index) === String(index));
   }
 
-  // Lets the model write; gives back the image in the size of its maps.
-  async ask(blob, name, signal, busy) {
-    const told = await api.ask(blob, { model: model().name, name, prompt: this.prompt }, signal, busy);
-    this.answer = told.answer;
-    this.list = told.words.map((word, number) => ({ index: number + 1, name: word }));
-    return told;
+  // Lets the model write; returns the response, with the image in the size of its maps.
+  async ask(blob, name, signal, onBusy) {
+    const response = await api.ask(blob, { model: chosenModel().name, name, prompt: this.prompt }, signal, onBusy);
+    this.answer = response.answer;
+    this.list = response.words.map((word, number) => ({ index: number + 1, name: word }));
+    return response;
   }
 
-  use(said) {
-    this.target = this.named(said.target)?.index ?? null;
-    const second = said["compare-class"] ?? this.list[1]?.index;
+  // saved: target and compare-class of the address
+  restore(saved) {
+    this.target = this.find(saved.target)?.index ?? null;
+    const second = saved["compare-class"] ?? this.list[1]?.index;
     fill($("compare-class"), this.list.map((word) => ({ text: word.name, value: String(word.index) })), second);
     this.show();
   }
@@ -42,7 +43,7 @@ export class Words {
   show() {
     $("answer").hidden = !this.list.length;
     $("answer").replaceChildren(...this.list.map((word) => this.button(word)));
-    $("ask").hidden = !model().prompts;
+    $("ask").hidden = !chosenModel().prompts;
   }
 
   button({ index, name }) {
@@ -51,13 +52,13 @@ export class Words {
     button.addEventListener("click", () => {
       this.target = index;
       for (const other of $("answer").children) other.ariaPressed = String(other === button);
-      this.chosen();
+      this.onChoice();
     });
     return button;
   }
 
-  // What a request for a word says in the place of a class.
-  said(wanted) {
-    return { word: wanted, prompt: this.prompt, answer: this.answer };
+  // Returns the parameters of a request for a word instead of a class.
+  parameters(index) {
+    return { word: index, prompt: this.prompt, answer: this.answer };
   }
 }

@@ -15,8 +15,8 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is ab
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra web: pip install 'dave-vit[web]'")
 
 from dave_vit.models import Adapter  # noqa: E402
-from dave_vit.web import Limits, Served, create_app  # noqa: E402
-from web_world import Slow, adapter, encoded, picture, until  # noqa: E402
+from dave_vit.web import Limits, ServedModel, create_app  # noqa: E402
+from web_fixtures import Slow, adapter, encoded, picture, until  # noqa: E402
 
 expect = playwright.expect
 
@@ -60,7 +60,7 @@ class Visit:
 
     def finished(self, number: int = 0) -> playwright.Locator:
         panel = self.page.locator(".panel").nth(number)
-        expect(panel.locator(".taken")).to_be_visible(timeout=STARTING)
+        expect(panel.locator(".outputs")).to_be_visible(timeout=STARTING)
         return panel
 
     def pixels(self, selector: str = "canvas.map") -> np.ndarray:
@@ -71,7 +71,7 @@ class Visit:
 @contextmanager
 def running(models: Sequence[Adapter]) -> Iterator[str]:
     """The address of a server with these models."""
-    app = create_app([Served(model) for model in models], LIMITS)
+    app = create_app([ServedModel(model) for model in models], LIMITS)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

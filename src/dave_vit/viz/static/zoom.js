@@ -1,22 +1,22 @@
 // Zoom and pan, the same for all maps.
 
 const STEP = 1.5;
-const MOST = 16;
+const MAX_SCALE = 16;
 
-const within = (value, low, high) => Math.min(high, Math.max(low, value));
+const bound = (value, low, high) => Math.min(high, Math.max(low, value));
 
 export class Zoom {
-  // stages: gives the elements that show a part of their .layer
+  // stages: returns the elements that show a part of their .layer
   constructor(stages) {
     this.stages = stages;
     this.scale = 1;
-    this.centre = { x: 0.5, y: 0.5 }; // of what is seen, in parts of the whole
-    this.fingers = null; // where two of them were last
+    this.centre = { x: 0.5, y: 0.5 }; // of the visible part, as fractions of the whole
+    this.fingers = null; // last position of two of them
   }
 
-  // by: a factor; at: the place that stays where it is, in parts of the whole
+  // at: the point that stays in place, as fractions of the whole
   by(factor, at = this.centre) {
-    const scale = within(this.scale * factor, 1, MOST);
+    const scale = bound(this.scale * factor, 1, MAX_SCALE);
     const rest = this.scale / scale;
     this.centre = { x: at.x + (this.centre.x - at.x) * rest, y: at.y + (this.centre.y - at.y) * rest };
     this.scale = scale;
@@ -24,7 +24,7 @@ export class Zoom {
   }
 
   reset() {
-    this.by(1 / MOST);
+    this.by(1 / MAX_SCALE);
   }
 
   pan(x, y) {
@@ -33,21 +33,21 @@ export class Zoom {
   }
 
   apply() {
-    const seen = 0.5 / this.scale;
-    this.centre = { x: within(this.centre.x, seen, 1 - seen), y: within(this.centre.y, seen, 1 - seen) };
+    const half = 0.5 / this.scale;
+    this.centre = { x: bound(this.centre.x, half, 1 - half), y: bound(this.centre.y, half, 1 - half) };
     const left = 50 - 100 * this.centre.x * this.scale;
     const top = 50 - 100 * this.centre.y * this.scale;
     for (const stage of this.stages()) {
       const layer = stage.querySelector(".layer");
       layer.style.transform = `translate(${left}%, ${top}%) scale(${this.scale})`;
-      layer.style.setProperty("--size", 1 / this.scale); // of the mark, which stays as it is
+      layer.style.setProperty("--size", 1 / this.scale); // of the mark, which keeps its size
       stage.classList.toggle("zoomed", this.scale > 1);
     }
   }
 
-  // Lets a stage be zoomed with the wheel and Ctrl, a double click, two fingers, + - and 0, and dragged.
+  // Zooms a stage with Ctrl and the wheel, a double click, two fingers, + - and 0, and pans it by dragging.
   listen(stage) {
-    const at = (event) => place(event, stage.querySelector(".layer"));
+    const at = (event) => locate(event, stage.querySelector(".layer"));
     stage.addEventListener("dblclick", (event) => this.by(STEP * STEP, at(event)));
     stage.addEventListener("keydown", (event) => this.key(event));
     stage.addEventListener("pointerdown", (event) => this.scale > 1 && stage.setPointerCapture(event.pointerId));
@@ -65,12 +65,12 @@ export class Zoom {
 
   pinch(event, stage) {
     const before = this.fingers;
-    this.fingers = event.touches.length === 2 ? pair(event.touches) : null;
+    this.fingers = event.touches.length === 2 ? midpoint(event.touches) : null;
     if (!this.fingers) return;
     event.preventDefault(); // or the whole page would be zoomed
     if (!before) return;
     const box = stage.getBoundingClientRect();
-    this.by(this.fingers.apart / before.apart, place(before, stage.querySelector(".layer")));
+    this.by(this.fingers.distance / before.distance, locate(before, stage.querySelector(".layer")));
     this.pan((this.fingers.clientX - before.clientX) / box.width, (this.fingers.clientY - before.clientY) / box.height);
   }
 
@@ -87,16 +87,16 @@ export class Zoom {
   }
 }
 
-function place(event, layer) {
+function locate(event, layer) {
   const box = layer.getBoundingClientRect();
   return { x: (event.clientX - box.left) / box.width, y: (event.clientY - box.top) / box.height };
 }
 
-// The point between two fingers, and how far they are apart.
-function pair([one, two]) {
+// The point between two fingers, and their distance.
+function midpoint([one, two]) {
   return {
     clientX: (one.clientX + two.clientX) / 2,
     clientY: (one.clientY + two.clientY) / 2,
-    apart: Math.max(1, Math.hypot(one.clientX - two.clientX, one.clientY - two.clientY)),
+    distance: Math.max(1, Math.hypot(one.clientX - two.clientX, one.clientY - two.clientY)),
   };
 }

@@ -1,4 +1,4 @@
-"""Connections that send their request too slowly are closed: they would hold places that others need."""
+"""Close connections that send their request too slowly: they would occupy places that others need."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ HEADERS = 10.0  # seconds in which the head of a request must arrive
 BODY = 30.0  # seconds in which the rest of it must arrive
 
 
-class Patient(H11Protocol):
-    """uvicorn's protocol with a limit on how long a request may take to arrive.
+class TimeoutProtocol(H11Protocol):
+    """uvicorn's HTTP protocol with a limit on how long a request may take to arrive.
 
-    uvicorn itself only closes connections that are idle after an answer; one that sends a byte now and then, or none
+    uvicorn itself closes only connections that are idle after an answer; one that sends a byte now and then, or none
     at all, stays open.
     """
 
     _timer: asyncio.TimerHandle | None = None
-    _timed: Any = None  # the request whose body is waited for
+    _timed_request: Any = None  # the request whose body has not arrived yet
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins to wait for the first request."""
+        """Start the timer of the first request."""
         super().connection_made(transport)
-        self._wait(HEADERS)
+        self._start_timer(HEADERS)
 
     def data_received(self, data: bytes) -> None:
-        """Takes what arrived, and waits for what is still missing."""
+        """Handle new bytes; start the timer of the body if it is incomplete."""
         super().data_received(data)
         request = self.cycle
         if request is None or request.response_complete:
             return
         if not request.more_body:
-            self._cancel()
-        elif request is not self._timed:
-            self._timed = request
-            self._wait(BODY)
+            self._cancel_timer()
+        elif request is not self._timed_request:
+            self._timed_request = request
+            self._start_timer(BODY)
 
     def on_response_complete(self) -> None:
-        """Begins to wait for the next request of this connection."""
+        """Start the timer of the next request of this connection."""
         super().on_response_complete()
-        self._wait(HEADERS)
+        self._start_timer(HEADERS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Waits no more."""
-        self._cancel()
+        """Stop the timer."""
+        self._cancel_timer()
         super().connection_lost(exc)
 
-    def _wait(self, seconds: float) -> None:
-        self._cancel()
+    def _start_timer(self, seconds: float) -> None:
+        self._cancel_timer()
         self._timer = self.loop.call_later(seconds, self.transport.abort)
 
-    def _cancel(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

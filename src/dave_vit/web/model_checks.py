@@ -1,0 +1,119 @@
+"""Checks of a model that run while the server is idle: is it explained exactly, and which methods cannot explain it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import aclosing
+from functools import partial
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from torch import Tensor
+
+from dave_vit.checks.doctor import diagnose, example_inputs
+from dave_vit.errors import DaveError
+from dave_vit.methods import METHODS, create_method
+from dave_vit.methods.options import filter_options
+from dave_vit.models import Adapter
+from dave_vit.models.tasks import TaskModel
+from dave_vit.web.schema import Verdict
+from dave_vit.web.service import ExplainService
+from dave_vit.web.work_queue import POLL_SECONDS, Check, WorkQueue
+
+T = TypeVar("T")
+IsDisconnected = Callable[[], Awaitable[bool]]
+_PASSES = 2  # a method that gets this far raises no refusal any more
+_SAME_REFUSALS = {"attention_flow": "rollout"}  # refuses what the other one refuses, and computes for long
+
+
+class _PassLimit(Exception):
+    """Stops a method that has shown that it runs."""
+
+
+class ModelChecks:
+    """Checks each model of a server once, while no other request waits.
+
+    Args:
+        service: holds the models.
+        queue: runs the checks.
+    """
+
+    def __init__(self, service: ExplainService, queue: WorkQueue) -> None:
+        self._service, self._queue = service, queue
+        self._verdicts: dict[str, Verdict] = {}
+        self._refusals: defaultdict[str, dict[str, str | None]] = defaultdict(dict)  # by model, then by method
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def verdict(self, name: str | None, is_disconnected: IsDisconnected) -> Verdict:
+        """Return whether a model is explained exactly."""
+        model = self._service.find_model(name).model
+        async with self._locks[model.spec]:
+            if model.spec not in self._verdicts:
+                self._verdicts[model.spec] = await self._run_when_idle(partial(examine_model, model), is_disconnected)
+        return self._verdicts[model.spec]
+
+    async def refusals(self, name: str | None, is_disconnected: IsDisconnected) -> dict[str, str]:
+        """Return the methods that cannot explain a model, each with its reason."""
+        model = self._service.find_model(name).model
+        async with self._locks[model.spec]:
+            reasons = self._refusals[model.spec]
+            for method in METHODS:
+                if method not in reasons:  # one at a time, so that another request waits for one method only
+                    trial = partial(refusal_reason, model, _SAME_REFUSALS.get(method, method))
+                    reasons[method] = await self._run_when_idle(trial, is_disconnected)
+        return {method: reason for method, reason in reasons.items() if reason is not None}
+
+    async def _run_when_idle(self, work: Callable[[], T], is_disconnected: IsDisconnected) -> T:
+        while not self._queue.is_idle:
+            await asyncio.sleep(POLL_SECONDS)
+
+        def run(check: Check) -> Generator[list[T], None, None]:
+            yield [work()]
+
+        async with aclosing(self._queue.submit(run, counted=False).results(is_disconnected)) as results:
+            async for result in results:
+                if result is not None:
+                    return result[0]
+        raise ClientDisconnect
+
+
+def examine_model(model: Adapter) -> Verdict:
+    """Return what `dave doctor` says about a model."""
+    try:
+        examination = diagnose(*example_inputs(model))
+    except DaveError as error:
+        return Verdict(exact=False, text=str(error))
+    return Verdict(exact=examination.exact, text=examination.verdict)
+
+
+def refusal_reason(model: Adapter, method: str) -> str | None:
+    """Return why a method cannot explain a model; None if it can. It runs on noise, with as few passes as possible."""
+    examined, inputs = example_inputs(model)
+    handle = examined.register_forward_pre_hook(_PassCounter())
+    try:
+        _try_method(examined, method, inputs)
+    except _PassLimit:
+        return None
+    except DaveError as error:
+        return str(error)
+    finally:
+        handle.remove()
+    return None
+
+
+def _try_method(model: Adapter, method: str, inputs: Tensor) -> None:
+    target = model.task.check_score if isinstance(model, TaskModel) else 0
+    options = filter_options(method, **METHODS[method].options_for_budget(1))
+    create_method(method, model, **options).explain(inputs, target)
+
+
+class _PassCounter:
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __call__(self, module: Any, inputs: Any) -> None:
+        self.passes += 1
+        if self.passes > _PASSES:
+            raise _PassLimit

@@ -1,0 +1,181 @@
+"""What a request for a map may ask for, declared once.
+
+The request schema is `ExplainQuery`. The form of the page (`form_options`) and the equivalent command line
+(`command_arguments`) are read from the same fields: a new option is one field with a `FormField`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from dave_vit.errors import OptionError
+from dave_vit.methods import METHODS
+from dave_vit.methods.options import declared_options
+from dave_vit.methods.presets import PRESETS, Preset
+from dave_vit.neighborhood.noise import NoiseKind
+from dave_vit.reduce import REDUCERS
+from dave_vit.web.schema import FormOption, ImageQuery, Limits
+
+_SET = "--set"  # takes name=value, for options of a method that have no flag of their own
+
+
+@dataclass(frozen=True)
+class FormField:
+    """How a field of a request appears in the form and on the command line.
+
+    Attributes:
+        flag: of `dave explain`.
+        label: in the form; empty where the page asks in another way, such as by a click on a class.
+        section: id of the element of the page that holds it.
+        choices: names to choose among, where a registry has them; the page fills in others, such as classes.
+        preset_value: the value that a preset gives it.
+        of_method: whether it is an option of the method; others say what is explained, and with which method.
+    """
+
+    flag: str
+    label: str = ""
+    section: str = "more-options"
+    choices: Callable[[], Iterable[str]] | None = None
+    preset_value: Callable[[Preset], int | float | str] | None = None
+    of_method: bool = True
+
+
+class ExplainQuery(ImageQuery):
+    """What to explain, and how. Options that the method does not take are an error."""
+
+    target: Annotated[
+        str,
+        Field(max_length=200, description="name, part of a name or index of a class, or top1 to top5"),
+        FormField("--target", of_method=False),
+    ] = "top1"
+    against: Annotated[
+        str | None,
+        Field(max_length=200, description="the class to compare with, rivals, or none; the method decides by default"),
+        FormField("--against", "Against", "options", of_method=False),
+    ] = None
+    prompt: Annotated[
+        str,
+        Field(max_length=1000, description="the question that was answered"),
+        FormField("--prompt", of_method=False),
+    ] = ""
+    word: Annotated[
+        int | None,
+        Field(ge=1, description="number of the word of the answer to explain instead of a class, counted from 1"),
+        FormField("--words", of_method=False),
+    ] = None
+    answer: Annotated[str | None, Field(max_length=4000, description="the answer, as /api/ask returned it")] = None
+    method: Annotated[
+        str,
+        Field(description="name of the method"),
+        FormField("--method", "Method", "method-field", lambda: method_names(), of_method=False),
+    ] = "dave"
+    samples: Annotated[
+        int | None,
+        Field(ge=1, description="number of perturbed copies of the image"),
+        FormField("--samples", "Samples", "options", preset_value=lambda preset: preset.samples),
+    ] = None
+    preset: Annotated[
+        str | None,
+        Field(description="named set of all further options of DAVE"),
+        FormField("--preset", "Preset", choices=lambda: PRESETS),
+    ] = None
+    noise: Annotated[
+        NoiseKind | None,
+        Field(description="kind of the noise; the preset's by default"),
+        FormField(_SET, "Noise", preset_value=lambda preset: preset.neighborhood.noise.kind),
+    ] = None
+    noise_level: Annotated[
+        float | None,
+        Field(ge=0, description="level of the noise; the preset's by default"),
+        FormField(_SET, "Noise level", preset_value=lambda preset: preset.neighborhood.noise.level),
+    ] = None
+    reducer: Annotated[
+        str | None,
+        Field(description="estimator; the preset's by default"),
+        FormField(_SET, "Estimator", choices=lambda: REDUCERS, preset_value=lambda preset: _reducer_name(preset)),
+    ] = None
+    seed: Annotated[int, Field(ge=0, lt=2**31, description="of the noise"), FormField("--seed", "Seed")] = 0
+    stream: Annotated[bool, Field(description="send every step as a server-sent event, or only the last step")] = True
+
+
+FIELDS: Mapping[str, FormField] = {
+    name: item
+    for name, field in ExplainQuery.model_fields.items()
+    for item in field.metadata
+    if isinstance(item, FormField)
+}
+
+
+def form_options(limits: Limits, seed: int) -> list[FormOption]:
+    """Return the fields of the page's form, in their order."""
+    properties = ExplainQuery.model_json_schema()["properties"]
+    defaults: dict[str, int | str] = {"method": "dave", "preset": "default", "seed": seed}
+    options = []
+    for name, field in FIELDS.items():
+        if field.label:
+            schema = properties[name].get("anyOf", [properties[name]])[0]  # the second of an optional field is null
+            options.append(
+                FormOption(
+                    name=name,
+                    label=field.label,
+                    section=field.section,
+                    type=schema["type"],
+                    minimum=schema.get("minimum"),
+                    maximum=limits.samples if name == "samples" else None,
+                    choices=list(field.choices()) if field.choices else schema.get("enum", []),
+                    default=defaults.get(name),
+                    of_method=field.of_method,
+                    of_preset=field.preset_value is not None,
+                )
+            )
+    return options
+
+
+def method_names() -> list[str]:
+    """Return the names of all methods, DAVE first."""
+    return sorted(METHODS, key=lambda name: name != "dave")
+
+
+def preset_values(preset: Preset) -> dict[str, int | float | str]:
+    """Return the values that a preset gives to options of the form."""
+    return {name: field.preset_value(preset) for name, field in FIELDS.items() if field.preset_value}
+
+
+def accepted_options(method: str) -> list[str]:
+    """Return the options of the form that a method takes."""
+    known = declared_options(method)
+    settings = {name for name, field in FIELDS.items() if field.flag == _SET}  # all of them belong to a preset
+    names = [name for name, field in FIELDS.items() if field.of_method and name in known]
+    return [name for name in names if name not in settings or settings <= known.keys()]
+
+
+def method_options(query: ExplainQuery, max_samples: int) -> dict[str, Any]:
+    """Return the options of the method that a request sets, checked."""
+    accepted = accepted_options(query.method)
+    names = {name for name, field in FIELDS.items() if field.of_method and name != "seed"}
+    options = query.model_dump(include=names, exclude_none=True)
+    for name in options:
+        if name not in accepted:
+            raise OptionError(f"method {query.method!r} takes no {name}; leave it out")
+    if options.get("samples", 0) > max_samples:
+        raise OptionError(f"{options['samples']} samples; this server takes at most {max_samples}")
+    return options | ({"seed": query.seed} if "seed" in accepted else {})
+
+
+def command_arguments(query: ExplainQuery) -> list[str]:
+    """Return the arguments of `dave explain` that stand for a request, without its image and model."""
+    accepted = accepted_options(query.method)
+    arguments = []
+    for name, field in FIELDS.items():
+        value = getattr(query, name)
+        if value not in (None, "") and (name in accepted or not field.of_method):
+            arguments += [field.flag, f"{name}={value}" if field.flag == _SET else str(value)]
+    return arguments
+
+
+def _reducer_name(preset: Preset) -> str:
+    return next(name for name in REDUCERS if type(preset.reducer) is REDUCERS[name])

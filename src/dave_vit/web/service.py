@@ -1,0 +1,265 @@
+"""What the worker does for requests: classify an image, explain it step by step, return files."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections import OrderedDict
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dave_vit._internal.registry import suggest_names
+from dave_vit.data.images import LoadedImage
+from dave_vit.errors import DaveError, OptionError, UnknownName
+from dave_vit.explain.classes import ClassExplanation, Explainer, classify
+from dave_vit.explain.words import WordExplanation, explain_words
+from dave_vit.methods import METHODS
+from dave_vit.methods.options import filter_options, max_samples
+from dave_vit.models import Adapter
+from dave_vit.models.text_generation import TextGenerator
+from dave_vit.viz import Drawing, Scales, View, draw_grid, image_cell, panel_cells, to_pillow
+from dave_vit.viz.rendering import as_image
+from dave_vit.web.images import file_name, png_text, read_picture
+from dave_vit.web.options import ExplainQuery, command_arguments, method_options
+from dave_vit.web.schema import Answer, AnswerQuery, Classification, ClassifyQuery, ExplainStep, Finished, Limits
+from dave_vit.web.steps import class_step, display_size, word_step
+from dave_vit.web.work_queue import Check, Work
+
+CLASS_FILES = ("panels.png", "overlay.png", "npz", "json")
+WORD_FILES = ("words.png", "npz", "json")
+_STEPS = 24  # of a map that refines
+_CHUNK = 4  # views per pass of other methods: a cancelled request stops between two passes
+_KEPT_PIXELS = 60_000_000  # kept results hold their images
+
+
+class ResultExpired(DaveError):
+    """A result was dropped for later ones."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that the server was started with.
+
+    Of a local folder only the last part stays in the model's spec, which records and figures show.
+
+    Attributes:
+        model: from `load_model`.
+        weights: whether they came from a file; its name stays on the server.
+        classes: whether the names of the classes came from a file.
+    """
+
+    model: Adapter
+    weights: bool = False
+    classes: bool = False
+
+    def __post_init__(self) -> None:
+        family, colon, name = self.model.spec.rpartition(":")
+        if Path(name).exists() or Path(name).is_absolute():
+            self.model.spec = f"{family}{colon}{Path(name).name}"
+
+    @property
+    def name(self) -> str:
+        """The model's spec."""
+        return self.model.spec
+
+    def command(self, query: ExplainQuery) -> str:
+        """Return the command line that makes the same result, with FILE for the server's own files."""
+        arguments = ["dave", "explain", file_name(query.name)]
+        arguments += ["--model", self.name] if self.name != "builtin" else []
+        arguments += ["--weights", "FILE"] if self.weights else []
+        arguments += ["--classes", "FILE"] if self.classes else []
+        arguments += self.model.prepare.flags if self.model.prepare else []
+        return shlex.join([*arguments, *command_arguments(query)])
+
+
+class _KeptResult:
+    """A result whose files are made when the first of them is requested."""
+
+    def __init__(self, picture: LoadedImage, result: ClassExplanation | WordExplanation) -> None:
+        self.picture, self.result = picture, result
+
+    @cached_property
+    def files(self) -> dict[str, bytes]:
+        return self.result.files()
+
+
+class ExplainService:
+    """Turns requests into work for the queue, which runs one at a time.
+
+    Args:
+        models: at least one.
+        limits: of one request.
+    """
+
+    def __init__(self, models: Sequence[ServedModel], limits: Limits) -> None:
+        self.models = {served.name: served for served in models}
+        if not models or len(self.models) < len(models):
+            raise OptionError(f"models {[served.name for served in models]}; expected at least one, and each name once")
+        self.limits = limits
+        self._kept: OrderedDict[str, _KeptResult] = OrderedDict()
+
+    def find_model(self, name: str | None) -> ServedModel:
+        """Return a model by its name; the first one for None."""
+        names = list(self.models)
+        if name is not None and name not in names:
+            hint = suggest_names(name, names) or f"; this server has: {', '.join(names)}"
+            raise UnknownName(f"no model {name!r}{hint}")
+        return self.models[names[0] if name is None else name]
+
+    def classify(self, data: bytes, query: ClassifyQuery) -> Work[Classification]:
+        """Predict the classes of an image."""
+        model = self.find_model(query.model).model
+
+        def work(check: Check) -> Generator[Classification, None, None]:
+            picture = read_picture(data, query.name, self.limits.pixels)
+            check()
+            classified = classify(model, picture)
+            yield Classification(
+                name=picture.name,
+                top5=list(classified.top5),
+                also=[prediction for prediction in classified.predictions[5:] if prediction.index in query.also],
+                picture=png_text(to_pillow(as_image(model.preprocessing.picture(classified.inputs)[0]))),
+                notes=list(picture.notes),
+            )
+
+        return work
+
+    def answer(self, data: bytes, query: AnswerQuery) -> Work[Answer]:
+        """Let a model write about an image."""
+        model = self.find_model(query.model).model
+
+        def work(check: Check) -> Generator[Answer, None, None]:
+            if not isinstance(model, TextGenerator):
+                raise OptionError("this model writes no text; a prompt is for models that do")
+            with _check_before_passes(model.model, check):
+                picture = read_picture(data, query.name, self.limits.pixels)
+                asked = model.with_prompt(picture.image, query.prompt or None)
+            yield Answer(
+                name=picture.name,
+                answer=asked.answer,
+                words=[word.text for word in asked.words],
+                picture=png_text(picture.image.convert("RGB").resize(display_size(picture.image.size))),
+                notes=list(picture.notes),
+            )
+
+        return work
+
+    def explain(self, data: bytes, query: ExplainQuery) -> Work[ExplainStep]:
+        """Compute the map of an image after more and more samples; the last step tells where the files are."""
+        served, explains_class = self.find_model(query.model), query.word is None
+        options = method_options(query, self.limits.samples)
+        against = query.against if explains_class else None
+        explainer = Explainer(served.model, query.method, against=against, **options | _small_chunk(query, options))
+
+        def work(check: Check) -> Generator[ExplainStep, None, None]:
+            # a model that writes runs its inner model, once for each word
+            with _check_before_passes(served.model if explains_class else served.model.model, check):
+                picture = read_picture(data, query.name, self.limits.pixels)
+                check()  # decoding takes a while, and so does preprocessing
+                if explains_class:
+                    step, result, explained = yield from _explain_class(explainer, picture, query)
+                else:
+                    step, result, explained = _explain_word(explainer, picture, query)
+            token = self._keep(_KeptResult(picture, result))
+            files = {name: f"/api/results/{token}/{name}" for name in (CLASS_FILES if explains_class else WORD_FILES)}
+            finished = Finished(token=token, files=files, command=served.command(explained))
+            yield step.model_copy(update={"finished": finished})
+
+        return work
+
+    def read_file(self, token: str, ending: str) -> Work[tuple[str, bytes]]:
+        """Return name and content of a file of an earlier result."""
+
+        def work(check: Check) -> Generator[tuple[str, bytes], None, None]:
+            kept = self._find_result(token)
+            yield f"{kept.picture.name}.{ending}", kept.files[ending]
+
+        return work
+
+    def draw_both(self, first: str, second: str, view: View, scales: Scales) -> Work[tuple[str, bytes]]:
+        """Return name and content of a figure with the maps of two results."""
+
+        def work(check: Check) -> Generator[tuple[str, bytes], None, None]:
+            kept = [self._find_result(token) for token in (first, second)]
+            results = [each.result for each in kept if isinstance(each.result, ClassExplanation)]
+            if len(results) < 2:
+                raise OptionError("maps of words have no common figure; take the figure of each word")
+            yield f"{kept[0].picture.name}.both.png", _draw_maps(results, view, scales).to_bytes("png")
+
+        return work
+
+    def _find_result(self, token: str) -> _KeptResult:
+        if token not in self._kept:
+            raise ResultExpired("this result is no longer kept; make it again")
+        return self._kept[token]
+
+    def _keep(self, kept: _KeptResult) -> str:
+        token = secrets.token_urlsafe(12)
+        self._kept[token] = kept
+        while len(self._kept) > 1 and (len(self._kept) > self.limits.results or self._count_pixels() > _KEPT_PIXELS):
+            self._kept.popitem(last=False)
+        return token
+
+    def _count_pixels(self) -> int:
+        sizes = [kept.picture.image.size for kept in list(self._kept.values())]
+        return sum(width * height for width, height in sizes)
+
+
+Outcome = tuple[ExplainStep, ClassExplanation | WordExplanation, ExplainQuery]
+"""The last step, its result, and the request with its target resolved."""
+
+
+def _explain_class(
+    explainer: Explainer, picture: LoadedImage, query: ExplainQuery
+) -> Generator[ExplainStep, None, Outcome]:
+    classified = classify(explainer.model, picture)
+    targets = classified.pick(query.target)
+    if len(targets) > 1:
+        raise OptionError(f"target {query.target!r} means {len(targets)} classes; ask for one at a time")
+    for result in explainer.refine(classified, targets):
+        step = class_step(result)
+        yield step
+    resolved = query.model_copy(update={"target": str(targets[0].index), "prompt": ""})
+    return step.model_copy(update={"notes": list(result.notes)}), result, resolved
+
+
+def _explain_word(explainer: Explainer, picture: LoadedImage, query: ExplainQuery) -> Outcome:
+    """Explain a word of the answer that the request repeats, so that the model need not write it again."""
+    assert query.word is not None
+    result = explain_words(explainer, picture, query.prompt or None, [query.word], answer=query.answer)
+    return word_step(result), result, query.model_copy(update={"target": "", "against": None})
+
+
+def _small_chunk(query: ExplainQuery, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options for few views per pass, so that there are many steps; the numbers stay the same."""
+    if hasattr(METHODS[query.method], "refine"):
+        return {"chunk": max(1, max_samples(query.method, options) // _STEPS)}
+    return filter_options(query.method, chunk=_CHUNK)
+
+
+def _draw_maps(results: Sequence[ClassExplanation], view: View, scales: Scales) -> Drawing:
+    """Draw the maps of some results beside each other; only those of one unit can share a scale."""
+    units = {result.unit or result.explainer.name for result in results}
+    panels = [
+        replace(panel, target=f"{panel.target}\n{result.explainer.name}, {result.explainer.model.spec}")
+        for result in results
+        for panel in result.panels[:1]
+    ]
+    cells = panel_cells(panels, view=view, scales=scales if len(units) == 1 else "own")
+    return draw_grid([[image_cell(results[0].image), *cells]], title=results[0].classified.picture.name)
+
+
+@contextmanager
+def _check_before_passes(model: nn.Module, check: Check) -> Iterator[None]:
+    """Check before every pass of the model, for methods that take many passes and return one map."""
+    handle = model.register_forward_pre_hook(lambda module, inputs: check())
+    try:
+        yield
+    finally:
+        handle.remove()

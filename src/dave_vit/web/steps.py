@@ -1,0 +1,91 @@
+"""From an explanation to the step that the page shows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dave_vit.explain.classes import ClassExplanation, Prediction
+from dave_vit.explain.words import WordExplanation
+from dave_vit.models.text_generation import AnsweredPrompt
+from dave_vit.viz import Panel
+from dave_vit.viz.rendering import MapLike, as_map
+from dave_vit.web.schema import ExplainStep, Plane
+
+_LONGER_SIDE = 640  # pixels of what the page shows for models that write
+
+
+def class_step(result: ClassExplanation) -> ExplainStep:
+    """Return the map of a class, after as many samples as there are."""
+    panel, against = result.panels[0], result.against
+    return _build_step(
+        panel,
+        target=result.targets[0],
+        against=against["name"] if isinstance(against, dict) else against,
+        method=result.explainer.name,
+        samples=result.explanation.samples,
+        total=result.explainer.max_samples if panel.standard_error is not None else 1,
+        seconds=round(result.seconds, 3),
+    )
+
+
+def word_step(result: WordExplanation) -> ExplainStep:
+    """Return the map of the only word that was explained."""
+    (word,), (number,) = result.maps, result.numbers
+    explanation = word.explanation
+    geometry = word.geometry.resize_photo(display_size(word.geometry.photo_size))
+
+    def place(maps: Tensor | None) -> Tensor | None:
+        """[1, H', W'] of the input -> [H, W] of what the page shows."""
+        return None if maps is None else geometry.to_photo(maps[0].detach().float().cpu())
+
+    maps = [explanation.map, explanation.standard_error, explanation.signed, explanation.sureness]
+    values, error, signed, sureness = map(place, maps)
+    assert values is not None
+    unit = word.explainer.method.info.unit.replace("own", "")
+    return _build_step(
+        Panel(values, word.name, error, signed, sureness, unit),
+        target=_word_prediction(result.asked, number, word.value),
+        against=None,
+        method=word.explainer.name,
+        samples=explanation.samples,
+        total=explanation.samples,
+        seconds=round(word.seconds, 3),
+        notes=[*word.picture.notes, *filter(None, explanation.doubts)],
+    )
+
+
+def display_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Return the size in which the page shows a photograph to models that write: large ones are made smaller."""
+    factor = min(1.0, _LONGER_SIDE / max(size))
+    return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
+
+
+def _build_step(panel: Panel, **fields: Any) -> ExplainStep:
+    values = as_map(panel.map)
+    return ExplainStep(
+        width=values.shape[1],
+        height=values.shape[0],
+        unit=panel.unit,
+        map=Plane.encode(values),
+        signed=Plane.encode(values if panel.signed is None else panel.signed, signed=True),
+        standard_error=_encode_if_known(panel.standard_error),
+        sureness=_encode_if_known(panel.sureness),
+        **fields,
+    )
+
+
+def _encode_if_known(values: MapLike | None) -> Plane | None:
+    return None if values is None else Plane.encode(values)
+
+
+@torch.no_grad()
+def _word_prediction(asked: AnsweredPrompt, number: int, value: float) -> Prediction:
+    """Return a word with its probability after the words before it."""
+    word, score = asked.words[number - 1], asked.score(number - 1)
+    probabilities = asked(asked.inputs).logits[0].double().softmax(-1)  # [positions, vocabulary]
+    pieces = zip(score.positions, score.tokens, strict=True)  # type: ignore[attr-defined]
+    return Prediction(number, word.text, math.prod(float(probabilities[at, token]) for at, token in pieces), value)
