@@ -53,6 +53,7 @@ def _command(command: Any, name: str, parent: Any, heading: str = "##") -> Itera
 
 
 def _parameters(command: Any, context: Any) -> Iterator[str]:
+    command.get_help(context)  # fills in the names of the registries
     records = [record for parameter in command.get_params(context) if (record := parameter.get_help_record(context))]
     records = [record for record in records if "--help" not in record[0]]
     if not records:

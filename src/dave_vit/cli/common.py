@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.core import TyperCommand
 
 from dave_vit.cli.options import Json, Quiet
 from dave_vit.errors import escape_unprintable
@@ -20,9 +21,45 @@ if TYPE_CHECKING:
     from dave_vit.models import Adapter
 
 
+class RegistryCommand(TyperCommand):
+    """A command whose help lists registered names: `{models}` and `{data}` in the help of its options."""
+
+    def get_help(self, ctx: Any) -> str:
+        """Fill in the names now: the registries import torch, and `dave --help` must not."""
+        for parameter in self.params:
+            for placeholder, list_forms in _FORMS.items():
+                if placeholder in (getattr(parameter, "help", None) or ""):
+                    parameter.help = parameter.help.replace(placeholder, list_forms())  # type: ignore[attr-defined]
+        return super().get_help(ctx)
+
+
+def _model_forms() -> str:
+    from dave_vit.models.families import family_forms
+
+    return _join_forms(list(family_forms()))
+
+
+def _data_forms() -> str:
+    from dave_vit.data.sets import dataset_forms
+
+    return _join_forms(list(dataset_forms()))
+
+
+def _join_forms(forms: list[str]) -> str:
+    return f"{', '.join(forms[:-1])} or {forms[-1]}"
+
+
+_FORMS = {"{models}": _model_forms, "{data}": _data_forms}
+
+
+class _App(typer.Typer):
+    def command(self, name: str | None = None, **options: Any) -> Any:
+        return super().command(name, cls=RegistryCommand, **options)
+
+
 def command(**options: Any) -> typer.Typer:
     """What a module of a command calls `app`."""
-    return typer.Typer(add_completion=False, rich_markup_mode=None, **options)
+    return _App(add_completion=False, rich_markup_mode=None, **options)
 
 
 def examples(*lines: str) -> str:

@@ -22,7 +22,7 @@ def models(
     ] = None,
     output: Output,
 ) -> None:
-    """List the architectures that were checked for this release, and whether each is explained exactly.
+    """List the families of models, the architectures that were checked and whether each is explained exactly.
 
     To check a model with the libraries that you have installed, use `dave doctor`.
     """
@@ -33,8 +33,23 @@ def models(
         raise UnknownName(f"no architecture of the table fits {pattern!r}; see all: dave models")
     versions = ", ".join(f"{name} {version}" for name, version in library_versions().items())
     reasons = (f"{row.architecture}: {row.reason}" for row in rows if row.reason)
+    if pattern is None:
+        output.print(_families(), "")
     output.print(_table(rows), *reasons, f"Checked with {versions}.")
     output.json([{name: value for name, value in vars(row).items() if value is not None} for row in rows])
+
+
+def _families() -> Any:
+    from rich.table import Table
+
+    from dave_vit.models.families import family_forms
+
+    table = Table(box=None, pad_edge=False)
+    for header in ("--model", "loads", "needs"):
+        table.add_column(header)
+    for form, family in family_forms().items():
+        table.add_row(form, family.summary, f"dave-vit[{family.extra}]" if family.extra else "")
+    return table
 
 
 def _table(rows: list[Any]) -> Any:

@@ -82,10 +82,7 @@ def data_flag(text: str) -> Any:
 
 Model = Annotated[
     str,
-    model_flag(
-        "builtin, timm:NAME (or just NAME), hf:NAME_OR_FOLDER, torchvision:NAME, openclip:NAME, bcos:NAME or "
-        "FILE.py:FUNCTION.",
-    ),
+    model_flag("{models}."),
 ]
 Models = Annotated[list[str] | None, model_flag("As of `dave explain`; repeatable.", show_default="builtin")]
 Weights = Annotated[
@@ -96,7 +93,7 @@ Classes = Annotated[Path | None, typer.Option("--classes", metavar="FILE", help=
 Device = Annotated[
     str, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 ...; auto takes the GPU where there is one.")
 ]
-Data = Annotated[str, data_flag("builtin, builtin:pair, imagenet:DIR, folder:DIR, coco:DIR or voc:DIR.")]
+Data = Annotated[str, data_flag("{data}.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="The same seed gives the same result.")]
 
 

@@ -21,7 +21,7 @@ Name = Annotated[
     Literal["builtin", "paper"],
     typer.Argument(help="builtin: embedded models and pictures, offline; paper: the published checkpoints."),
 ]
-Data = Annotated[str | None, data_flag("imagenet:DIR, folder:DIR, ...; the suite paper needs one.")]
+Data = Annotated[str | None, data_flag("{data}; the suite paper needs one.")]
 Show = Annotated[
     bool,
     typer.Option("--pictures/--no-pictures", help="Show the data's pictures beside their maps in figures."),

@@ -95,7 +95,7 @@ def parse_spec(spec: str) -> tuple[str, str]:
     if not colon or family in _TIMM_SOURCES:
         return "timm", spec
     if family in FAMILIES and not name:
-        raise OptionError(f"model spec {spec!r} names no model; write {family}:NAME")
+        raise OptionError(f"model spec {spec!r} names no model; write {FAMILIES[family].form or f'{family}:NAME'}")
     return family, name
 
 

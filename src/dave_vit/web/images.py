@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from dave_vit._internal.atomic_files import png_bytes
 from dave_vit.data.images import LoadedImage, decode_image
-from dave_vit.data.sets.builtin import Embedded
+from dave_vit.data.sets.builtin import EmbeddedDataset
 from dave_vit.errors import DaveError, UnknownName
 
 # Name -> split and index of the embedded benchmark. Images with two objects show best what another class changes.
@@ -65,7 +65,7 @@ def example_png(name: str) -> bytes:
     """Return an example image as a PNG file."""
     if name in EXAMPLES:
         split, index = EXAMPLES[name]
-        return png_bytes(Embedded(split).image(index))
+        return png_bytes(EmbeddedDataset(split).image(index))
     if name in PHOTOS:
         photo = (files("dave_vit.web") / "photos" / f"{name}.jpg").read_bytes()
         return png_bytes(Image.open(io.BytesIO(photo)))

@@ -1,4 +1,4 @@
-"""Data sets: one file each, which registers itself here; all files of this folder are found by themselves."""
+"""Data sets: one file each, which registers itself in `DATASETS`; all files of this folder are imported."""
 
 from __future__ import annotations
 
@@ -10,39 +10,49 @@ from dave_vit.data.base import Dataset, FileDataset
 from dave_vit.errors import DataError, OptionError
 
 DATASETS: Registry[Callable[[str, int | None], Dataset]] = Registry("kind of data")
-"""Each takes what follows the colon of a spec, and how many images to use at most."""
+"""Each takes what follows the colon of a spec, and the largest number of images to use.
+
+The first line of its docstring and its attribute `form`, if it has one, are shown as help.
+"""
+
+
+def dataset_forms() -> dict[str, str]:
+    """Return the summary of all data sets by the form of their specs, for help texts."""
+    entries = {name: DATASETS[name] for name in DATASETS}
+    forms = {name: str(getattr(entry, "form", "") or f"{name}:DIR") for name, entry in entries.items()}
+    return {forms[name]: (entry.__doc__ or "").partition("\n")[0] for name, entry in entries.items()}
 
 
 def open_dataset(spec: str, limit: int | None = None) -> Dataset:
-    """A data set by its spec.
+    """Open a data set by its spec.
 
     Args:
-        spec: "builtin" (also "builtin:pair", "builtin:plain", "builtin:single:unseen", and with a seed for fresh
-            pictures "builtin:single:seen:7"), "imagenet:DIR", "folder:DIR", "coco:DIR" or "voc:DIR".
-        limit: use the first so many images.
+        spec: "builtin" (also "builtin:pair", "builtin:plain", "builtin:single:unseen", and with a seed for other
+            images "builtin:single:seen:7"), "imagenet:DIR", "folder:DIR", "coco:DIR" or "voc:DIR".
+        limit: use at most this many images, the first ones.
 
     Example:
         >>> data = open_dataset("imagenet:ILSVRC", limit=1000)
         >>> data[0].label, data[0].boxes, data.image(0)
     """
     kind, _, rest = spec.partition(":")
-    make = DATASETS[kind]
+    open_kind = DATASETS[kind]
     if limit is not None and limit < 1:
         raise OptionError(f"limit {limit}; expected 1 or more images")
-    data = make(rest, limit)
+    data = open_kind(rest, limit)
     if not len(data):
         raise DataError(f"{spec}: no images")
     if isinstance(data, FileDataset):
-        _check_names(spec, data)
+        _check_unique_names(spec, data)
     return data
 
 
-def _check_names(spec: str, data: FileDataset) -> None:
-    """Results go by the names of images."""
+def _check_unique_names(spec: str, data: FileDataset) -> None:
+    """Raise DataError where two images share a name: results are stored by the names of images."""
     names = Counter(item.name for item in data.items)
-    twice = [name for name, count in names.items() if count > 1]
-    if twice:
-        raise DataError(f"{spec}: {names[twice[0]]} images are called {twice[0]!r}; give each a name of its own")
+    repeated = [name for name, count in names.items() if count > 1]
+    if repeated:
+        raise DataError(f"{spec}: {names[repeated[0]]} images are called {repeated[0]!r}; give each a name of its own")
 
 
 import_all(__name__)

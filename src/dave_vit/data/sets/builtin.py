@@ -1,4 +1,4 @@
-"""The embedded benchmark as a data set of items: one per target in a picture."""
+"""The embedded benchmark as a data set of items: one per target in an image."""
 
 from __future__ import annotations
 
@@ -15,66 +15,62 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LENGTH = 1000
-_KEPT = 128  # scenes, of a quarter of a megabyte: item, pixels and mask are asked for in turn, and again in grids
+_CACHED_SCENES = 128  # of a quarter of a megabyte each: item, pixels and mask are read in turn, and again in grids
 
 
-class Embedded(Dataset):
-    """Composed pictures; in those with two targets, each is an item of its own with its own label and mask.
+@DATASETS.register("builtin")
+class EmbeddedDataset(Dataset):
+    """Composed images with exact masks; in those with two targets, each target is an item of its own.
 
     Args:
-        split: "single", "pair" or "plain".
-        family: "seen" or "unseen": art that the embedded models were trained on, or not.
-        limit: use the first so many items.
-        seed: another one gives other pictures.
+        spec: "SPLIT:FAMILY:SEED", all optional. The split is "single", "pair" or "plain". The family is "seen" or
+            "unseen": art that the embedded models were trained on, or not. Another seed gives other images.
+        limit: use at most this many items.
     """
 
-    def __init__(self, split: str = "single", family: str = "seen", limit: int | None = None, *, seed: int = 0) -> None:
+    form = "builtin[:single|pair|plain]"
+
+    def __init__(self, spec: str = "", limit: int | None = None) -> None:
+        split, family, seed, *more = (*spec.split(":"), "", "")
+        if any(more) or not (seed or "0").isdecimal():
+            raise OptionError(f"data builtin:{spec}; expected builtin:SPLIT:FAMILY:SEED, such as builtin:single:seen:7")
         self._targets = 2 if split == "pair" else 1
         self._length = LENGTH if limit is None else limit
-        pictures = -(-self._length // self._targets)
-        self.scenes = BuiltinDataset(split, seed=seed, family=family, length=max(pictures, 1))
+        images = max(1, -(-self._length // self._targets))
+        self.scenes = BuiltinDataset(split or "single", seed=int(seed or 0), family=family or "seen", length=images)
         self.class_names = list(CLASS_NAMES)
-        self._scene = lru_cache(_KEPT)(self.scenes.__getitem__)
+        self._scene = lru_cache(_CACHED_SCENES)(self.scenes.__getitem__)
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> Item:
-        scene, number, place = self._find(index)
-        target = scene.targets[place]
-        picture = f"{self.scenes.split}-{self.scenes.family}-{number:05d}"
+        scene, scene_index, target_index = self._find(index)
+        target = scene.targets[target_index]
+        picture = f"{self.scenes.split}-{self.scenes.family}-{scene_index:05d}"
         name = f"{picture}#{target.name}" if self._targets > 1 else picture
         left, top, right, bottom = target.box
         return Item(name, target.label, ((left, top, right, bottom),), picture=picture)
 
     def digest(self) -> str:
-        """A hash of the kind and number of pictures, and of the first one."""
+        """Return a hash of the kind and number of images, and of the first one."""
         kind = (self.scenes.split, self.scenes.family, self.scenes.seed, self.scenes.size, self._length)
         return hashlib.sha256(repr(kind).encode() + self._scene(0).image.tobytes()).hexdigest()
 
     def image(self, index: int) -> Image:
-        """The picture, RGB."""
+        """Return the RGB image."""
         from PIL import Image as images
 
         return images.fromarray(self._find(index)[0].image)
 
     def mask(self, index: int) -> Mask | None:
-        """The visible pixels of the item's target."""
-        scene, _, place = self._find(index)
-        return scene.targets[place].mask
+        """Return the visible pixels of the item's target."""
+        scene, _, target_index = self._find(index)
+        return scene.targets[target_index].mask
 
     def _find(self, index: int) -> tuple[Scene, int, int]:
-        """The scene of an item, the scene's number, and which of its targets the item is."""
+        """Return the scene of an item, the scene's index, and the index of the item's target in it."""
         if not 0 <= index < self._length:
             raise IndexError(f"index {index} is out of range; the set has {self._length} items")
-        number, place = divmod(index, self._targets)
-        return self._scene(number), number, place
-
-
-@DATASETS.register("builtin")
-def open_builtin(rest: str, limit: int | None) -> Embedded:
-    """The pictures of a spec such as "builtin:pair" or "builtin:single:seen:7"."""
-    split, family, seed, *more = (*rest.split(":"), "", "")
-    if any(more) or not (seed or "0").isdecimal():
-        raise OptionError(f"data builtin:{rest}; expected builtin:SPLIT:FAMILY:SEED, such as builtin:single:seen:7")
-    return Embedded(split or "single", family or "seen", limit, seed=int(seed or 0))
+        scene_index, target_index = divmod(index, self._targets)
+        return self._scene(scene_index), scene_index, target_index

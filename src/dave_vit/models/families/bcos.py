@@ -70,4 +70,4 @@ def _package() -> Any:
     return package
 
 
-FAMILIES.register("bcos")(Family(load))
+FAMILIES.register("bcos")(Family(load, "bcos:NAME", "B-cos networks of the bcos package", extra="bcos"))

@@ -131,4 +131,4 @@ def _transformed(encode: Callable[[Tensor], Tensor], picture: Image.Image) -> Te
     return encode(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 255)
 
 
-FAMILIES.register("builtin")(Family(load))
+FAMILIES.register("builtin")(Family(load, "builtin", "embedded models: builtin, builtin-bcos, builtin-captions"))

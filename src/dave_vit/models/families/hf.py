@@ -330,4 +330,14 @@ def package() -> Any:
     return transformers
 
 
-FAMILIES.register("hf")(Family(load, zero_shot=True, bare=True, backbone=backbone))
+FAMILIES.register("hf")(
+    Family(
+        load,
+        "hf:NAME_OR_FOLDER",
+        "models of transformers, from the hub or a local folder",
+        extra="hf",
+        zero_shot=True,
+        bare=True,
+        backbone=backbone,
+    )
+)

@@ -109,4 +109,6 @@ def package() -> Any:
     return open_clip
 
 
-FAMILIES.register("openclip")(Family(load, zero_shot=True))
+FAMILIES.register("openclip")(
+    Family(load, "openclip:NAME", "CLIP and SigLIP models of open_clip", extra="clip", zero_shot=True)
+)

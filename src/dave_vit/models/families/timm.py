@@ -207,4 +207,4 @@ def _filled(name: str, weights: Weights, **options: Any) -> nn.Module:
         raise mismatch_error(weights.path, own, state) from error
 
 
-FAMILIES.register("timm")(Family(load, backbone=backbone))
+FAMILIES.register("timm")(Family(load, "timm:NAME (or just NAME)", "image classifiers of timm", backbone=backbone))

@@ -56,4 +56,4 @@ def build(name: str, **options: Any) -> nn.Module:
     return model
 
 
-FAMILIES.register("torchvision")(Family(load))
+FAMILIES.register("torchvision")(Family(load, "torchvision:NAME", "image classifiers of torchvision"))
