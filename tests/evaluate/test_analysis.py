@@ -198,7 +198,7 @@ def test_consistency_is_that_of_the_metric(pair):
 
 
 def test_all_numbers_of_the_paper_are_there():
-    numbers = suites._data("published.toml")
+    numbers = suites._read_toml("published.toml")
     assert sum(len(methods) for metric in numbers.values() for methods in metric.values()) == 2 * (7 * 4 + 5 * 2)
     assert suites.published("gridpg", "DeiT-III-B", "dave-paper") == 65.76
     assert suites.published("energypg", "B-cos-ViT-C", "bcos") == 75.61
@@ -215,7 +215,7 @@ def test_suites_name_known_methods_and_have_styles(name, quick):
         assert all(entry.method in METHODS for entry in entries)
         assert dict(entries[1].options) == {"steps": suite.counts.samples}  # integrated gradients
     models = [entry.label for entry in suite.models]
-    known = suites._data("published.toml")["gridpg"]
+    known = suites._read_toml("published.toml")["gridpg"]
     assert name == "builtin" or models == list(known)
 
 

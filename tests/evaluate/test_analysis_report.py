@@ -27,7 +27,7 @@ from dave_vit.analysis import (
     models,
 )
 from dave_vit.analysis.paper import localization, reproduce, suites
-from dave_vit.analysis.paper.page import SuitePage, html, markdown
+from dave_vit.analysis.paper.page import render_report
 from dave_vit.errors import DataError
 from dave_vit.evaluate import ModelEntry, evaluate
 from dave_vit.models import Adapter, Preprocessing
@@ -115,8 +115,8 @@ def test_pages_need_no_other_file(scored, tmp_path):
     for picture in scored.pictures:
         for name, data in picture.files().items():
             (tmp_path / name).write_bytes(data)
-    page = SuitePage(suites.read_suite("builtin", quick=True), [record], "dave reproduce builtin --quick", tmp_path)
-    text = html(page)
+    page = (suites.read_suite("builtin", quick=True), [record], "dave reproduce builtin --quick", tmp_path)
+    text = render_report("html", *page)
     assert all(source.startswith("data:image/webp;base64,") for source in re.findall(r'src="([^"]*)', text))
     assert not re.search(r"https?://|<script|<link|url\(", text)
     assert 'name="viewport"' in text
@@ -127,7 +127,7 @@ def test_pages_need_no_other_file(scored, tmp_path):
     assert "<li>device: abacus</li><li>versions: torch 9.9</li>" in text  # of the run, not of who writes the page
     assert "<b>" in text
     assert "**" not in text
-    lines = markdown(page)
+    lines = render_report("md", *page)
     assert "| method | GridPG | EnergyPG | deletion |" in lines
     assert f"({tmp_path.name}/deletion-conventional.png)" in lines
 
@@ -162,10 +162,10 @@ def test_a_finished_section_is_not_computed_again(tmp_path):
         return Section("x", "X", "words", tables=[ReportTable(("a",), (("1",),))], rows=[{"a": 1}])
 
     options = reproduce.ReproduceOptions(tmp_path, "dave")
-    first = reproduce._finished(options, "x", "key", make)
-    assert reproduce._finished(options, "x", "key", make) == json.loads(json.dumps(first))
+    first = reproduce._finish_section(options, "x", "key", make)
+    assert reproduce._finish_section(options, "x", "key", make) == json.loads(json.dumps(first))
     assert len(made) == 1
-    reproduce._finished(options, "x", "other key", make)
+    reproduce._finish_section(options, "x", "other key", make)
     assert len(made) == 2
     assert (tmp_path / "tables" / "x.csv").read_text() == "a\n1\n"
 
@@ -250,7 +250,7 @@ def test_a_registered_analysis_is_a_command(tiny, counting, tmp_path, capsys):
 
 def test_a_registered_analysis_is_a_section_of_every_suite(tiny, counting, tmp_path):
     suite = suites.read_suite("builtin", quick=True)
-    makers = dict(reproduce._makers(suite, reproduce.ReproduceOptions(tmp_path, "dave", seed=3), 10))
+    makers = dict(reproduce._list_sections(suite, reproduce.ReproduceOptions(tmp_path, "dave", seed=3), 10))
     named = ["conventional", "bcos", *suite.analyses]
     assert list(makers) == [*named, "counting"]
     made = makers["counting"]()
@@ -302,7 +302,7 @@ def test_the_builtin_suite_is_reproduced_and_resumed(tmp_path, monkeypatch, caps
     assert list(LEAST["analyses"]) == list(suites.read_suite("builtin", quick=True).analyses)
     small_embedded.shrink(tmp_path, monkeypatch.setattr)
     small_embedded.write_weights(tmp_path)
-    monkeypatch.setitem(suites._data("suites.toml")["builtin"], "quick", LEAST)
+    monkeypatch.setitem(suites._read_toml("suites.toml")["builtin"], "quick", LEAST)
     monkeypatch.chdir(tmp_path)
     args = ["reproduce", "builtin", "--quick", "--out", "out"]
     assert cli.run([*args, "--device", "cpu", "--json"]) == 0

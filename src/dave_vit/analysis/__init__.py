@@ -1,6 +1,6 @@
-"""What the paper's tables and figures show, computed again: one file for each analysis, which registers itself.
+"""The paper's tables and figures, computed again. Each analysis is one file, which registers itself in `ANALYSES`.
 
-`dave analyze NAME` and `dave reproduce` know an analysis by `ANALYSES`; the suite of the paper is in `paper`.
+`dave analyze NAME` runs one analysis, `dave reproduce` all of them; `paper` holds the suites of `dave reproduce`.
 """
 
 from dave_vit._internal.registry import import_all

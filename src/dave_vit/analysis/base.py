@@ -1,4 +1,4 @@
-"""What every analysis is: options in, a section out; and the table of them."""
+"""Registry of analyses. An analysis is a function from options to a section of a report."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class Flag:
     positional: bool = False
 
 
-def flag(default: T, text: str, **how: Any) -> T:
-    """A field of an analysis's options that `dave analyze` takes as well.
+def flag(default: T, text: str, **settings: Any) -> T:
+    """Declare a field of an analysis's options that is also a flag of `dave analyze`.
 
     Args:
-        default: where nothing is said.
-        text: what it is.
-        how: further fields of `Flag`.
+        default: default value.
+        text: help text.
+        settings: further fields of `Flag`.
     """
-    made: T = field(default=default, metadata={"flag": Flag(text, **how)})
-    return made
+    option: T = field(default=default, metadata={"flag": Flag(text, **settings)})
+    return option
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """An analysis as commands and suites know it.
+    """A registered analysis.
 
     Attributes:
-        name: of the command and of the files.
-        summary: one sentence, the first of its function.
+        name: name of the command and of the files.
+        summary: one sentence, the first of the function's docstring.
         options: a frozen dataclass; all fields have defaults.
-        run: from options to a section.
-        first_model: whether a suite of several models shows it for the first one only.
+        run: function from options to a section.
+        first_model: whether a suite of several models runs it for the first one only.
     """
 
     name: str
@@ -56,25 +56,24 @@ class Analysis:
 
     @property
     def flags(self) -> dict[str, Flag]:
-        """By the field of the options."""
-        return {one.name: one.metadata["flag"] for one in fields(self.options) if "flag" in one.metadata}
+        """Flags by the name of their field."""
+        return {option.name: option.metadata["flag"] for option in fields(self.options) if "flag" in option.metadata}
 
 
 ANALYSES: Registry[Analysis] = Registry("analysis")
 
 
 def analysis(name: str, *, first_model: bool = False) -> Callable[[Run], Run]:
-    """A decorator that files a function from options to a section as an analysis.
+    """Register a function from options to a section as an analysis.
 
     Args:
-        name: of the analysis.
-        first_model: whether a suite of several models shows it for the first one only.
+        name: name of the analysis.
+        first_model: whether a suite of several models runs it for the first one only.
     """
 
-    def add(run: Run) -> Run:
+    def register(run: Run) -> Run:
         summary = (run.__doc__ or "").partition("\n")[0]
-        options = get_type_hints(run)["options"]
-        ANALYSES.register(name)(Analysis(name, summary, options, run, first_model))
+        ANALYSES.register(name)(Analysis(name, summary, get_type_hints(run)["options"], run, first_model))
         return run
 
-    return add
+    return register

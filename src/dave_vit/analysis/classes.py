@@ -1,119 +1,115 @@
-"""Class-consistency sheets: several pictures of one class and their maps, to see what recurs."""
+"""Class-consistency sheets: several images of one class and their maps, to see what recurs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from dave_vit.analysis.base import analysis, flag
-from dave_vit.analysis.inputs import ImageBatch, MapAnalysisOptions, image_count_flag, method_flag, shown_data
+from dave_vit.analysis.inputs import (
+    ImageBatch,
+    MapAnalysisOptions,
+    count_flag,
+    hide_folders,
+    method_flag,
+    preprocess_image,
+    short_name,
+)
 from dave_vit.data import Dataset, open_dataset
 from dave_vit.data.classes import map_classes
 from dave_vit.engine.forward import logits_of
 from dave_vit.engine.target_names import find_class
-from dave_vit.errors import DataError, ImageError
+from dave_vit.errors import DataError
 from dave_vit.models import Adapter
 from dave_vit.viz import Cell, Drawing, draw_grid, image_cell, map_cell
 from dave_vit.viz.report_section import ReportFigure, Section
 
-_CLASSES = 3  # where none are named
+_CLASSES = 3  # number of classes where none are named
 
 
 @dataclass(frozen=True)
 class ClassesOptions(MapAnalysisOptions):
-    """Options of the analysis; n is the number of pictures of each class.
+    """Options of the analysis; n is the number of images of each class.
 
     Attributes:
-        names: of classes; those with the most pictures where there are none.
+        names: names or indices of classes; by default those with the most images.
         method: label of `dave_vit.analysis.catalog`.
     """
 
-    names: tuple[str, ...] = flag((), "Names or indices.", metavar="CLASS", positional=True)
+    names: tuple[str, ...] = flag((), "Names or indices of classes.", metavar="CLASS", positional=True)
     method: str = method_flag()
-    n: int = image_count_flag(4)
+    n: int = count_flag(4)
 
 
 @analysis("classes", first_model=True)
 def analyze_classes(options: ClassesOptions) -> Section:
-    """Several pictures of one class and their maps, to see what recurs."""
+    """Show several images of one class with their maps, to see what recurs."""
     _, model = next(options.load())
-    wanted = [find_class(name, model.class_names) for name in options.names]
-    sheets = of_classes(model, options.data, options.n, wanted)
+    labels = [find_class(name, model.class_names) for name in options.names]
+    sheets = load_classes(model, options.data, options.n, labels)
     maker = options.maker(options.method)
-    maps = {label: maker.maps(model, shown.inputs, shown.target) for label, shown in sheets.items()}
+    maps = {label: maker.maps(model, images.inputs, images.target) for label, images in sheets.items()}
     facts = options.facts(images=f"{options.n} per class", samples=options.samples, method=options.method)
-    text = "Maps of pictures of one class that the model recognises: what recurs is what the class is."
+    text = "Maps of images of one class that the model recognises: what recurs is what the class is."
     caption = "Positive part of each map over its own 99 % quantile."
-    picture = ReportFigure("classes", figure(sheets, maps, show=options.show), caption, is_plot=False)
-    return Section("classes", "Class-consistent features", text, facts, pictures=[picture])
+    figure = ReportFigure("classes", draw_sheets(sheets, maps, show=options.show), caption, is_plot=False)
+    return Section("classes", "Class-consistent features", text, facts, pictures=[figure])
 
 
-def of_classes(model: Adapter, data_spec: str, each: int, wanted: Sequence[int] = ()) -> dict[int, ImageBatch]:
-    """Recognised pictures of some classes, by class of the model.
+def load_classes(model: Adapter, spec: str, count: int, labels: Sequence[int] = ()) -> dict[int, ImageBatch]:
+    """Load recognised images of some classes, by class of the model.
 
     Args:
-        model: that recognises them.
-        data_spec: of a data set.
-        each: pictures of a class, at most.
-        wanted: classes; those with the most pictures where there are none.
+        model: has to recognise them.
+        spec: names a data set.
+        count: most images of a class.
+        labels: classes; by default those with the most images.
     """
-    data = open_dataset(data_spec)
-    places = _places(data, map_classes(data.class_names, model.class_names), each + 1, wanted)
+    data = open_dataset(spec)
     sheets: dict[int, list[Tensor]] = {}
-    enough, several = len(wanted) or _CLASSES, 0
-    for label, indices in places.items():
-        known = [inputs for index in indices if (inputs := _recognised(model, data, index, label)) is not None]
-        sheets |= {label: known[:each]} if known else {}
-        several += len(known) >= min(2, each)  # a sheet of one picture shows nothing that recurs
-        if several == enough:
+    sheets_needed, sheets_full = len(labels) or _CLASSES, 0
+    for label, indices in _find_candidates(model, data, count + 1, labels).items():
+        images = [image for index in indices if (image := preprocess_image(model, data, index)) is not None]
+        images = [image for image in images if int(logits_of(model, image)[0].argmax()) == label]
+        sheets |= {label: images[:count]} if images else {}
+        sheets_full += len(images) >= min(2, count)  # a sheet of one image shows nothing that recurs
+        if sheets_full == sheets_needed:
             break
     if not sheets:
-        raise DataError(f"{shown_data(data_spec)}: no picture of the classes is recognised; name others")
-    sheets = dict(sorted(sheets.items(), key=lambda entry: -len(entry[1]))[:enough])
-    return {label: _pictures(model, label, inputs) for label, inputs in sheets.items()}
+        raise DataError(f"{hide_folders(spec)}: the model recognises no image of these classes; name others")
+    largest = sorted(sheets.items(), key=lambda sheet: -len(sheet[1]))[:sheets_needed]
+    return {
+        label: ImageBatch.build(model, images, [label] * len(images), [short_name(model, label)] * len(images))
+        for label, images in largest
+    }
 
 
-def _places(data: Dataset, classes: dict[int, int], each: int, wanted: Sequence[int]) -> dict[int, list[int]]:
-    """Numbers of pictures by class, most pictures first; reading stops when enough classes have enough of them."""
-    places: dict[int, list[int]] = {label: [] for label in wanted}
-    enough, full = len(wanted) or _CLASSES, 0
+def _find_candidates(model: Adapter, data: Dataset, count: int, labels: Sequence[int]) -> dict[int, list[int]]:
+    """Return indices of images by class, most images first; stops when enough classes have ``count`` of them."""
+    classes = map_classes(data.class_names, model.class_names)
+    candidates: dict[int, list[int]] = {label: [] for label in labels}
+    classes_needed, classes_full = len(labels) or _CLASSES, 0
     for index in range(len(data)):
-        known = data[index].label
-        label = None if known is None else classes.get(known)
-        if label is None or (wanted and label not in places) or len(places.get(label, [])) == each:
+        own = data[index].label
+        label = None if own is None else classes.get(own)
+        if label is None or (labels and label not in candidates) or len(candidates.get(label, [])) == count:
             continue
-        places.setdefault(label, []).append(index)
-        full += len(places[label]) == each
-        if full == enough:
+        candidates.setdefault(label, []).append(index)
+        classes_full += len(candidates[label]) == count
+        if classes_full == classes_needed:
             break
-    return dict(sorted(places.items(), key=lambda entry: -len(entry[1])))
+    return dict(sorted(candidates.items(), key=lambda candidate: -len(candidate[1])))
 
 
-def _recognised(model: Adapter, data: Dataset, index: int, label: int) -> Tensor | None:
-    try:
-        inputs = model.preprocess(data.image(index))
-    except ImageError:
-        return None
-    return inputs if int(logits_of(model, inputs)[0].argmax()) == label else None
-
-
-def _pictures(model: Adapter, label: int, inputs: Sequence[Tensor]) -> ImageBatch:
-    together = torch.cat(list(inputs))
-    target = torch.full((len(together),), label, device=together.device)
-    titles = [model.class_names[label].split(",")[0]] * len(together)
-    return ImageBatch(together, target, titles, model.preprocessing.picture(together))
-
-
-def figure(sheets: dict[int, ImageBatch], maps: dict[int, Tensor], *, show: bool = True) -> Drawing:
-    """Two rows for each class: pictures, and their maps."""
+def draw_sheets(sheets: dict[int, ImageBatch], maps: dict[int, Tensor], *, show: bool = True) -> Drawing:
+    """Draw two rows for each class: images, and their maps."""
     rows: list[list[Cell]] = []
-    labels = []
-    for label, shown in sheets.items():
+    labels: list[str] = []
+    for label, images in sheets.items():
         if show:
-            rows.append([image_cell(colours, "") for colours in shown.colours])
+            rows.append([image_cell(colours, "") for colours in images.colours])
         rows.append([replace(map_cell(values, ""), bar=None) for values in maps[label]])
-        labels += [shown.titles[0], "map"] if show else [shown.titles[0]]
+        labels += [images.titles[0], "map"] if show else [images.titles[0]]
     return draw_grid(rows, labels=labels, width=1.5)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from dave_vit.analysis.base import analysis
-from dave_vit.analysis.inputs import ImageBatch, MapAnalysisOptions, image_count_flag, image_files_flag, load_images
+from dave_vit.analysis.inputs import ImageBatch, MapAnalysisOptions, count_flag, files_flag
 from dave_vit.maps import collapse
 from dave_vit.methods import create_method
+from dave_vit.methods.options import filter_options
 from dave_vit.viz import Drawing, draw_grid, image_cell, map_cell
 from dave_vit.viz.report_section import ReportFigure, Section
 
@@ -20,36 +21,34 @@ STEPS = {
     "DAVE, as in the paper": ("dave", {"preset": "paper"}),
     "DAVE, default": ("dave", {}),
 }
-_SAMPLED = ("equivariant", "dave")
 
 
 @dataclass(frozen=True)
 class ConstructionOptions(MapAnalysisOptions):
     """Options of the analysis."""
 
-    images: tuple[str, ...] = image_files_flag()
-    n: int = image_count_flag(3)
+    images: tuple[str, ...] = files_flag()
+    n: int = count_flag(3)
 
 
 def construction(model: nn.Module, inputs: Tensor, target: Tensor, *, samples: int, seed: int) -> dict[str, Tensor]:
-    """Maps [B,H,W] of each step."""
+    """Compute the maps of each step, [B,H,W]."""
     maps = {}
     for title, (name, options) in STEPS.items():
-        draws = {"samples": samples, "seed": seed} if name in _SAMPLED else {}
-        maps[title] = collapse(create_method(name, model, **options, **draws).attribute(inputs, target))
+        method = create_method(name, model, **options, **filter_options(name, samples=samples, seed=seed))
+        maps[title] = collapse(method.attribute(inputs, target))
     return maps
 
 
 @analysis("construction", first_model=True)
 def analyze_construction(options: ConstructionOptions) -> Section:
-    """What each step from the gradient to DAVE does to a map (figure 4)."""
-    made = []
-    for number, (label, model) in enumerate(options.load()):
-        shown = load_images(model, options)
-        maps = construction(model, shown.inputs, shown.target, samples=options.samples, seed=options.seed)
-        name = "construction" if number == 0 else f"construction-{number + 1}"
+    """Show what each step from the gradient to DAVE does to a map (figure 4)."""
+    figures = []
+    for index, (label, model, images) in enumerate(options.load_with_images()):
+        maps = construction(model, images.inputs, images.target, samples=options.samples, seed=options.seed)
+        name = "construction" if index == 0 else f"construction-{index + 1}"
         caption = f"{label}: positive part of the map, each over its own 99 % quantile."
-        made.append(ReportFigure(name, figure(shown, maps, show=options.show), caption, is_plot=False))
+        figures.append(ReportFigure(name, draw_steps(images, maps, show=options.show), caption, is_plot=False))
     facts = options.facts(images=len(options.images) or options.n, samples=options.samples)
     text = (
         "From the gradient to DAVE. Freezing the operators removes their variation (effective transformation), the "
@@ -58,13 +57,13 @@ def analyze_construction(options: ConstructionOptions) -> Section:
         "rivals, favours in each layer what speaks for it (the gamma rule), and keeps what is significant at every "
         "scale."
     )
-    return Section("construction", "Progressive construction (figure 4)", text, facts, pictures=made)
+    return Section("construction", "Progressive construction (figure 4)", text, facts, pictures=figures)
 
 
-def figure(shown: ImageBatch, maps: dict[str, Tensor], *, show: bool = True) -> Drawing:
-    """A row for each picture, a column for each step."""
+def draw_steps(images: ImageBatch, maps: dict[str, Tensor], *, show: bool = True) -> Drawing:
+    """Draw a row for each image and a column for each step."""
     rows = []
-    for number, colours in enumerate(shown.colours):
+    for index, colours in enumerate(images.colours):
         picture = [image_cell(colours, "picture")] if show else []
-        rows.append(picture + [map_cell(column[number], title) for title, column in maps.items()])
-    return draw_grid(rows, labels=shown.titles, width=1.7)
+        rows.append(picture + [map_cell(column[index], title) for title, column in maps.items()])
+    return draw_grid(rows, labels=images.titles, width=1.7)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.catalog import method_entry
-from dave_vit.analysis.inputs import AnalysisOptions, load_images
+from dave_vit.analysis.inputs import AnalysisOptions
 from dave_vit.analysis.meter import ResourceUse, measure
 from dave_vit.engine.forward import logits_of
 from dave_vit.errors import OptionError
@@ -22,35 +22,27 @@ from dave_vit.viz import DAVE, Drawing
 from dave_vit.viz.plots import SERIES, add_legend, create_plots, method_style
 from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
 
-METHODS = (
-    "input_x_gradient",
-    "integrated_gradients",
-    "smoothgrad",
-    "legrad",
-    "attn_lrp",
-    "chefer_lrp",
-    "effective",
-    "dave",
-)
-_CHUNK = 4  # rows of a pass, the same for all methods, so that memory tells of methods and not of chunks
-_PAPER = {  # computation and memory, as table 3 of the paper states them
+METHODS = {  # the measured methods, and their computation as table 3 of the paper states it
     "input_x_gradient": "O(1)",
     "integrated_gradients": "O(steps)",
     "smoothgrad": "O(steps)",
     "legrad": "O(steps)",
-    "chefer_lrp": "O(1)",
     "attn_lrp": "O(steps)",
+    "chefer_lrp": "O(1)",
+    "effective": "-",
     "dave": "O(samples)",
 }
+_CHUNK = 4  # rows of a pass, the same for all methods, so that memory depends on methods and not on chunks
+_FORWARD = "forward pass"
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How something grows: value = start + slope * x, and the power of a power law.
+    """How a quantity grows: value = start + slope * x, and the exponent of a power law.
 
     Attributes:
-        start: at x = 0.
-        slope: per unit of x.
+        start: value at x = 0.
+        slope: increase per unit of x.
         fit: share of the variance that the straight line explains, R^2.
         power: exponent of value ~ x ** power; 1 is linear, 0 is flat.
     """
@@ -62,78 +54,98 @@ class Growth:
 
 
 def growth(at: Sequence[float], values: Sequence[float]) -> Growth:
-    """Least squares through a straight line, and through a straight line of the logarithms."""
+    """Fit a straight line to values, and another one to their logarithms, by least squares."""
     x, y = np.asarray(at, dtype=np.float64), np.asarray(values, dtype=np.float64)
     if len(x) < 2 or len(x) != len(y):
         raise OptionError(f"{len(x)} points and {len(y)} values; a growth needs two or more of each")
     slope, start = np.polyfit(x, y, 1)
     spread = float(((y - y.mean()) ** 2).sum())
-    left = float(((y - start - slope * x) ** 2).sum())
-    power = float(np.polyfit(np.log(x), np.log(np.maximum(y, 1e-12)), 1)[0])
-    return Growth(float(start), float(slope), 1 - left / spread if spread > 1e-12 * float((y**2).sum()) else 1.0, power)
+    residual = float(((y - start - slope * x) ** 2).sum())
+    fit = 1 - residual / spread if spread > 1e-12 * float((y**2).sum()) else 1.0
+    return Growth(float(start), float(slope), fit, float(np.polyfit(np.log(x), np.log(np.maximum(y, 1e-12)), 1)[0]))
 
 
-def attribution_cost(model: nn.Module, inputs: Tensor, target: Tensor, label: str, samples: int) -> ResourceUse:
-    """What one map costs."""
-    return measure(partial(_attribute, model, inputs, target, label, samples), inputs.device)
+@dataclass(frozen=True)
+class CostCurve:
+    """Resource use over numbers of samples or layers."""
 
+    uses: Mapping[int, ResourceUse]
 
-def _attribute(model: nn.Module, inputs: Tensor, target: Tensor, label: str, samples: int) -> Tensor:
-    entry = method_entry(label, samples)
-    options: dict[str, Any] = dict(entry.options)
-    if "samples" in options or "steps" in options:
-        options["chunk"] = _CHUNK
-    return create_method(entry.method, model, **options).attribute(inputs, target)
+    @property
+    def seconds(self) -> list[float]:
+        """Time of each number."""
+        return [use.seconds for use in self.uses.values()]
 
+    @property
+    def mib(self) -> list[float]:
+        """Peak memory of each number in MiB."""
+        return [use.mib for use in self.uses.values()]
 
-def deep_vit(depth: int, size: int = 224) -> nn.Module:
-    """A Vision Transformer as narrow as DeiT-Tiny with random weights: cost does not depend on them."""
-    from timm.models.vision_transformer import VisionTransformer
+    def time_growth(self) -> Growth:
+        """Fit the growth of the time."""
+        return growth(list(self.uses), self.seconds)
 
-    made: nn.Module = VisionTransformer(
-        img_size=size, patch_size=16, embed_dim=192, depth=depth, num_heads=3, num_classes=10
-    )
-    return made.eval()
+    def memory_growth(self) -> Growth:
+        """Fit the growth of the memory in MiB."""
+        return growth(list(self.uses), self.mib)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """All that was measured.
+    """All measurements.
 
     Attributes:
-        forward: one forward pass of the model with one picture.
-        methods: by label and number of samples.
-        depths: by label and number of layers, each beside a forward pass of the same model.
+        forward: one forward pass of the model with one image.
+        methods: over numbers of samples, by label.
+        depths: over numbers of layers, by label and for a forward pass.
     """
 
     forward: ResourceUse
-    methods: Mapping[str, Mapping[int, ResourceUse]]
-    depths: Mapping[str, Mapping[int, ResourceUse]]
-
-
-def costs(model: nn.Module, inputs: Tensor, target: Tensor, samples: Sequence[int], depths: Sequence[int]) -> Costs:
-    """Measures everything, on one picture [1,C,H,W]."""
-    methods: dict[str, dict[int, ResourceUse]] = {}
-    for label in METHODS:
-        counts = samples if _takes_samples(label) else samples[:1]
-        methods[label] = {count: attribution_cost(model, inputs, target, label, count) for count in counts}
-    by_depth: dict[str, dict[int, ResourceUse]] = {"forward pass": {}, "input_x_gradient": {}, "dave": {}}
-    picture = torch.randn(1, 3, *inputs.shape[2:], generator=torch.Generator().manual_seed(0)).to(inputs.device)
-    for depth in depths:
-        deep = deep_vit(depth, inputs.shape[2]).to(inputs.device)
-        by_depth["forward pass"][depth] = forward_cost(deep, picture)
-        for label in ("input_x_gradient", "dave"):
-            by_depth[label][depth] = attribution_cost(deep, picture, torch.zeros(1, dtype=torch.long), label, _CHUNK)
-    return Costs(forward_cost(model, inputs), methods, by_depth)
+    methods: Mapping[str, CostCurve]
+    depths: Mapping[str, CostCurve]
 
 
 def forward_cost(model: nn.Module, inputs: Tensor) -> ResourceUse:
-    """What one forward pass costs, without gradients."""
+    """Measure one forward pass without gradients."""
     return measure(partial(logits_of, model, inputs), inputs.device)
+
+
+def attribution_cost(model: nn.Module, inputs: Tensor, target: Tensor, label: str, samples: int) -> ResourceUse:
+    """Measure one map."""
+    entry = method_entry(label, samples)
+    options: dict[str, Any] = {**entry.options, **({"chunk": _CHUNK} if _takes_samples(label) else {})}
+    return measure(lambda: create_method(entry.method, model, **options).attribute(inputs, target), inputs.device)
 
 
 def _takes_samples(label: str) -> bool:
     return bool({"samples", "steps"} & set(method_entry(label, 1).options))
+
+
+def measure_costs(
+    model: nn.Module, inputs: Tensor, target: Tensor, samples: Sequence[int], depths: Sequence[int]
+) -> Costs:
+    """Measure everything on one image [1,C,H,W]."""
+    methods = {}
+    for label in METHODS:
+        counts = samples if _takes_samples(label) else samples[:1]
+        methods[label] = CostCurve({count: attribution_cost(model, inputs, target, label, count) for count in counts})
+    by_depth: dict[str, dict[int, ResourceUse]] = {_FORWARD: {}, "input_x_gradient": {}, "dave": {}}
+    image = torch.randn(1, 3, *inputs.shape[2:], generator=torch.Generator().manual_seed(0)).to(inputs.device)
+    for depth in depths:
+        deep = deep_vit(depth, inputs.shape[2]).to(inputs.device)
+        by_depth[_FORWARD][depth] = forward_cost(deep, image)
+        for label in ("input_x_gradient", "dave"):
+            by_depth[label][depth] = attribution_cost(deep, image, torch.zeros(1, dtype=torch.long), label, _CHUNK)
+    return Costs(forward_cost(model, inputs), methods, {label: CostCurve(uses) for label, uses in by_depth.items()})
+
+
+def deep_vit(depth: int, size: int = 224) -> nn.Module:
+    """Build a Vision Transformer of DeiT-Tiny's width with random weights, on which cost does not depend."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    sizes = {"img_size": size, "patch_size": 16, "embed_dim": 192, "num_heads": 3, "num_classes": 10}
+    model: nn.Module = VisionTransformer(depth=depth, **sizes)
+    return model.eval()
 
 
 @dataclass(frozen=True)
@@ -141,130 +153,99 @@ class CostOptions(AnalysisOptions):
     """Options of the analysis.
 
     Attributes:
-        samples: at which cost is measured.
-        depths: layers of the measured models.
+        samples: numbers of samples to measure.
+        depths: numbers of layers to measure.
     """
 
     n: int = 1
-    samples: tuple[int, ...] = flag((4, 8, 16), "At which cost is measured.", metavar="A,B,...")
-    depths: tuple[int, ...] = flag((3, 6, 12), "Layers of the measured models.", metavar="A,B,...")
+    samples: tuple[int, ...] = flag((4, 8, 16), "Numbers of samples to measure.", metavar="A,B,...")
+    depths: tuple[int, ...] = flag((3, 6, 12), "Numbers of layers to measure.", metavar="A,B,...")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("samples", "depths"):
-            given = getattr(self, name)
-            if len(set(given)) < 2 or min(given) < 1:
-                raise OptionError(f"{name} {list(given)}; expected two or more different numbers, 1 or above")
-            object.__setattr__(self, name, tuple(sorted(set(given))))
+            values = getattr(self, name)
+            if len(set(values)) < 2 or min(values) < 1:
+                raise OptionError(f"{name} {list(values)}; expected two or more different numbers, 1 or above")
+            object.__setattr__(self, name, tuple(sorted(set(values))))
 
 
 @analysis("cost", first_model=True)
 def analyze_cost(options: CostOptions) -> Section:
-    """Time and memory of each method beside one forward pass, over samples and depth (table 3)."""
-    _, model = next(options.load())
-    one = load_images(model, options)
-    spent = costs(model, one.inputs[:1], one.target[:1], options.samples, options.depths)
-    times = growth(options.samples, [each.seconds for each in spent.methods["dave"].values()])
-    memory = growth(options.samples, [_mib(each) for each in spent.methods["dave"].values()])
-    layers = growth(options.depths, [_mib(each) for each in spent.depths["dave"].values()])
+    """Measure time and memory of each method beside one forward pass, over samples and depth (table 3)."""
+    _, model, images = next(options.load_with_images())
+    costs = measure_costs(model, images.inputs[:1], images.target[:1], options.samples, options.depths)
+    times, memory = costs.methods["dave"].time_growth(), costs.methods["dave"].memory_growth()
+    layers = costs.depths["dave"].memory_growth()
     text = (
-        f"One picture, {_CHUNK} rows in a pass, the shortest of three times; memory is the peak of all tensors beyond "
-        f"model and input. One forward pass takes {spent.forward.seconds * 1e3:.0f} ms and "
-        f"{_mib(spent.forward):.0f} MiB. DAVE's time grows with samples to the power {times.power:.2f} "
-        f"({times.slope / spent.forward.seconds:.1f} forward passes a sample, straight line R^2 {times.fit:.3f}); its "
+        f"One image, {_CHUNK} rows in a pass, the shortest of three times; memory is the peak of all tensors beyond "
+        f"model and input. One forward pass takes {costs.forward.seconds * 1e3:.0f} ms and "
+        f"{costs.forward.mib:.0f} MiB. DAVE's time grows with samples to the power {times.power:.2f} "
+        f"({times.slope / costs.forward.seconds:.1f} forward passes a sample, straight line R^2 {times.fit:.3f}); its "
         f"memory by {memory.slope:.2f} MiB a sample beyond {memory.start:.0f} MiB, the draws kept for the next "
-        f"picture. Every layer adds {layers.slope:.1f} MiB (R^2 {layers.fit:.3f}): memory is linear in depth, since "
+        f"image. Every layer adds {layers.slope:.1f} MiB (R^2 {layers.fit:.3f}): memory is linear in depth, since "
         "nothing is recomputed; the square root of the number of layers that the paper states needs checkpointing."
     )
-    shown = [_method_table(spent, options.samples), _depth_table(spent)]
-    picture = ReportFigure("cost", _figure(spent), "DAVE and the methods that take samples, and growth with depth.")
+    tables = [_method_table(costs), _depth_table(costs)]
+    figure = ReportFigure("cost", _draw(costs), "DAVE and the methods that take samples, and growth with depth.")
     facts = options.facts(images=1, chunk=_CHUNK, threads=torch.get_num_threads(), device=options.device)
-    return Section("cost", "Cost (table 3), measured", text, facts, shown, _rows(spent), [picture])
+    return Section("cost", "Cost (table 3), measured", text, facts, tables, _rows(costs), [figure])
 
 
-def _mib(spent: ResourceUse) -> float:
-    return spent.peak_bytes / 2**20
-
-
-def _method_table(measured: Costs, samples: Sequence[int]) -> ReportTable:
-    forward = measured.forward
+def _method_table(costs: Costs) -> ReportTable:
     rows = []
-    for label, by_count in measured.methods.items():
-        last = by_count[max(by_count)]
-        fitted = growth(samples, [spent.seconds for spent in by_count.values()]) if len(by_count) > 1 else None
-        rows.append(
-            (
-                method_style(label).label,
-                _PAPER.get(label, "-"),
-                str(max(by_count)) if fitted else "-",
-                f"{last.seconds / forward.seconds:.1f}",
-                f"{last.peak_bytes / forward.peak_bytes:.1f}",
-                f"T^{fitted.power:.2f}" if fitted else "1",
-            )
-        )
+    for label, curve in costs.methods.items():
+        count, last = max(curve.uses.items())
+        sampled = len(curve.uses) > 1
+        time = f"{last.seconds / costs.forward.seconds:.1f}"
+        memory = f"{last.peak_bytes / costs.forward.peak_bytes:.1f}"
+        power = f"T^{curve.time_growth().power:.2f}" if sampled else "1"
+        rows.append((_name(label), METHODS[label], str(count) if sampled else "-", time, memory, power))
     head = ("method", "time in the paper", "T", "time / forward", "memory / forward", "fitted time")
     return ReportTable(head, tuple(rows), "Relative to one forward pass without gradients.")
 
 
-def _depth_table(measured: Costs) -> ReportTable:
+def _depth_table(costs: Costs) -> ReportTable:
     rows = []
-    for label, by_depth in measured.depths.items():
-        time = growth(list(by_depth), [spent.seconds for spent in by_depth.values()])
-        memory = growth(list(by_depth), [_mib(spent) for spent in by_depth.values()])
-        cells = (f"{spent.seconds * 1e3:.0f} ms, {_mib(spent):.0f} MiB" for spent in by_depth.values())
-        rows.append((_words(label), *cells, f"L^{time.power:.2f}", f"L^{memory.power:.2f}", f"{memory.slope:.1f}"))
-    head = (
-        "what",
-        *(f"{depth} layers" for depth in next(iter(measured.depths.values()))),
-        "time",
-        "memory",
-        "MiB a layer",
-    )
-    return ReportTable(head, tuple(rows), f"Width of DeiT-Tiny, random weights; DAVE with {_CHUNK} samples.")
+    for label, curve in costs.depths.items():
+        memory = curve.memory_growth()
+        cells = (f"{use.seconds * 1e3:.0f} ms, {use.mib:.0f} MiB" for use in curve.uses.values())
+        powers = (f"L^{curve.time_growth().power:.2f}", f"L^{memory.power:.2f}")
+        rows.append((_name(label), *cells, *powers, f"{memory.slope:.1f}"))
+    layers = (f"{depth} layers" for depth in costs.depths[_FORWARD].uses)
+    caption = f"Width of DeiT-Tiny, random weights; DAVE with {_CHUNK} samples."
+    return ReportTable(("what", *layers, "time", "memory", "MiB a layer"), tuple(rows), caption)
 
 
-def _words(label: str) -> str:
-    return label if label == "forward pass" else method_style(label).label
+def _name(label: str) -> str:
+    return label if label == _FORWARD else method_style(label).label
 
 
-def _figure(measured: Costs) -> Drawing:
-    figure, (left, middle, right) = create_plots(3, width=4.4)
-    sampled = {label: by_count for label, by_count in measured.methods.items() if len(by_count) > 1}
-    for label, by_count in sampled.items():
-        how = method_style(label)
-        line = {"color": how.colour, "linestyle": how.dash, "marker": how.marker, "markersize": 4, "label": how.label}
-        left.plot(list(by_count), [one.seconds / measured.forward.seconds for one in by_count.values()], **line)
-        middle.plot(list(by_count), [one.peak_bytes / measured.forward.peak_bytes for one in by_count.values()], **line)
+def _draw(costs: Costs) -> Drawing:
+    figure, plots = create_plots(3, width=4.4)
+    left, middle, right = plots
+    for label, curve in costs.methods.items():
+        if len(curve.uses) > 1:
+            style = method_style(label)
+            line = {"color": style.colour, "linestyle": style.dash, "marker": style.marker, "label": style.label}
+            times = [seconds / costs.forward.seconds for seconds in curve.seconds]
+            left.plot(list(curve.uses), times, markersize=4, **line)
+            middle.plot(list(curve.uses), [mib / costs.forward.mib for mib in curve.mib], markersize=4, **line)
+    colours = {_FORWARD: SERIES[5], "input_x_gradient": method_style("input_x_gradient").colour, "dave": DAVE}
+    for label, curve in costs.depths.items():
+        right.plot(list(curve.uses), curve.mib, color=colours[label], marker="o", markersize=4, label=_name(label))
     left.set(xlabel="samples or steps T", ylabel="time over one forward pass")
     middle.set(xlabel="samples or steps T", ylabel="peak memory over one forward pass")
-    for axes in (left, middle):
-        counts = list(next(iter(sampled.values())))
-        axes.set_xticks(counts, [str(count) for count in counts])
+    right.set(xlabel="layers", ylabel="peak memory in MiB")
+    for axes, curve in zip(plots, (costs.methods["dave"], costs.methods["dave"], costs.depths["dave"]), strict=True):
+        axes.set_xticks(list(curve.uses), [str(count) for count in curve.uses])
         axes.set_ylim(bottom=0)
         add_legend(axes)
-    colours = {"forward pass": SERIES[5], "input_x_gradient": method_style("input_x_gradient").colour, "dave": DAVE}
-    for label, by_depth in measured.depths.items():
-        values = [_mib(one) for one in by_depth.values()]
-        right.plot(list(by_depth), values, color=colours[label], marker="o", markersize=4, label=_words(label))
-    right.set(xlabel="layers", ylabel="peak memory in MiB")
-    right.set_xticks(list(next(iter(measured.depths.values()))))
-    right.set_ylim(bottom=0)
-    add_legend(right)
     return figure
 
 
-def _rows(measured: Costs) -> list[dict[str, Number]]:
-    rows = [_row("forward pass", None, None, measured.forward)]
-    rows += [_row(label, T, None, one) for label, by_count in measured.methods.items() for T, one in by_count.items()]
-    rows += [_row(label, None, L, one) for label, by_depth in measured.depths.items() for L, one in by_depth.items()]
-    return rows
-
-
-def _row(what: str, samples: int | None, layers: int | None, spent: ResourceUse) -> dict[str, Number]:
-    return {
-        "what": what,
-        "samples": samples,
-        "layers": layers,
-        "seconds": spent.seconds,
-        "peak_bytes": spent.peak_bytes,
-    }
+def _rows(costs: Costs) -> list[dict[str, Number]]:
+    entries: list[tuple[str, int | None, int | None, ResourceUse]] = [(_FORWARD, None, None, costs.forward)]
+    entries += [(label, T, None, use) for label, curve in costs.methods.items() for T, use in curve.uses.items()]
+    entries += [(label, None, L, use) for label, curve in costs.depths.items() for L, use in curve.uses.items()]
+    return [{"what": what, "samples": T, "layers": L, **vars(use)} for what, T, L, use in entries]

@@ -1,9 +1,9 @@
-"""Models and pictures that analyses look at."""
+"""Options that analyses share, and the models and images that these options name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dave_vit.analysis.base import flag
 from dave_vit.analysis.catalog import method_entry
-from dave_vit.data import open_dataset
+from dave_vit.data import Dataset, open_dataset
 from dave_vit.data.classes import map_classes
 from dave_vit.data.images import read_image
 from dave_vit.engine.forward import logits_of
@@ -28,15 +28,15 @@ class AnalysisOptions:
     Attributes:
         models: one or several.
         data: spec of a data set.
-        images: files instead of the data set.
-        n: pictures to take of the data set.
-        device: of the models.
-        seed: of everything that is drawn.
-        show: whether figures show the pictures themselves beside their maps.
+        images: files to use instead of the data set.
+        n: number of images of the data set.
+        device: device of the models.
+        seed: seed of all random draws.
+        show: whether figures show the images beside their maps.
     """
 
     models: tuple[ModelEntry, ...] = (ModelEntry("builtin", label="builtin"),)
-    data: str = flag("builtin", "Pictures: builtin, imagenet:DIR, folder:DIR ...", metavar="SPEC")
+    data: str = flag("builtin", "Data set of the images: builtin, imagenet:DIR, folder:DIR ...", metavar="SPEC")
     images: tuple[str, ...] = ()
     n: int = 16
     device: str = "cpu"
@@ -45,19 +45,22 @@ class AnalysisOptions:
 
     def __post_init__(self) -> None:
         if self.n < 1:
-            raise OptionError(f"{self.n} pictures; expected 1 or more")
+            raise OptionError(f"{self.n} images; expected 1 or more")
 
     def load(self) -> Iterator[tuple[str, Adapter]]:
-        """The models, one after the other, under their labels."""
+        """Load the models one after the other, with their labels."""
         for entry in self.models:
             yield entry.label, entry.load(self.device)
 
+    def load_with_images(self, *, recognised: bool = True) -> Iterator[tuple[str, Adapter, ImageBatch]]:
+        """Load the models one after the other, with their labels and images; see `load_images`."""
+        for label, model in self.load():
+            yield label, model, load_images(model, self, recognised=recognised)
+
     def facts(self, **more: Any) -> dict[str, Any]:
-        """What captions tell, without folders."""
-        shown = {"models": " + ".join(entry.label for entry in self.models), "data": shown_data(self.data)}
-        if self.images:
-            shown["data"] = f"{len(self.images)} files"
-        return {**shown, **more, "seed": self.seed}
+        """Return what captions state about a run, without names of folders."""
+        data = f"{len(self.images)} files" if self.images else hide_folders(self.data)
+        return {"models": " + ".join(entry.label for entry in self.models), "data": data, **more, "seed": self.seed}
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,10 @@ class MapAnalysisOptions(AnalysisOptions):
     """Options of an analysis of maps.
 
     Attributes:
-        samples: views of each picture.
+        samples: samples of each image.
     """
 
-    samples: int = flag(50, "Views of each picture.", least=1, metavar="N")
+    samples: int = flag(50, "Samples of each image.", least=1, metavar="N")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,111 +79,112 @@ class MapAnalysisOptions(AnalysisOptions):
             raise OptionError(f"{self.samples} samples; expected 1 or more")
 
     def maker(self, method: str) -> MapMaker:
-        """What makes maps; for a label of `dave_vit.analysis.catalog`."""
+        """Return the map maker of a label of `dave_vit.analysis.catalog`."""
         return MapMaker(method_entry(method, self.samples), Smoothing(), self.seed)
 
 
-def image_count_flag(default: int) -> int:
-    """The field `n` of options, as a flag."""
-    return flag(default, "Pictures.", least=1, metavar="N")
+def count_flag(default: int) -> int:
+    """Declare the field `n` of options as a flag."""
+    return flag(default, "Number of images.", least=1, metavar="N")
 
 
-def image_files_flag() -> tuple[str, ...]:
-    """The field `images` of options, as a flag."""
-    return flag((), "Files instead of --data.", metavar="IMAGE", positional=True)
+def files_flag() -> tuple[str, ...]:
+    """Declare the field `images` of options as arguments."""
+    return flag((), "Image files to use instead of --data.", metavar="IMAGE", positional=True)
 
 
 def method_flag() -> str:
-    """A field for a method, as a flag."""
+    """Declare a field for a method as a flag."""
     return flag("dave", "One of `dave methods`, dave-paper or dave-official.", metavar="NAME")
 
 
-def shown_data(spec: str) -> str:
-    """The spec of a data set without the folders above it."""
+def hide_folders(spec: str) -> str:
+    """Return the spec of a data set without the folders above it."""
     kind, colon, rest = spec.partition(":")
     return f"{kind}{colon}{rest.rstrip('/').rsplit('/', 1)[-1]}"
 
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """Pictures as a model takes them.
+    """Images as a model takes them.
 
     Attributes:
         inputs: preprocessed, [n,C,H,W].
         target: explained classes, [n].
-        titles: name of the class and its probability, for each.
-        colours: as the model sees them, in [0, 1], [n,3,H,W].
-        skipped: how many were passed over, because they are not recognised or cannot be read.
+        titles: class name and probability of each.
+        colours: the same images in [0, 1], [n,3,H,W].
     """
 
     inputs: Tensor
     target: Tensor
     titles: list[str]
     colours: Tensor
-    skipped: int = 0
 
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @classmethod
+    def build(cls, model: Adapter, inputs: list[Tensor], target: list[int], titles: list[str]) -> ImageBatch:
+        """Join images [1,C,H,W] and their targets."""
+        joined = torch.cat(inputs)
+        return cls(joined, torch.tensor(target, device=joined.device), titles, model.preprocessing.picture(joined))
 
-@dataclass
-class _Kept:
-    inputs: list[Tensor] = field(default_factory=list)
-    target: list[int] = field(default_factory=list)
-    titles: list[str] = field(default_factory=list)
-    skipped: int = 0
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield inputs and targets in batches."""
+        return zip(self.inputs.split(size), self.target.split(size), strict=True)
 
 
-def load_images(model: Adapter, setting: AnalysisOptions, *, recognised: bool = True) -> ImageBatch:
-    """The files of a setting, or the first n pictures of its data set.
+def load_images(model: Adapter, options: AnalysisOptions, *, recognised: bool = True) -> ImageBatch:
+    """Load the files of the options, or the first n images of their data set.
 
     Args:
-        model: that sees them; the class that it predicts is explained.
-        setting: which pictures.
-        recognised: take only those that the model classifies correctly.
+        model: predicts the class to explain.
+        options: name the images.
+        recognised: use only images that the model classifies correctly.
     """
-    kept = _Kept()
-    candidates = _files(model, setting.images) if setting.images else _dataset(model, setting.data, kept)
-    wanted = len(setting.images) or setting.n
-    for inputs, label in candidates:
-        probability, predicted = logits_of(model, inputs)[0].softmax(0).max(0)
-        if recognised and label is not None and label != int(predicted):
-            kept.skipped += 1
+    inputs: list[Tensor] = []
+    target: list[int] = []
+    titles: list[str] = []
+    candidates = 0
+    for image, label in _iter_candidates(model, options):
+        candidates += 1
+        if image is None:
             continue
-        kept.inputs.append(inputs)
-        kept.target.append(int(predicted))
-        kept.titles.append(f"{_short(model.class_names[int(predicted)])} ({float(probability):.0%})")
-        if len(kept.inputs) == wanted:
+        probability, predicted = logits_of(model, image)[0].softmax(0).max(0)
+        if recognised and label not in (None, int(predicted)):
+            continue
+        inputs.append(image)
+        target.append(int(predicted))
+        titles.append(f"{short_name(model, int(predicted))} ({float(probability):.0%})")
+        if len(inputs) == (len(options.images) or options.n):
             break
-    if not kept.inputs:
-        raise DataError(f"{setting.data}: the model recognises none of {kept.skipped} pictures; check data and model")
-    inputs = torch.cat(kept.inputs)
-    target = torch.tensor(kept.target, device=inputs.device)
-    return ImageBatch(inputs, target, kept.titles, model.preprocessing.picture(inputs), kept.skipped)
+    if not inputs:
+        raise DataError(f"{options.data}: the model recognises none of {candidates} images; check data and model")
+    return ImageBatch.build(model, inputs, target, titles)
 
 
-def _files(model: Adapter, paths: Sequence[str]) -> Iterator[tuple[Tensor, None]]:
-    for path in paths:
+def preprocess_image(model: Adapter, data: Dataset, index: int) -> Tensor | None:
+    """Return image ``index`` of a data set as the model takes it, [1,C,H,W]; None if it cannot be read."""
+    try:
+        return model.preprocess(data.image(index))
+    except ImageError:
+        return None
+
+
+def short_name(model: Adapter, label: int) -> str:
+    """Return the name of a class without its synonyms."""
+    return model.class_names[label].split(",")[0]
+
+
+def _iter_candidates(model: Adapter, options: AnalysisOptions) -> Iterator[tuple[Tensor | None, int | None]]:
+    """Yield images and their labels as classes of the model, without images of other classes; None if unreadable."""
+    for path in options.images:
         yield model.preprocess(read_image(path).image), None
-
-
-def _dataset(model: Adapter, spec: str, kept: _Kept) -> Iterator[tuple[Tensor, int | None]]:
-    """Inputs and labels, as classes of the model; pictures of other classes are passed over."""
-    data = open_dataset(spec)
+    if options.images:
+        return
+    data = open_dataset(options.data)
     classes = map_classes(data.class_names, model.class_names)
     for index in range(len(data)):
         label = data[index].label
-        try:
-            if label is None or label in classes:
-                yield model.preprocess(data.image(index)), None if label is None else classes[label]
-        except ImageError:
-            kept.skipped += 1
-
-
-def _short(name: str) -> str:
-    return name.split(",")[0]
-
-
-def batches(shown: ImageBatch, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets, some at a time."""
-    return zip(shown.inputs.split(size), shown.target.split(size), strict=True)
+        if label is None or label in classes:
+            yield preprocess_image(model, data, index), None if label is None else classes[label]

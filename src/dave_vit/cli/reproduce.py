@@ -104,13 +104,13 @@ def _run(suite: Suite, options: ReproduceOptions, output: Output) -> list[dict[s
 
     with output.progress(1, "loading the models") as bar:
 
-        def tell(number: int, count: int, section: str) -> None:
+        def on_section(number: int, count: int, section: str) -> None:
             bar.update(done=number / count, text=section)
 
-        def watch(what: str, done: int, total: int, before: int) -> None:
+        def progress(what: str, done: int, total: int, before: int) -> None:
             bar.update(text=f"{what}: {done} of {total}")
 
-        return run_suite(suite, replace(options, tell=tell, watch=watch))
+        return run_suite(suite, replace(options, on_section=on_section, progress=progress))
 
 
 def _suite(name: str, amount: Amount, data: str | None, models: SuiteModels) -> Suite:

@@ -1,4 +1,4 @@
-"""Tables 1 and 2 and the deletion curves of the paper, out of runs of the benchmark."""
+"""Tables 1 and 2 and the deletion curves of the paper, from evaluation runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dave_vit.analysis.catalog import method_entry
-from dave_vit.analysis.inputs import shown_data
+from dave_vit.analysis.inputs import hide_folders
 from dave_vit.analysis.paper.suites import ModelGroup, SuiteCounts, published
 from dave_vit.evaluate import MetricEntry, Plan, Smoothing, create_engine, evaluate
 from dave_vit.evaluate.run import ProgressCallback
@@ -19,22 +19,29 @@ from dave_vit.viz.pages import format_estimate
 from dave_vit.viz.plots import Floats, create_plots, draw_curves, method_style
 from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
 
-METRICS = ("gridpg", "energypg", "deletion")
-POSTPROCESSED = ("gridpg/official", "energypg/official")  # of the same maps, as the authors' code treats its own
+Result = Mapping[str, Any]
+"""An entry of the results in a run's summary."""
+
 _TITLES = {"gridpg": "GridPG", "energypg": "EnergyPG", "deletion": "deletion"}
-_POSTPROCESSED = (
+_POSTPROCESSED = ("gridpg/official", "energypg/official")  # scores of the maps with the authors' post-processing
+_TEXT = (
+    "Mean and 95 % interval of a bootstrap over images, in per cent; higher is better in all three. GridPG: share "
+    "of the positive part inside of the class's own cell of a 2x2 grid, chance is 25. EnergyPG: share inside of "
+    "the object's region. Deletion: area under the probability of the target while pixels are removed, the least "
+    "important first; a removed pixel becomes {baseline}. Maps of the "
+    "first table are not smoothed. Bold: the best mean of a column. "
     "The second table of a model has the same maps of all methods with the post-processing of the authors' code: "
     "positive part, half of it Gaussian over 11 pixels, bilateral over 5. That code has it inside of the function that "
     "explains; the paper's text has no such step. So a published number may be one of a method and its filter "
     "together: look for it in both tables, and compare methods with each other within one table only. What a row gains "
-    "from the first to the second is the filter's, which any map can have."
+    "from the first to the second is due to the filter, which any map can have."
 )
-_BASELINES = {"zero": "zero, as in the paper", "mean": "the mean colour of the picture"}
+_BASELINES = {"zero": "zero, as in the paper", "mean": "the mean colour of the image"}
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Where a group is scored, and with what seed."""
+    """Data, folder, device and seed of the runs of a group."""
 
     data: str
     runs: Path
@@ -43,124 +50,113 @@ class RunSettings:
 
 
 def plans(group: ModelGroup, counts: SuiteCounts, settings: RunSettings) -> dict[str, Plan]:
-    """The runs of a group: grids from a larger pool of pictures than the one that images are scored on."""
+    """Return the plans of a group's runs: grids draw on a larger pool of images than the other metrics."""
     methods = tuple(method_entry(label, counts.samples) for label in group.methods)
-    grids = _both(MetricEntry("gridpg", {"grids": counts.grids}))
+    grids = _with_postprocessing(MetricEntry("gridpg", {"grids": counts.grids}))
     deletion = MetricEntry("deletion", {"steps": counts.deletion_steps, "baseline": group.baseline})
-    images = (*_both(MetricEntry("energypg")), deletion)
-    made = {"grids": (grids, counts.pool), "images": (images, counts.pictures)}
+    images = (*_with_postprocessing(MetricEntry("energypg")), deletion)
     return {
         name: Plan(group.models, methods, metrics, data=settings.data, limit=limit, seeds=(settings.seed,), batch=8)
-        for name, (metrics, limit) in made.items()
+        for name, metrics, limit in (("grids", grids, counts.pool), ("images", images, counts.pictures))
     }
 
 
-def _both(entry: MetricEntry) -> tuple[MetricEntry, MetricEntry]:
-    """A metric of raw maps, and of the same maps with the authors' post-processing."""
+def _with_postprocessing(entry: MetricEntry) -> tuple[MetricEntry, MetricEntry]:
+    """Return a metric of raw maps, and one of the same maps with the authors' post-processing."""
     return entry, replace(entry, label=f"{entry.metric}/official", smoothing=Smoothing("official"))
 
 
 def score_group(
-    group: ModelGroup, counts: SuiteCounts, settings: RunSettings, watch: ProgressCallback | None = None
+    group: ModelGroup, counts: SuiteCounts, settings: RunSettings, progress: ProgressCallback | None = None
 ) -> Section:
-    """Scores a group, or takes up where an earlier command stopped."""
+    """Score a group of models, or resume where an earlier command stopped."""
     engine = create_engine("local", device=settings.device)
-    results: list[dict[str, Any]] = []
+    results: list[Result] = []
     notes: list[str] = []
     for name, plan in plans(group, counts, settings).items():
-        summary = evaluate(plan, settings.runs / f"{group.name}-{name}", engine=engine, progress=watch)
+        summary = evaluate(plan, settings.runs / f"{group.name}-{name}", engine=engine, progress=progress)
         results += summary["results"]
         notes += summary["notes"]
-    curves = read_curves(settings.runs / f"{group.name}-images", group.methods)
-    text = (
-        "Mean and 95 % interval of a bootstrap over images, in per cent; higher is better in all three. GridPG: share "
-        "of the positive part inside of the class's own cell of a 2x2 grid, chance is 25. EnergyPG: share inside of "
-        "the object's region. Deletion: area under the probability of the target while pixels are removed, the least "
-        f"important first; a removed pixel becomes {_BASELINES.get(group.baseline, group.baseline)}. Maps of the "
-        "first table are not smoothed. Bold: the best mean of a column."
-    )
-    text = " ".join([text, _POSTPROCESSED, *(f"Note: {note}." for note in notes)])
+    text = _TEXT.format(baseline=_BASELINES.get(group.baseline, group.baseline))
     facts = {
         "models": " + ".join(entry.label for entry in group.models),
-        "data": shown_data(settings.data),
-        "grids": counts.grids,
-        "pictures": counts.pictures,
-        "samples": counts.samples,
+        "data": hide_folders(settings.data),
+        **{name: getattr(counts, name) for name in ("grids", "pictures", "samples")},
         "seed": settings.seed,
     }
-    rows = [_row(one) for one in results]
-    pictures = [
-        ReportFigure(f"deletion-{group.name}", curves_figure(curves, results), "In brackets: area in per cent.")
-    ]
-    return Section(group.name, group.title, text, facts, tables(group, results), rows, pictures)
+    drawing = draw_deletion(read_curves(settings.runs / f"{group.name}-images", group.methods), results)
+    figure = ReportFigure(f"deletion-{group.name}", drawing, "In brackets: area in per cent.")
+    text = " ".join([text, *(f"Note: {note}." for note in notes)])
+    rows = [_percent_row(result) for result in results]
+    return Section(group.name, group.title, text, facts, tables(group, results), rows, [figure])
 
 
-def _row(one: Mapping[str, Any]) -> dict[str, Number]:
-    """A row of the CSV file, in per cent."""
-    said = published(one["metric"].partition("/")[0], one["model"], one["method"])
-    mean = None if one["mean"] is None else 100 * one["mean"]
-    ends = {name: None if one[name] is None else 100 * one[name] for name in ("low", "high")}
-    kept = {name: one[name] for name in ("model", "method", "metric")}
-    paper = {"paper": said, "difference": None if said is None or mean is None else mean - said}
-    return {**kept, "mean": mean, **ends, "n": one["n"], "images": one["images"], "dropped": one["dropped"], **paper}
+def _percent_row(result: Result) -> dict[str, Number]:
+    """Return a row of the CSV file, in per cent, with the paper's number."""
+    paper = published(result["metric"].partition("/")[0], result["model"], result["method"])
+    names = ("model", "method", "metric", "mean", "low", "high", "n", "images", "dropped")
+    row = {name: result[name] for name in names}
+    row |= {name: None if row[name] is None else 100 * row[name] for name in ("mean", "low", "high")}
+    return {**row, "paper": paper, "difference": None if None in (paper, row["mean"]) else row["mean"] - paper}
 
 
-def tables(group: ModelGroup, results: list[dict[str, Any]]) -> list[ReportTable]:
-    """Two tables per model, raw and post-processed, with the paper's number and the difference where there is one."""
-    made = []
-    for entry in group.models:
-        own = {(one["method"], one["metric"]): one for one in results if one["model"] == entry.label}
-        made.append(_table(entry.label, group.methods, METRICS, own))
-        made.append(_table(f"{entry.label}, with the authors' post-processing", group.methods, POSTPROCESSED, own))
-    return made
+def tables(group: ModelGroup, results: Sequence[Result]) -> list[ReportTable]:
+    """Return two tables per model, raw and post-processed, with the paper's number and the difference if it has one."""
+    entries = []
+    for label in (entry.label for entry in group.models):
+        own = {(result["method"], result["metric"]): result for result in results if result["model"] == label}
+        entries.append(_table(label, group.methods, tuple(_TITLES), own))
+        entries.append(_table(f"{label}, with the authors' post-processing", group.methods, _POSTPROCESSED, own))
+    return entries
 
 
 def _table(
-    title: str, methods: Sequence[str], metrics: Sequence[str], own: Mapping[tuple[str, str], Mapping[str, Any]]
+    caption: str, methods: Sequence[str], metrics: Sequence[str], results: Mapping[tuple[str, str], Result]
 ) -> ReportTable:
-    best = {metric: max(own[name, metric]["mean"] or 0.0 for name in methods) for metric in metrics}
-    rows = [
-        (method_style(name).label, *(cell(own[name, metric], best[metric]) for metric in metrics)) for name in methods
-    ]
-    counts = "; ".join(_counts(metric, [own[name, metric] for name in methods]) for metric in metrics)
-    return ReportTable(("method", *(_title(metric) for metric in metrics)), tuple(rows), f"{title}: {counts}.")
+    columns = []
+    for metric in metrics:
+        column = [results[name, metric] for name in methods]
+        best = max(result["mean"] or 0.0 for result in column)
+        columns.append([_format_cell(result, best) for result in column])
+    rows = tuple(zip((method_style(name).label for name in methods), *columns, strict=True))
+    titles = [_TITLES[metric.partition("/")[0]] for metric in metrics]
+    sizes = (_format_sizes([results[name, metric] for name in methods]) for metric in metrics)
+    counts = "; ".join(f"{title} {size}" for title, size in zip(titles, sizes, strict=True))
+    return ReportTable(("method", *titles), rows, f"{caption}: {counts}.")
 
 
-def _title(metric: str) -> str:
-    return _TITLES[metric.partition("/")[0]]
+def _format_sizes(results: Sequence[Result]) -> str:
+    """Describe the sample size of a column; method by method where it differs."""
+    sizes = {result["method"]: format_sample_size(result) for result in results}
+    if len(set(sizes.values())) == 1:
+        return next(iter(sizes.values()))
+    return ", ".join(f"{method_style(method).label} {size}" for method, size in sizes.items())
 
 
-def _counts(metric: str, results: Sequence[Mapping[str, Any]]) -> str:
-    """What the numbers of a column rest on; method by method where that differs."""
-    said = [format_sample_size(one) for one in results]
-    apart = ", ".join(f"{method_style(one['method']).label} {words}" for one, words in zip(results, said, strict=True))
-    return f"{_title(metric)} {said[0] if len(set(said)) == 1 else apart}"
-
-
-def cell(one: Mapping[str, Any], best: float) -> str:
-    """Mean, interval, and the paper's number with the difference."""
-    if one["mean"] is None:
-        return "-"
-    row: dict[str, Any] = _row(one)
-    words = format_estimate(row["mean"], row["low"], row["high"], digits=1, bold=one["mean"] == best)
-    return words if row["paper"] is None else f"{words}; paper {row['paper']:.1f} ({row['difference']:+.1f})"
+def _format_cell(result: Result, best: float) -> str:
+    """Format mean, interval, and the paper's number with the difference."""
+    row: dict[str, Any] = _percent_row(result)
+    text = format_estimate(row["mean"], row["low"], row["high"], digits=1, bold=result["mean"] == best)
+    has_paper = row["difference"] is not None
+    return f"{text}; paper {row['paper']:.1f} ({row['difference']:+.1f})" if has_paper else text
 
 
 def read_curves(run: Path, methods: Sequence[str]) -> dict[str, dict[str, tuple[Floats, Floats]]]:
-    """Mean deletion curves of a run: by model and method, where on the axis and how high."""
+    """Read a run's mean deletion curves by model and method: positions on the axis, and heights."""
     models = read_scores(sorted((run / "rows").glob("*.parquet")), methods)
     return {model: rows.tables["deletion"].mean_curves() for model, rows in models.items()}
 
 
-def curves_figure(curves: Mapping[str, Mapping[str, tuple[Floats, Floats]]], results: list[dict[str, Any]]) -> Drawing:
-    """A plot for each model, a line for each method."""
-    areas = {(one["model"], one["method"]): one["mean"] for one in results if one["metric"] == "deletion"}
+def draw_deletion(curves: Mapping[str, Mapping[str, tuple[Floats, Floats]]], results: Sequence[Result]) -> Drawing:
+    """Draw a plot for each model and a line for each method."""
+    scored = [result for result in results if result["metric"] == "deletion"]
+    areas = {(result["model"], result["method"]): result["mean"] for result in scored}
     figure, plots = create_plots(len(curves), width=7.6, height=4.2, per_row=2)
     for axes, (model, own) in zip(plots, curves.items(), strict=True):
         area = {name: 100 * (areas[model, name] or 0.0) for name in own}
-        ordered = sorted(own, key=area.__getitem__, reverse=True)
-        words = {name: f"{method_style(name).label} ({area[name]:.1f})" for name in ordered}
-        draw_curves(axes, {name: (100 * own[name][0], own[name][1]) for name in ordered}, words)
+        ranking = sorted(own, key=area.__getitem__, reverse=True)
+        labels = {name: f"{method_style(name).label} ({area[name]:.1f})" for name in ranking}
+        draw_curves(axes, {name: (100 * own[name][0], own[name][1]) for name in ranking}, labels)
         axes.set(xlabel="pixels removed in %, the least important first", ylabel="probability of the target")
         axes.set(ylim=(-0.02, 1.02))
         axes.set_title(model, fontsize=10)

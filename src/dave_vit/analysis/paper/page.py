@@ -1,9 +1,8 @@
-"""The page of a suite: one HTML file that needs no other, and the same in Markdown."""
+"""The report of a suite: one self-contained HTML file, and the same in Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,65 +13,44 @@ from dave_vit.analysis.paper.suites import Suite
 from dave_vit.viz.pages import render
 
 Record = dict[str, Any]
+"""A section as JSON, with its key, command, device, versions and seconds."""
 
 
-@dataclass(frozen=True)
-class SuitePage:
-    """What a report shows.
+def render_report(kind: str, suite: Suite, records: Sequence[Record], command: str, figures: Path) -> str:
+    """Render the report of a suite.
 
-    Attributes:
-        suite: that was run.
-        records: of its sections, in their order.
-        command: that ran it.
-        figures: folder of their files.
+    Args:
+        kind: "md", with links to figures, or "html", with figures inside.
+        suite: the suite that was run.
+        records: its sections, in their order.
+        command: the command that ran it.
+        figures: folder of the figures' files.
     """
-
-    suite: Suite
-    records: Sequence[Record]
-    command: str
-    figures: Path
-
-    def figure(self, picture: Mapping[str, Any]) -> Image.Image:
-        """The pixels of a figure."""
-        return Image.open(self.figures / f"{picture['name']}.png")
-
-
-def markdown(page: SuitePage) -> str:
-    """The page in Markdown; figures are linked."""
-    return render("suite.md", **_content(page))
+    return render(
+        f"suite.{kind}",
+        title=f"DAVE, reproduced: suite {suite.name}{' (quick)' if suite.quick else ''}",
+        facts=_facts(suite, records, command),
+        notes=suite.notes,
+        records=records,
+        figures=figures.name,
+        figure=lambda picture: Image.open(figures / f"{picture['name']}.png"),
+        ran=_format_run,
+    )
 
 
-def html(page: SuitePage) -> str:
-    """The page as one HTML file."""
-    return render("suite.html", **_content(page))
-
-
-def _content(page: SuitePage) -> dict[str, Any]:
-    suite = page.suite
-    return {
-        "title": f"DAVE, reproduced: suite {suite.name}{' (quick)' if suite.quick else ''}",
-        "facts": _facts(page),
-        "notes": suite.notes,
-        "records": page.records,
-        "figures": page.figures.name,
-        "figure": page.figure,
-        "ran": _ran,
-    }
-
-
-def _facts(page: SuitePage) -> list[tuple[str, str]]:
-    total = sum(record["seconds"] for record in page.records)
+def _facts(suite: Suite, records: Sequence[Record], command: str) -> list[tuple[str, str]]:
+    total = sum(record["seconds"] for record in records)
     return [
-        ("command", page.command),
-        ("models", ", ".join(f"{entry.label} ({entry.spec})" for entry in page.suite.models)),
+        ("command", command),
+        ("models", ", ".join(f"{entry.label} ({entry.spec})" for entry in suite.models)),
         ("time", f"{total / 60:.1f} minutes, reports and loading left out"),
-        ("device", "; ".join(dict.fromkeys(record["device"] for record in page.records))),
-        ("versions", "; ".join(dict.fromkeys(format_facts(record["versions"]) for record in page.records))),
+        ("device", "; ".join(dict.fromkeys(record["device"] for record in records))),
+        ("versions", "; ".join(dict.fromkeys(format_facts(record["versions"]) for record in records))),
     ]
 
 
-def _ran(record: Record) -> str:
-    """How a section was made."""
+def _format_run(record: Record) -> str:
+    """Describe how a section was computed."""
     return (
         f"Run: {format_facts(record['facts'])}; {record['seconds']:.0f} s on {record['device']}; "
         f"{format_facts(record['versions'])}; {record['command']}"

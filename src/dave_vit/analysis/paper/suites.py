@@ -1,4 +1,4 @@
-"""Suites: what is reproduced, as data. The same code runs all of them."""
+"""Suites of `dave reproduce`: models, methods, counts and options, read from suites.toml."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dave_vit.errors import OptionError, UnknownName
 from dave_vit.evaluate import ModelEntry
 
 SUITES = ("builtin", "paper")
-_PROBE = "probe"  # stands for weights that the user trains
+_PROBE = "probe"  # placeholder for weights that the user trains
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class SuiteCounts:
     """How much is computed.
 
     Attributes:
-        grids: of GridPG.
-        pool: pictures that grids are made of.
-        pictures: of EnergyPG and deletion.
-        samples: T of all methods that draw any, and steps of integrated gradients.
-        deletion_steps: of deletion curves.
+        grids: grids of GridPG.
+        pool: images to compose grids of.
+        pictures: images of EnergyPG and deletion.
+        samples: T of all methods that draw samples, and steps of integrated gradients.
+        deletion_steps: steps of deletion curves.
     """
 
     grids: int
@@ -40,11 +40,11 @@ class ModelGroup:
     """Models that are scored with the same methods: one table.
 
     Attributes:
-        name: of its files.
-        title: of its section.
-        models: what is explained.
+        name: name of its files.
+        title: title of its section.
+        models: models to explain.
         methods: labels of `dave_vit.analysis.catalog`.
-        baseline: what a removed pixel becomes in deletion, see `dave_vit.metrics.Perturbation`.
+        baseline: value of a removed pixel in deletion, see `dave_vit.metrics.Perturbation`.
     """
 
     name: str
@@ -56,17 +56,16 @@ class ModelGroup:
 
 @dataclass(frozen=True)
 class Suite:
-    """What is reproduced.
+    """A suite.
 
     Attributes:
-        name: of the suite.
-        data: spec of a data set; empty where the user has to give it.
-        groups: tables.
-        counts: how much of the tables.
-        analyses: options of analyses, by name, in the order of the report; those that are not named follow, with their
-            own defaults.
+        name: name of the suite.
+        data: spec of a data set; empty if the user has to give it.
+        groups: groups of models, one table each.
+        counts: how much is computed for the tables.
+        analyses: options of analyses by name, in the order of the report; other analyses follow with their defaults.
         quick: whether these are the counts of the short version.
-        notes: what was left out.
+        notes: notes on what was left out.
     """
 
     name: str
@@ -79,29 +78,29 @@ class Suite:
 
     @property
     def models(self) -> tuple[ModelEntry, ...]:
-        """Of all groups."""
+        """Models of all groups."""
         return tuple(entry for group in self.groups for entry in group.models)
 
 
 def read_suite(name: str, *, quick: bool = False) -> Suite:
-    """A suite by its name."""
+    """Read a suite by its name."""
     if name not in SUITES:
         raise UnknownName(f"unknown suite {name!r}; expected one of {', '.join(SUITES)}")
-    content = _data("suites.toml")[name]
-    groups = tuple(_group(table) for table in content["groups"])
+    content = _read_toml("suites.toml")[name]
+    groups = tuple(_build_group(table) for table in content["groups"])
     amounts = dict(content["quick" if quick else "full"])
-    analyses = {name: _frozen(options) for name, options in amounts.pop("analyses").items()}
+    analyses = {name: _with_tuples(options) for name, options in amounts.pop("analyses").items()}
     return Suite(name, content["data"], groups, SuiteCounts(**amounts), analyses, quick)
 
 
 def with_models(suite: Suite, models: Sequence[ModelEntry]) -> Suite:
-    """A suite of other models, scored with the methods of the first table."""
+    """Replace the models of a suite; they are scored with the methods of its first table."""
     first = suite.groups[0]
     return replace(suite, groups=(replace(first, title="Localisation (table 1)", models=tuple(models)),))
 
 
 def with_probe(suite: Suite, weights: str | None) -> Suite:
-    """A suite whose probed models have their weights, or are left out with a note."""
+    """Give the probed models of a suite their weights, or leave them out with a note."""
     groups, notes = [], list(suite.notes)
     for group in suite.groups:
         kept = []
@@ -117,29 +116,29 @@ def with_probe(suite: Suite, weights: str | None) -> Suite:
 
 
 def with_counts(suite: Suite, changes: Mapping[str, Any]) -> Suite:
-    """A suite with some counts changed; those that are None stay."""
-    given = {name: value for name, value in changes.items() if value is not None}
-    for name, value in given.items():
+    """Change some counts of a suite; None leaves a count as it is."""
+    changes = {name: value for name, value in changes.items() if value is not None}
+    for name, value in changes.items():
         if value < 1:
             raise OptionError(f"{name} {value}; expected 1 or more")
-    return replace(suite, counts=replace(suite.counts, **given))
+    return replace(suite, counts=replace(suite.counts, **changes))
 
 
 def published(metric: str, model: str, method: str) -> float | None:
-    """The paper's number in per cent, where it has one."""
-    number = _data("published.toml").get(metric, {}).get(model, {}).get(method)
+    """Return the paper's number in per cent, or None."""
+    number = _read_toml("published.toml").get(metric, {}).get(model, {}).get(method)
     return None if number is None else float(number)
 
 
-def _group(table: Mapping[str, Any]) -> ModelGroup:
+def _build_group(table: Mapping[str, Any]) -> ModelGroup:
     models = tuple(ModelEntry(**entry) for entry in table["models"])
     return ModelGroup(**{**table, "models": models, "methods": tuple(table["methods"])})
 
 
-def _frozen(table: Mapping[str, Any]) -> dict[str, Any]:
+def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
 
 
 @cache
-def _data(name: str) -> dict[str, Any]:
+def _read_toml(name: str) -> dict[str, Any]:
     return tomllib.loads((resources.files("dave_vit.analysis.paper") / name).read_text(encoding="utf-8"))
