@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from dave_vit import cli
-from dave_vit.cli.files import Results
 from dave_vit.cli.options import ModelOptions
 from dave_vit.data.images import LoadedImage, find_images
+from dave_vit.explain.output_files import OutputFolder
 from hostile_files import good_png
 from tiny_adapters import adapter
 
@@ -33,8 +33,8 @@ def names(record: dict) -> list[str]:
     return [Path(file).name for file in record["files"]]
 
 
-def write(folder: str = ".", sources=(), picture=CAT, asked=None, words=(), files=FILES) -> list[str]:
-    return names(Results(Path(folder), sources).write(picture, asked or {}, files, {"seconds": 1.0}, words))
+def write(folder: str = ".", sources=(), picture=CAT, asked=None, labels=(), files=FILES) -> list[str]:
+    return names(OutputFolder(Path(folder), sources).write(picture, asked or {}, files, {"seconds": 1.0}, labels))
 
 
 def explain(*args: str) -> list[str]:
@@ -56,8 +56,8 @@ def test_names_tell_the_picture_and_the_question():
     assert Path("cat.dave.png").read_bytes() == b"map"
     record = json.loads(Path("cat.dave.json").read_text())
     assert (record["files"], record["seconds"]) == (usual, 1.0)
-    assert write(words=["tiger cat", "", "legrad"])[0] == "cat.tiger-cat.legrad.dave.json"
-    assert write(words=["../box:1,2"])[0] == "cat.box-1-2.dave.json"
+    assert write(labels=["tiger cat", "", "legrad"])[0] == "cat.tiger-cat.legrad.dave.json"
+    assert write(labels=["../box:1,2"])[0] == "cat.box-1-2.dave.json"
 
 
 def test_the_same_question_about_the_same_pixels_takes_the_same_name():
@@ -71,7 +71,7 @@ def test_the_same_question_about_the_same_pixels_takes_the_same_name():
 
 
 def test_one_command_never_writes_a_name_twice():
-    folder = Results(Path(), [])
+    folder = OutputFolder(Path(), [])
     made = [names(folder.write(CAT, {}, FILES, {}))[0] for _ in range(3)]
     assert made == ["cat.dave.json", "cat-2.dave.json", "cat-3.dave.json"]
 
@@ -110,7 +110,7 @@ def test_a_result_that_is_read_again_is_a_source():
 
 def test_long_names_are_cut():
     stem = "ä" * 120
-    assert all(len(name.encode()) < 200 for name in write(picture=LoadedImage(stem, CAT.image), words=["x" * 500]))
+    assert all(len(name.encode()) < 200 for name in write(picture=LoadedImage(stem, CAT.image), labels=["x" * 500]))
 
 
 def test_folders_are_searched_without_results():

@@ -18,8 +18,8 @@ from dave_vit.cli import app
 from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import OptionError
-from dave_vit.explain.classes import Explainer
-from dave_vit.explain.scores import boxes, explain_score
+from dave_vit.explain.explainer import Explainer
+from dave_vit.explain.scores import detect_boxes, explain_score
 from dave_vit.models import Adapter, Preprocessing
 from dave_vit.models.named_scores import parse_score
 from model_coverage import architectures
@@ -139,7 +139,9 @@ def test_boxes_of_a_detector(detector, tmp_path):
     photo = tmp_path / "photo.png"
     photograph((10, 10, 40, 40)).save(photo)
     model = load_model(f"hf:{detector}")
-    found = boxes(Explainer(model, "effective"), LoadedImage("photo", photograph((10, 10, 40, 40))), threshold=0.0)
+    found = detect_boxes(
+        Explainer(model, "effective"), LoadedImage("photo", photograph((10, 10, 40, 40))), threshold=0.0
+    )
     assert 0 < len(found) <= 5
     x0, y0, x1, y1 = found[0].corners
     assert 0 <= x0 <= x1 <= PHOTO[0]

@@ -28,7 +28,7 @@ def desk(tmp_path, monkeypatch) -> Path:
     model = adapter()
     monkeypatch.setattr(ModelOptions, "load", lambda options: model)
     monkeypatch.setattr(
-        ClassExplanation, "figure", lambda *asked: SimpleNamespace(data=str.encode)
+        ClassExplanation, "figure", lambda *asked: SimpleNamespace(to_bytes=str.encode)
     )  # slow, and not looked at
     monkeypatch.chdir(tmp_path)
     draws = np.random.default_rng(0)
@@ -116,6 +116,6 @@ def test_thumbnails_are_kept_of_some_and_numbers_of_all(monkeypatch):
 
 def test_sureness_is_that_of_the_middle_of_what_a_map_shows():
     shown, sure = torch.tensor([[[1.0, 5.0, 3.0, -9.0]]]), torch.tensor([[[8.0, 4.0, 2.0, 100.0]]])
-    assert gallery.sureness_of(SimpleNamespace(map=shown, sureness=sure)) == 4.0
-    assert gallery.sureness_of(SimpleNamespace(map=-sure, sureness=sure)) == 0.0
-    assert gallery.sureness_of(SimpleNamespace(map=shown, sureness=None)) is None
+    assert gallery.median_sureness(SimpleNamespace(map=shown, sureness=sure)) == 4.0
+    assert gallery.median_sureness(SimpleNamespace(map=-sure, sureness=sure)) == 0.0
+    assert gallery.median_sureness(SimpleNamespace(map=shown, sureness=None)) is None

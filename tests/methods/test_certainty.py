@@ -12,7 +12,8 @@ import dave_vit
 from dave_vit import viz
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import OptionError, TargetError
-from dave_vit.explain.classes import Explainer, classify
+from dave_vit.explain.classes import classify, explain_classes
+from dave_vit.explain.explainer import Explainer
 from dave_vit.methods import Explanation
 from dave_vit.models import Adapter
 from tiny_adapters import NAMES, adapter
@@ -167,8 +168,8 @@ def test_titles_tell_presets_apart(model, picture):
     for preset in ("default", "paper"):
         explainer = Explainer(model, "dave", samples=2, preset=preset)
         classified = classify(model, LoadedImage("photo", picture))
-        made[preset] = explainer.explain(classified, classified.pick("hen"))
-    assert made["paper"].made == "dave, preset paper, 2 samples"
+        made[preset] = explain_classes(explainer, classified, classified.pick("hen"))
+    assert made["paper"].method_label == "dave, preset paper, 2 samples"
     assert made["default"].made.startswith("dave, preset default, ")
     words = [text.get_text() for text in made["paper"].figure("signed").texts]
     assert "photo: dave, preset paper, 2 samples, tiny" in words
@@ -178,7 +179,9 @@ def test_titles_tell_presets_apart(model, picture):
 def test_maps_that_a_method_prescribes_have_no_unit(model, picture):
     classified = classify(model, LoadedImage("photo", picture))
     units = {
-        preset: Explainer(model, "dave", samples=2, preset=preset).explain(classified, classified.pick("hen")).unit
+        preset: explain_classes(
+            Explainer(model, "dave", samples=2, preset=preset), classified, classified.pick("hen")
+        ).unit
         for preset in ("paper", "official")
     }
     assert units == {"paper": "logit", "official": ""}

@@ -15,7 +15,8 @@ from dave_vit import cli
 from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import ModelError, OptionError
-from dave_vit.explain.classes import Explainer, classify
+from dave_vit.explain.classes import classify, explain_classes
+from dave_vit.explain.explainer import Explainer
 from dave_vit.models import Prepare, Preprocessing
 from dave_vit.models.prepare import Standard, tiles
 from tiny_models import SIZE, huggingface_vit, vit
@@ -91,7 +92,7 @@ def adapter(preprocessing: Preprocessing) -> dave_vit.models.Adapter:
 def result(preprocessing: Preprocessing, method: str = "effective", target: str = "dog"):
     model = adapter(preprocessing)
     classified = classify(model, LoadedImage("wide", photo()))
-    return Explainer(model, method).explain(classified, classified.pick(target))
+    return explain_classes(Explainer(model, method), classified, classified.pick(target))
 
 
 def test_what_the_crop_cut_off_is_told_and_drawn():

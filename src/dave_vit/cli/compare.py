@@ -11,7 +11,6 @@ import typer
 
 from dave_vit._internal.registry import split_names
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.files import Results
 from dave_vit.cli.options import DrawingOptions, MethodsOptions, Out, Plugins, expand_groups
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import DaveError, ImageError, OptionError, escape_unprintable
@@ -90,6 +89,7 @@ def compare(
     method that cannot explain the model is left out, with the reason.
     """
     from dave_vit.data.images import read_image
+    from dave_vit.explain.output_files import OutputFolder
 
     names = _names(methods.names)
     picture = read_image(image)
@@ -101,12 +101,12 @@ def compare(
     results = _results(loaded, picture, names, target, methods, output)
     rows = [_row(name, result, region) for name, result in results.items()]
     explained = next(iter(results.values())).targets[0]
-    words = ["" if target == "top1" else target, "compare", look.word]
+    labels = ["" if target == "top1" else target, "compare", "" if look.view == "map" else look.view]
     asked = {"model": asdict(model), "methods": asdict(methods), "where": asdict(where), "target": target}
     asked["look"] = asdict(look)
     files: dict[str, bytes] = {figure: _drawing(results, rows, region, look).to_bytes(figure)}
     record = {"source": escape_unprintable(image), "target": asdict(explained), "maps": rows}
-    record = Results(out, [image, *filter(None, [where.mask])]).write(picture, asked, files, record, words)
+    record = OutputFolder(out, [image, *filter(None, [where.mask])]).write(picture, asked, files, record, labels)
     output.print(f"{image}: {explained.name} ({explained.index}), {explained.probability:.1%}")
     output.print(_table(rows), *(f"  {path}" for path in record["files"]))
     output.json(record)
@@ -170,7 +170,8 @@ def _results(
     model: Adapter, picture: LoadedImage, names: list[str], target: str, methods: MethodsOptions, output: Output
 ) -> dict[str, ClassExplanation]:
     """What each method found, by its name."""
-    from dave_vit.explain.classes import Explainer, classify
+    from dave_vit.explain.classes import classify, explain_classes
+    from dave_vit.explain.explainer import Explainer
     from dave_vit.methods.options import filter_options
 
     classified = classify(model, picture)
@@ -184,7 +185,8 @@ def _results(
             progress.update(done=number, text=name)
             options = filter_options(name, samples=methods.samples, seed=methods.seed)
             try:
-                results[name] = Explainer(model, name, against=methods.against, **options).explain(classified, wanted)
+                explainer = Explainer(model, name, against=methods.against, **options)
+                results[name] = explain_classes(explainer, classified, wanted)
             except DaveError as error:
                 if len(names) == 1:
                     raise
@@ -224,7 +226,7 @@ def _drawing(
         score = f", energy {row['energy']:.1%}" if row.get("energy") is not None else ""
         cells.append(cell.with_title(f"{row['method']}{score}"))
     scaled = "one scale for maps of logits" if look.scales == "shared" else "each map on its own scale"
-    title = f"{first.classified.picture.name}: {first.panels[0].target}, {first.explainer.model.spec}; {scaled}"
+    title = f"{first.picture.name}: {first.panels[0].target}, {first.explainer.model.spec}; {scaled}"
     return draw_grid([cells[start : start + _COLUMNS] for start in range(0, len(cells), _COLUMNS)], title=title)
 
 

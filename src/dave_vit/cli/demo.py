@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from dave_vit._internal.atomic_files import json_bytes, write_bytes
 from dave_vit.cli.common import Output, Progress, command, examples
-from dave_vit.cli.files import Results
 from dave_vit.cli.options import Device, ModelOptions, Out, Seed, expand_groups
 
 if TYPE_CHECKING:
@@ -59,15 +58,17 @@ def _explain(
 ) -> ClassExplanation:
     """Explains one picture with DAVE, keeps the result and prints the top 5."""
     from dave_vit.data.images import LoadedImage
-    from dave_vit.explain.classes import Explainer, classify
+    from dave_vit.explain.classes import classify, explain_classes
+    from dave_vit.explain.explainer import Explainer
+    from dave_vit.explain.output_files import OutputFolder
 
     name = f"picture-{index}"
     progress.update(text=f"{name}: {SAMPLES['drawn']} samples")
     explainer = Explainer(model, "dave", samples=SAMPLES["drawn"], seed=seed)
     classified = classify(model, LoadedImage(name, data.image(index)))
-    result = explainer.explain(classified, classified.pick("top1"))
+    result = explain_classes(explainer, classified, classified.pick("top1"))
     asked = {"data": "builtin", "samples": SAMPLES["drawn"], "seed": seed}
-    Results(out, []).write(classified.picture, asked, result.files(), result.record())
+    OutputFolder(out, []).write(classified.picture, asked, result.files(), result.record())
     label = data[index].label
     output.print(f"{name} shows: {data.class_names[label] if label is not None else 'unknown'}")
     for prediction in classified.top5:
@@ -78,7 +79,8 @@ def _explain(
 
 def _figure(results: list[ClassExplanation], seed: int) -> Drawing:
     """A row for each picture: image, DAVE, its sureness, and the other methods."""
-    from dave_vit.explain.classes import Explainer
+    from dave_vit.explain.classes import explain_classes
+    from dave_vit.explain.explainer import Explainer
     from dave_vit.methods.options import filter_options
     from dave_vit.viz import draw_comparison, map_cell, sureness_cell
 
@@ -89,7 +91,7 @@ def _figure(results: list[ClassExplanation], seed: int) -> Drawing:
     }
     for name in METHODS[1:]:
         explainer = Explainer(results[0].explainer.model, name, **filter_options(name, seed=seed))
-        others = [explainer.explain(result.classified, result.targets) for result in results]
+        others = [explain_classes(explainer, result.classified, result.targets) for result in results]
         columns[name.replace("_x_", " x ")] = [map_cell(other.panels[0].map) for other in others]
     labels = [f"{result.targets[0].name} ({result.targets[0].probability:.0%})" for result in results]
     return draw_comparison([result.image for result in results], columns, labels=labels)

@@ -162,12 +162,16 @@ class ModelOptions:
         """What is said of the preprocessing, if anything."""
         return None
 
-    def load(self) -> Adapter:
-        """The model, in evaluation mode."""
+    def load(self, prompt: str | None = None) -> Adapter:
+        """Load the model in evaluation mode; the prompt becomes the class of a zero-shot classifier."""
         from dave_vit.models import load_model
+        from dave_vit.models.families import FAMILIES
+        from dave_vit.models.loading import parse_spec
 
+        is_zero_shot = FAMILIES[parse_spec(self.spec)[0]].zero_shot
+        prompts = [prompt] if prompt is not None and is_zero_shot else None
         device = pick_device(self.device)
-        return load_model(self.spec, self.weights, device, classes=self.classes, prepare=self.prepare)
+        return load_model(self.spec, self.weights, device, classes=self.classes, prompts=prompts, prepare=self.prepare)
 
 
 @dataclass(frozen=True)
@@ -262,11 +266,6 @@ class DrawingOptions:
         Literal["shared", "own"],
         typer.Option("--scales", help="One colour scale for maps beside each other, or one for each."),
     ] = "shared"
-
-    @property
-    def word(self) -> str:
-        """What goes into the names of files, where it is not the usual look."""
-        return "" if self.view == "map" else self.view
 
 
 def parse_setting(text: str, expected: str) -> tuple[str, str]:

@@ -1,1 +1,5 @@
-"""One picture, clip or sentence from its pixels to maps and files."""
+"""Explain pictures and clips, from a file to maps, records and figures.
+
+One image's way: `pipeline` reads a source and picks its kind; `classes`, `scores`, `words`, `sentences` and `clips`
+make one `ImageExplanation` each; `output_files` writes its files; `gallery` shows several together.
+"""

@@ -1,28 +1,27 @@
-"""Any score of one photograph, from pixels to files: what `results` is for classes."""
+"""Explain any score of a model's output for a photograph: a region, a box, a value, a similarity."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from dave_vit._internal.atomic_files import json_bytes, npz_bytes, png_bytes
-from dave_vit._internal.environment import device_name, versions
 from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.engine.forward import logits_of
-from dave_vit.engine.targets import Target
-from dave_vit.errors import OptionError
-from dave_vit.explain.classes import Explainer
-from dave_vit.methods import Explanation
-from dave_vit.methods.settings import method_settings
+from dave_vit.engine.scores import Box, Detection
+from dave_vit.engine.targets import Score, Target
+from dave_vit.errors import ImageError, OptionError
+from dave_vit.explain.base import Arrays, ImageExplanation, overlay_maps, to_array
+from dave_vit.explain.explainer import Explainer
 from dave_vit.models.named_scores import parse_score
+
+if TYPE_CHECKING:
+    from dave_vit.viz import Panel, Scales, View
 
 
 @dataclass(frozen=True)
@@ -31,104 +30,149 @@ class DetectedBox:
 
     Attributes:
         label: index of its class.
-        name: of its class.
-        probability: of this class.
+        name: name of its class.
+        probability: probability of this class.
         corners: (x0, y0, x1, y1) in pixels of the photograph.
     """
 
     label: int
     name: str
     probability: float
-    corners: tuple[float, float, float, float]
+    corners: Box
 
     @property
     def score(self) -> str:
-        """Its score by name."""
+        """Its score as `--score` takes it."""
         return f"box:{','.join(f'{corner:.1f}' for corner in self.corners)}:{self.label}"
+
+    @property
+    def caption(self) -> str:
+        """Its class with the probability."""
+        return f"{self.name} {self.probability:.1%}"
 
 
 @dataclass(frozen=True)
-class ScoreExplanation:
-    """The map of one score of one photograph.
+class ScoreExplanation(ImageExplanation):
+    """The map of one score.
 
     Attributes:
-        explainer: what made it.
-        picture: the photograph.
-        score: by name.
-        value: of the score.
-        explanation: of a batch of one.
-        geometry: how the input lies in the photograph.
-        seconds: that it took.
+        score_name: the score as `--score` takes it.
+        score: the function that was explained.
+        value: the value of the score.
+        box: the object of a detector that the score is about.
     """
 
-    explainer: Explainer
-    picture: LoadedImage
-    score: str
+    score_name: str
+    score: Score
     value: float
-    explanation: Explanation
-    geometry: Geometry
-    seconds: float
+    box: DetectedBox | None = None
 
     @property
     def name(self) -> str:
-        """What was explained."""
-        return self.score
+        """The name of the score."""
+        return self.score_name
+
+    @property
+    def caption(self) -> str:
+        """The score, or the object that it is about, with its value."""
+        return f"{self.name if self.box is None else self.box.caption}, {self.value:.4g}"
+
+    @property
+    def summary(self) -> list[str]:
+        """The score and its value."""
+        return [f"  {self.caption}"]
+
+    @property
+    def confidence(self) -> float | None:
+        """The probability of the object, where the score is about one."""
+        return None if self.box is None else self.box.probability
+
+    @property
+    def unit(self) -> str:
+        """Parts of the score where the method's maps have a unit."""
+        return "score" if super().unit else ""
+
+    @property
+    def panels(self) -> list[Panel]:
+        """Map, title, error and sureness."""
+        from dave_vit.viz import build_panels
+
+        return [replace(panel, target=self.caption) for panel in build_panels(self.explanation, unit=self.unit)]
+
+    @property
+    def geometry(self) -> Geometry:
+        """Where the input lies in the photograph."""
+        return self.photo.parts[0]
 
     @property
     def map(self) -> Tensor:
-        """In the frame of the photograph, ``[H, W]``."""
-        return self.geometry.to_photo(self.explanation.map[0].detach().float().cpu())
+        """The map in the frame of the photograph, [H, W]."""
+        return self.place(self.explanation.map)
 
-    def overlay(self) -> Image.Image:
-        """The map over the photograph, with the box that the score looks at."""
-        from dave_vit.viz import overlay, to_pillow
+    def place(self, maps: Tensor) -> Tensor:
+        """Bring a map [1, H', W'] of the input into the frame of the photograph, [H, W]."""
+        return self.geometry.to_photo(maps[0].detach().float().cpu())
 
-        shown = to_pillow(overlay(self.picture.image, self.map))
-        corners = _corners_in(self.score)
+    def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
+        """Draw the map over the photograph, with the box that the score is about."""
+        (drawn,) = overlay_maps([self.picture.image], [self.viewed_map(view)], view, scales)
+        corners = self._corners()
         if corners is not None:
-            ImageDraw.Draw(shown).rectangle(corners, outline="white", width=2)
-        return shown
+            ImageDraw.Draw(drawn).rectangle(corners, outline="white", width=2)
+        return drawn
 
-    def record(self) -> dict[str, Any]:
-        """All that is needed to make it again, ready for JSON."""
-        return {
-            "image": {"name": self.picture.name, "size": list(self.picture.image.size)},
-            "model": self.explainer.model.spec,
-            "weights": self.explainer.weights,
-            "score": self.score,
-            "value": self.value,
-            "method": self.explainer.name,
-            "options": self.explainer.options,
-            "settings": method_settings(self.explainer.method),
-            "samples": self.explanation.samples,
-            "seconds": round(self.seconds, 3),
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "device": device_name(self.explanation.attribution.device),
-            "versions": dict(versions()),
-        }
+    def viewed_map(self, view: View) -> Tensor:
+        """The map that a view shows, in the frame of the photograph, [H, W]."""
+        return self.place(self.explanation.signed if view == "signed" else self.explanation.map)
 
-    def shared(self) -> dict[str, Any]:
-        """The record without what is of this score alone: what several maps of a photograph have in common."""
-        return {name: value for name, value in self.record().items() if name not in ("score", "value", "seconds")}
+    def _corners(self) -> Box | None:
+        if self.box is not None:
+            return self.box.corners
+        place = getattr(self.score, "box", None)
+        return place and self.geometry.box_to_photo(place)
 
-    def files(self) -> dict[str, bytes]:
-        """The contents of the files that keep it, by the ending of their names."""
-        attribution = self.explanation.attribution[0].detach().float().cpu().numpy()
-        arrays = {"attribution": attribution, "map": self.map.numpy()}
-        return {"json": json_bytes(self.record()), "npz": npz_bytes(arrays), "overlay.png": png_bytes(self.overlay())}
+    def details(self) -> dict[str, Any]:
+        """The score and its value."""
+        return {"score": self.score_name, "value": self.value}
+
+    def arrays(self) -> Arrays:
+        """Attribution [C, H', W'] of the input, and map [H, W] of the photograph."""
+        return {"attribution": to_array(self.explanation.attribution[0]), "map": self.map.numpy()}
 
 
 @dataclass(frozen=True)
-class BoxesExplanation:
-    """All objects that a detector found in a photograph, in one picture.
+class JointExplanation(ImageExplanation):
+    """Several scores of one photograph, each with a map of its own.
 
     Attributes:
-        found: the objects.
-        maps: of them.
+        parts: the explanations of the scores.
     """
 
-    found: tuple[DetectedBox, ...]
-    maps: tuple[ScoreExplanation, ...]
+    parts: tuple[ScoreExplanation, ...]
+
+    @property
+    def panels(self) -> list[Panel]:
+        """The panel of each score."""
+        return [panel for part in self.parts for panel in part.panels]
+
+    def arrays(self) -> Arrays:
+        """The map of each score in the frame of the photograph, [H, W]."""
+        return {name: part.map.numpy() for name, part in zip(self._array_names(), self.parts, strict=True)}
+
+    def _array_names(self) -> list[str]:
+        return [f"map{number}" for number in range(1, len(self.parts) + 1)]
+
+
+def shared_fields(parts: Sequence[ScoreExplanation]) -> dict[str, Any]:
+    """Return the fields that an explanation of several scores has in common with its parts."""
+    first = parts[0]
+    common = {name: getattr(first, name) for name in ("explainer", "picture", "inputs", "explanation")}
+    return {**common, "seconds": sum(part.seconds for part in parts), "parts": tuple(parts)}
+
+
+@dataclass(frozen=True)
+class BoxesExplanation(JointExplanation):
+    """All objects that a detector found in a photograph, in one picture."""
 
     @property
     def name(self) -> str:
@@ -136,46 +180,60 @@ class BoxesExplanation:
         return "boxes"
 
     @property
-    def picture(self) -> LoadedImage:
-        """The photograph."""
-        return self.maps[0].picture
+    def boxes(self) -> list[DetectedBox]:
+        """The objects."""
+        return [part.box for part in self.parts if part.box is not None]
 
-    def overlay(self) -> Image.Image:
-        """The maps over the photograph, a hue for each, with boxes and names in the same hues."""
+    @property
+    def summary(self) -> list[str]:
+        """How many objects there are."""
+        return [f"  all {len(self.parts)} boxes together"]
+
+    def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
+        """Draw the maps over the photograph, a hue for each, with boxes and names in the same hues."""
         from dave_vit.viz import HUES, blend, load_font, to_pillow
 
-        shown = to_pillow(blend(self.picture.image, [made.map for made in self.maps]))
-        pen = ImageDraw.Draw(shown)
-        for number, each in enumerate(self.found):
-            colour, (left, top) = HUES[number % len(HUES)], each.corners[:2]
-            pen.rectangle(each.corners, outline=colour, width=2)
-            text, place = f"{each.name} {each.probability:.0%}", (left + 3, top + 2)
+        drawn = to_pillow(blend(self.picture.image, [part.map for part in self.parts], shared=scales == "shared"))
+        pen = ImageDraw.Draw(drawn)
+        for number, box in enumerate(self.boxes):
+            colour, (left, top) = HUES[number % len(HUES)], box.corners[:2]
+            pen.rectangle(box.corners, outline=colour, width=2)
+            text, place = f"{box.name} {box.probability:.0%}", (left + 3, top + 2)
             pen.rectangle(pen.textbbox(place, text, font=load_font()), fill="white")
             pen.text(place, text, fill=colour, font=load_font())
-        return shown
+        return drawn
 
-    def record(self) -> dict[str, Any]:
-        """What was found, ready for JSON."""
-        return {**self.maps[0].shared(), "boxes": [{**vars(each), "score": each.score} for each in self.found]}
-
-    def files(self) -> dict[str, bytes]:
-        """The contents of the files that keep it, by the ending of their names."""
-        return {"json": json_bytes(self.record()), "overlay.png": png_bytes(self.overlay())}
+    def details(self) -> dict[str, Any]:
+        """The objects."""
+        return {"boxes": [{**asdict(box), "score": box.score} for box in self.boxes]}
 
 
-def explain_score(explainer: Explainer, picture: LoadedImage, text: str) -> ScoreExplanation:
-    """Explains a score by its name; see ``dave_vit.models.named_scores.FORMS``."""
-    model, start = explainer.model, time.perf_counter()
-    geometry = Geometry.measure(model.preprocessing, picture.image.size)
-    score = parse_score(text, model, geometry)
-    inputs = model.preprocess(picture.image)
-    explanation = explainer.method.explain(inputs, score)
-    value = float(logits_of(model, inputs, Target(score=score).read))
-    return ScoreExplanation(explainer, picture, text, value, explanation, geometry, time.perf_counter() - start)
+def refine_score(
+    explainer: Explainer, picture: LoadedImage, inputs: Tensor, name: str, score: Score, box: DetectedBox | None = None
+) -> Iterator[ScoreExplanation]:
+    """Yield the explanation of a score after each chunk of samples; methods that draw no samples yield one."""
+    value = float(logits_of(explainer.model, inputs, Target(score=score).read))
+    for explanation, seconds in explainer.refine(inputs, score):
+        yield ScoreExplanation(explainer, picture, inputs, explanation, seconds, name, score, value, box)
 
 
-def boxes(explainer: Explainer, picture: LoadedImage, *, threshold: float = 0.5, most: int = 5) -> list[DetectedBox]:
-    """The objects that a detector finds in a photograph, the surest first.
+def refine_named_score(explainer: Explainer, picture: LoadedImage, name: str) -> Iterator[ScoreExplanation]:
+    """Yield the explanation of a score by its name; see `dave_vit.models.named_scores.FORMS`."""
+    model = explainer.model
+    score = parse_score(name, model, Geometry.measure(model.preprocessing, picture.image.size))
+    return refine_score(explainer, picture, model.preprocess(picture.image), name, score)
+
+
+def explain_score(explainer: Explainer, picture: LoadedImage, name: str) -> ScoreExplanation:
+    """Return the explanation of a score by its name, after all samples."""
+    *_, last = refine_named_score(explainer, picture, name)
+    return last
+
+
+def detect_boxes(
+    explainer: Explainer, picture: LoadedImage, *, threshold: float = 0.5, most: int = 5
+) -> list[DetectedBox]:
+    """Return the objects that a detector finds in a photograph, the likeliest first.
 
     Args:
         explainer: holds the detector.
@@ -189,14 +247,14 @@ def boxes(explainer: Explainer, picture: LoadedImage, *, threshold: float = 0.5,
     if not isinstance(getattr(output, "pred_boxes", None), Tensor):
         raise OptionError(f"{model.spec} finds no boxes; --boxes is for detectors")
     geometry = Geometry.measure(model.preprocessing, picture.image.size)
-    best, labels = _probabilities(output.logits[0], len(model.class_names)).max(-1)  # [queries]
+    best, labels = _class_probabilities(output.logits[0], len(model.class_names)).max(-1)  # [queries]
     order = [index for index in best.argsort(descending=True).tolist() if best[index] >= threshold][:most]
     return [
         DetectedBox(
             int(labels[index]),
             model.class_names[int(labels[index])],
             float(best[index]),
-            _in_photo(output.pred_boxes[0, index].tolist(), geometry),
+            geometry.box_to_photo(_to_corners(output.pred_boxes[0, index].tolist())),
         )
         for index in order
     ]
@@ -204,26 +262,27 @@ def boxes(explainer: Explainer, picture: LoadedImage, *, threshold: float = 0.5,
 
 def explain_boxes(
     explainer: Explainer, picture: LoadedImage, threshold: float = 0.5
-) -> Iterator[tuple[DetectedBox, ScoreExplanation]]:
-    """One map for each object that a detector finds."""
-    found = boxes(explainer, picture, threshold=threshold)
-    if not found:
-        raise OptionError(f"no box of {picture.name} is as likely as {threshold:g}; lower it with --threshold")
-    for each in found:
-        yield each, explain_score(explainer, picture, each.score)
+) -> Iterator[list[ImageExplanation]]:
+    """Yield the stages of one explanation per object that a detector finds, then one of all objects together."""
+    boxes = detect_boxes(explainer, picture, threshold=threshold)
+    if not boxes:
+        raise ImageError(f"no box of {picture.name} is as likely as {threshold:g}; lower it with --threshold")
+    model, parts = explainer.model, []
+    inputs, geometry = model.preprocess(picture.image), Geometry.measure(model.preprocessing, picture.image.size)
+    for box in boxes:
+        score = Detection(box.label, geometry.box(box.corners))
+        stages = list(refine_score(explainer, picture, inputs, box.score, score, box))
+        parts.append(stages[-1])
+        yield [*stages]
+    yield [BoxesExplanation(**shared_fields(parts))]
 
 
-def _probabilities(logits: Tensor, classes: int) -> Tensor:
-    """``[queries, classes]``; DETR's last logit stands for no object, others judge each class by itself."""
+def _class_probabilities(logits: Tensor, classes: int) -> Tensor:
+    """Return [queries, classes]; DETR's last logit stands for no object, others judge each class by itself."""
     return logits.softmax(-1)[..., :-1] if logits.shape[-1] == classes + 1 else logits.sigmoid()
 
 
-def _in_photo(box: list[float], geometry: Geometry) -> tuple[float, float, float, float]:
-    """Centre and size as fractions of the input, as corners in the photograph, cut at its edges."""
+def _to_corners(box: Sequence[float]) -> Box:
+    """Turn centre and size into corners (x0, y0, x1, y1)."""
     x, y, width, height = box
-    return geometry.box_to_photo((x - width / 2, y - height / 2, x + width / 2, y + height / 2))
-
-
-def _corners_in(score: str) -> list[float] | None:
-    name, _, rest = score.partition(":")
-    return [float(part) for part in rest.split(":")[0].split(",")] if name in ("box", "region") else None
+    return (x - width / 2, y - height / 2, x + width / 2, y + height / 2)

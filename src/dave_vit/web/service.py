@@ -17,10 +17,11 @@ from torch import nn
 from dave_vit._internal.registry import suggest_names
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import DaveError, OptionError, UnknownName
-from dave_vit.explain.classes import ClassExplanation, Explainer, classify
+from dave_vit.explain.classes import ClassExplanation, classify, refine_classes
+from dave_vit.explain.explainer import Explainer, chunk_for_stages
 from dave_vit.explain.words import WordExplanation, explain_words
 from dave_vit.methods import METHODS
-from dave_vit.methods.options import filter_options, max_samples
+from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.viz import Drawing, Scales, View, draw_grid, image_cell, panel_cells, to_pillow
@@ -33,7 +34,6 @@ from dave_vit.web.work_queue import Check, Work
 
 CLASS_FILES = ("panels.png", "overlay.png", "npz", "json")
 WORD_FILES = ("words.png", "npz", "json")
-_STEPS = 24  # of a map that refines
 _CHUNK = 4  # views per pass of other methods: a cancelled request stops between two passes
 _KEPT_PIXELS = 60_000_000  # kept results hold their images
 
@@ -222,7 +222,7 @@ def _explain_class(
     targets = classified.pick(query.target)
     if len(targets) > 1:
         raise OptionError(f"target {query.target!r} means {len(targets)} classes; ask for one at a time")
-    for result in explainer.refine(classified, targets):
+    for result in refine_classes(explainer, classified, targets):
         step = class_step(result)
         yield step
     resolved = query.model_copy(update={"target": str(targets[0].index), "prompt": ""})
@@ -239,7 +239,7 @@ def _explain_word(explainer: Explainer, picture: LoadedImage, query: ExplainQuer
 def _small_chunk(query: ExplainQuery, options: dict[str, Any]) -> dict[str, Any]:
     """Return options for few views per pass, so that there are many steps; the numbers stay the same."""
     if hasattr(METHODS[query.method], "refine"):
-        return {"chunk": max(1, max_samples(query.method, options) // _STEPS)}
+        return {"chunk": chunk_for_stages(query.method, options)}
     return filter_options(query.method, chunk=_CHUNK)
 
 
@@ -252,7 +252,7 @@ def _draw_maps(results: Sequence[ClassExplanation], view: View, scales: Scales) 
         for panel in result.panels[:1]
     ]
     cells = panel_cells(panels, view=view, scales=scales if len(units) == 1 else "own")
-    return draw_grid([[image_cell(results[0].image), *cells]], title=results[0].classified.picture.name)
+    return draw_grid([[image_cell(results[0].image), *cells]], title=results[0].picture.name)
 
 
 @contextmanager

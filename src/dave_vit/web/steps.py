@@ -34,7 +34,7 @@ def class_step(result: ClassExplanation) -> ExplainStep:
 
 def word_step(result: WordExplanation) -> ExplainStep:
     """Return the map of the only word that was explained."""
-    (word,), (number,) = result.maps, result.numbers
+    (word,), (number,) = result.parts, result.numbers
     explanation = word.explanation
     geometry = word.geometry.resize_photo(display_size(word.geometry.photo_size))
 

@@ -1,0 +1,263 @@
+"""What explanations of all kinds share: the photograph, its maps, a record, a figure, an overlay and their files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from dave_vit._internal.atomic_files import json_bytes, npz_bytes, png_bytes
+from dave_vit._internal.environment import device_name, versions
+from dave_vit.data.geometry import Geometry
+from dave_vit.data.images import LoadedImage
+from dave_vit.errors import DataError
+from dave_vit.explain.explainer import Explainer
+from dave_vit.methods import DAVE, Explanation
+from dave_vit.methods.options import declared_options
+from dave_vit.methods.settings import method_settings, to_json_value
+from dave_vit.models import Adapter
+
+if TYPE_CHECKING:
+    from dave_vit.viz import Drawing, Panel, Photo, Scales, View
+
+_LITTLE_SEEN = 0.6  # share of a photograph below which a note says how much was cut off
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class ImageExplanation(ABC):
+    """The maps of one picture or clip, made by one method.
+
+    Attributes:
+        explainer: the model and the method.
+        picture: the photograph; of a clip, its first frame.
+        inputs: the preprocessed photograph [1, C, H, W]; [N, C, H, W] for N tiles, [1, T, C, H, W] for clips.
+        explanation: what the method returned for these inputs; of several scores, that of the first one.
+        seconds: how long the method took.
+    """
+
+    figure_name: ClassVar[str] = "panels"
+
+    explainer: Explainer
+    picture: LoadedImage
+    inputs: Tensor
+    explanation: Explanation
+    seconds: float
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What was explained, such as the names of classes."""
+
+    @property
+    @abstractmethod
+    def summary(self) -> list[str]:
+        """Lines that tell what was explained, for the terminal."""
+
+    @property
+    @abstractmethod
+    def panels(self) -> list[Panel]:
+        """Map, title, error and sureness of each target, in the frame of the input; tile by tile."""
+
+    @abstractmethod
+    def details(self) -> dict[str, Any]:
+        """The part of the record that this kind of explanation adds."""
+
+    @abstractmethod
+    def arrays(self) -> Arrays:
+        """The raw numbers of the .npz file, by name."""
+
+    @property
+    def caption(self) -> str:
+        """What was explained on one line, for the gallery."""
+        return self.name
+
+    @property
+    def confidence(self) -> float | None:
+        """The probability of what was explained; None where it has none."""
+        return None
+
+    @property
+    def unit(self) -> str:
+        """Unit of the maps; empty where they have none."""
+        is_scaled = self.explanation.postprocess is not None
+        return "logit" if self.explainer.method.info.unit == "logit" and not is_scaled else ""
+
+    @property
+    def image(self) -> Tensor:
+        """The input as the model saw it: colours in [0, 1], [3, H, W]."""
+        return self.explainer.model.preprocessing.picture(self.inputs)[0]
+
+    @cached_property
+    def photo(self) -> Photo:
+        """The photograph with the area that the model saw; the input itself where that area cannot be computed."""
+        from dave_vit.viz import Photo, to_pillow
+        from dave_vit.viz.rendering import as_image
+
+        preprocessing, size = self.explainer.model.preprocessing, self.picture.image.size
+        try:
+            parts = [
+                Geometry.measure(preprocessing, (right - left, bottom - top)).within_photo(size, (left, top))
+                for left, top, right, bottom in tile_boxes(self.explainer.model, self.picture)
+            ]
+        except DataError:
+            shown = to_pillow(as_image(self.image))
+            return Photo(shown, (Geometry.identity(shown.size),))
+        return Photo(self.picture.image, tuple(parts))
+
+    @property
+    def placed(self) -> list[Panel]:
+        """The panels of each target in the photograph's own proportions."""
+        return self.photo.panels(self._groups)
+
+    @property
+    def _groups(self) -> list[list[Panel]]:
+        """For each target, the panels of all tiles of the photograph."""
+        panels = self.panels
+        targets = len(panels) // len(self.photo.parts)
+        return [panels[number::targets] for number in range(targets)]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader has to know: changes to the photograph, areas that were cut off, too few samples."""
+        seen = self.photo.seen
+        cut = f"the model sees {seen:.0%} of the photograph, its middle; --fit pad or tiles shows it all"
+        doubts = [doubt for doubt in self.explanation.doubts if doubt][:1]
+        return (*self.picture.notes, *([cut] if seen < _LITTLE_SEEN else []), *doubts)
+
+    @property
+    def method_label(self) -> str:
+        """The method with its preset, contrast and number of samples, for titles."""
+        option = declared_options(self.explainer.name).get("preset")
+        preset = self.explainer.options.get("preset", option and option.default)
+        parts = [
+            self.explainer.name,
+            f"preset {preset}" if preset else "",
+            "against rivals" if "rivals" in (self.explanation.against or ()) else "",
+            f"{self.explanation.samples} samples" if self.explanation.standard_error is not None else "",
+        ]
+        return ", ".join(filter(None, parts))
+
+    def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
+        """Draw the maps over the whole photograph, with a frame around the area that the model saw."""
+        from dave_vit.viz import overlay_on_photo
+
+        return overlay_on_photo(self.photo, self._groups, view, scales)
+
+    def figure(self, view: View = "map", scales: Scales = "shared") -> Drawing:
+        """Draw photograph, maps and sureness side by side."""
+        from dave_vit.viz import draw_side_by_side
+
+        photo = self.photo.resized(2)
+        return draw_side_by_side(
+            photo.frame_seen_area(photo.image),
+            self.placed,
+            title=f"{self.picture.name}: {self.method_label}, {self.explainer.model.spec}",
+            view=view,
+            scales=scales,
+            notes=[f"Note: {note}." for note in self.notes],
+            beneath=self.image if self.photo.plain else photo.image,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return all that is needed to reproduce the result, ready for JSON."""
+        model, method = self.explainer.model, self.explainer.method
+        boxes = self.photo.boxes
+        return {
+            "image": {
+                "name": self.picture.name,
+                "size": list(self.picture.image.size),
+                "notes": list(self.picture.notes),
+            },
+            "model": model.spec,
+            "weights": self.explainer.weights,
+            "prepare": model.prepare and {name: value for name, value in asdict(model.prepare).items() if value},
+            **self.details(),
+            "method": self.explainer.name,
+            "options": self.explainer.options,
+            "settings": method_settings(method),
+            "seed": getattr(method, "seed", None),
+            "samples": self.explanation.samples,
+            "unit": self.unit or None,
+            "notes": list(self.notes),
+            **self._certainty(),
+            "shape": list(self.inputs.shape[1:]),
+            "crop": boxes[0] if len(boxes) == 1 else boxes,
+            "seen": round(self.photo.seen, 3),
+            "seconds": round(self.seconds, 3),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "device": device_name(self.inputs.device),
+            "versions": dict(versions()),
+        }
+
+    def _certainty(self) -> dict[str, Any]:
+        """What the method found out by itself: whether anything is significant, and which neighbourhood fits."""
+        explanation, method = self.explanation, self.explainer.method
+        values = {"chance": explanation.chance, "significant": explanation.significant}
+        found: dict[str, Any] = {
+            name: drop_single_tile(value).tolist() for name, value in values.items() if value is not None
+        }
+        if explanation.neighborhood_level is not None and isinstance(method, DAVE):
+            level = int(explanation.neighborhood_level[0])
+            found |= {"neighborhood_level": level, "neighborhood": to_json_value(method.levels[level])}
+        return found
+
+    def files(self, figure_format: str = "png", *, view: View = "map", scales: Scales = "shared") -> dict[str, bytes]:
+        """Return the contents of the result's files by the ending of their names; the JSON first.
+
+        Args:
+            figure_format: format of the side-by-side figure: "png", "svg" or "pdf".
+            view: "map" for what speaks for the target, "signed" with what speaks against it.
+            scales: one colour scale for all targets, or one for each.
+        """
+        return {
+            "json": json_bytes(self.record()),
+            "npz": npz_bytes(self.arrays()),
+            "overlay.png": png_bytes(self.overlay(view, scales)),
+            f"{self.figure_name}.{figure_format}": self.figure(view, scales).to_bytes(figure_format),
+        }
+
+
+def tile_boxes(model: Adapter, picture: LoadedImage) -> list[tuple[int, int, int, int]]:
+    """Return the parts of a photograph that the model sees one by one; one part without --fit tiles."""
+    size, split = picture.image.size, model.preprocessing.parts
+    return split(size) if split is not None else [(0, 0, *size)]
+
+
+def drop_single_tile(tensor: Tensor) -> Tensor:
+    """Return the values of the image, or [N, ...] of its N tiles."""
+    return tensor[0] if len(tensor) == 1 else tensor
+
+
+def to_array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """Return a float32 array on the CPU."""
+    array: np.ndarray[Any, Any] = tensor.detach().float().cpu().numpy()
+    return array
+
+
+def overlay_maps(
+    images: Sequence[Image.Image], maps: Sequence[Tensor], view: View, scales: Scales
+) -> list[Image.Image]:
+    """Draw each map [H, W] over its image, all on one colour scale or each on its own."""
+    from dave_vit.viz import overlay, scale_map, smooth_for_overlay, to_pillow
+
+    signed = view == "signed"
+    smooth = [smooth_for_overlay(values, signed=signed) for values in maps]
+    scaled = [scale_map(values, signed=signed, like=smooth if scales == "shared" else None) for values in smooth]
+    return [to_pillow(overlay(image, values)) for image, values in zip(images, scaled, strict=True)]
+
+
+def draw_strip(pictures: Sequence[Image.Image], titles: Sequence[str], *, columns: int) -> Drawing:
+    """Draw pictures row by row, each below its title."""
+    from dave_vit.viz import draw_grid, image_cell
+
+    cells = [image_cell(picture, title) for picture, title in zip(pictures, titles, strict=True)]
+    return draw_grid([cells[start : start + columns] for start in range(0, len(cells), columns)], width=1.5)

@@ -1,0 +1,89 @@
+"""A model and a method, ready to explain one input after another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dave_vit.engine.targets import Contrast, TargetLike
+from dave_vit.errors import OptionError, OutputError
+from dave_vit.methods import METHODS, Explanation, Method, create_method
+from dave_vit.methods.options import max_samples
+from dave_vit.models import Adapter
+
+STAGES = 24
+"""About so many explanations are yielded while a map refines, where somebody watches it."""
+
+
+def chunk_for_stages(method: str, options: Mapping[str, Any]) -> int:
+    """Return how many samples a method draws between two of about `STAGES` explanations.
+
+    Raises:
+        OptionError: the method draws no samples one after the other.
+    """
+    if not hasattr(METHODS[method], "refine"):
+        raise OptionError(f"method {method!r} does not refine sample by sample; leave out --animate")
+    return max(1, max_samples(method, options) // STAGES)
+
+
+class Explainer:
+    """A model and a method.
+
+    Args:
+        model: the model, from `load_model`.
+        method: name of the method.
+        weights: file of the weights, for records.
+        against: contrast for classes: "rivals", a class by name or index, or "none"; None for the method's default.
+        options: options of the method.
+
+    Attributes:
+        on_progress: called with the share of samples that are done, 0 to 1, after each chunk of them.
+    """
+
+    on_progress: Callable[[float], None]
+
+    def __init__(
+        self,
+        model: Adapter,
+        method: str = "dave",
+        *,
+        weights: str | None = None,
+        against: str | int | None = None,
+        **options: Any,
+    ) -> None:
+        self.model, self.name = model, method
+        self.weights, self.against = weights, against
+        self.options = options
+        self.method: Method = create_method(method, model, **options)
+        self.on_progress = lambda share: None
+
+    def with_model(self, model: Adapter) -> Explainer:
+        """Return the same method on another model."""
+        other = Explainer(model, self.name, weights=self.weights, against=self.against, **self.options)
+        other.on_progress = self.on_progress
+        return other
+
+    @property
+    def max_samples(self) -> int:
+        """How many samples the method draws at most; 1 for methods that draw none."""
+        return int(getattr(self.method, "limit", getattr(self.method, "samples", 1)))
+
+    def refine(self, inputs: Tensor, target: TargetLike) -> Iterator[tuple[Explanation, float]]:
+        """Yield the explanation after each chunk of samples, with the seconds until then.
+
+        Methods that draw no samples yield one.
+        """
+        start = time.perf_counter()
+        target = target if self.against is None else Contrast(target, self.against)  # type: ignore[arg-type]
+        refine = getattr(self.method, "refine", None)
+        for explanation in refine(inputs, target) if refine else [self.method.explain(inputs, target)]:
+            if inputs.is_cuda:
+                torch.cuda.synchronize(inputs.device)
+            if not explanation.attribution.isfinite().all():
+                raise OutputError(f"the map of {self.name} is not finite; give options nearer to the defaults")
+            self.on_progress(min(1.0, explanation.samples / self.max_samples))
+            yield explanation, time.perf_counter() - start

@@ -1,0 +1,294 @@
+"""The one loop of `dave explain`: read a source, explain it by its kind, write its files, report what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dave_vit._internal.atomic_files import png_bytes
+from dave_vit.data.images import LoadedImage, read_image
+from dave_vit.errors import ImageError, OptionError, escape_unprintable
+from dave_vit.explain.base import ImageExplanation
+from dave_vit.explain.classes import classify, refine_classes
+from dave_vit.explain.clips import refine_clip
+from dave_vit.explain.explainer import Explainer
+from dave_vit.explain.gallery import Gallery
+from dave_vit.explain.output_files import OutputFolder
+from dave_vit.explain.scores import BoxesExplanation, explain_boxes, refine_named_score
+from dave_vit.explain.sentences import refine_sentence
+from dave_vit.explain.words import refine_words
+from dave_vit.models import Adapter
+from dave_vit.models.prompted import PromptedModel, TextDetector
+from dave_vit.models.tasks import TaskModel
+from dave_vit.models.text_generation import TextGenerator
+from dave_vit.models.video import VideoModel
+from dave_vit.models.zero_shot import ZeroShotAdapter
+
+if TYPE_CHECKING:
+    from dave_vit.viz import Scales, View
+
+Stages = list[ImageExplanation]
+"""The explanation after each chunk of samples; the last one is the result."""
+Labelled = tuple[str, Stages]
+"""A label for the names of files, and the stages of one explanation."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is explained of each picture; the fields are options of `dave explain`, None or False where not given."""
+
+    target: str | None = None
+    score: str | None = None
+    boxes: bool = False
+    threshold: float | None = None
+    prompt: str | None = None
+    words: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class FigureStyle:
+    """How results are drawn.
+
+    Attributes:
+        view: "map" for what speaks for the target, "signed" with what speaks against it.
+        scales: one colour scale for all maps of a picture, or one for each.
+        figure_format: "png", "svg" or "pdf".
+        animation: "gif" or "webp" to show how the map refines; None for no animation.
+    """
+
+    view: View = "map"
+    scales: Scales = "shared"
+    figure_format: str = "png"
+    animation: Literal["gif", "webp"] | None = None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of explanation.
+
+    Attributes:
+        subject: what it explains, in error messages.
+        options: fields of `Question` that it takes.
+        explain: makes the explanations of one source.
+        has_tiles: whether photographs can be explained in tiles.
+    """
+
+    subject: str
+    options: tuple[str, ...]
+    explain: Callable[[Explainer, str, Question], Iterator[Labelled]]
+    has_tiles: bool = False
+
+
+@dataclass(frozen=True)
+class ExplainedSource:
+    """A result whose files are written.
+
+    Attributes:
+        explanation: the result.
+        record: its record, with the source and the names of the files.
+    """
+
+    explanation: ImageExplanation
+    record: dict[str, Any]
+
+
+class Pipeline:
+    """Explains one source after another and writes the files.
+
+    Args:
+        explainer: the model and the method.
+        question: what is explained of each source.
+        style: how results are drawn.
+        folder: where files are written.
+        gallery: collects the results, to show them together.
+
+    Attributes:
+        records: of all results, after their files are written.
+        failures: how many sources could not be explained.
+    """
+
+    def __init__(
+        self, explainer: Explainer, question: Question, style: FigureStyle, folder: OutputFolder, gallery: Gallery
+    ) -> None:
+        self.explainer, self.question, self.style = explainer, question, style
+        self.folder, self.gallery = folder, gallery
+        self.kind = _check_question(_find_kind(explainer.model, question), explainer.model, question, style)
+        self.records: list[dict[str, Any]] = []
+        self.failures = 0
+
+    def run(
+        self, sources: Sequence[str], report: Callable[[float, str], None]
+    ) -> Iterator[ExplainedSource | ImageError]:
+        """Explain all sources; yield each result after its files are written, or why a source cannot be explained.
+
+        Args:
+            sources: files, or `-` for standard input.
+            report: called with the number of sources that are done, and the name of the current one.
+        """
+        for number, source in enumerate(sources):
+            name = escape_unprintable(Path(source).name)
+            self.explainer.on_progress = partial(_report_share, report, number, name)
+            self.explainer.on_progress(0.0)
+            try:
+                yield from self._explain(source)
+            except ImageError as error:
+                self.failures += 1
+                yield error
+
+    def write_gallery(self, explained: int) -> dict[str, Any] | None:
+        """Write the page and the contact sheet of all results, and return their record; None of a single source."""
+        if explained < 2:
+            return None
+        labels = self._labels(_target_label(self.question))
+        return self.folder.write_gallery(self.records, self.gallery.files(), self.gallery.record(), labels)
+
+    def _explain(self, source: str) -> Iterator[ExplainedSource]:
+        """Explain one source and write the files of each result."""
+        view, scales = self.style.view, self.style.scales
+        for label, stages in self.kind.explain(self.explainer, source, self.question):
+            last = stages[-1]
+            files = last.files(self.style.figure_format, view=view, scales=scales)
+            if self.style.animation:
+                files[self.style.animation] = _animate(stages, self.style.animation)
+            record = {"source": escape_unprintable(source), **last.record()}
+            record = self.folder.write(last.picture, self._facts(label), files, record, self._labels(label))
+            if not isinstance(last, BoxesExplanation):  # it shows what has its own records
+                overlay = files.get("overlay.png") or png_bytes(last.overlay(view, scales))
+                self.gallery.add(last, overlay, record)
+                self.records.append(record)
+            yield ExplainedSource(last, record)
+
+    def _labels(self, label: str) -> list[str]:
+        """Return the labels of file names; what is the default has none."""
+        method, view = self.explainer.name, self.style.view
+        return [label, "" if method == "dave" else method, "" if view == "map" else view]
+
+    def _facts(self, label: str) -> dict[str, Any]:
+        """Return all that decides a result, as plain data."""
+        explainer, model = self.explainer, self.explainer.model
+        return {
+            "model": model.spec,
+            "weights": explainer.weights,
+            "prepare": model.prepare and asdict(model.prepare),
+            "method": explainer.name,
+            "options": {name: value for name, value in explainer.options.items() if name != "chunk"},
+            "against": explainer.against,
+            "question": {**asdict(self.question), "target": self.question.target or "top1", "label": label},
+            "style": [self.style.view, self.style.scales],
+        }
+
+
+def _explain_classes(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
+    classified = classify(explainer.model, read_image(source))
+    stages = refine_classes(explainer, classified, classified.pick(question.target or "top1"))
+    yield _target_label(question), [*stages]
+
+
+def _explain_clip(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
+    yield _target_label(question), [*refine_clip(explainer, source, question.target or "top1")]
+
+
+def _explain_sentence(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
+    assert isinstance(explainer.model, ZeroShotAdapter)
+    yield question.prompt or "", [*refine_sentence(explainer, read_image(source), explainer.model)]
+
+
+def _explain_words(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
+    yield "", [*refine_words(explainer, read_image(source), question.prompt, question.words)]
+
+
+def _explain_score(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
+    picture = read_image(source)
+    explainer = _with_prompt(explainer, picture, question.prompt)
+    name = question.score or _default_score(explainer.model)
+    yield name, [*refine_named_score(explainer, picture, name)]
+
+
+def _explain_boxes(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
+    picture = read_image(source)
+    explainer = _with_prompt(explainer, picture, question.prompt)
+    chosen = {} if question.threshold is None else {"threshold": question.threshold}
+    for number, stages in enumerate(explain_boxes(explainer, picture, **chosen), 1):
+        yield "boxes" if isinstance(stages[-1], BoxesExplanation) else f"box{number}", stages
+
+
+KINDS = {
+    "classes": Kind("classes", ("target",), _explain_classes, has_tiles=True),
+    "clip": Kind("a clip", ("target",), _explain_clip),
+    "sentence": Kind("a sentence", ("prompt",), _explain_sentence),
+    "words": Kind("words", ("prompt", "words"), _explain_words),
+    "score": Kind("a score", ("score", "prompt"), _explain_score),
+    "boxes": Kind("boxes", ("boxes", "threshold", "prompt"), _explain_boxes),
+}
+
+
+def _find_kind(model: Adapter, question: Question) -> Kind:
+    """Return the kind of explanation that a question means for a model."""
+    if isinstance(model, VideoModel):
+        return KINDS["clip"]
+    if question.score is not None:
+        return KINDS["score"]
+    if isinstance(model, TextGenerator):
+        return KINDS["words"]
+    if isinstance(model, ZeroShotAdapter) and question.prompt is not None:
+        return KINDS["sentence"]
+    is_detector = isinstance(model, TaskModel) and model.task.default_score == "boxes"
+    if question.boxes or is_detector or isinstance(model, TextDetector):
+        return KINDS["boxes"]
+    return KINDS["score" if isinstance(model, PromptedModel | TaskModel) else "classes"]
+
+
+def _check_question(kind: Kind, model: Adapter, question: Question, style: FigureStyle) -> Kind:
+    """Refuse options that a kind of explanation cannot follow."""
+    for option, value in asdict(question).items():
+        if value not in (None, False) and option not in kind.options:
+            raise OptionError(f"{model.spec} explains {kind.subject} and takes no {option}; leave --{option} out")
+    if model.prepare is not None and isinstance(model, TextGenerator):
+        raise OptionError(
+            f"{model.spec} prepares pictures together with its text; leave out --fit, --size, --mean, --std and --crop"
+        )
+    if model.preprocessing.parts is not None and not kind.has_tiles:
+        raise OptionError(f"--fit tiles explains classes of pictures, not {kind.subject}; take pad or squash")
+    if style.animation and kind is KINDS["clip"]:
+        raise OptionError("the animation of a clip shows its frames; leave out --animate")
+    return kind
+
+
+def _report_share(report: Callable[[float, str], None], number: int, name: str, share: float) -> None:
+    report(number + share, name)
+
+
+def _target_label(question: Question) -> str:
+    return "" if question.target in (None, "top1") else str(question.target)
+
+
+def _with_prompt(explainer: Explainer, picture: LoadedImage, prompt: str | None) -> Explainer:
+    """Return the explainer of a model that has its prompt, where it takes one."""
+    model = explainer.model
+    if isinstance(model, TextGenerator):
+        return explainer.with_model(model.with_prompt(picture.image, prompt, answer=""))
+    if isinstance(model, PromptedModel):
+        return explainer.with_model(model.with_prompt(picture.image, prompt))
+    if prompt is not None:
+        raise OptionError(f"{model.spec} takes no prompt; leave --prompt out")
+    return explainer
+
+
+def _default_score(model: Adapter) -> str:
+    """Return the name of the score that is explained where none is given."""
+    usual = model.task.default_score if isinstance(model, TaskModel) else None
+    if usual is None:
+        raise OptionError(f"{model.spec} is no classifier; say what is explained, such as --score query:3:CLASS")
+    return usual
+
+
+def _animate(stages: Stages, animation: str) -> bytes:
+    """Draw how the map of the first target refines."""
+    from dave_vit.viz import AnimationStep, animate
+
+    refined = {id(stage.explanation): stage for stage in stages}.values()  # later words leave the first one as it is
+    panels = [(stage.explanation.samples, stage.panels[0]) for stage in refined]
+    return animate(stages[-1].image, [AnimationStep(count, one.map, one.sureness) for count, one in panels], animation)
