@@ -10,7 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dave_vit.cli.options import ModelsOptions, expand_groups, explicit_options, split_names
+from dave_vit._internal.registry import split_names
+from dave_vit.cli.options import ModelsOptions, expand_groups, explicit_options
 from dave_vit.errors import OptionError
 
 

@@ -260,7 +260,7 @@ def test_what_has_a_flag_is_not_set_as_well(desk, capsys):
 
 
 def test_quiet_errors_stand_for_themselves(desk, capsys):
-    with patch.object(Explainer, "explain", _unable):
+    with patch.object(Explainer, "refine", _unable):
         assert cli.run("compare good.png -q --methods center,random".split()) == 2
     told = capsys.readouterr().err
     assert "random: cannot be done" in told

@@ -170,7 +170,7 @@ def test_titles_tell_presets_apart(model, picture):
         classified = classify(model, LoadedImage("photo", picture))
         made[preset] = explain_classes(explainer, classified, classified.pick("hen"))
     assert made["paper"].method_label == "dave, preset paper, 2 samples"
-    assert made["default"].made.startswith("dave, preset default, ")
+    assert made["default"].method_label.startswith("dave, preset default, ")
     words = [text.get_text() for text in made["paper"].figure("signed").texts]
     assert "photo: dave, preset paper, 2 samples, tiny" in words
     assert {"against"} <= set(words)
