@@ -270,7 +270,7 @@ def explain_boxes(
     model, parts = explainer.model, []
     inputs, geometry = model.preprocess(picture.image), Geometry.measure(model.preprocessing, picture.image.size)
     for box in boxes:
-        score = Detection(box.label, geometry.box(box.corners))
+        score = Detection(box.label, geometry.box_to_input(box.corners))
         stages = list(refine_score(explainer, picture, inputs, box.score, score, box))
         parts.append(stages[-1])
         yield [*stages]
