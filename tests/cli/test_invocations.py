@@ -104,7 +104,9 @@ def desk(tmp_path, monkeypatch):
         (uvicorn.Server, "run"),
     ]:
         monkeypatch.setattr(holder, name, _reached)
-    monkeypatch.setattr(results, "logits_of", lambda model, inputs: torch.arange(float(len(model.class_names)))[None])
+    monkeypatch.setattr(
+        results, "compute_logits", lambda model, inputs: torch.arange(float(len(model.class_names)))[None]
+    )
     monkeypatch.setitem(FAMILIES._entries, "builtin", replace(FAMILIES["builtin"], load=_as_loaded))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dave_vit.engine.conservation import Balance, balances, conservation_gap
+from dave_vit.engine.conservation import Balance, compute_balances, conservation_gap
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def images() -> torch.Tensor:
 
 
 def test_parts_by_module(model, images):
-    first, second = balances(model, images, [1, 3])
+    first, second = compute_balances(model, images, [1, 3])
     logits = model(images).detach()
     assert (first.score, second.score) == pytest.approx((float(logits[0, 1]), float(logits[1, 3])))
     assert list(first.constants) == ["1", "3"]
@@ -37,8 +37,8 @@ def test_the_gap_is_relative_to_the_larger_part():
 
 def test_every_form_of_target(model, images):
     several = torch.tensor([[0, 1, 2], [3, 2, 1]])
-    assert len(list(balances(model, images, several))) == 6
-    scores = [balance.score for balance in balances(model, images, several)]
+    assert len(list(compute_balances(model, images, several))) == 6
+    scores = [balance.score for balance in compute_balances(model, images, several)]
     assert scores == pytest.approx(model(images).gather(1, several).flatten().tolist())
     for target in (None, 2, [0, 3], several, several.numpy(), lambda logits: logits[:, 0] - logits[:, 1]):
         assert conservation_gap(model, images, target) < 1e-13

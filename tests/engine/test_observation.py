@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tiny_models
-from dave_vit.engine.observation import observation
+from dave_vit.engine.observation import observe
 from dave_vit.errors import OutputError, TrainingModeError
 
 BATCH, TOKENS, DIM, HEADS = 2, 5, 8, 2
@@ -86,7 +86,7 @@ def reference() -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_every_spelling_shows_the_same_matrix_and_gradient(name):
     matrix, gradient, logits = reference()
-    with observation(SPELLINGS[name], X) as seen:
+    with observe(SPELLINGS[name], X) as seen:
         (attention,) = seen.attention
         (found,) = torch.autograd.grad(seen.logits[:, 3].sum(), attention.matrix)
     torch.testing.assert_close(attention.matrix.detach(), matrix)
@@ -115,7 +115,7 @@ def test_masks_causality_and_shared_heads():
         ({"enable_gqa": True, "scale": 0.3}, torch.zeros(TOKENS, TOKENS, dtype=torch.bool)),
     ):
         model = Masked(**options)
-        with observation(model, X) as seen:
+        with observe(model, X) as seen:
             matrix = seen.attention[0].matrix.detach()
         assert torch.equal(matrix == 0, zero.expand_as(matrix))
         torch.testing.assert_close(matrix.sum(-1), torch.ones(BATCH, HEADS, TOKENS))
@@ -127,14 +127,14 @@ def test_softmax_that_is_no_attention_is_not_taken_for_it():
         def forward(self, x: Tensor) -> Tensor:
             return ((x.softmax(1) * x).mean((2, 3)).softmax(-1) + 1).log()
 
-    with observation(Gated(), X) as seen:
+    with observe(Gated(), X) as seen:
         assert seen.attention == []
 
 
 @pytest.mark.parametrize("family", ["vit", "torchvision"])
 def test_modules_are_named_and_grids_are_noted(family):
     model, images = tiny_models.FAMILIES[family](), tiny_models.images()
-    with observation(model, images) as seen:
+    with observe(model, images) as seen:
         assert len(seen.attention) == 2
         for found in seen.attention:
             assert isinstance(model.get_submodule(found.module), nn.Module)
@@ -151,7 +151,7 @@ def test_pooled_features_have_channels_second():
         (tiny_models.swin(), (3, 24, 4, 4)),
         (tiny_models.vit(global_pool="avg", class_token=False), (3, 24, 16)),
     ):
-        with observation(model, images) as seen:
+        with observe(model, images) as seen:
             assert seen.pooled.shape == shape
             (grad,) = torch.autograd.grad(seen.logits.sum(), seen.pooled)
         assert grad.abs().sum() > 0
@@ -159,11 +159,11 @@ def test_pooled_features_have_channels_second():
 
 def test_nothing_is_recorded_on_parameters_and_errors_pass_through():
     model = tiny_models.vit()
-    with observation(model, tiny_models.images()) as seen:
+    with observe(model, tiny_models.images()) as seen:
         torch.autograd.grad(seen.logits.sum(), [found.matrix for found in seen.attention])
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not torch.is_inference_mode_enabled()
-    with pytest.raises(TrainingModeError), observation(tiny_models.vit(attn_drop_rate=0.1).train(), X):
+    with pytest.raises(TrainingModeError), observe(tiny_models.vit(attn_drop_rate=0.1).train(), X):
         pass
-    with pytest.raises(OutputError), observation(nn.Identity(), tiny_models.images()):
+    with pytest.raises(OutputError), observe(nn.Identity(), tiny_models.images()):
         pass

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, note, seed, settings
 
 from dave_vit import effective_transformation
-from dave_vit.engine.conservation import balances
+from dave_vit.engine.conservation import compute_balances
 from dave_vit.errors import DaveError
 from exactness import TOLERANCE, Tokens
 from program_vocabulary import OPERATIONS
@@ -44,7 +44,7 @@ def check(program: Program) -> str:
     score = result.live.flatten(1)[:, TARGET].sum() + 0 * leaf.sum()
     expected = torch.autograd.grad(score, leaf)[0]
     torch.testing.assert_close(weight, expected, rtol=TOLERANCE, atol=TOLERANCE)
-    for balance in balances(model, X, TARGET):
+    for balance in compute_balances(model, X, TARGET):
         size = max(abs(balance.score), abs(balance.explained))
         # Values stay below 1e3; a score out of which they cancel (lerp(x, x) - x) keeps their rounding.
         assert balance.residual < 1e-7 * size + 1e-10

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from dave_vit import DAVE, effective_transformation
-from dave_vit.engine import fingerprint as survey
+from dave_vit.engine import fingerprint
 from dave_vit.engine.fast.compiled import CompiledGradient
 from dave_vit.engine.fast.narrowing import narrowed
 from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.fast.recording import Unrecordable, record
-from dave_vit.engine.forward import logits_of
+from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rule_sets.lrp import RELEVANCE
 from dave_vit.engine.targets import Contrast, Target
@@ -209,18 +209,18 @@ class TestLeanModel:
         model, walks = vit(), []
         dave = DAVE(model, samples=4, chunk=3, preset="paper")
         dave.attribute(images, 0)  # records and looks into the model
-        walked = survey._walked
-        monkeypatch.setattr(survey, "_walked", lambda model: walks.append(1) or walked(model))
+        walked = fingerprint._walk_modules
+        monkeypatch.setattr(fingerprint, "_walk_modules", lambda model: walks.append(1) or walked(model))
         dave.attribute(images, 0)
         assert len(walks) == 1
 
     def test_a_model_that_changes_in_a_pass_is_walked_through_again(self, images):
-        with survey.unchanging():
+        with fingerprint.cache_fingerprints():
             model = Scaled(step=1)
-            before = survey.survey(model)
-            assert survey.survey(model) is before
-            logits_of(model, images)
-            assert survey.survey(model) != before
+            before = fingerprint.fingerprint_model(model)
+            assert fingerprint.fingerprint_model(model) is before
+            compute_logits(model, images)
+            assert fingerprint.fingerprint_model(model) != before
 
     def test_a_change_between_two_explanations_of_refine_is_seen(self, images):
         model = vit()

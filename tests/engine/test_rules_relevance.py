@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import tiny_models
 from dave_vit.engine.interception import Interception
-from dave_vit.engine.observation import observation
+from dave_vit.engine.observation import observe
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.chefer_rules import alpha_beta
 
@@ -96,10 +96,10 @@ def test_means_share_by_contribution():
 
 def test_float32_models_are_computed_in_float64():
     model, images = tiny_models.vit(), tiny_models.images(1)
-    with observation(model, images.double(), rules=alpha_beta()) as seen:
+    with observe(model, images.double(), rules=alpha_beta()) as seen:
         assert seen.logits.dtype == torch.float64
         narrow = torch.autograd.grad(seen.logits[:, 1].sum(), [found.matrix for found in seen.attention])
-    with observation(model.double(), images.double(), rules=alpha_beta()) as seen:
+    with observe(model.double(), images.double(), rules=alpha_beta()) as seen:
         exact = torch.autograd.grad(seen.logits[:, 1].sum(), [found.matrix for found in seen.attention])
     for found, expected in zip(narrow, exact, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
@@ -108,7 +108,7 @@ def test_float32_models_are_computed_in_float64():
 def test_relevance_is_conserved_through_a_transformer():
     # Tokens get back all that their attention got, of which values take one half and the matrix the other.
     model, images = tiny_models.vit(), tiny_models.images(1)
-    with observation(model, images.double(), rules=alpha_beta()) as seen:
+    with observe(model, images.double(), rules=alpha_beta()) as seen:
         (tokens,) = torch.autograd.grad(seen.logits[:, 1].sum(), seen.attention[-1].tokens, retain_graph=True)
         (matrix,) = torch.autograd.grad(seen.logits[:, 1].sum(), seen.attention[-1].matrix)
     assert float(matrix.abs().sum()) > 0
@@ -120,5 +120,5 @@ def test_functions_without_a_rule_are_refused():
         def forward(self, x: Tensor) -> Tensor:
             return torch.cummax(x.flatten(1), 1).values
 
-    with pytest.raises(UnsupportedOperator, match="cummax"), observation(Odd(), draw(1, 3, 2, 2), rules=alpha_beta()):
+    with pytest.raises(UnsupportedOperator, match="cummax"), observe(Odd(), draw(1, 3, 2, 2), rules=alpha_beta()):
         pass

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dave_vit.errors import InputError, OutputError
-from dave_vit.models import TokenLayout, token_layout
+from dave_vit.models import TokenLayout, find_token_layout
 
 SMALL = {"embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 3}
 
@@ -34,14 +34,15 @@ def timm_model(name: str, **options) -> nn.Module:
     ],
 )
 def test_timm(name, options, size, grid, prefix):
-    assert token_layout(timm_model(name, **SMALL, **options), torch.randn(2, 3, *size)) == TokenLayout(grid, prefix)
+    layout = find_token_layout(timm_model(name, **SMALL, **options), torch.randn(2, 3, *size))
+    assert layout == TokenLayout(grid, prefix)
 
 
 def test_torchvision():
     from torchvision.models import VisionTransformer
 
     model = VisionTransformer(64, 16, 2, 2, 24, 48, num_classes=3).eval()
-    assert token_layout(model, torch.randn(1, 3, 64, 64)) == TokenLayout((4, 4), 1)
+    assert find_token_layout(model, torch.randn(1, 3, 64, 64)) == TokenLayout((4, 4), 1)
 
 
 class Reshaping(nn.Module):
@@ -60,7 +61,7 @@ class Reshaping(nn.Module):
 
 @pytest.mark.parametrize("prefix", [0, 1, 5])
 def test_patches_cut_by_reshaping(prefix):
-    assert token_layout(Reshaping(prefix), torch.randn(1, 3, 48, 64)) == TokenLayout((6, 8), prefix)
+    assert find_token_layout(Reshaping(prefix), torch.randn(1, 3, 48, 64)) == TokenLayout((6, 8), prefix)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_patches_cut_by_reshaping(prefix):
 def test_models_without_one(name, options, why):
     size = options.get("img_size", 224 if name.startswith("mixer") else 64)
     with pytest.raises(OutputError, match=why):
-        token_layout(timm_model(name, **options), torch.randn(1, 3, size, size))
+        find_token_layout(timm_model(name, **options), torch.randn(1, 3, size, size))
 
 
 def test_values_of_tokens_as_a_picture():
@@ -91,6 +92,6 @@ def test_values_of_tokens_as_a_picture():
 def test_nothing_stays_on_the_model():
     model = timm_model("vit_tiny_patch16_224", img_size=64, **SMALL)
     before = set(vars(model)), len(model._forward_hooks)
-    token_layout(model, torch.randn(1, 3, 64, 64))
+    find_token_layout(model, torch.randn(1, 3, 64, 64))
     assert (set(vars(model)), len(model._forward_hooks)) == before
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import tiny_models
 from dave_vit import create_method
-from dave_vit.engine.token_layout import token_layout
+from dave_vit.engine.token_layout import find_token_layout
 from dave_vit.errors import InputError, OptionError, UnsupportedOperator
 from dave_vit.methods.attention import flow, rollout
 
@@ -213,7 +213,7 @@ class TestModels:
     def test_variants_of_the_vit(self, name, options):
         model = tiny_models.vit(**options)
         found = grids(name, model)
-        assert found.shape == (3, *token_layout(model, X).grid)
+        assert found.shape == (3, *find_token_layout(model, X).grid)
         assert found.isfinite().all()
         assert found.abs().sum() > 0
 

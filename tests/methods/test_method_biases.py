@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import tiny_models
 from dave_vit import create_method
-from dave_vit.engine.token_layout import token_grid
+from dave_vit.engine.token_layout import find_token_grid
 from dave_vit.errors import OptionError
 from dave_vit.methods.bias_placement import spread_evenly
 
@@ -157,7 +157,7 @@ class TestPlaces:
         ],
     )
     def test_token_grids(self, tokens, size, grid):
-        assert token_grid(tokens, size) == grid
+        assert find_token_grid(tokens, size) == grid
 
     def test_spreading_keeps_sums(self):
         grid = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

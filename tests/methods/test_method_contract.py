@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import tiny_models
 from dave_vit import METHODS, create_method
-from dave_vit.engine.forward import counted
+from dave_vit.engine.forward import count_passes
 from dave_vit.errors import DaveError, InputError, OptionError, TargetError, TrainingModeError
 from dave_vit.methods import Method
 
@@ -293,7 +293,7 @@ def test_a_budget_is_kept_and_every_pass_is_counted(name):
     tested = create_method(name, counting, **options)
     tested.attribute(X, [0, 1, 2])  # before the first one the model is looked into
     counting.forth = 0
-    with counted() as count:
+    with count_passes() as count:
         found = tested.explain(X, [0, 1, 2])
     assert count.passes == counting.forth
     passes = count.passes / len(X)

@@ -19,7 +19,7 @@ from dave_vit.data.builtin import CLASS_NAMES, BuiltinDataset
 from dave_vit.errors import InputError
 from dave_vit.maps import collapse
 from dave_vit.metrics import energypg
-from dave_vit.models import Adapter, token_layout
+from dave_vit.models import Adapter, find_token_layout
 from dave_vit.models.architectures.bcos_vit import BcosViT
 from dave_vit.models.architectures.plain_vit import PlainViT
 from dave_vit.models.families.builtin import BUILTIN
@@ -161,7 +161,7 @@ def test_doctor_finds_them_exact(name):
     assert finding.exact
     assert finding.gap < 1e-12
     assert (finding.layout.grid, finding.layout.prefix) == ((14, 14), 1 if name == "builtin" else 0)
-    assert token_layout(model.float(), inputs) == finding.layout
+    assert find_token_layout(model.float(), inputs) == finding.layout
 
 
 # --- The B-cos ViT is the bcos package's ------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from dave_vit import DAVE, cli, conservation_gap, effective_transformation
 from dave_vit.engine import gradient
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.errors import ModelError, OptionError, UnknownName
-from dave_vit.models import load_model, token_layout
+from dave_vit.models import find_token_layout, load_model
 from dave_vit.models.zero_shot import matched_similarity
 from dave_vit.neighborhood import Noise
 
@@ -120,7 +120,7 @@ class TestTransformers:
         model = load_model(f"hf:{folder}")
         images = torch.randn(1, 3, 48, 32, dtype=torch.float64)
         assert conservation_gap(model.double(), images) < 1e-9
-        assert token_layout(model, images).grid == (6, 4)
+        assert find_token_layout(model, images).grid == (6, 4)
 
     def test_a_folder_without_a_trained_head(self, folder, original, tmp_path):
         save_transformers(tmp_path, original.state_dict(), size=SIZE, patch=PATCH, heads=HEADS)

@@ -19,7 +19,7 @@ from dave_vit.analysis.inputs import (
 )
 from dave_vit.data import Dataset, open_dataset
 from dave_vit.data.classes import map_classes
-from dave_vit.engine.forward import logits_of
+from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.target_names import find_class
 from dave_vit.errors import DataError
 from dave_vit.models import Adapter
@@ -72,7 +72,7 @@ def load_classes(model: Adapter, spec: str, count: int, labels: Sequence[int] = 
     sheets_needed, sheets_full = len(labels) or _CLASSES, 0
     for label, indices in _find_candidates(model, data, count + 1, labels).items():
         images = [image for index in indices if (image := preprocess_image(model, data, index)) is not None]
-        images = [image for image in images if int(logits_of(model, image)[0].argmax()) == label]
+        images = [image for image in images if int(compute_logits(model, image)[0].argmax()) == label]
         sheets |= {label: images[:count]} if images else {}
         sheets_full += len(images) >= min(2, count)  # a sheet of one image shows nothing that recurs
         if sheets_full == sheets_needed:

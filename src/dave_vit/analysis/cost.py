@@ -15,7 +15,7 @@ from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.catalog import method_entry
 from dave_vit.analysis.inputs import AnalysisOptions
 from dave_vit.analysis.meter import ResourceUse, measure
-from dave_vit.engine.forward import logits_of
+from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import OptionError
 from dave_vit.methods import create_method
 from dave_vit.viz import DAVE, Drawing
@@ -107,7 +107,7 @@ class Costs:
 
 def forward_cost(model: nn.Module, inputs: Tensor) -> ResourceUse:
     """Measure one forward pass without gradients."""
-    return measure(partial(logits_of, model, inputs), inputs.device)
+    return measure(partial(compute_logits, model, inputs), inputs.device)
 
 
 def attribution_cost(model: nn.Module, inputs: Tensor, target: Tensor, label: str, samples: int) -> ResourceUse:

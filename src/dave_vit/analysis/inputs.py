@@ -14,7 +14,7 @@ from dave_vit.analysis.catalog import method_entry
 from dave_vit.data import Dataset, open_dataset
 from dave_vit.data.classes import map_classes
 from dave_vit.data.images import read_image
-from dave_vit.engine.forward import logits_of
+from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import DataError, ImageError, OptionError
 from dave_vit.evaluate import ModelEntry, Smoothing
 from dave_vit.evaluate.scoring import MapMaker
@@ -150,7 +150,7 @@ def load_images(model: Adapter, options: AnalysisOptions, *, recognised: bool = 
         candidates += 1
         if image is None:
             continue
-        probability, predicted = logits_of(model, image)[0].softmax(0).max(0)
+        probability, predicted = compute_logits(model, image)[0].softmax(0).max(0)
         if recognised and label not in (None, int(predicted)):
             continue
         inputs.append(image)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dave_vit.analysis.base import flag
 from dave_vit.analysis.inputs import AnalysisOptions, count_flag
-from dave_vit.engine.forward import logits_of
+from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import OptionError
 from dave_vit.metrics.perturbation import class_score
 from dave_vit.viz import Drawing
@@ -36,7 +36,7 @@ def sensitivity(model: nn.Module, inputs: Tensor, target: Tensor, points: Sequen
     """
 
     def probability(images: Tensor) -> Tensor:
-        return class_score(logits_of(model, images), target, "probability")
+        return class_score(compute_logits(model, images), target, "probability")
 
     clean = probability(inputs)
     changes = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.atomic_files import write_bytes
-from dave_vit.engine.forward import logits_of
+from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import InputError
 from dave_vit.methods import DAVE
 from dave_vit.methods.clean_prediction import CleanPrediction
@@ -159,7 +159,7 @@ def _survival(model: nn.Module, inputs: Tensor, clean: CleanPrediction, dave: DA
     views = dave.neighborhood.views(shape, samples=_VIEWS, seed=dave.seed, device=inputs.device, dtype=inputs.dtype)
     shares = []
     for number, image in enumerate(inputs.split(1)):
-        seen = logits_of(model, views.apply(image)[:, 0])  # [n, classes]
+        seen = compute_logits(model, views.apply(image)[:, 0])  # [n, classes]
         one = clean.select(torch.tensor([number], device=inputs.device))
         shares.append(one.survival(seen.unsqueeze(1)).mean())
     return float(torch.stack(shares).mean())

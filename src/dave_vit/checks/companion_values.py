@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dave_vit.engine import function_names as names
 from dave_vit.engine.calls import function_name
-from dave_vit.engine.forward import Read, forward, undisturbed
+from dave_vit.engine.forward import Read, forward, isolate_pass
 from dave_vit.engine.interception import Interception, find_out_of_place
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rules.activations import ACTIVATIONS
@@ -37,7 +37,7 @@ def replay(model: nn.Module, inputs: Tensor, other: Tensor, read: Read) -> Tenso
         ReplayError: a function that carries the image has no held form.
     """
     mode = _Lockstep(model, other)
-    with undisturbed(inputs):
+    with isolate_pass(inputs):
         _, output = forward(model, inputs, mode, None, read)
     return _companion(output)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import function_name
-from dave_vit.engine.forward import Read, forward, undisturbed
+from dave_vit.engine.forward import Read, forward, isolate_pass
 from dave_vit.engine.function_names import CONSTANT_RESULT
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
@@ -43,7 +43,7 @@ _Met = tuple[str, tuple[Any, ...]]
 
 def _constants(model: nn.Module, inputs: Tensor, read: Read) -> list[_Met]:
     ledger = _Ledger(model)
-    with undisturbed(inputs):
+    with isolate_pass(inputs):
         forward(model, inputs, ledger, None, read)
     return ledger.met
 

@@ -16,11 +16,11 @@ from dave_vit.checks.constants import find_changing_constant
 from dave_vit.checks.float64 import Float64Mode
 from dave_vit.engine import gradient
 from dave_vit.engine.conservation import Balance
-from dave_vit.engine.forward import logits_of
+from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.gradient import Gradient
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.targets import Target
-from dave_vit.engine.token_layout import TokenLayout, token_layout
+from dave_vit.engine.token_layout import TokenLayout, find_token_layout
 from dave_vit.errors import OutputError
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.prompted import PromptedModel
@@ -130,12 +130,12 @@ def _cast(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 def _diagnose(model: Adapter, inputs: Tensor) -> Diagnosis:
     score = model.task.check_score if isinstance(model, TaskModel) else None
     read = Target(score=score).read
-    plain = logits_of(model, inputs, read)
+    plain = compute_logits(model, inputs, read)
     result = gradient(model, inputs, score, rules=EFFECTIVE, record_constants=True)
     balance = Balance.of(result, inputs)
     target = Target.of(score, len(inputs)).resolve(plain)
     try:
-        layout: TokenLayout | str = token_layout(model, inputs, read)
+        layout: TokenLayout | str = find_token_layout(model, inputs, read)
     except OutputError as error:
         layout = str(error)
     return Diagnosis(

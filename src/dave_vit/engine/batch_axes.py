@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.fingerprint import survey
-from dave_vit.engine.forward import counted
+from dave_vit.engine.fingerprint import fingerprint_model
+from dave_vit.engine.forward import count_passes
 from dave_vit.engine.gradient import Constant, gradient
 from dave_vit.engine.targets import Target
 
@@ -19,7 +19,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], list[int] | None]] = 
 _LIKE = 0.05  # of the largest derivative; those of another image differ by as much as they are
 
 
-def batch_sides(
+def find_batch_axes(
     model: nn.Module, images: Tensor, target: Target, *, rules: RuleSet, autocast: torch.dtype | None
 ) -> list[int] | None:
     """For each recorded constant the dimension of the images; None where a batch does not tell what is whose.
@@ -30,7 +30,7 @@ def batch_sides(
     """
     if target.score is not None:  # which may add what it likes
         return None
-    state = survey(model).structure
+    state = fingerprint_model(model).structure
     key = (state, rules.name, images.shape, images.dtype, images.device, autocast)
     known = _KNOWN.get(model, {})
     if key in known:
@@ -46,7 +46,7 @@ def _tried(
 ) -> list[int] | None:
     last, target = len(images) - 1, target.split_classes()[0]  # one class tells as much as all of them
     recorded = partial(gradient, model, rules=rules, autocast=autocast, record_constants=True)
-    with counted():  # a check of the model, which is no pass of a map
+    with count_passes():  # a check of the model, which is no pass of a map
         alone = recorded(images[last:], target.part(last, last + 1)).constants
         together = recorded(images, target).constants
     if len(alone) != len(together):

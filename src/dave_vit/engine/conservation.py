@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.forward import logits_of
+from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.gradient import Gradient, gradient
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.targets import Target, TargetLike, class_names
@@ -50,12 +50,12 @@ class Balance:
         return self.residual / max(abs(self.score), abs(self.explained), sys.float_info.min)
 
 
-def balances(
+def compute_balances(
     model: nn.Module, inputs: Tensor, target: TargetLike = None, *, rules: RuleSet = EFFECTIVE
 ) -> Iterator[Balance]:
     """Yield one balance per image and class; images one by one, since constants need not have a batch dimension."""
     normalised = Target.of(target, len(inputs), class_names(model))
-    resolved = normalised if normalised.is_resolved else normalised.resolve(logits_of(model, inputs))
+    resolved = normalised if normalised.is_resolved else normalised.resolve(compute_logits(model, inputs))
     for index, image in enumerate(inputs.split(1)):
         parts = gradient(model, image, resolved.part(index, index + 1), rules=rules, record_constants=True)
         yield from (Balance.of(parts, image, column) for column in range(resolved.count))
@@ -70,7 +70,7 @@ def conservation_gap(
         The largest residual of the batch, relative to the larger of the logit and <W, x>. Rounding remains: about 1e-14
         in float64, 1e-5 in float32.
     """
-    gaps = [balance.gap for balance in balances(model, inputs, target, rules=rules)]
+    gaps = [balance.gap for balance in compute_balances(model, inputs, target, rules=rules)]
     return float(torch.tensor(gaps, dtype=torch.float64).max())  # NaN where one of them is
 
 

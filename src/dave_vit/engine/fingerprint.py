@@ -15,7 +15,7 @@ from dave_vit.errors import training_error
 
 
 @dataclass(frozen=True)
-class Survey:
+class Fingerprint:
     """What one walk through a model saw.
 
     Attributes:
@@ -31,11 +31,11 @@ class Survey:
     hooked: bool
 
 
-_HELD: ContextVar[dict[nn.Module, Survey] | None] = ContextVar("surveys", default=None)
+_HELD: ContextVar[dict[nn.Module, Fingerprint] | None] = ContextVar("surveys", default=None)
 
 
 @contextmanager
-def unchanging() -> Iterator[None]:
+def cache_fingerprints() -> Iterator[None]:
     """Models are walked through once inside, however many passes there are, until one of them runs code of its own."""
     token = _HELD.set({})
     try:
@@ -44,14 +44,14 @@ def unchanging() -> Iterator[None]:
         _HELD.reset(token)
 
 
-def forget_surveys() -> None:
+def forget_fingerprints() -> None:
     """To be called before a model's own code runs, which may change anything: what is held of models is given up."""
     held = _HELD.get()
     if held is not None:
         held.clear()
 
 
-def survey(model: nn.Module) -> Survey:
+def fingerprint_model(model: nn.Module) -> Fingerprint:
     """What a walk through the model sees.
 
     Raises:
@@ -61,13 +61,13 @@ def survey(model: nn.Module) -> Survey:
     held = _HELD.get()
     found = None if held is None else held.get(model)
     if found is None:
-        found = _walked(model)
+        found = _walk_modules(model)
         if held is not None:
             held[model] = found
     return found
 
 
-def _walked(model: nn.Module) -> Survey:
+def _walk_modules(model: nn.Module) -> Fingerprint:
     structure: list[Any] = []
     counts: list[int] = []  # settings that models count with
     places: list[int] = []
@@ -93,7 +93,7 @@ def _walked(model: nn.Module) -> Survey:
             if buffer is not None:
                 numbers.append((buffer.data_ptr(), _version(buffer)))
     same = hash(tuple(structure))
-    return Survey(same, hash((same, *places, *counts)), hash((same, *numbers)), hooked)
+    return Fingerprint(same, hash((same, *places, *counts)), hash((same, *numbers)), hooked)
 
 
 def _version(tensor: Tensor) -> int:

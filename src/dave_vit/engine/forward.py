@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.autograd_graph import check_graph, enable_autograd, hidden_error
-from dave_vit.engine.fingerprint import forget_surveys, survey
+from dave_vit.engine.fingerprint import fingerprint_model, forget_fingerprints
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.states import is_known
 from dave_vit.engine.targets import class_logits
@@ -33,7 +33,7 @@ _COUNT: ContextVar[PassCount | None] = ContextVar("passes", default=None)
 
 
 @contextlib.contextmanager
-def counted() -> Iterator[PassCount]:
+def count_passes() -> Iterator[PassCount]:
     """Counts the forward passes inside; those that only check a model (``run.sound``) are left out."""
     count = PassCount()
     token = _COUNT.set(count)
@@ -43,17 +43,17 @@ def counted() -> Iterator[PassCount]:
         _COUNT.reset(token)
 
 
-def note_pass(inputs: Tensor) -> None:
+def record_pass(inputs: Tensor) -> None:
     """Told of every batch that goes forward."""
     count = _COUNT.get()
     if count is not None:
         count.passes += len(inputs)
 
 
-def ready(model: nn.Module) -> nn.Module:
+def prepare_model(model: nn.Module) -> nn.Module:
     """The model to run, once it is known to act the same every time."""
     model = getattr(model, "_orig_mod", model)  # torch.compile hides the functions from the interception
-    survey(model)
+    fingerprint_model(model)
     return model
 
 
@@ -70,13 +70,13 @@ def forward(
     output is intercepted as well: a score that divides by a norm holds it, as a layer of the model would.
     """
     if not mode.traced:  # then the graph is counted whenever it runs
-        note_pass(inputs)
+        record_pass(inputs)
     leaf = (inputs.clone() if inputs.is_inference() else inputs.detach()).requires_grad_()
     entered = leaf.clone()  # no leaf, so that it is not taken for a parameter; the model may write into it
     mode.writes = isinstance(model, nn.Module)  # and no tape of it
     if mode.writes:
-        forget_surveys()
-    with precision(inputs, autocast), mode:
+        forget_fingerprints()
+    with autocast_context(inputs, autocast), mode:
         logits = read(model(mode.enter(entered)), len(inputs))
     if not logits.requires_grad:
         raise _lost(mode)
@@ -87,19 +87,19 @@ def forward(
     return leaf, logits
 
 
-def precision(inputs: Tensor, autocast: torch.dtype | None) -> torch.autocast:
+def autocast_context(inputs: Tensor, autocast: torch.dtype | None) -> torch.autocast:
     """The model's own precision, or autocast with a type."""
     return torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None)
 
 
-def logits_of(
+def compute_logits(
     model: nn.Module, inputs: Tensor, read: Read = class_logits, autocast: torch.dtype | None = None
 ) -> Tensor:
     """The model's logits, or what else is read of its output, without gradients and without touching anything else."""
-    survey(model)
-    forget_surveys()
-    note_pass(inputs)
-    with undisturbed(inputs), torch.no_grad(), precision(inputs, autocast):
+    fingerprint_model(model)
+    forget_fingerprints()
+    record_pass(inputs)
+    with isolate_pass(inputs), torch.no_grad(), autocast_context(inputs, autocast):
         return read(model(inputs), len(inputs))
 
 
@@ -126,7 +126,7 @@ def check_inputs(inputs: Tensor) -> None:
 
 
 @contextlib.contextmanager
-def undisturbed(inputs: Tensor) -> Iterator[None]:
+def isolate_pass(inputs: Tensor) -> Iterator[None]:
     """Gradients on and compiled modules as they were written inside; everything as before afterwards."""
     devices = [inputs.device] if inputs.device.type == "cuda" else []
     with torch.random.fork_rng(devices), enable_autograd(), _uncompiled():

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.forward import check_inputs, forward, ready, undisturbed
+from dave_vit.engine.forward import check_inputs, forward, isolate_pass, prepare_model
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.soundness import check_sound
+from dave_vit.engine.soundness import check_soundness
 from dave_vit.engine.targets import Target, TargetLike, class_names
 from dave_vit.errors import UnsupportedOperator
 
@@ -116,12 +116,12 @@ def gradient(
     if run is None:
         check_inputs(inputs)
     target = Target.of(target, len(inputs), class_names(model))
-    model = ready(model)
+    model = prepare_model(model)
     mode = Interception(rules, model, record_constants=record_constants or combine is not None)
-    with undisturbed(inputs):
+    with isolate_pass(inputs):
         leaf, logits = forward(run or model, inputs, mode, autocast, target.read)
         checked = logits.detach() if target.places is None else None  # a place that views moved is another score
-        check_sound(model, inputs, rules, autocast, logits=checked, score=target.score)
+        check_soundness(model, inputs, rules, autocast, logits=checked, score=target.score)
         scores, recorded = target.scores(logits), mode.constants or []
         parts = derivatives(scores, [leaf, *(value for _, _, value in recorded)])
         if combine is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import Call, Rule, RuleSet
-from dave_vit.engine.forward import Read, check_inputs, forward, ready, undisturbed
+from dave_vit.engine.forward import Read, check_inputs, forward, isolate_pass, prepare_model
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.rules.attention import is_attention, multi_head_attention, spelled_out
@@ -19,7 +19,7 @@ from dave_vit.engine.targets import class_logits
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class AttentionMatrix:
     """One attention matrix of a forward pass, still part of the graph.
 
     Attributes:
@@ -46,14 +46,14 @@ class Observation:
     """
 
     model: nn.Module
-    attention: list[Attention] = field(default_factory=list)
+    attention: list[AttentionMatrix] = field(default_factory=list)
     maps: list[tuple[int, int]] = field(default_factory=list)
     pooled: Tensor | None = None
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 @contextmanager
-def observation(
+def observe(
     model: nn.Module,
     inputs: Tensor,
     *,
@@ -71,14 +71,14 @@ def observation(
         read: what is read out of the model's output.
 
     Example:
-        >>> with observation(model, images) as observed:
+        >>> with observe(model, images) as observed:
         ...     matrices = [attention.matrix for attention in observed.attention]
         ...     gradients = torch.autograd.grad(observed.logits[:, 207].sum(), matrices)
     """
     check_inputs(inputs)
-    observed = Observation(ready(model))
+    observed = Observation(prepare_model(model))
     mode = Interception(_Observer(rules, observed, len(inputs)).rules(), observed.model)
-    with undisturbed(inputs):
+    with isolate_pass(inputs):
         _, observed.logits = forward(observed.model, inputs, mode, autocast, read)
         yield observed
 
@@ -125,7 +125,7 @@ class _Observer:
             return value
         if value.ndim == 3:  # [B * heads, L, S]
             value = value.unflatten(0, (self.batch if len(value) % self.batch == 0 else len(value), -1))
-        self.observed.attention.append(Attention(value, self.latest, call.mode.current_module()))
+        self.observed.attention.append(AttentionMatrix(value, self.latest, call.mode.current_module()))
         return value.reshape(input.shape)
 
     def _packed(self, call: Call, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:

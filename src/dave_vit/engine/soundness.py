@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.fingerprint import forget_surveys, survey
-from dave_vit.engine.forward import precision, undisturbed
+from dave_vit.engine.fingerprint import fingerprint_model, forget_fingerprints
+from dave_vit.engine.forward import autocast_context, isolate_pass
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.states import tensors
 from dave_vit.engine.targets import Score, Target
@@ -31,7 +31,7 @@ _ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative to the larges
 _COARSE = 0.1  # in half precision
 
 
-def check_sound(
+def check_soundness(
     model: nn.Module,
     inputs: Tensor,
     rules: RuleSet,
@@ -52,7 +52,7 @@ def check_sound(
     """
     if not rules.strict:
         return
-    look, state = _Look(model, rules, autocast, score), survey(model).structure
+    look, state = _Look(model, rules, autocast, score), fingerprint_model(model).structure
     if not isinstance(score, Hashable):
         look.check(inputs, logits)
         return
@@ -93,7 +93,7 @@ class _Look:
 
     def check(self, inputs: Tensor, logits: Tensor | None) -> None:
         """Refuse the model if some of these images would be explained wrongly; their logits may be known already."""
-        forget_surveys()
+        forget_fingerprints()
         places = range(len(inputs)) if len(inputs) <= _FEW else [1]  # the first one's place may be a special one
         tried = {place: self._by_itself(inputs[place : place + 1], batch=len(inputs)) for place in places}
         alone = {place: said for place, said in tried.items() if said is not None}
@@ -138,7 +138,7 @@ class _Look:
     def _watched(self, images: Tensor) -> tuple[list[Tensor], bool]:
         """The output under the interception, if nothing escapes it; and whether the model draws at random."""
         mode = Interception(self.rules, self.model)
-        with undisturbed(images), precision(images, self.autocast):
+        with isolate_pass(images), autocast_context(images, self.autocast):
             before = _random_state(images)
             entered = images.detach().requires_grad_().clone()
             with mode, mode.watched(entered) as watch:
@@ -158,7 +158,7 @@ class _Look:
             return None
 
     def _plain(self, images: Tensor) -> list[Tensor]:
-        with undisturbed(images), torch.no_grad(), precision(images, self.autocast):
+        with isolate_pass(images), torch.no_grad(), autocast_context(images, self.autocast):
             return self._said(self.model(images.clone()), len(images))
 
     def _said(self, output: Any, batch: int) -> list[Tensor]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from dave_vit.engine.forward import Read
-from dave_vit.engine.observation import Observation, observation
+from dave_vit.engine.observation import Observation, observe
 from dave_vit.engine.targets import class_logits
 from dave_vit.errors import InputError, OutputError
 
@@ -38,7 +38,7 @@ class TokenLayout:
         return values[..., self.prefix :].reshape(*values.shape[:-1], *self.grid)
 
 
-def token_layout(model: nn.Module, inputs: Tensor, read: Read = class_logits) -> TokenLayout:
+def find_token_layout(model: nn.Module, inputs: Tensor, read: Read = class_logits) -> TokenLayout:
     """Grid and prefix tokens of a Vision Transformer, for inputs of this size.
 
     Args:
@@ -46,13 +46,13 @@ def token_layout(model: nn.Module, inputs: Tensor, read: Read = class_logits) ->
         inputs: preprocessed images ``[B, C, H, W]``; only their size counts.
         read: what is read out of the model's output, where it is no logits.
     """
-    with observation(model, inputs[:1], read=read) as observed:
+    with observe(model, inputs[:1], read=read) as observed:
         sizes = [attention.matrix.shape[-2:] for attention in observed.attention]
         maps = observed.maps
     counts = sorted({keys for queries, keys in sizes if queries == keys})  # pooling asks with other queries
     if not counts:
         raise OutputError("the model has no self-attention, so it has no token grid; use a method that needs none")
-    grid = token_grid(counts[0], inputs.shape[-2:], maps)
+    grid = find_token_grid(counts[0], inputs.shape[-2:], maps)
     if len(counts) > 1 or grid is None:
         raise OutputError(
             f"the model has no single token grid (attention over {', '.join(map(str, counts[:4]))} tokens, as in "
@@ -67,14 +67,14 @@ def token_layout(model: nn.Module, inputs: Tensor, read: Read = class_logits) ->
     return TokenLayout(grid, counts[0] - math.prod(grid))
 
 
-def find_layout(observed: Observation, tokens: int, images: Tensor) -> TokenLayout:
+def guess_token_layout(observed: Observation, tokens: int, images: Tensor) -> TokenLayout:
     """Where that many tokens lie, as well as one pass can tell; those before the grid are class and register tokens."""
     size = images.shape[-2:]
-    grid = token_grid(tokens, size, observed.maps) or token_grid(tokens, size) or (1, 1)
+    grid = find_token_grid(tokens, size, observed.maps) or find_token_grid(tokens, size) or (1, 1)
     return TokenLayout(grid, tokens - math.prod(grid))
 
 
-def token_grid(
+def find_token_grid(
     tokens: int, size: Sequence[int], maps: Sequence[tuple[int, int]] | None = None
 ) -> tuple[int, int] | None:
     """Rows and columns of patches: the most that the tokens can hold.
@@ -92,7 +92,7 @@ def token_grid(
     return max(fitting, key=math.prod, default=None)
 
 
-def patch_side(model: nn.Module) -> int | None:
+def find_patch_side(model: nn.Module) -> int | None:
     """The side of the patches that become tokens, in pixels, where a model cuts them out by a convolution."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.targets import Contrast
-from dave_vit.engine.token_layout import patch_side
+from dave_vit.engine.token_layout import find_patch_side
 from dave_vit.errors import DaveError
 from dave_vit.evaluate.plan_entries import MethodEntry, Smoothing
 from dave_vit.evaluate.statistics.rows import Row
@@ -62,7 +62,7 @@ class MapMaker:
         if how.kind == "official":
             return official_postprocess(maps).view_as(raw)
         if how.kind == "patch":
-            patch = traits_of(model).patch or patch_side(model) or max(1, raw.shape[-1] // _TOKENS)
+            patch = traits_of(model).patch or find_patch_side(model) or max(1, raw.shape[-1] // _TOKENS)
             return to_patches(maps, patch).view_as(raw)
         return smooth(maps, how.kind, how.size, how.sigma).view_as(raw)
 

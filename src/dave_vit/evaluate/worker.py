@@ -16,7 +16,7 @@ from dave_vit._internal.registry import import_plugins
 from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch
 from dave_vit.data.grids import compose_grids
-from dave_vit.engine.forward import counted
+from dave_vit.engine.forward import count_passes
 from dave_vit.errors import DaveError, ImageError, OutOfMemory, is_out_of_memory
 from dave_vit.evaluate.job import EvalJob, EvaluatedModel
 from dave_vit.evaluate.plan_entries import hash_content
@@ -226,7 +226,7 @@ class Worker:
         subject, maker, made = self._model(task), self._maker(task), _Shard()
         started = clock(part.inputs)
         try:
-            with counted() as count:
+            with count_passes() as count:
                 raw = maker.raw(subject.model, part.inputs, part.target)
         except DaveError as error:  # such as a method that finds nothing in this model
             made.rows += self._dropped(task, part.rows, part.places, str(error))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dave_vit.data.images import LoadedImage
 from dave_vit.data.labels import parse_targets
-from dave_vit.engine.forward import logits_of
+from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import OutputError
 from dave_vit.explain.base import Arrays, ImageExplanation, drop_single_tile, tile_boxes, to_array
 from dave_vit.explain.explainer import Explainer
@@ -72,7 +72,7 @@ def classify(model: Adapter, picture: LoadedImage, inputs: Tensor | None = None)
     if inputs is None:
         boxes = tile_boxes(model, picture)
         inputs = model.preprocess([picture.image.crop(box) for box in boxes] if len(boxes) > 1 else picture.image)
-    logits = logits_of(model, inputs).detach().double().cpu()  # [tiles, classes]
+    logits = compute_logits(model, inputs).detach().double().cpu()  # [tiles, classes]
     if not (logits < torch.inf).all():  # -inf rules a class out; NaN is below nothing
         raise OutputError(f"{model.spec} gives logits that are not finite for {picture.name}; check its weights")
     probabilities, mean = logits.softmax(1).mean(0), logits.mean(0)

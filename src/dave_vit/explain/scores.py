@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
-from dave_vit.engine.forward import logits_of
+from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.scores import Box, Detection
 from dave_vit.engine.targets import Score, Target
 from dave_vit.errors import ImageError, OptionError
@@ -212,7 +212,7 @@ def refine_score(
     explainer: Explainer, picture: LoadedImage, inputs: Tensor, name: str, score: Score, box: DetectedBox | None = None
 ) -> Iterator[ScoreExplanation]:
     """Yield the explanation of a score after each chunk of samples; methods that draw no samples yield one."""
-    value = float(logits_of(explainer.model, inputs, Target(score=score).read))
+    value = float(compute_logits(explainer.model, inputs, Target(score=score).read))
     for explanation, seconds in explainer.refine(inputs, score):
         yield ScoreExplanation(explainer, picture, inputs, explanation, seconds, name, score, value, box)
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit.engine.batch_axes import batch_sides
+from dave_vit.engine.batch_axes import find_batch_axes
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.gradient import Constant, gradient
 from dave_vit.engine.targets import Target
-from dave_vit.engine.token_layout import token_grid
+from dave_vit.engine.token_layout import find_token_grid
 from dave_vit.methods.base import Explanation, Method, join_explanations
 
 _CHANNELS_FIRST = frozenset(
@@ -63,7 +63,7 @@ def attributions(method: Method, images: Tensor, target: Target, make: Make, rul
         rules: the derivatives, and which constants are recorded.
     """
     model, autocast = method.model, method.autocast
-    sides = batch_sides(model, images, target, rules=rules, autocast=autocast) if len(images) > 1 else []
+    sides = find_batch_axes(model, images, target, rules=rules, autocast=autocast) if len(images) > 1 else []
     if sides is None:
         singles = range(len(images))
         return join_explanations(
@@ -107,7 +107,7 @@ def _placed(name: str, amount: Tensor, size: tuple[int, int]) -> Contribution:
             return Contribution(grid, amount.new_zeros(()))
     elif amount.ndim == 3 and 1 in amount.shape[:2] and name not in _CHANNELS_FIRST:  # [1, N, D] or [N, 1, D]
         tokens = amount.flatten(0, 1).T  # [D, N]
-        rows, columns = token_grid(tokens.shape[1], size) or (1, 1)
+        rows, columns = find_token_grid(tokens.shape[1], size) or (1, 1)
         before = tokens.shape[1] - rows * columns  # class and register tokens come first
         return Contribution(tokens[:, before:].unflatten(1, (rows, columns)), tokens[:, :before].sum())
     return Contribution(None, amount.sum())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit.engine.observation import Observation, observation
+from dave_vit.engine.observation import Observation, observe
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.methods.attention import from_layer
@@ -110,5 +110,5 @@ class CheferLRP(TokenMethod):
     def _relevances(self, image: Tensor, target: Target) -> Sequence[Sequence[Tensor]]:
         """A list for each of the K classes: the relevance of each attention matrix of one image."""
         exact = image.to(precise_dtype(image.device))
-        with observation(self.model, exact, rules=alpha_beta(self.alpha), read=target.read) as observed:
+        with observe(self.model, exact, rules=alpha_beta(self.alpha), read=target.read) as observed:
             return gradients(observed.logits, target, [attention.matrix for attention in observed.attention])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast.compiled import CompiledGradient
 from dave_vit.engine.fast.recorded_model import RecordedModel
-from dave_vit.engine.fingerprint import unchanging
+from dave_vit.engine.fingerprint import cache_fingerprints
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import OptionError, TargetError
@@ -149,7 +149,7 @@ class DAVE(Method):
             yield self._finish(made, images, wanted)
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        with unchanging():
+        with cache_fingerprints():
             *_, last = self._drawn(images, target, pass_size)
         return merge_groups(last)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dave_vit.engine.observation import Observation
 from dave_vit.engine.targets import Target
-from dave_vit.engine.token_layout import TokenLayout, find_layout
+from dave_vit.engine.token_layout import TokenLayout, guess_token_layout
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.pass_size import PassSize
@@ -155,7 +155,7 @@ def features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[T
     for attention in reversed(observed.attention):
         tokens, shape = attention.tokens, attention.matrix.shape
         if tokens is not None and tokens.shape[:2] == (len(images), shape[-1]) and shape[-2] == shape[-1]:
-            return tokens, partial(_transposed, find_layout(observed, shape[-1], images))
+            return tokens, partial(_transposed, guess_token_layout(observed, shape[-1], images))
     if observed.pooled is None:
         raise UnsupportedOperator(
             "class activation maps need attention among all tokens or features that are averaged for the head, and the "
@@ -163,7 +163,7 @@ def features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[T
         )
     if observed.pooled.ndim == 4:
         return observed.pooled, lambda values: values
-    return observed.pooled, find_layout(observed, observed.pooled.shape[-1], images).to_grid
+    return observed.pooled, guess_token_layout(observed, observed.pooled.shape[-1], images).to_grid
 
 
 def _transposed(layout: TokenLayout, tokens: Tensor) -> Tensor:

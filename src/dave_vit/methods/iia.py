@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import Call, RuleSet
-from dave_vit.engine.observation import Observation, observation
+from dave_vit.engine.observation import Observation, observe
 from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.rules.attention import is_attention
 from dave_vit.engine.targets import Target
@@ -89,7 +89,7 @@ class IIA(TokenMethod):
 
     def _contributions(self, rows: Tensor, target: Target, rules: RuleSet) -> Tensor:
         """max(0, A * dA), averaged over heads: ``[blocks, rows, K, N, N]``."""
-        with observation(self.model, rows, rules=rules, autocast=self.autocast, read=target.read) as observed:
+        with observe(self.model, rows, rules=rules, autocast=self.autocast, read=target.read) as observed:
             layers = token_graph(observed, rows).layers
             slopes = gradients(observed.logits, target, [layer.matrix for layer in layers])  # K lists
         matrices = torch.stack([wide(layer) for layer in layers])  # [blocks, rows, heads, N, N]

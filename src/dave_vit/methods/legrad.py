@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import working_dtype
 from dave_vit.engine.forward import Read
-from dave_vit.engine.observation import Attention, Observation
+from dave_vit.engine.observation import AttentionMatrix, Observation
 from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Target, class_logits
 from dave_vit.errors import OptionError, UnsupportedOperator, first_line
@@ -168,7 +168,7 @@ def block_lists(model: nn.Module) -> Iterator[tuple[list[str], list[nn.Module]]]
             yield [f"{path}.{name}" for name, _ in children], [child for _, child in children]
 
 
-def _of_blocks(observed: Observation, layered: Layered) -> list[Attention]:
+def _of_blocks(observed: Observation, layered: Layered) -> list[AttentionMatrix]:
     """The one attention matrix of each block; attention pooling after the blocks is left out."""
     observed.attention = [each for each in observed.attention if each.matrix.shape[-2] == each.matrix.shape[-1]]
     within = [

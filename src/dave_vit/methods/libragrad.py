@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dave_vit.engine.calls import Call
 from dave_vit.engine.function_names import PRODUCTS, SCALINGS
-from dave_vit.engine.observation import observation
+from dave_vit.engine.observation import observe
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rule_sets.lrp import uniform_product
 from dave_vit.engine.rules.products import product
@@ -109,9 +109,7 @@ class LibraGrad(Method):
         return attributions(self, images, target, signed_sum, LIBRA)
 
     def _activation_map(self, images: Tensor, target: Target) -> Explanation:
-        with observation(
-            self.model, images, rules=LIBRA_OBSERVED, autocast=self.autocast, read=target.read
-        ) as observed:
+        with observe(self.model, images, rules=LIBRA_OBSERVED, autocast=self.autocast, read=target.read) as observed:
             target = target.resolve(observed.logits)
             grids = weighted(observed, images, target, mean_slope, positive=True).detach().to(images.dtype)
         return Explanation(upsampled(grids, images), target.indices)

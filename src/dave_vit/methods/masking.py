@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import working_dtype
-from dave_vit.engine.forward import precision
+from dave_vit.engine.forward import autocast_context
 from dave_vit.engine.targets import Target
-from dave_vit.engine.token_layout import patch_side
+from dave_vit.engine.token_layout import find_patch_side
 from dave_vit.methods.base import Explanation, Method
 from dave_vit.methods.bias_placement import per_channel
 from dave_vit.methods.pass_size import PassSize, clean_logits
@@ -46,7 +46,7 @@ def answers(method: Method, rows: Tensor, target: Target, pass_size: PassSize, s
 
 
 def _logits(method: Method, rows: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-    with precision(rows, method.autocast):
+    with autocast_context(rows, method.autocast):
         return clean_logits(method.model, rows, pass_size, target.read)
 
 
@@ -94,7 +94,7 @@ class Squares:
     def of(cls, model: nn.Module, images: Tensor, side: int | None) -> Squares:
         """Of a side, or as large as the model's patches; where these are unknown or tiny, 14 along the image."""
         height, width = images.shape[-2:]
-        own = patch_side(model) or 0
+        own = find_patch_side(model) or 0
         if side is None:
             side = own if own * _MOST >= max(height, width) else max(1, min(height, width) // 14)
         return cls(side, (height, width))

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from dave_vit.engine.forward import Read, logits_of
+from dave_vit.engine.forward import Read, compute_logits
 from dave_vit.engine.targets import class_logits
 from dave_vit.errors import is_out_of_memory
 
@@ -74,6 +74,6 @@ def clean_logits(
     """The logits of the images themselves, ``[B, classes]``, or what else is read out of the model's output."""
 
     def said(start: int, stop: int) -> Tensor:
-        return logits_of(model, images[start:stop], read, autocast)
+        return compute_logits(model, images[start:stop], read, autocast)
 
     return torch.cat(pass_size.run_chunks(said, len(images)))

@@ -14,7 +14,7 @@ from dave_vit._internal.registry import Registry
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.rule_sets.effective import EFFECTIVE, OFFICIAL_GATE
 from dave_vit.engine.rule_sets.lrp import RELEVANCE
-from dave_vit.engine.token_layout import patch_side
+from dave_vit.engine.token_layout import find_patch_side
 from dave_vit.errors import OptionError
 from dave_vit.maps import official_postprocess
 from dave_vit.models.traits import traits_of
@@ -133,7 +133,7 @@ LEVELS = ((10.0, 0.1, 0.05), (0.0, 0.03, 0.05), (0.0, 0.03, 0.0))
 def default(model: nn.Module) -> Preset:
     """What measured best over five metrics and six models (docs/decisions/default-recipe.md says how it was chosen)."""
     widest, *narrower = neighborhood_levels(model, *LEVELS)
-    reducer = Significant(patch=traits_of(model).patch or patch_side(model) or Significant.patch)
+    reducer = Significant(patch=traits_of(model).patch or find_patch_side(model) or Significant.patch)
     chosen = Preset(widest, reducer, RELEVANCE, samples=28, narrower=tuple(narrower))
     return replace(chosen, weighted=True, against="rivals")
 

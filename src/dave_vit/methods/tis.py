@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.calls import Call, RuleSet
-from dave_vit.engine.observation import Observation, observation
+from dave_vit.engine.observation import Observation, observe
 from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.rules.attention import is_attention
 from dave_vit.engine.rules.linear import ordinary
@@ -100,7 +100,7 @@ class TIS(TokenMethod):
         def compute(start: int, stop: int) -> Tensor:
             rows, wanted = image.expand(stop - start, *image.shape), target.repeat(stop - start)
             rules = keep_tokens(kept[start:stop])
-            with observation(self.model, rows, rules=rules, autocast=self.autocast, read=wanted.read) as observed:
+            with observe(self.model, rows, rules=rules, autocast=self.autocast, read=wanted.read) as observed:
                 return told(observed.logits.detach(), wanted, self.score)
 
         return torch.cat(pass_size.run_chunks(compute, len(kept)))

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from dave_vit._internal.precision import working_dtype
 from dave_vit.engine.forward import Read
 from dave_vit.engine.gradient import derivatives
-from dave_vit.engine.observation import Attention, Observation, observation
+from dave_vit.engine.observation import AttentionMatrix, Observation, observe
 from dave_vit.engine.targets import Target
-from dave_vit.engine.token_layout import TokenLayout, find_layout
+from dave_vit.engine.token_layout import TokenLayout, guess_token_layout
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import Explanation, Method, check_choice, check_no_clips
 from dave_vit.methods.bias_placement import per_channel
@@ -37,12 +37,12 @@ class TokenGraph:
     """
 
     layout: TokenLayout
-    layers: tuple[Attention, ...]
-    pooling: Attention | None
+    layers: tuple[AttentionMatrix, ...]
+    pooling: AttentionMatrix | None
     logits: Tensor
 
     @property
-    def all(self) -> tuple[Attention, ...]:
+    def all(self) -> tuple[AttentionMatrix, ...]:
         """All matrices in their order."""
         return self.layers if self.pooling is None else (*self.layers, self.pooling)
 
@@ -62,7 +62,7 @@ class TokenGraph:
         return (weight / weight.sum(1, keepdim=True)).unsqueeze(1)
 
 
-def wide(attention: Attention) -> Tensor:
+def wide(attention: AttentionMatrix) -> Tensor:
     """The matrix without its graph, in float32 at least: ``[b, heads, L, S]``."""
     matrix = attention.matrix.detach()
     return matrix.to(working_dtype(matrix.dtype))
@@ -85,7 +85,7 @@ def token_graph(observed: Observation, images: Tensor) -> TokenGraph:
     if any(layer.tokens is not None and tokens not in layer.tokens.shape[:2] for layer in layers):
         raise _refused(f"its attention mixes {tokens} channels instead of tokens")
     pooling = observed.attention[depth] if rest else None
-    return TokenGraph(find_layout(observed, tokens, images), layers, pooling, observed.logits)
+    return TokenGraph(guess_token_layout(observed, tokens, images), layers, pooling, observed.logits)
 
 
 def _listed(sizes: list[tuple[int, ...]]) -> str:
@@ -125,7 +125,7 @@ class TokenMethod(Method):
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         check_no_clips(images, type(self).__name__, "scores the patches of one image")
-        with observation(self._subject(target), images, autocast=self.autocast, read=self._read(target)) as observed:
+        with observe(self._subject(target), images, autocast=self.autocast, read=self._read(target)) as observed:
             target = target.resolve(observed.logits)
             grids = self._grids(observed, images, target, pass_size).detach().to(images.dtype)  # [b, K, h, w]
         maps = grids.unsqueeze(2) if self.resolution == "patch" else upsampled(grids, images)

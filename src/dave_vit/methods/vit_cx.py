@@ -7,7 +7,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from dave_vit.engine.observation import observation
+from dave_vit.engine.observation import observe
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, missing_extra
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_choice, check_no_clips
@@ -62,7 +62,7 @@ class ViTCX(Method):
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         check_no_clips(images, "vit_cx", "hides places of one image")
-        with observation(self.model, images, autocast=self.autocast, read=target.read) as observed:
+        with observe(self.model, images, autocast=self.autocast, read=target.read) as observed:
             target = target.resolve(observed.logits)
             clean = told(observed.logits.detach(), target, self.score)  # [b, K]
             source, as_picture = features(observed, images)

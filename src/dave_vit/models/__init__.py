@@ -1,6 +1,6 @@
 """Models: loaded by a spec, with preprocessing and class names."""
 
-from dave_vit.engine.token_layout import TokenLayout, token_layout
+from dave_vit.engine.token_layout import TokenLayout, find_token_layout
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.inputs import ImageTokens, PackedPatches, WithInputs, with_embeddings, with_inputs
 from dave_vit.models.loading import ModelSpec, load_model
@@ -17,8 +17,8 @@ __all__ = [
     "TokenLayout",
     "Traits",
     "WithInputs",
+    "find_token_layout",
     "load_model",
-    "token_layout",
     "traits_of",
     "with_embeddings",
     "with_inputs",

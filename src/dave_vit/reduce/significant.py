@@ -69,7 +69,7 @@ class _Scales:
         self._fine.add(samples, weights)
         sums = samples.sum(2, dtype=self._dtype)  # [n,B,H,W]
         for sigma, moments in zip(self._sigmas, self._coarser, strict=True):
-            moments.add(blurred(sums, sigma).unsqueeze(2), weights)
+            moments.add(blur(sums, sigma).unsqueeze(2), weights)
         self.count += len(samples)
         self._kept = None
 
@@ -131,7 +131,7 @@ class _Scales:
         return fine, rest, amount / torch.where(total > 0, total, 1)
 
 
-def blurred(maps: Tensor, sigma: float) -> Tensor:
+def blur(maps: Tensor, sigma: float) -> Tensor:
     """Maps [...,H,W] averaged by a Gaussian that is cut off at three standard deviations.
 
     At the border only pixels of the image count. As two products of matrices: a window for each pixel would take fifty

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dave_vit.checks.float64 import Float64Mode
-from dave_vit.engine.conservation import balances
-from dave_vit.engine.forward import forward, logits_of, undisturbed
+from dave_vit.engine.conservation import compute_balances
+from dave_vit.engine.forward import compute_logits, forward, isolate_pass
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.soundness import check_sound
+from dave_vit.engine.soundness import check_soundness
 from dave_vit.engine.targets import Target
 from dave_vit.errors import MissingExtra, UnsupportedOperator
 from model_coverage.entry import Entry
@@ -91,11 +91,11 @@ def _one_thread() -> Iterator[None]:
 def forward_difference(model: nn.Module, images: Tensor, entry: Entry) -> float:
     """How far the logits under the interception are from the model's own, relative to the largest."""
     read = Target(score=entry.score).read
-    output = logits_of(model, images, lambda output, _: output)
+    output = compute_logits(model, images, lambda output, _: output)
     plain, mode = read(output, len(images)), Interception(entry.rules or EFFECTIVE, model)
-    with undisturbed(images):
+    with isolate_pass(images):
         intercepted = forward(model, images, mode, None, read)[1].detach()
-        check_sound(model, images, mode.rules, logits=intercepted, score=entry.score)
+        check_soundness(model, images, mode.rules, logits=intercepted, score=entry.score)
     return float((intercepted - plain).abs().max() / _largest(plain, getattr(output, "logits", output)))
 
 
@@ -113,7 +113,7 @@ def unexplained(model: nn.Module, images: Tensor, entry: Entry) -> float:
     """
     with Float64Mode():
         for image in images.split(1):
-            (balance,) = balances(model, image, entry.score, rules=entry.rules or EFFECTIVE)
+            (balance,) = compute_balances(model, image, entry.score, rules=entry.rules or EFFECTIVE)
             if balance.explained or balance.residual:
                 return balance.residual / abs(balance.explained) if balance.explained else math.inf
     return math.inf

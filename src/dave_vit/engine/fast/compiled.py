@@ -13,11 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast.cuda_graph import Step, replayed
 from dave_vit.engine.fast.recorded_model import RecordedModel
-from dave_vit.engine.fingerprint import survey
-from dave_vit.engine.forward import forward, logits_of, note_pass, precision, ready, undisturbed
+from dave_vit.engine.fingerprint import fingerprint_model
+from dave_vit.engine.forward import autocast_context, compute_logits, forward, isolate_pass, prepare_model, record_pass
 from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.interception import Interception
-from dave_vit.engine.soundness import check_sound
+from dave_vit.engine.soundness import check_soundness
 from dave_vit.engine.targets import Target, contrast_scores
 from dave_vit.errors import DaveError
 
@@ -48,21 +48,21 @@ class CompiledGradient:
         step = self._step(self._compiled, given)
         if step is None:
             return self._plain(inputs, target)
-        note_pass(inputs)
+        record_pass(inputs)
         weight, logits = step(*given)
         return weight, logits
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """The model's logits as ``logits_of`` gives them; a small batch on a GPU does not wait for Python."""
+        """The model's logits as ``compute_logits`` gives them; a small batch on a GPU does not wait for Python."""
         step = self._step(self._forward, [inputs]) if inputs.is_cuda else None
         if step is None:
-            return logits_of(self.lean.model, inputs, autocast=self.lean.autocast)
-        note_pass(inputs)
+            return compute_logits(self.lean.model, inputs, autocast=self.lean.autocast)
+        record_pass(inputs)
         return step(inputs)[0]
 
     def _step(self, make: Callable[[list[Tensor]], Step | None], given: list[Tensor]) -> Step | None:
         """What ``make`` made for inputs of this form and as many rows, or less than twice as many."""
-        if (state := survey(self.lean.model).numbers) != self._state:  # a graph holds the model as it was
+        if (state := fingerprint_model(self.lean.model).numbers) != self._state:  # a graph holds the model as it was
             self._steps, self._state = {}, state
         key, rows = (make.__name__, given[0].dtype, given[0].device, *(part.shape[1:] for part in given)), len(given[0])
         known = self._steps.setdefault(key, {})
@@ -91,8 +91,8 @@ class CompiledGradient:
         return replayed(step, given)
 
     def _trace(self, given: list[Tensor]) -> Step:
-        model, autocast = ready(self.lean.model), self.lean.autocast
-        check_sound(model, given[0], self.rules, autocast)
+        model, autocast = prepare_model(self.lean.model), self.lean.autocast
+        check_soundness(model, given[0], self.rules, autocast)
         run = self.lean.of(given[0])
 
         def step(images: Tensor, columns: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +101,7 @@ class CompiledGradient:
             scores = contrast_scores(logits, columns, *weights)  # [B, K]
             return torch.stack([weight for (weight,) in derivatives(scores, [leaf])], 1), logits.detach()
 
-        with undisturbed(given[0]):
+        with isolate_pass(given[0]):
             graph = make_fx(step)(*(part.detach().clone() for part in given))
         with torch.no_grad():  # the graph holds its derivatives already
             fold(graph)
@@ -114,7 +114,7 @@ class CompiledGradient:
             return None  # it may look at values, or change
 
         def step(images: Tensor) -> tuple[Tensor]:
-            with torch.no_grad(), precision(images, autocast):
+            with torch.no_grad(), autocast_context(images, autocast):
                 return (run(images),)
 
         return replayed(step, given)

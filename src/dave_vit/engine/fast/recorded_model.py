@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast.narrowing import narrowed
 from dave_vit.engine.fast.recording import Tape, Unrecordable, record
-from dave_vit.engine.fingerprint import forget_surveys, survey
+from dave_vit.engine.fingerprint import fingerprint_model, forget_fingerprints
 from dave_vit.engine.gradient import Gradient, gradient
 from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import UnsupportedOperator
@@ -78,7 +78,7 @@ class RecordedModel:
         return None if tape is None else tape.classes
 
     def _tape(self, inputs: Tensor) -> Tape | None:
-        seen = survey(self.model)
+        seen = fingerprint_model(self.model)
         if seen.hooked:
             return None  # a recording would not call them
         known = _RECORDINGS.setdefault(self.model, _Recordings())
@@ -87,11 +87,11 @@ class RecordedModel:
         key = (inputs.shape, inputs.dtype, inputs.device, self.autocast)
         if key not in known.tapes and not known.counting:
             known.tapes[key] = self._recorded(inputs)
-            known.counting = survey(self.model).settings != seen.settings
+            known.counting = fingerprint_model(self.model).settings != seen.settings
         return None if known.counting else known.tapes[key]
 
     def _recorded(self, inputs: Tensor) -> Tape | None:
-        forget_surveys()
+        forget_fingerprints()
         with torch.autocast(inputs.device.type, dtype=self.autocast, enabled=self.autocast is not None):
             try:
                 return narrowed(record(self.model, inputs))
