@@ -1,4 +1,4 @@
-"""Docstrings as mkdocs reads them: the section "Example:" holds code, as "Examples:" does."""
+"""Let mkdocs render the docstring section "Example:" as code, like "Examples:"."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import griffe
 
 
 class Examples(griffe.Extension):
-    """Renames the section, which griffe would take for a box of text."""
+    """Rename the section, which griffe would render as a text box."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Called for each module, class, function and attribute."""
+        """Rename the section of one module, class, function or attribute."""
         if obj.docstring:
             obj.docstring.value = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.MULTILINE)

@@ -1,11 +1,15 @@
-"""Writes the parts of the documentation that come from the code: `python docs/generate.py`.
+"""Write the parts of the documentation that come from the code: `python docs/generate.py [--notebooks]`.
 
-These are the command-line reference and the table of methods. A test compares the files with what this would write.
+These are the command-line reference and the table of methods, which a test compares with the files. With --notebooks
+it also runs the notebooks and stores their outputs.
 """
 
 from __future__ import annotations
 
+import argparse
+import base64
 import html
+import io
 import sys
 from collections.abc import Iterator
 from itertools import groupby
@@ -19,7 +23,7 @@ TABLE = ("<!-- table: written by docs/generate.py -->", "<!-- end of table -->")
 
 
 def cli_reference() -> str:
-    """The page of all commands, out of the commands themselves."""
+    """Return the page of all commands, made from the commands themselves."""
     from dave_vit.cli import app
 
     group: Any = typer.main.get_command(app)
@@ -27,10 +31,9 @@ def cli_reference() -> str:
     lines = [
         "# Command line",
         "",
-        "Written by `python docs/generate.py` out of the commands themselves.",
+        "Written by `python docs/generate.py` from the commands themselves.",
         "",
-        "Exit codes: 0 where all went well; 2 after an error that you can repair, told in one line on standard error;",
-        "130 after Ctrl-C.",
+        "Exit codes: 0 for success, 2 after an error that you can fix (one line on standard error), 130 after Ctrl-C.",
         "",
     ]
     for name in group.list_commands(context):
@@ -69,7 +72,7 @@ def _text(help_text: str | None) -> str:
 
 
 def _code(text: str) -> str:
-    # Within backticks, readers of Markdown disagree on how a bar is kept from ending the cell.
+    # Markdown renderers disagree on how to escape a bar inside backticks.
     return f"<code>{html.escape(text).replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
 
 
@@ -78,7 +81,7 @@ def _cell(text: str) -> str:
 
 
 def methods_table() -> str:
-    """What `dave methods` knows, as Markdown."""
+    """Return the table of `dave methods` as Markdown."""
     from dave_vit.methods import METHODS
 
     rows = ["| method | what it shows | published | passes | map per | by class |", "|---|---|---|---|---|---|"]
@@ -90,7 +93,7 @@ def methods_table() -> str:
 
 
 def with_table(page: str) -> str:
-    """A page with the table of methods between its two marks."""
+    """Return a page with the table of methods between its two marks."""
     before, rest = page.split(TABLE[0])
     return f"{before}{TABLE[0]}\n\n{methods_table()}\n\n{TABLE[1]}{rest.split(TABLE[1])[1]}"
 
@@ -141,7 +144,7 @@ def _model_row(row: Any) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Every generated page with its whole text."""
+    """Return every generated page with its whole text."""
     methods = DOCS / "methods.md"
     return {
         DOCS / "reference" / "cli.md": cli_reference(),
@@ -150,8 +153,40 @@ def pages() -> dict[Path, str]:
     }
 
 
+def _compress_picture(data: dict[str, Any]) -> None:
+    """Replace a PNG among the data of an output by a JPEG, which takes a fifth of the space."""
+    from PIL import Image
+
+    if png := data.pop("image/png", None):
+        buffer = io.BytesIO()
+        with Image.open(io.BytesIO(base64.b64decode(png))) as picture:
+            picture.convert("RGB").save(buffer, "jpeg", quality=85, optimize=True)
+        data["image/jpeg"] = base64.b64encode(buffer.getvalue()).decode()
+
+
+def run_notebooks() -> None:
+    """Run every notebook in place and store its outputs."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        NotebookClient(notebook, timeout=600, record_timing=False).execute()
+        for cell in notebook.cells:
+            cell.metadata.clear()
+            for output in cell.get("outputs", []):
+                _compress_picture(output.get("data", {}))
+        notebook.metadata.language_info = {"name": "python"}  # not the version of the machine that ran it
+        nbformat.write(notebook, path)
+        sys.stdout.write(f"ran {path.relative_to(DOCS.parent)}\n")
+
+
 def main() -> None:
-    """Writes what has changed, and names it."""
+    """Write the pages that have changed, and print their names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--notebooks", action="store_true", help="run the notebooks and store their outputs")
+    if parser.parse_args().notebooks:
+        run_notebooks()
     for path, text in pages().items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")

@@ -1,8 +1,9 @@
-"""Notebooks as pages: mkdocs calls this while it builds."""
+"""Render notebooks as pages; mkdocs calls these functions during a build."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -11,21 +12,25 @@ from mkdocs.structure.pages import Page
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds a page for each notebook; the notebook itself stays beside it, to be downloaded."""
+    """Add a page with the outputs and pictures of each notebook; the notebook stays available as a download."""
     from nbconvert import MarkdownExporter
 
     for source in [file for file in files if file.src_uri.endswith(".ipynb")]:
-        text, _ = MarkdownExporter().from_filename(str(source.abs_src_path))
-        name = source.src_uri.rpartition("/")[2]
-        note = f"\n\nThis page is a notebook without its outputs: [download it]({name}) and run it offline.\n\n"
+        folder, _, name = source.src_uri.rpartition("/")
+        stem = Path(name).stem
+        text, resources = MarkdownExporter().from_filename(
+            str(source.abs_src_path), resources={"unique_key": stem, "output_files_dir": f"{stem}_files"}
+        )
+        for path, data in resources["outputs"].items():
+            files.append(File.generated(config, f"{folder}/{path}", content=data))
         title, _, rest = text.strip().partition("\n")
-        page = source.src_uri.removesuffix(".ipynb") + ".md"
-        files.append(File.generated(config, page, content=f"{title}{note}{rest}"))
+        note = f"\n\nThis page is a notebook: [download it]({name}).\n\n"
+        files.append(File.generated(config, f"{folder}/{stem}.md", content=f"{title}{note}{rest}"))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **others: Any) -> str:
-    """Links to notebooks lead to their pages; where the source is read as it is, they lead to the notebooks."""
+    """Point links to notebooks at their pages. In the Markdown source they point at the notebooks."""
     if page.file.src_uri.startswith("notebooks/"):
         return markdown
     return re.sub(r"(\]\([\w/.-]+)\.ipynb\)", r"\1.md)", markdown)

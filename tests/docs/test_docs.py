@@ -79,7 +79,6 @@ def test_every_name_in_the_pages_exists():
     names = {(name_of(path), name) for path in PAGES for name in re.findall(r"`(dave_vit(?:\.\w+)+)", path.read_text())}
     assert len(names) > 40
     assert [entry for entry in sorted(names) if not resolves(entry[1])] == []
-    assert not resolves("dave_vit.effective.no_such_function")
 
 
 def test_the_example_of_a_cluster_has_the_form_that_ray_asks_for():
@@ -137,11 +136,6 @@ def test_every_command_line_is_understood(monkeypatch):
     lines = list(command_lines())
     assert len(lines) > 20
     assert [(page, line, why) for page, line in lines if (why := complaint(line))] == []
-
-
-@pytest.mark.parametrize("line", ["dave explian a.png", "dave explain a.png --no-such-option 3", "dave explain"])
-def test_a_wrong_command_line_is_found(line: str):
-    assert complaint(line)
 
 
 @pytest.fixture
@@ -214,10 +208,12 @@ def test_examples_run_on_the_embedded_model(page: str, desk: Path):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name_of)
-def test_notebooks_hold_no_outputs(notebook: Path):
+def test_notebooks_hold_their_outputs(notebook: Path):
     cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
-    assert cells
-    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert any("image/jpeg" in output["data"] for output in outputs), "run: python docs/generate.py --notebooks"
+    assert {output["output_type"] for output in outputs} == {"execute_result"}  # neither warnings nor errors
 
 
 @pytest.mark.slow
@@ -307,14 +303,8 @@ def test_the_site_builds_without_warnings_and_asks_nobody(tmp_path: Path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr[-2000:]
-    assert (tmp_path / "site" / "notebooks" / "quickstart.html").is_file()
+    for notebook in NOTEBOOKS:
+        page = tmp_path / "site" / "notebooks" / f"{notebook.stem}.html"
+        assert f"{notebook.stem}_files/" in page.read_text()  # its pictures
+        assert list(page.with_name(f"{notebook.stem}_files").glob("*.jp*g"))
     assert outside_requests(tmp_path / "site") == []
-
-
-def test_an_outside_request_is_found(tmp_path: Path):
-    (tmp_path / "a.html").write_text(
-        '<link rel="stylesheet" href="https://x.example/a.css"><a href="https://ok.example">'
-    )
-    (tmp_path / "b.html").write_text('<script src="//x.example/b.js"></script><img src="c.png">')
-    (tmp_path / "c.css").write_text("@font-face{src:url(https://x.example/f.woff)} a{background:url(data:image/png;x)}")
-    assert len(outside_requests(tmp_path)) == 3
