@@ -20,28 +20,17 @@ from starlette.routing import Route
 from dave_vit._version import __version__
 from dave_vit.errors import DaveError, ImageError, TargetError
 from dave_vit.viz import Scales, View
+from dave_vit.web import schema
 from dave_vit.web.guard import RequestGuard
 from dave_vit.web.images import UploadTooLarge, example_png, read_upload
 from dave_vit.web.info import build_info
 from dave_vit.web.model_checks import ModelChecks
 from dave_vit.web.options import ExplainQuery
-from dave_vit.web.schema import (
-    Answer,
-    AnswerQuery,
-    ClassCandidate,
-    Classification,
-    ClassifyQuery,
-    ExplainStep,
-    Failure,
-    Info,
-    Limits,
-    Queued,
-    Verdict,
-)
 from dave_vit.web.service import ExplainService, ResultExpired, ServedModel
-from dave_vit.web.work_queue import QueueFull, WorkItem, WorkQueue
+from dave_vit.web.work_queue import Check, QueueFull, WorkItem, WorkQueue
 
 T = TypeVar("T")
+Q = TypeVar("Q")
 _LOG = logging.getLogger("dave_vit.web")
 _STATUS: dict[type[DaveError], int] = {UploadTooLarge: 413, ImageError: 415, QueueFull: 503, ResultExpired: 404}
 _SERVER_ERROR = "the server failed, which is no fault of yours; its log says why"
@@ -61,7 +50,7 @@ _RETRY_SECONDS = 2  # after which to ask a busy server again
 
 
 def create_app(
-    models: Sequence[ServedModel], limits: Limits | None = None, *, hosts: Collection[str] = (), seed: int = 0
+    models: Sequence[ServedModel], limits: schema.Limits | None = None, *, hosts: Collection[str] = (), seed: int = 0
 ) -> FastAPI:
     """Create the web page and its API.
 
@@ -71,7 +60,7 @@ def create_app(
         hosts: host names that browsers may use for the server; empty allows any.
         seed: the default seed on the page.
     """
-    limits = limits or Limits()
+    limits = limits or schema.Limits()
     service = ExplainService(models, limits)
     # files have a worker of their own, so that they need not wait for an explanation to end
     queue, downloads = WorkQueue(limits.waiting), WorkQueue(limits.waiting)
@@ -106,9 +95,9 @@ def create_app(
     return app
 
 
-def _add_choices(router: APIRouter, choices: Info, service: ExplainService) -> None:
+def _add_choices(router: APIRouter, choices: schema.Info, service: ExplainService) -> None:
     @router.get("/info")
-    def info() -> Info:
+    def info() -> schema.Info:
         """Return models, methods, options, limits and colours."""
         return choices
 
@@ -127,7 +116,7 @@ def _add_choices(router: APIRouter, choices: Info, service: ExplainService) -> N
 
 def _add_checks(router: APIRouter, checks: ModelChecks) -> None:
     @router.get("/verdict", responses=_failures(422))
-    async def verdict(request: Request, model: str | None = None) -> Verdict:
+    async def verdict(request: Request, model: str | None = None) -> schema.Verdict:
         """Return whether a model is explained exactly, as `dave doctor` does."""
         return await checks.verdict(model, request.is_disconnected)
 
@@ -142,17 +131,23 @@ def _add_work(router: APIRouter, service: ExplainService, queue: WorkQueue) -> N
         queue.check_capacity()  # before the body is read
         return await read_upload(request, service.limits.bytes)
 
+    async def call(request: Request, function: Callable[[Check, bytes, Q], T], query: Q) -> T:
+        data = await read_body(request)
+        return await queue.call(lambda check: function(check, data, query), request.is_disconnected)
+
     @router.post("/look", openapi_extra=_BODY, responses=_failures(413, 415, 422, 503))
-    async def look(request: Request, query: Annotated[ClassifyQuery, Query()]) -> Classification:
+    async def look(request: Request, query: Annotated[schema.ClassifyQuery, Query()]) -> schema.Classification:
         """Classify an image, which is the body of the request."""
-        return await _last_result(queue.submit(service.classify(await read_body(request), query)), request)
+        return await call(request, service.classify, query)
 
     @router.post("/ask", openapi_extra=_BODY, responses=_failures(413, 415, 422, 503))
-    async def ask(request: Request, query: Annotated[AnswerQuery, Query()]) -> Answer:
-        """Return what a model writes about an image, which is the body of the request; see `word` of `/api/explain`."""
-        return await _last_result(queue.submit(service.answer(await read_body(request), query)), request)
+    async def ask(request: Request, query: Annotated[schema.AnswerQuery, Query()]) -> schema.Answer:
+        """Let a model write about an image, which is the body of the request; see `word` of `/api/explain`."""
+        return await call(request, service.answer, query)
 
-    @router.post("/explain", response_model=ExplainStep, openapi_extra=_BODY, responses=_failures(413, 415, 422, 503))
+    @router.post(
+        "/explain", response_model=schema.ExplainStep, openapi_extra=_BODY, responses=_failures(413, 415, 422, 503)
+    )
     async def explain(request: Request, query: Annotated[ExplainQuery, Query()]) -> Any:
         """Compute how much each pixel of an image contributes to a class; the image is the body of the request.
 
@@ -161,58 +156,47 @@ def _add_work(router: APIRouter, service: ExplainService, queue: WorkQueue) -> N
         """
         item = queue.submit(service.explain(await read_body(request), query))
         if not query.stream:
-            return await _last_result(item, request)
+            return await item.last_result(request.is_disconnected)
         events = _stream_events(item, request, lambda: queue.count_ahead(item))
         return StreamingResponse(events, media_type="text/event-stream")
 
 
 def _add_results(router: APIRouter, service: ExplainService, downloads: WorkQueue) -> None:
+    async def attach(request: Request, make_file: Callable[[], tuple[str, bytes]]) -> Response:
+        name, data = await downloads.call(lambda check: make_file(), request.is_disconnected)
+        return Response(
+            data,
+            media_type="image/png" if name.endswith("png") else "application/octet-stream",
+            headers={"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}"},
+        )
+
     @router.get("/results/{token}/{ending}", response_class=Response, responses=_failures(404, 422, 503))
     async def result(
         request: Request, token: str, ending: Literal["panels.png", "overlay.png", "words.png", "npz", "json"]
     ) -> Response:
         """Return a file of a result; the latest results are kept."""
-        return _attachment(*await _last_result(downloads.submit(service.read_file(token, ending)), request))
+        return await attach(request, lambda: service.read_file(token, ending))
 
     @router.get("/results/{first}/{second}/both.png", response_class=Response, responses=_failures(404, 422, 503))
     async def both(
         request: Request, first: str, second: str, view: View = "map", scales: Scales = "shared"
     ) -> Response:
         """Return the maps of two results in one figure: PNG."""
-        work = service.draw_both(first, second, view, scales)
-        return _attachment(*await _last_result(downloads.submit(work), request))
-
-
-def _attachment(name: str, data: bytes) -> Response:
-    return Response(
-        data,
-        media_type="image/png" if name.endswith("png") else "application/octet-stream",
-        headers={"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}"},
-    )
+        return await attach(request, lambda: service.draw_both(first, second, view, scales))
 
 
 def _failures(*codes: int) -> dict[int | str, dict[str, Any]]:
-    return {code: {"model": Failure, "description": _FAILURES[code]} for code in codes}
-
-
-async def _last_result(item: WorkItem[T], request: Request) -> T:
-    last: T | None = None
-    async with aclosing(item.results(request.is_disconnected)) as results:
-        async for result in results:
-            last = result if result is not None else last
-    if last is None:
-        raise ClientDisconnect
-    return last
+    return {code: {"model": schema.Failure, "description": _FAILURES[code]} for code in codes}
 
 
 async def _stream_events(
-    item: WorkItem[ExplainStep], request: Request, count_ahead: Callable[[], int]
+    item: WorkItem[schema.ExplainStep], request: Request, count_ahead: Callable[[], int]
 ) -> AsyncIterator[str]:
     """Yield the steps as server-sent events."""
     try:
         async with aclosing(item.results(request.is_disconnected)) as steps:
             async for step in steps:
-                yield _event("step", step) if step is not None else _event("queued", Queued(ahead=count_ahead()))
+                yield _event("step", step) if step is not None else _event("queued", schema.Queued(ahead=count_ahead()))
     except Exception as error:
         if not isinstance(error, DaveError):
             _LOG.exception("request failed")
@@ -223,10 +207,10 @@ def _event(name: str, data: BaseModel) -> str:
     return f"event: {name}\ndata: {data.model_dump_json()}\n\n"
 
 
-def _failure(error: Exception) -> Failure:
+def _failure(error: Exception) -> schema.Failure:
     candidates = error.candidates[:_MAX_CANDIDATES] if isinstance(error, TargetError) else ()
-    listed = [ClassCandidate(index=index, name=name) for index, name in candidates]
-    return Failure(error=_error_message(error), candidates=listed)
+    listed = [schema.ClassCandidate(index=index, name=name) for index, name in candidates]
+    return schema.Failure(error=_error_message(error), candidates=listed)
 
 
 def _error_message(error: Exception) -> str:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import aclosing
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from dave_vit.checks.doctor import diagnose, example_inputs
@@ -20,10 +17,9 @@ from dave_vit.models import Adapter
 from dave_vit.models.tasks import TaskModel
 from dave_vit.web.schema import Verdict
 from dave_vit.web.service import ExplainService
-from dave_vit.web.work_queue import POLL_SECONDS, Check, WorkQueue
+from dave_vit.web.work_queue import POLL_SECONDS, IsDisconnected, WorkQueue
 
 T = TypeVar("T")
-IsDisconnected = Callable[[], Awaitable[bool]]
 _PASSES = 2  # a method that gets this far raises no refusal any more
 _SAME_REFUSALS = {"attention_flow": "rollout"}  # refuses what the other one refuses, and computes for long
 
@@ -42,41 +38,32 @@ class ModelChecks:
 
     def __init__(self, service: ExplainService, queue: WorkQueue) -> None:
         self._service, self._queue = service, queue
-        self._verdicts: dict[str, Verdict] = {}
-        self._refusals: defaultdict[str, dict[str, str | None]] = defaultdict(dict)  # by model, then by method
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._results: dict[tuple[str, str], Any] = {}  # by model and method
+        self._lock = asyncio.Lock()
 
     async def verdict(self, name: str | None, is_disconnected: IsDisconnected) -> Verdict:
         """Return whether a model is explained exactly."""
         model = self._service.find_model(name).model
-        async with self._locks[model.spec]:
-            if model.spec not in self._verdicts:
-                self._verdicts[model.spec] = await self._run_when_idle(partial(examine_model, model), is_disconnected)
-        return self._verdicts[model.spec]
+        return await self._run_once((model.spec, ""), lambda: examine_model(model), is_disconnected)
 
     async def refusals(self, name: str | None, is_disconnected: IsDisconnected) -> dict[str, str]:
         """Return the methods that cannot explain a model, each with its reason."""
-        model = self._service.find_model(name).model
-        async with self._locks[model.spec]:
-            reasons = self._refusals[model.spec]
-            for method in METHODS:
-                if method not in reasons:  # one at a time, so that another request waits for one method only
-                    trial = partial(refusal_reason, model, _SAME_REFUSALS.get(method, method))
-                    reasons[method] = await self._run_when_idle(trial, is_disconnected)
-        return {method: reason for method, reason in reasons.items() if reason is not None}
+        model, reasons = self._service.find_model(name).model, {}
+        for method in METHODS:  # one at a time, so that another request waits for one method only
+            trial = partial(refusal_reason, model, _SAME_REFUSALS.get(method, method))
+            reasons[method] = await self._run_once((model.spec, method), trial, is_disconnected)
+        return {method: reason for method, reason in reasons.items() if reason}
 
-    async def _run_when_idle(self, work: Callable[[], T], is_disconnected: IsDisconnected) -> T:
-        while not self._queue.is_idle:
-            await asyncio.sleep(POLL_SECONDS)
-
-        def run(check: Check) -> Generator[list[T], None, None]:
-            yield [work()]
-
-        async with aclosing(self._queue.submit(run, counted=False).results(is_disconnected)) as results:
-            async for result in results:
-                if result is not None:
-                    return result[0]
-        raise ClientDisconnect
+    async def _run_once(self, key: tuple[str, str], work: Callable[[], T], is_disconnected: IsDisconnected) -> T:
+        async with self._lock:
+            while key not in self._results:
+                if self._queue.is_idle:
+                    call = self._queue.call(lambda check: work(), is_disconnected, counted=False)
+                    self._results[key] = await call
+                else:
+                    await asyncio.sleep(POLL_SECONDS)
+        result: T = self._results[key]
+        return result
 
 
 def examine_model(model: Adapter) -> Verdict:
@@ -88,19 +75,19 @@ def examine_model(model: Adapter) -> Verdict:
     return Verdict(exact=examination.exact, text=examination.verdict)
 
 
-def refusal_reason(model: Adapter, method: str) -> str | None:
-    """Return why a method cannot explain a model; None if it can. It runs on noise, with as few passes as possible."""
+def refusal_reason(model: Adapter, method: str) -> str:
+    """Return why a method cannot explain a model; empty if it can. It runs on noise, with as few passes as possible."""
     examined, inputs = example_inputs(model)
     handle = examined.register_forward_pre_hook(_PassCounter())
     try:
         _try_method(examined, method, inputs)
     except _PassLimit:
-        return None
+        return ""
     except DaveError as error:
         return str(error)
     finally:
         handle.remove()
-    return None
+    return ""
 
 
 def _try_method(model: Adapter, method: str, inputs: Tensor) -> None:

@@ -90,7 +90,7 @@ class _KeptResult:
 
 
 class ExplainService:
-    """Turns requests into work for the queue, which runs one at a time.
+    """Does the work of requests; the queue runs one at a time.
 
     Args:
         models: at least one.
@@ -112,43 +112,35 @@ class ExplainService:
             raise UnknownName(f"no model {name!r}{hint}")
         return self.models[names[0] if name is None else name]
 
-    def classify(self, data: bytes, query: ClassifyQuery) -> Work[Classification]:
+    def classify(self, check: Check, data: bytes, query: ClassifyQuery) -> Classification:
         """Predict the classes of an image."""
         model = self.find_model(query.model).model
+        picture = read_picture(data, query.name, self.limits.pixels)
+        check()
+        classified = classify(model, picture)
+        return Classification(
+            name=picture.name,
+            top5=list(classified.top5),
+            also=[prediction for prediction in classified.predictions[5:] if prediction.index in query.also],
+            picture=png_text(to_pillow(as_image(model.preprocessing.picture(classified.inputs)[0]))),
+            notes=list(picture.notes),
+        )
 
-        def work(check: Check) -> Generator[Classification, None, None]:
-            picture = read_picture(data, query.name, self.limits.pixels)
-            check()
-            classified = classify(model, picture)
-            yield Classification(
-                name=picture.name,
-                top5=list(classified.top5),
-                also=[prediction for prediction in classified.predictions[5:] if prediction.index in query.also],
-                picture=png_text(to_pillow(as_image(model.preprocessing.picture(classified.inputs)[0]))),
-                notes=list(picture.notes),
-            )
-
-        return work
-
-    def answer(self, data: bytes, query: AnswerQuery) -> Work[Answer]:
+    def answer(self, check: Check, data: bytes, query: AnswerQuery) -> Answer:
         """Let a model write about an image."""
         model = self.find_model(query.model).model
-
-        def work(check: Check) -> Generator[Answer, None, None]:
-            if not isinstance(model, TextGenerator):
-                raise OptionError("this model writes no text; a prompt is for models that do")
-            with _check_before_passes(model.model, check):
-                picture = read_picture(data, query.name, self.limits.pixels)
-                asked = model.with_prompt(picture.image, query.prompt or None)
-            yield Answer(
-                name=picture.name,
-                answer=asked.answer,
-                words=[word.text for word in asked.words],
-                picture=png_text(picture.image.convert("RGB").resize(display_size(picture.image.size))),
-                notes=list(picture.notes),
-            )
-
-        return work
+        if not isinstance(model, TextGenerator):
+            raise OptionError("this model writes no text; a prompt is for models that do")
+        picture = read_picture(data, query.name, self.limits.pixels)
+        with _check_before_passes(model.model, check):
+            prompted = model.with_prompt(picture.image, query.prompt or None)
+        return Answer(
+            name=picture.name,
+            answer=prompted.answer,
+            words=[word.text for word in prompted.words],
+            picture=png_text(picture.image.convert("RGB").resize(display_size(picture.image.size))),
+            notes=list(picture.notes),
+        )
 
     def explain(self, data: bytes, query: ExplainQuery) -> Work[ExplainStep]:
         """Compute the map of an image after more and more samples; the last step tells where the files are."""
@@ -173,26 +165,18 @@ class ExplainService:
 
         return work
 
-    def read_file(self, token: str, ending: str) -> Work[tuple[str, bytes]]:
+    def read_file(self, token: str, ending: str) -> tuple[str, bytes]:
         """Return name and content of a file of an earlier result."""
+        kept = self._find_result(token)
+        return f"{kept.picture.name}.{ending}", kept.files[ending]
 
-        def work(check: Check) -> Generator[tuple[str, bytes], None, None]:
-            kept = self._find_result(token)
-            yield f"{kept.picture.name}.{ending}", kept.files[ending]
-
-        return work
-
-    def draw_both(self, first: str, second: str, view: View, scales: Scales) -> Work[tuple[str, bytes]]:
+    def draw_both(self, first: str, second: str, view: View, scales: Scales) -> tuple[str, bytes]:
         """Return name and content of a figure with the maps of two results."""
-
-        def work(check: Check) -> Generator[tuple[str, bytes], None, None]:
-            kept = [self._find_result(token) for token in (first, second)]
-            results = [each.result for each in kept if isinstance(each.result, ClassExplanation)]
-            if len(results) < 2:
-                raise OptionError("maps of words have no common figure; take the figure of each word")
-            yield f"{kept[0].picture.name}.both.png", _draw_maps(results, view, scales).to_bytes("png")
-
-        return work
+        kept = [self._find_result(token) for token in (first, second)]
+        results = [each.result for each in kept if isinstance(each.result, ClassExplanation)]
+        if len(results) < 2:
+            raise OptionError("maps of words have no common figure; take the figure of each word")
+        return f"{kept[0].picture.name}.both.png", _draw_maps(results, view, scales).to_bytes("png")
 
     def _find_result(self, token: str) -> _KeptResult:
         if token not in self._kept:

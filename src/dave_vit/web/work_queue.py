@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import aclosing, suppress
 from typing import Any, Generic, TypeVar
+
+from starlette.requests import ClientDisconnect
 
 from dave_vit.errors import DaveError
 
 T = TypeVar("T")
 Check = Callable[[], None]  # raises if the work is cancelled
-Work = Callable[[Check], Generator[T, None, None]]
+Work = Callable[[Check], Iterable[T]]
+IsDisconnected = Callable[[], Awaitable[bool]]
 
 POLL_SECONDS = 0.2  # between two checks whether the client is still connected
 
@@ -37,7 +40,7 @@ class WorkQueue:
     def __init__(self, waiting: int) -> None:
         self._waiting = waiting
         self._items: list[WorkItem[Any]] = []  # the running one first
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="dave-worker")
 
     @property
@@ -50,24 +53,25 @@ class WorkQueue:
         """Queue some work. Must be called from a running event loop.
 
         Args:
-            work: called with a check that it calls now and then; yields results.
+            work: called with a check that it calls now and then; yields results, none of them None.
             counted: whether it counts for the limit of the queue.
         """
         item = WorkItem(work, counted=counted)
         with self._lock:
             if counted:
-                self._check_capacity()
+                self.check_capacity()
             self._items.append(item)
         self._worker.submit(self._run, item)
         return item
 
+    async def call(self, function: Callable[[Check], T], is_disconnected: IsDisconnected, *, counted: bool = True) -> T:
+        """Run a function in the queue and return its result."""
+        return await self.submit(lambda check: [function(check)], counted=counted).last_result(is_disconnected)
+
     def check_capacity(self) -> None:
         """Raise `QueueFull` if the queue is full, for callers that have something to do before they submit."""
         with self._lock:
-            self._check_capacity()
-
-    def _check_capacity(self) -> None:
-        active = sum(item.counted and not item.is_cancelled for item in self._items)
+            active = sum(item.counted and not item.is_cancelled for item in self._items)
         if active > self._waiting:
             raise QueueFull(f"the server is busy, {active} requests are before yours; try again in a moment")
 
@@ -117,11 +121,10 @@ class WorkItem(Generic[T]):
         """Do the work. Called by the worker thread."""
         try:
             self._check()
-            with closing(self._work(self._check)) as results:
-                for result in results:
-                    self._newest.append(result)
-                    self._notify()
-                    self._check()
+            for result in self._work(self._check):
+                self._newest.append(result)
+                self._notify()
+                self._check()
         except _Cancelled:
             pass
         except Exception as error:
@@ -130,7 +133,7 @@ class WorkItem(Generic[T]):
             self._done = True
             self._notify()
 
-    async def results(self, is_disconnected: Callable[[], Awaitable[bool]]) -> AsyncGenerator[T | None, None]:
+    async def results(self, is_disconnected: IsDisconnected) -> AsyncGenerator[T | None, None]:
         """Yield results, at least the last one, and None now and then while there is nothing new.
 
         Args:
@@ -152,6 +155,16 @@ class WorkItem(Generic[T]):
                 raise self._error
         finally:
             self.cancel()
+
+    async def last_result(self, is_disconnected: IsDisconnected) -> T:
+        """Wait for the last result."""
+        last: T | None = None
+        async with aclosing(self.results(is_disconnected)) as results:
+            async for result in results:
+                last = result if result is not None else last
+        if last is None:
+            raise ClientDisconnect
+        return last
 
     def _check(self) -> None:
         if self.is_cancelled:
