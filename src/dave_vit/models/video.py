@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dave_vit.data.images import read_image, to_rgb
+from dave_vit.data.images import read_image
 from dave_vit.models.adapter import Adapter, ImageLike, Preprocessing
 from dave_vit.models.traits import Traits
 
@@ -23,12 +23,8 @@ class _Frame:
     processor: Any
 
     def __call__(self, image: Image.Image) -> Tensor:
-        return _clip(self.processor, [image])[0, 0]
-
-
-def _clip(processor: Any, frames: Sequence[Image.Image]) -> Tensor:
-    pixels: Tensor = processor(list(frames), return_tensors="pt")["pixel_values"]
-    return pixels
+        pixels: Tensor = self.processor([image], return_tensors="pt")["pixel_values"]  # [1, 1, C, H, W]
+        return pixels[0, 0]
 
 
 def _colours(processor: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -60,11 +56,11 @@ class VideoModel(Adapter):
     ) -> None:
         frame = Preprocessing(_Frame(processor), *_colours(processor))
         super().__init__(model, frame, class_names, spec=spec, traits=traits)
-        self.processor, self.frames = processor, int(model.config.num_frames)
+        self.frames = int(model.config.num_frames)
 
     def clip(self, frames: Sequence[Image.Image]) -> Tensor:
-        """Frames as the model takes them, ``[1, T, C, H, W]``, on its device."""
-        return _clip(self.processor, [to_rgb(frame)[0] for frame in frames]).to(next(self.parameters()))
+        """Preprocess each frame by itself, ``[1, T, C, H, W]`` on the model's device."""
+        return torch.cat([self.preprocessing(frame) for frame in frames])[None].to(next(self.parameters()))
 
     def preprocess(self, image: ImageLike | Sequence[ImageLike]) -> Tensor:
         """Still pictures as clips in which nothing moves, ``[B, T, C, H, W]``."""
