@@ -17,11 +17,11 @@ from dave_vit import load_model
 from dave_vit.cli import app
 from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
+from dave_vit.engine.scores import parse_score
 from dave_vit.errors import OptionError
 from dave_vit.explain.explainer import Explainer
 from dave_vit.explain.scores import detect_boxes, explain_score
 from dave_vit.models import Adapter, Preprocessing
-from dave_vit.models.named_scores import parse_score
 from model_coverage import architectures
 
 PHOTO = (90, 60)  # width and height

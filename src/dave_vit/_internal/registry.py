@@ -103,6 +103,10 @@ class Registry(Generic[T]):
             raise UnknownName(f"unknown {self.kind} {name!r}{hint}")
         return self._entries[name]
 
+    def summaries(self) -> dict[str, str]:
+        """Return the first line of each entry's docstring by its name, for help texts."""
+        return {name: (entry.__doc__ or "").partition("\n")[0] for name, entry in self._entries.items()}
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 

@@ -153,11 +153,11 @@ def _region(model: Adapter, picture: LoadedImage, where: Where) -> Tensor | None
 
 
 def _box(text: str) -> tuple[float, float, float, float]:
-    from dave_vit.data.annotations import box
+    from dave_vit.engine.boxes import parse_box
 
     try:
-        left, top, right, bottom = box(*text.split(","))
-    except (ValueError, TypeError) as error:
+        left, top, right, bottom = parse_box(text)
+    except ValueError as error:
         raise OptionError(
             f"--box {text}; expected four numbers left,top,right,bottom, such as 40,30,300,280"
         ) from error

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dave_vit.engine.boxes import Box, box_mask, box_overlap, check_box, mask_bounds
+from dave_vit.engine.score_registry import SCORES, ScoreContext
 from dave_vit.errors import OptionError, OutputError, TargetError
 
-Box = tuple[float, float, float, float]
-"""(x0, y0, x1, y1), as fractions of the image's width and height."""
 Find = Callable[[Any], Tensor]
 
 _LOGITS = ("logits", "class_queries_logits", "out")
@@ -30,8 +30,31 @@ _VALUES = ("predicted_depth", "logits", "reconstruction")
 _MASKS = ("logits", "out", "pred_masks", "predicted_depth")
 
 
-def found(output: Any, names: Sequence[str], what: str) -> Tensor:
-    """The output itself where it is a tensor, else the first tensor that it holds under one of some names."""
+def parse_score(text: str, model: Any, geometry: Any) -> Callable[..., Tensor]:
+    """Parse a score such as "query:3:CLASS".
+
+    Args:
+        text: name of the score, then what its form says.
+        model: gives class names, embeddings and tokens.
+        geometry: of the photograph that is explained.
+    """
+    name, _, rest = text.partition(":")
+    if name not in SCORES:
+        raise OptionError(f"score {text!r}; expected one of {', '.join(score_forms())}")
+    try:
+        score: Callable[..., Tensor] = SCORES[name].parse(rest, ScoreContext(model, geometry))
+    except ValueError as error:
+        raise OptionError(f"score {text!r}; expected {SCORES[name].form}") from error
+    return score
+
+
+def score_forms() -> dict[str, str]:
+    """Return the summary of all named scores by their forms, for help texts."""
+    return {SCORES[name].form: summary for name, summary in SCORES.summaries().items()}
+
+
+def find_tensor(output: Any, names: Sequence[str], what: str) -> Tensor:
+    """Return the output itself if it is a tensor, else the first tensor under one of the names."""
     if isinstance(output, Tensor):
         return output
     for name in names:
@@ -44,6 +67,7 @@ def found(output: Any, names: Sequence[str], what: str) -> Tensor:
     )
 
 
+@SCORES.register("class")
 @dataclass(frozen=True)
 class ClassLogit:
     """The logit of one class.
@@ -52,14 +76,22 @@ class ClassLogit:
         label: index of the class.
     """
 
+    form: ClassVar[str] = "class:CLASS"
+
     label: int
+
+    @classmethod
+    def parse(cls, text: str, context: ScoreContext) -> ClassLogit:
+        """Parse the class."""
+        return cls(context.class_index(text))
 
     def __call__(self, output: Any) -> Tensor:
         """Of logits ``[B, classes]``: ``[B]``."""
-        logits = _of_rank(found(output, _LOGITS, "logits"), 2, "[B, classes]")
+        logits = _of_rank(find_tensor(output, _LOGITS, "logits"), 2, "[B, classes]")
         return _pick(logits, 1, self.label, "class")
 
 
+@SCORES.register("value")
 @dataclass(frozen=True)
 class Value:
     """A number that the model estimates, or the mean of a map of them.
@@ -68,16 +100,24 @@ class Value:
         index: which one, where there are several a picture ``[B, N]``.
     """
 
+    form: ClassVar[str] = "value or value:INDEX"
+
     index: int = 0
+
+    @classmethod
+    def parse(cls, text: str, context: ScoreContext) -> Value:
+        """Parse the index."""
+        return cls(int(text or 0))
 
     def __call__(self, output: Any) -> Tensor:
         """Of values ``[B]`` or ``[B, N]``, or of a map ``[B, ..., h, w]``, which is averaged: ``[B]``."""
-        values = found(output, _VALUES, "values")
+        values = find_tensor(output, _VALUES, "values")
         if values.ndim > 2:
             return values.flatten(1).mean(1)
         return values if values.ndim == 1 else _pick(values, 1, self.index, "value")
 
 
+@SCORES.register("similarity")
 @dataclass(frozen=True, eq=False)
 class Similarity:
     """Cosine of the picture's embedding with a given one.
@@ -87,12 +127,21 @@ class Similarity:
         find: from the output to embeddings ``[B, D]``; by default those that transformers returns, tokens averaged.
     """
 
+    form: ClassVar[str] = "similarity:FILE"
+
     embedding: Tensor
     find: Find | None = None
 
+    @classmethod
+    def parse(cls, text: str, context: ScoreContext) -> Similarity:
+        """Parse the path of another image."""
+        if not text:
+            raise ValueError
+        return cls.to_image(context.model, context.model.preprocess(text))
+
     def __call__(self, output: Any) -> Tensor:
         """``[B]``, from -1 to 1."""
-        own = embeddings(output, self.find)
+        own = select_embeddings(output, self.find)
         other = self.embedding.to(own).flatten()
         if own.shape[-1] != len(other):
             raise TargetError(f"an embedding of {len(other)} numbers; the model makes {own.shape[-1]} of a picture")
@@ -102,15 +151,16 @@ class Similarity:
     def to_image(cls, model: nn.Module, image: Tensor, find: Find | None = None) -> Similarity:
         """With the embedding that the model makes of another picture ``[1, C, H, W]``, preprocessed."""
         with torch.no_grad():
-            return cls(embeddings(model(image), find)[0], find)
+            return cls(select_embeddings(model(image), find)[0], find)
 
 
-def embeddings(output: Any, find: Find | None = None) -> Tensor:
+def select_embeddings(output: Any, find: Find | None = None) -> Tensor:
     """The embedding of each picture, ``[B, D]``; of tokens ``[B, N, D]`` it is the mean."""
-    own = find(output) if find is not None else found(output, _EMBEDDINGS, "embeddings")
+    own = find(output) if find is not None else find_tensor(output, _EMBEDDINGS, "embeddings")
     return own if own.ndim == 2 else own.flatten(1, -2).mean(1)
 
 
+@SCORES.register("token")
 @dataclass(frozen=True)
 class Token:
     """The logit of a word of a language model's vocabulary.
@@ -120,12 +170,28 @@ class Token:
         position: where in the sequence it is predicted; -1 is after the last token.
     """
 
+    form: ClassVar[str] = "token:WORD"
+
     token: int
     position: int = -1
 
+    @classmethod
+    def parse(cls, text: str, context: ScoreContext) -> Token:
+        """Parse a word that is one token of the model."""
+        tokenizer, spec = getattr(context.model, "tokenizer", None), context.model.spec
+        if tokenizer is None:
+            raise OptionError(f"{spec} has no words; a score of a token is for models that write text")
+        if not text:
+            raise ValueError
+        for word in (f" {text}", text):  # most vocabularies hold words with the space before them
+            tokens = tokenizer(word, add_special_tokens=False)["input_ids"]
+            if len(tokens) == 1 and tokens[0] != getattr(tokenizer, "unk_token_id", None):
+                return cls(int(tokens[0]))
+        raise OptionError(f"{text!r} is not one token of {spec} but {len(tokens)}, or unknown; give another word")
+
     def __call__(self, output: Any) -> Tensor:
         """Of logits ``[B, L, vocabulary]``: ``[B]``."""
-        logits = _of_rank(found(output, _LOGITS, "logits"), 3, "[B, length, vocabulary]")
+        logits = _of_rank(find_tensor(output, _LOGITS, "logits"), 3, "[B, length, vocabulary]")
         return _pick(_pick(logits, 1, self.position, "position"), 1, self.token, "token")
 
 
@@ -147,6 +213,7 @@ class Word:
         return torch.stack(pieces).sum(0)
 
 
+@SCORES.register("query")
 @dataclass(frozen=True)
 class Query:
     """The class logit of one query of a detector.
@@ -158,15 +225,24 @@ class Query:
         label: index of the class.
     """
 
+    form: ClassVar[str] = "query:NUMBER:CLASS"
+
     query: int
     label: int
 
+    @classmethod
+    def parse(cls, text: str, context: ScoreContext) -> Query:
+        """Parse number and class."""
+        number, label = text.split(":", 1)
+        return cls(int(number), context.class_index(label))
+
     def __call__(self, output: Any) -> Tensor:
         """Of logits ``[B, queries, classes]``: ``[B]``."""
-        logits = _of_rank(found(output, _LOGITS, "logits"), 3, "[B, queries, classes]")
+        logits = _of_rank(find_tensor(output, _LOGITS, "logits"), 3, "[B, queries, classes]")
         return _pick(_pick(logits, 1, self.query, "query"), 1, self.label, "class")
 
 
+@SCORES.register("box")
 @dataclass(frozen=True, eq=False)
 class Detection:
     """The class logit of whichever query's box lies best on a given one; the given one moves with the views.
@@ -176,26 +252,35 @@ class Detection:
         box: where the object is.
     """
 
+    form: ClassVar[str] = "box:x0,y0,x1,y1:CLASS"
+
     label: int
     box: Box
 
     def __post_init__(self) -> None:
-        _check_box(self.box)
+        check_box(self.box)
 
     def place(self, size: tuple[int, int]) -> Tensor:
         """The box as a mask ``[H, W]``."""
         return box_mask(self.box, size)
 
+    @classmethod
+    def parse(cls, text: str, context: ScoreContext) -> Detection:
+        """Parse box and class."""
+        corners, label = text.split(":", 1)
+        return cls(context.class_index(label), context.box(corners))
+
     def __call__(self, output: Any, places: Tensor | None = None) -> Tensor:
         """Of logits ``[B, queries, classes]`` and boxes ``[B, queries, 4]`` (centre, width and height): ``[B]``."""
-        logits = _of_rank(found(output, _LOGITS, "logits"), 3, "[B, queries, classes]")
-        boxes = found(output, ("pred_boxes",), "boxes").detach()
-        wanted = boxes.new_tensor(self.box).expand(len(boxes), 4) if places is None else _bounds(places).to(boxes)
-        best = _overlap(boxes, wanted).argmax(1)  # [B]
+        logits = _of_rank(find_tensor(output, _LOGITS, "logits"), 3, "[B, queries, classes]")
+        boxes = find_tensor(output, ("pred_boxes",), "boxes").detach()
+        corners = boxes.new_tensor(self.box).expand(len(boxes), 4) if places is None else mask_bounds(places).to(boxes)
+        best = box_overlap(boxes, corners).argmax(1)  # [B]
         column = _pick(logits, 2, self.label, "class")  # [B, queries]
         return column.gather(1, best[:, None])[:, 0]
 
 
+@SCORES.register("region")
 @dataclass(frozen=True, eq=False)
 class Region:
     """The mean logit of a class within a part of the image; the part moves with the views.
@@ -206,6 +291,8 @@ class Region:
         mask: ``[h, w]`` from 0 to 1, of any size.
     """
 
+    form: ClassVar[str] = "region:x0,y0,x1,y1:CLASS"
+
     label: int
     box: Box | None = None
     mask: Tensor | None = None
@@ -214,7 +301,7 @@ class Region:
         if (self.box is None) == (self.mask is None):
             raise OptionError("a region is a box or a mask; give one of them")
         if self.box is not None:
-            _check_box(self.box)
+            check_box(self.box)
 
     def place(self, size: tuple[int, int]) -> Tensor:
         """As a mask ``[H, W]``."""
@@ -223,9 +310,15 @@ class Region:
         given: Tensor = self.mask  # type: ignore[assignment]
         return F.interpolate(given.detach().double()[None, None], size, mode="area")[0, 0]
 
+    @classmethod
+    def parse(cls, text: str, context: ScoreContext) -> Region:
+        """Parse box and class."""
+        corners, _, label = text.partition(":")
+        return cls(context.class_index(label) if label else 0, box=context.box(corners))
+
     def __call__(self, output: Any, places: Tensor | None = None) -> Tensor:
         """Of logits ``[B, classes, h, w]``, or of a map ``[B, h, w]``: ``[B]``."""
-        maps = found(output, _MASKS, "a map of logits")
+        maps = find_tensor(output, _MASKS, "a map of logits")
         maps = _pick(maps, 1, self.label, "class") if maps.ndim > 3 else maps  # [B, ..., h, w]
         maps = maps.flatten(1, -3).mean(1) if maps.ndim > 3 else maps
         size = (maps.shape[-2], maps.shape[-1])
@@ -233,48 +326,6 @@ class Region:
         weight = weight.to(maps)  # [B or 1, h, w]
         total = weight.sum((1, 2), keepdim=True)
         return (maps * (weight / torch.where(total > 0, total, 1))).sum((1, 2))
-
-
-def box_mask(box: Box, size: tuple[int, int]) -> Tensor:
-    """How much of each pixel lies within a box: ``[H, W]``, from 0 to 1."""
-    columns, rows = (_covered(box[axis], box[axis + 2], size[1 - axis]) for axis in (0, 1))
-    return rows[:, None] * columns
-
-
-def _covered(low: float, high: float, extent: int) -> Tensor:
-    edges = torch.arange(extent + 1, dtype=torch.float64)
-    inside = edges.clamp(low * extent, high * extent)
-    return inside[1:] - inside[:-1]
-
-
-def _check_box(box: Box) -> None:
-    if len(box) != 4 or not (0 <= box[0] < box[2] <= 1 and 0 <= box[1] < box[3] <= 1):
-        raise OptionError(f"box {tuple(box)}; expected (x0, y0, x1, y1) as fractions of the image, x0 < x1 and y0 < y1")
-
-
-def _bounds(places: Tensor) -> Tensor:
-    """Corners of what masks ``[B, H, W]`` cover, as fractions: ``[B, 4]``; the whole image where they are empty."""
-    corners = []
-    for axis in (1, 2):  # what is left is the profile along x, then along y
-        inside = places.amax(axis) > 0.5  # [B, extent]
-        inside = inside | ~inside.any(1, keepdim=True)
-        extent = inside.shape[1]
-        at = torch.arange(extent, device=places.device)
-        low = torch.where(inside, at, extent).amin(1)
-        high = torch.where(inside, at, -1).amax(1) + 1
-        corners.append((low / extent, high / extent))
-    (x0, x1), (y0, y1) = corners
-    return torch.stack([x0, y0, x1, y1], 1)
-
-
-def _overlap(boxes: Tensor, wanted: Tensor) -> Tensor:
-    """Intersection over union of boxes ``[B, N, 4]`` (centre and size) with corners ``[B, 4]``: ``[B, N]``."""
-    centre, size = boxes[..., :2], boxes[..., 2:].clamp(min=0)
-    low, high = centre - size / 2, centre + size / 2
-    start, stop = wanted[:, None, :2], wanted[:, None, 2:]
-    common = (torch.minimum(high, stop) - torch.maximum(low, start)).clamp(min=0).prod(-1)
-    union = size.prod(-1) + (stop - start).prod(-1) - common
-    return common / union.clamp(min=torch.finfo(union.dtype).tiny)
 
 
 def _of_rank(tensor: Tensor, rank: int, shape: str) -> Tensor:

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
+from dave_vit.engine.boxes import Box
 from dave_vit.engine.forward import compute_logits
-from dave_vit.engine.scores import Box, Detection
+from dave_vit.engine.scores import Detection, parse_score
 from dave_vit.engine.targets import Score, Target
 from dave_vit.errors import ImageError, OptionError
 from dave_vit.explain.base import Arrays, ImageExplanation, overlay_maps, to_array
 from dave_vit.explain.explainer import Explainer
-from dave_vit.models.named_scores import parse_score
 
 if TYPE_CHECKING:
     from dave_vit.viz import Panel, Scales, View
@@ -218,7 +218,7 @@ def refine_score(
 
 
 def refine_named_score(explainer: Explainer, picture: LoadedImage, name: str) -> Iterator[ScoreExplanation]:
-    """Yield the explanation of a score by its name; see `dave_vit.models.named_scores.FORMS`."""
+    """Yield the explanation of a score by its name; see `dave_vit.engine.score_registry.SCORES`."""
     model = explainer.model
     score = parse_score(name, model, Geometry.measure(model.preprocessing, picture.image.size))
     return refine_score(explainer, picture, model.preprocess(picture.image), name, score)
