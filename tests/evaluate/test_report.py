@@ -53,7 +53,7 @@ def test_a_section_is_written_with_its_numbers(tmp_path):
 
 
 def test_reports_have_the_colours_and_fonts_of_the_page():
-    tokens = (resources.files("dave_vit") / "web" / "static" / "tokens.css").read_text()
+    tokens = (resources.files("dave_vit") / "viz" / "static" / "tokens.css").read_text()
     page = suite_page("html")
     assert tokens.replace("\n", " ") in page
     used = set(re.findall(r"var\((--[\w-]+)\)", page))

@@ -126,14 +126,6 @@ def test_a_batch_of_maps_is_refused():
         viz.map_cell(torch.zeros(2, 8, 8))
 
 
-def test_contours_enclose_their_share_of_the_positive_part():
-    cell = viz.contour_cell(IMAGE, MAP, shares=(0.5, 0.8), window=5)
-    values, lines = cell.contours
-    for (level, _), share in zip(lines, (0.5, 0.8), strict=True):
-        assert values[values >= level].sum() / values.sum() == pytest.approx(share, abs=0.01)
-    assert lines[0][0] > lines[1][0]
-
-
 LONG = "a class whose name is so long that it has to be wrapped, and even then does not fit above its picture at all"
 
 
@@ -142,10 +134,8 @@ def one(target: str, values: torch.Tensor = MAP) -> viz.Panel:
 
 
 def kinds() -> viz.Drawing:
-    signed, over = viz.signed_cell(MAP * 1e-5, LONG), viz.overlay_cell(IMAGE, MAP)
-    return viz.draw_grid(
-        [[viz.image_cell(IMAGE), signed, viz.contour_cell(IMAGE, MAP), over, viz.uncertainty_cell(MAP)]]
-    )
+    signed, over = viz.map_cell(MAP * 1e-5, LONG, signed=True), viz.image_cell(viz.overlay(IMAGE, MAP), "overlay")
+    return viz.draw_grid([[viz.image_cell(IMAGE), signed, over, viz.sureness_cell(MAP)]])
 
 
 def grid() -> viz.Drawing:
@@ -206,10 +196,9 @@ def test_another_ending_is_refused_before_anything_is_written(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gif", "webp"])
-def test_an_animation_shows_each_step_and_rests_on_the_last(tmp_path, kind):
+def test_an_animation_shows_each_step_and_rests_on_the_last(kind):
     steps = [viz.AnimationStep(count, MAP * count, MAP.abs() / count) for count in (1, 2, 4)]
-    viz.save_animation(tmp_path / f"map.{kind}", IMAGE, steps, seconds=1)
-    with Image.open(tmp_path / f"map.{kind}") as moving:
+    with Image.open(io.BytesIO(viz.animate(IMAGE, steps, kind, seconds=1))) as moving:
         frames = []
         for number in range(moving.n_frames):
             moving.seek(number)

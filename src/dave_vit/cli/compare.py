@@ -218,7 +218,7 @@ def _drawing(
     from dave_vit.viz import HUES, draw_grid, image_cell
 
     first = next(iter(results.values()))
-    photo = first.photo.resized(2)
+    photo = first.photo.resize(2)
     cells = [image_cell(photo.frame_seen_area(photo.image))]
     if region is not None:
         cells = [replace(cells[0], contours=(photo.place([region.double()]).numpy(), ((0.5, HUES[1]),)))]

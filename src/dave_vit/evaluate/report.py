@@ -285,6 +285,6 @@ def _curves(plan: Plan, collected: ModelScores) -> Iterator[Drawing]:
         curves = table.mean_curves() if table else {}
         if curves:
             figure, (axes,) = create_plots(height=max(3.8, 0.26 * len(curves)), width=7.6)
-            draw_curves(axes, curves, words={name: name for name in curves})
+            draw_curves(axes, curves, legends={name: name for name in curves})
             axes.set(xlabel=entry.create().axis, ylabel="mean over images", title=entry.label)
             yield figure

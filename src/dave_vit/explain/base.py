@@ -128,7 +128,7 @@ class ImageExplanation(ABC):
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader has to know: changes to the photograph, areas that were cut off, too few samples."""
-        seen = self.photo.seen
+        seen = self.photo.visible_share
         cut = f"the model sees {seen:.0%} of the photograph, its middle; --fit pad or tiles shows it all"
         doubts = [doubt for doubt in self.explanation.doubts if doubt][:1]
         return (*self.picture.notes, *([cut] if seen < _LITTLE_SEEN else []), *doubts)
@@ -156,7 +156,7 @@ class ImageExplanation(ABC):
         """Draw photograph, maps and sureness side by side."""
         from dave_vit.viz import draw_side_by_side
 
-        photo = self.photo.resized(2)
+        photo = self.photo.resize(2)
         return draw_side_by_side(
             photo.frame_seen_area(photo.image),
             self.placed,
@@ -164,7 +164,7 @@ class ImageExplanation(ABC):
             view=view,
             scales=scales,
             notes=[f"Note: {note}." for note in self.notes],
-            beneath=self.image if self.photo.plain else photo.image,
+            beneath=self.image if self.photo.is_plain else photo.image,
         )
 
     def record(self) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class ImageExplanation(ABC):
             **self._certainty(),
             "shape": list(self.inputs.shape[1:]),
             "crop": boxes[0] if len(boxes) == 1 else boxes,
-            "seen": round(self.photo.seen, 3),
+            "seen": round(self.photo.visible_share, 3),
             "seconds": round(self.seconds, 3),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "device": device_name(self.inputs.device),

@@ -152,7 +152,7 @@ class Gallery:
         return render("gallery.html", **content).encode()
 
     def _draw_sheet(self, items: list[GalleryItem]) -> bytes:
-        from dave_vit.viz.montage import draw_contact_sheet
+        from dave_vit.viz.contact_sheet import draw_contact_sheet
 
         count = len(self._items)
         shown = f"{len(items)} of {count} pictures" if len(items) < count else f"{count} pictures"

@@ -5,15 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from dave_vit._internal.atomic_files import write_bytes
 from dave_vit.errors import OptionError
 from dave_vit.viz.cells import sureness_cell
 from dave_vit.viz.colors import Array
-from dave_vit.viz.montage import load_font
+from dave_vit.viz.contact_sheet import load_font
 from dave_vit.viz.rendering import (
     ImageLike,
     MapLike,
@@ -25,8 +23,8 @@ from dave_vit.viz.rendering import (
     smooth_for_overlay,
 )
 
-KINDS = ("gif", "webp")
-_STRIP = 26  # pixels under the pictures, for words
+FORMATS = ("gif", "webp")
+_TEXT = 26  # pixels under the pictures, for text
 _GAP = 8
 
 
@@ -42,7 +40,7 @@ class AnimationStep:
 def animate(
     image: ImageLike, steps: Sequence[AnimationStep], kind: str = "gif", *, seconds: float = 3.0, side: int = 224
 ) -> bytes:
-    """Overlay, map and sureness after each step, as an animated GIF or WebP that rests on its last frame.
+    """Draw overlay, map and sureness after each step, as an animated GIF or WebP that rests on its last frame.
 
     All frames share the scale of the last one, so that a change of brightness is a change of the map.
 
@@ -53,17 +51,17 @@ def animate(
         seconds: for all steps but the last.
         side: least height of the pictures in pixels.
     """
-    if kind not in KINDS:
-        raise OptionError(f"animation format {kind!r}; expected one of {', '.join(KINDS)}")
+    if kind not in FORMATS:
+        raise OptionError(f"animation format {kind!r}; expected one of {', '.join(FORMATS)}")
     if not steps:
         raise OptionError("an animation of no steps; give at least one")
-    frames = [_frame(as_image(image), step, steps[-1], side) for step in steps]
+    frames = [_draw_frame(as_image(image), step, steps[-1], side) for step in steps]
     pause = round(1000 * seconds / max(1, len(frames) - 1))
     return encode_animation(frames, [pause] * (len(frames) - 1) + [2000], kind)
 
 
 def encode_animation(frames: Sequence[Image.Image], durations: Sequence[int], kind: str = "gif") -> bytes:
-    """Pictures one after the other, each for so many milliseconds, as an animated GIF or WebP."""
+    """Encode frames, each shown for so many milliseconds, as an animated GIF or WebP."""
     if kind == "gif":  # one palette for all, or colours flicker
         palette = frames[-1].quantize(255)
         frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
@@ -74,24 +72,16 @@ def encode_animation(frames: Sequence[Image.Image], durations: Sequence[int], ki
     return buffer.getvalue()
 
 
-def save_animation(path: str | Path, image: ImageLike, steps: Sequence[AnimationStep], *, seconds: float = 3.0) -> None:
-    """Writes a .gif or .webp file."""
-    target = Path(path)
-    write_bytes(target, animate(image, steps, target.suffix.lower().removeprefix("."), seconds=seconds))
-
-
-def _frame(image: Array, step: AnimationStep, last: AnimationStep, side: int) -> Image.Image:
+def _draw_frame(image: Array, step: AnimationStep, last: AnimationStep, side: int) -> Image.Image:
     over = overlay(image, scale_map(smooth_for_overlay(step.map), like=[smooth_for_overlay(last.map)]))
-    pictures = [enlarge(over, side), enlarge(colorize_map(scale_map(step.map, like=[last.map])), side)]
-    words = ["map over image", "map"]
+    pictures = {f"map over image, {step.samples} of {last.samples} samples": over}
+    pictures["map"] = colorize_map(scale_map(step.map, like=[last.map]))
     if step.sureness is not None:
-        pictures.append(enlarge(sureness_cell(step.sureness).colours, side))
-        words.append("sureness")
-    width, height = pictures[0].size
-    frame = Image.new("RGB", (len(pictures) * (width + _GAP) - _GAP, height + _STRIP), "white")
+        pictures["sureness"] = sureness_cell(step.sureness).colours
+    width, height = enlarge(over, side).size
+    frame = Image.new("RGB", (len(pictures) * (width + _GAP) - _GAP, height + _TEXT), "white")
     pen = ImageDraw.Draw(frame)
-    words[0] += f", {step.samples} of {last.samples} samples"
-    for number, (picture, text) in enumerate(zip(pictures, words, strict=True)):
-        frame.paste(picture, (number * (width + _GAP), 0))
+    for number, (text, colours) in enumerate(pictures.items()):
+        frame.paste(enlarge(colours, side), (number * (width + _GAP), 0))
         pen.text((number * (width + _GAP) + 2, height + 5), text, fill="#222222", font=load_font())
     return frame

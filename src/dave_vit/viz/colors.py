@@ -28,9 +28,9 @@ _STOPS = {
 
 
 def _register(name: str, stops: str) -> Colormap:
-    made = LinearSegmentedColormap.from_list(name, [f"#{stop}" for stop in stops.split()], N=256)
-    matplotlib.colormaps.register(made, force=True)
-    return made
+    colormap = LinearSegmentedColormap.from_list(name, [f"#{stop}" for stop in stops.split()], N=256)
+    matplotlib.colormaps.register(colormap, force=True)
+    return colormap
 
 
 COLORMAPS: dict[str, Colormap] = {name: _register(name, stops) for name, stops in _STOPS.items()}
@@ -42,10 +42,10 @@ def hex_colormaps() -> dict[str, list[str]]:
 
 
 def colorize(values: Array, colormap: str) -> Array:
-    """Numbers in [0, 1] as colours in [0, 1]: [H, W] -> [H, W, 3]."""
+    """Map numbers in [0, 1] to colours in [0, 1]: [H, W] -> [H, W, 3]."""
     return np.asarray(COLORMAPS[colormap](values)[..., :3], dtype=np.float64)
 
 
 def hue(index: int) -> Array:
-    """The colour of one of several targets, [3]; after the last they start again."""
+    """Return the colour of one of several targets, [3]; they repeat after the last."""
     return np.array(to_rgb(HUES[index % len(HUES)]))

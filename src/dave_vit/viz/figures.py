@@ -1,4 +1,4 @@
-"""Figures: grids of cells with titles, scale bars and legends, without any global state of matplotlib."""
+"""Figures: grids of cells with titles, scale bars and legends, without the global state of matplotlib."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _FONT = {"font.family": "DejaVu Sans", "svg.hashsalt": "dave", "pdf.fonttype": 4
 # in inches
 _WIDTH, _GAP, _EDGE, _LINE = 2.7, 0.16, 0.12, 0.17
 _SIZE = 9  # points
-_LETTERS = 40  # of that size fit into the width of a cell
+_LETTERS = 40  # letters of that size that fit into the width of a cell
 
 
 @dataclass(frozen=True)
 class ScaleBar:
-    """A scale bar: what colour stands for what number.
+    """Which colour stands for which number.
 
     Attributes:
         colormap: its name.
         limit: the number at the right end.
-        caption: what that number is.
+        caption: how that number was computed.
         signed: whether the left end is minus that number, or zero.
         unit: of the numbers.
     """
@@ -50,7 +50,7 @@ class ScaleBar:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """The words under its left and its right end."""
+        """Text under the left and the right end."""
         number = f"{self.limit:.2g}{self.unit and f' {self.unit}'}{self.caption and f' = {self.caption}'}"
         return ("against", f"for, {number}") if self.signed else ("0", number)
 
@@ -61,10 +61,10 @@ class Cell:
 
     Attributes:
         colours: [H, W, 3] in [0, 1].
-        title: above it; long ones are wrapped, then cut.
+        title: above it; a long one is wrapped, then cut.
         bar: below it.
-        legend: colours and words, below it.
-        contours: a map, and for each line that is drawn its level and colour.
+        legend: colours and their meaning, below it.
+        contours: a map, and the level and colour of each line.
     """
 
     colours: Array
@@ -74,19 +74,19 @@ class Cell:
     contours: tuple[Array, tuple[tuple[float, str], ...]] | None = None
 
     def with_title(self, title: str) -> Cell:
-        """The same cell under another title."""
+        """Return the same cell with another title."""
         return replace(self, title=title)
 
 
 class Drawing(Figure):
-    """A matplotlib figure that shows itself in notebooks and saves itself whole or not at all."""
+    """A matplotlib figure that notebooks display; its file is written completely or not at all."""
 
     def to_bytes(self, kind: str = "png", *, dpi: int = 150) -> bytes:
-        """The figure as a file: "png", "svg" or "pdf"."""
+        """Encode the figure as "png", "svg" or "pdf"."""
         if kind not in FORMATS:
             raise OptionError(f"figure format {kind!r}; expected one of {', '.join(FORMATS)}")
-        for text in self._words():
-            text.set_parse_math(False)  # names of files, classes and methods may hold dollar signs
+        for text in self._texts():
+            text.set_parse_math(False)  # names of files, classes and methods may contain dollar signs
         buffer = io.BytesIO()
         undated: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
         with rc_context(_FONT):
@@ -94,12 +94,12 @@ class Drawing(Figure):
         return buffer.getvalue()
 
     def save(self, path: str | Path, *, dpi: int = 150) -> None:
-        """Writes a file of the kind that its ending names: .png, .svg or .pdf."""
+        """Write a file in the format of its suffix: .png, .svg or .pdf."""
         target = Path(path)
         write_bytes(target, self.to_bytes(target.suffix.lower().removeprefix("."), dpi=dpi))
 
     def open(self) -> bool:
-        """Opens it in the system's viewer of pictures, where there is a screen and no notebook that shows it anyway."""
+        """Open it in the system's image viewer, if there is a screen and no notebook that displays it anyway."""
         if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
             return False
         if sys.platform.startswith("linux") and not ({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()):
@@ -107,8 +107,8 @@ class Drawing(Figure):
         Image.open(io.BytesIO(self.to_bytes())).show()
         return True
 
-    def _words(self) -> Iterator[Text]:
-        """All texts but the numbers on axes, of which some are formulas."""
+    def _texts(self) -> Iterator[Text]:
+        """Yield all texts except the numbers on axes, some of which are formulas."""
         yield from self.texts
         for axes in self.axes:
             yield from (axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts)
@@ -127,14 +127,14 @@ def draw_grid(
     width: float = _WIDTH,
     notes: Sequence[str] = (),
 ) -> Drawing:
-    """A grid of cells.
+    """Draw a grid of cells.
 
     Args:
-        rows: of cells; they may be of different lengths.
-        title: above all.
-        labels: one for each row, at its left side.
+        rows: of cells; their lengths may differ.
+        title: above all rows.
+        labels: one per row, at its left side.
         width: of a cell, in inches.
-        notes: sentences below all.
+        notes: sentences below all rows.
     """
     left = _EDGE + (2 * _LINE if labels else 0)
     columns = max(len(row) for row in rows)
@@ -156,29 +156,29 @@ def draw_grid(
         for number, (row, tall) in enumerate(zip(rows, heights, strict=True)):
             if labels:
                 middle = (top - tall / 2) / height
-                words = textwrap.shorten(labels[number], int(tall * _LETTERS / _WIDTH), placeholder="…")
-                figure.text(_EDGE / total, middle, words, rotation=90, va="center", fontsize=_SIZE)
+                label = textwrap.shorten(labels[number], int(tall * _LETTERS / _WIDTH), placeholder="…")
+                figure.text(_EDGE / total, middle, label, rotation=90, va="center", fontsize=_SIZE)
             for column, cell in enumerate(row):
-                _place(figure, cell, left + column * (width + _GAP), top - _title_height(row, width), width)
+                _draw_cell(figure, cell, left + column * (width + _GAP), top - _title_height(row, width), width)
             top -= tall + _GAP
     return figure
 
 
-def _lines(title: str, width: float) -> list[str]:
+def _wrap_title(title: str, width: float) -> list[str]:
     return textwrap.wrap(title, int(width * _LETTERS / _WIDTH), max_lines=2, placeholder="…")
 
 
 def _title_height(row: Sequence[Cell], width: float) -> float:
-    return max(len(_lines(cell.title, width)) for cell in row) * _LINE + 0.05
+    return max(len(_wrap_title(cell.title, width)) for cell in row) * _LINE + 0.05
 
 
-def _below(cell: Cell) -> float:
-    """Room under a picture, in inches."""
+def _height_below(cell: Cell) -> float:
+    """Return the height of bar and legend under a picture, in inches."""
     return (0.36 if cell.bar else 0.0) + len(cell.legend) * _LINE + (0.1 if cell.legend else 0)
 
 
 def _row_height(row: Sequence[Cell], width: float) -> float:
-    return _title_height(row, width) + max(width * _aspect(cell) + _below(cell) for cell in row)
+    return _title_height(row, width) + max(width * _aspect(cell) + _height_below(cell) for cell in row)
 
 
 def _aspect(cell: Cell) -> float:
@@ -186,39 +186,39 @@ def _aspect(cell: Cell) -> float:
     return float(height / width)
 
 
-def _place(figure: Drawing, cell: Cell, left: float, top: float, width: float) -> None:
-    """Draws a cell whose picture has its left upper corner there, in inches from the left and from below."""
+def _draw_cell(figure: Drawing, cell: Cell, left: float, top: float, width: float) -> None:
+    """Draw a cell; left and top are the upper left corner of its picture, in inches from the left and from below."""
     across, up = figure.get_size_inches()
     tall = width * _aspect(cell)
     axes = figure.add_axes((left / across, (top - tall) / up, width / across, tall / up))
     axes.imshow(cell.colours, interpolation="nearest")
     axes.set_axis_off()
     middle = (left + width / 2) / across
-    for number, line in enumerate(reversed(_lines(cell.title, width))):
+    for number, line in enumerate(reversed(_wrap_title(cell.title, width))):
         figure.text(middle, (top + 0.07 + number * _LINE) / up, line, ha="center", fontsize=_SIZE)
     if cell.contours is not None:
         values, lines = cell.contours
         for level, colour in lines:
             axes.contour(values, levels=[level], colors=[colour], linewidths=1.4)
     if cell.bar is not None:
-        _scale_bar(figure, cell.bar, left, top - tall - 0.07, width)
-    for number, (colour, words) in enumerate(cell.legend):
-        _legend_line(figure, colour, words, left, top - tall - 0.1 - (number + 0.5) * _LINE, width)
+        _draw_scale_bar(figure, cell.bar, left, top - tall - 0.07, width)
+    for number, (colour, text) in enumerate(cell.legend):
+        _draw_legend_line(figure, colour, text, left, top - tall - 0.1 - (number + 0.5) * _LINE, width)
 
 
-def _legend_line(figure: Drawing, colour: str, words: str, left: float, middle: float, width: float) -> None:
+def _draw_legend_line(figure: Drawing, colour: str, text: str, left: float, middle: float, width: float) -> None:
     across, up = figure.get_size_inches()
     box = (left / across, (middle - 0.05) / up, 0.16 / across, 0.1 / up)
     figure.add_axes(box, facecolor=colour, xticks=[], yticks=[])
-    shown = textwrap.shorten(words, int((width - 0.25) * _LETTERS / _WIDTH), placeholder="…")
+    shown = textwrap.shorten(text, int((width - 0.25) * _LETTERS / _WIDTH), placeholder="…")
     figure.text((left + 0.22) / across, middle / up, shown, va="center", fontsize=_SIZE - 1)
 
 
-def _scale_bar(figure: Drawing, bar: ScaleBar, left: float, top: float, width: float) -> None:
-    """A strip of colours, and under it what its ends stand for."""
+def _draw_scale_bar(figure: Drawing, bar: ScaleBar, left: float, top: float, width: float) -> None:
+    """Draw a strip of colours, and under it the values of its ends."""
     across, up = figure.get_size_inches()
     strip = figure.add_axes((left / across, (top - 0.09) / up, width / across, 0.09 / up))
     strip.imshow(np.linspace(0, 1, 256)[None], aspect="auto", cmap=COLORMAPS[bar.colormap])
     strip.set_axis_off()
-    for x, align, words in zip((left, left + width), ("left", "right"), bar.ends, strict=True):
-        figure.text(x / across, (top - 0.23) / up, words, ha=align, fontsize=_SIZE - 2, color="#444444")
+    for x, align, text in zip((left, left + width), ("left", "right"), bar.ends, strict=True):
+        figure.text(x / across, (top - 0.23) / up, text, ha=align, fontsize=_SIZE - 2, color="#444444")

@@ -1,4 +1,4 @@
-"""The figures that commands, reports and notebooks show."""
+"""The figures of commands, reports and notebooks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Literal
 from torch import Tensor
 
 from dave_vit.methods import Explanation
-from dave_vit.viz.cells import image_cell, map_cell, signed_cell, sureness_cell, targets_cell
+from dave_vit.viz.cells import image_cell, map_cell, sureness_cell, targets_cell
 from dave_vit.viz.figures import Cell, Drawing, draw_grid
 from dave_vit.viz.rendering import ImageLike, MapLike
 
 View = Literal["map", "signed"]
 Scales = Literal["shared", "own"]
-SURENESS = "Sureness: how many standard errors the average of all samples is away from zero; below 2 it may be chance."
+SURENESS = "Sureness: standard errors between the average of all samples and zero; below 2 it may be chance."
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Panel:
 
     Attributes:
         map: [H, W].
-        target: its name, with whatever else belongs into the title.
+        target: its name, and what else belongs into the title.
         standard_error: of each pixel [H, W], where it is known.
-        signed: what speaks for the target and against it, [H, W]; the map where nothing else is known.
-        sureness: standard errors behind each pixel [H, W], where they are known.
+        signed: evidence for and against the target, [H, W]; the map where it is not known.
+        sureness: standard errors between each pixel and zero [H, W], where they are known.
         unit: of map and error.
     """
 
@@ -39,21 +39,21 @@ class Panel:
     unit: str = ""
 
     def values(self, view: View) -> MapLike:
-        """What a view shows."""
+        """Return the map of a view."""
         return self.map if view == "map" or self.signed is None else self.signed
 
 
 def panel_cells(panels: Sequence[Panel], *, view: View = "map", scales: Scales = "shared") -> list[Cell]:
-    """The maps of panels that stand beside each other.
+    """Return the cells of maps that stand beside each other.
 
     Args:
         panels: of one unit, where they share a scale.
-        view: what speaks for the target, or that with what speaks against it.
+        view: evidence for the target, or evidence for and against it.
         scales: one for all, so that brightness can be compared, or one for each.
     """
     like = [each.values(view) for each in panels] if scales == "shared" else None
-    cell = signed_cell if view == "signed" else map_cell
-    return [cell(each.values(view), each.target, like=like, unit=each.unit) for each in panels]
+    signed = view == "signed"
+    return [map_cell(each.values(view), each.target, signed=signed, like=like, unit=each.unit) for each in panels]
 
 
 def draw_side_by_side(
@@ -66,7 +66,7 @@ def draw_side_by_side(
     notes: Sequence[str] = (),
     beneath: ImageLike | None = None,
 ) -> Drawing:
-    """Image, map and sureness beside each other; several targets get a row of maps and one of sureness.
+    """Draw image, map and sureness beside each other; several targets get a row of maps and one of sureness.
 
     Args:
         image: as the model saw it.
@@ -74,18 +74,18 @@ def draw_side_by_side(
         title: above all.
         view: see `panel_cells`.
         scales: see `panel_cells`.
-        notes: sentences below, after the one that says what sureness means.
-        beneath: what lies under the maps of several targets, where the image shows more than the maps do.
+        notes: sentences below, after the one that explains sureness.
+        beneath: the image under the maps of several targets, if `image` shows more than the maps.
     """
     maps = panel_cells(panels, view=view, scales=scales)
     sure = [sureness_cell(each.sureness) for each in panels if each.sureness is not None]
-    said = [*([SURENESS] if sure else []), *notes]
+    footer = [*([SURENESS] if sure else []), *notes]
     if len(panels) == 1:
-        return draw_grid([[image_cell(image), *maps, *sure]], title=title, notes=said)
+        return draw_grid([[image_cell(image), *maps, *sure]], title=title, notes=footer)
     under, names = image if beneath is None else beneath, [each.target for each in panels]
     together = targets_cell(under, [each.map for each in panels], names, "all targets", shared=scales == "shared")
     rows = [[image_cell(image), together], maps, sure]
-    return draw_grid([row for row in rows if row], title=title, notes=said)
+    return draw_grid([row for row in rows if row], title=title, notes=footer)
 
 
 def draw_comparison(
@@ -96,11 +96,11 @@ def draw_comparison(
     title: str = "",
     width: float = 2.0,
 ) -> Drawing:
-    """A grid with a row for each image and a column for each method.
+    """Draw a grid with a row for each image and a column for each method.
 
     Args:
         images: as the model saw them.
-        maps: from the method's name to one cell for each image; see `map_cell` and `signed_cell`.
+        maps: from the method's name to one cell for each image; see `map_cell`.
         labels: one for each image, such as its target.
         title: above all.
         width: of a cell, in inches.
@@ -121,14 +121,14 @@ def show(
     view: View = "map",
     scales: Scales = "shared",
 ) -> Drawing:
-    """An explanation as a figure, which shows itself in notebooks.
+    """Draw an explanation as a figure, which notebooks display.
 
     Args:
         explanation: what `explain` of a method returned.
         images: colours in [0, 1], [B, 3, H, W], such as `model.preprocessing.picture(inputs)`; by default those that
             were explained.
         names: of the classes, in the order of the logits; the model's by default.
-        limit: at most so many images are drawn.
+        limit: largest number of images to draw.
         view: see `panel_cells`.
         scales: see `panel_cells`.
     """
@@ -143,7 +143,7 @@ def show(
     for number, (panel, cell) in enumerate(zip(shown, panel_cells(shown, view=view, scales=scales), strict=True)):
         cells = [cell] if images is None else [image_cell(images[number // each]), cell]
         rows.append(cells if panel.sureness is None else [*cells, sureness_cell(panel.sureness)])
-    doubts = list(dict.fromkeys(f"Note: {said}." for said in explanation.doubts[:limit] if said))
+    doubts = list(dict.fromkeys(f"Note: {doubt}." for doubt in explanation.doubts[:limit] if doubt))
     sure = [SURENESS] if explanation.sureness is not None else []
     rivals = ["each class against its rivals"] if "rivals" in (explanation.against or ()) else []
     counted = [f"{explanation.samples} samples"] if explanation.standard_error is not None else []
@@ -154,7 +154,7 @@ def show(
 def build_panels(
     explanation: Explanation, names: Sequence[str] | Mapping[int, str] | None = None, *, unit: str = ""
 ) -> list[Panel]:
-    """One for each image of a batch and each of its targets, the targets of an image after each other."""
+    """Return one panel for each image of a batch and each of its targets, the targets of an image after each other."""
     maps = _each(explanation.map)
     classes = [] if explanation.target is None else explanation.target.flatten().tolist()
     titles = [_name(index, names) for index in classes] or ["score"]

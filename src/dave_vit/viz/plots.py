@@ -1,6 +1,7 @@
-"""The look of all plots: one style for each method and model, one way to draw curves and bands of quartiles.
+"""Plots: one style for each method and model, one way to draw curves and bands of quartiles.
 
-Rivals have the colours of Okabe and Ito, which colour-blind readers tell apart; dashes and markers differ as well.
+Other methods have the colours of Okabe and Ito, which colour-blind readers can distinguish; dashes and markers
+differ as well.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 
 from dave_vit.viz.colors import DAVE
@@ -21,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class MethodStyle:
-    """How a method is written and drawn."""
+    """Label, colour, dash and marker of a method in plots."""
 
     label: str
     colour: str
@@ -82,8 +84,8 @@ STYLES = {
 }
 
 
-def _apart(styles: dict[str, MethodStyle]) -> dict[str, MethodStyle]:
-    """Shades of its hue for the members of a family, so that no two methods share a colour; DAVE's presets are one."""
+def _shade_families(styles: dict[str, MethodStyle]) -> dict[str, MethodStyle]:
+    """Give each member of a family its own shade, so that no two methods share a colour; DAVE's presets share one."""
     families: dict[str, list[str]] = {}
     for name, one in styles.items():
         if one.colour != DAVE:
@@ -96,7 +98,7 @@ def _apart(styles: dict[str, MethodStyle]) -> dict[str, MethodStyle]:
 
 
 def _shade(colour: str, place: int, count: int) -> str:
-    """The hue itself for the first of a family, then darker and lighter ones in turn; of black only lighter ones."""
+    """Return the hue for the first of a family, then darker and lighter shades in turn; black only gets lighter."""
     hue = np.array(to_rgb(colour))
     dark = hue.mean() < 0.2
     part = 0.75 * (place / count if dark else ((place + 1) // 2) / (count // 2 + 1))
@@ -104,34 +106,34 @@ def _shade(colour: str, place: int, count: int) -> str:
     return to_hex((1 - part) * hue + part * towards)
 
 
-STYLES = _apart(STYLES)
+STYLES = _shade_families(STYLES)
 SERIES = (_BLUE, _ORANGE, _GREEN, _RED, _SKY, _BLACK)
-"""Colours of models and estimators, in their order; violet stays with DAVE."""
+"""Colours of models and estimators, in their order; violet is DAVE's."""
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 
 
 def method_style(label: str) -> MethodStyle:
-    """The style of a method; a label of the user's own has that of the longest name it begins with, or is grey."""
-    known = [name for name in STYLES if label.startswith(name)]
-    if label in STYLES or not known:
+    """Return the style of a method; another label gets that of the longest method name it begins with, or grey."""
+    prefixes = [name for name in STYLES if label.startswith(name)]
+    if label in STYLES or not prefixes:
         return STYLES.get(label, MethodStyle(label, _GREY, ":", "x"))
-    return replace(STYLES[max(known, key=len)], label=label, dash="-.", marker="*")
+    return replace(STYLES[max(prefixes, key=len)], label=label, dash="-.", marker="*")
 
 
-def draw_curves(axes: Any, curves: Mapping[str, tuple[Floats, Floats]], words: Mapping[str, str]) -> None:
-    """A line for each method, DAVE's the widest, and the legend beside the plot.
+def draw_curves(axes: Any, curves: Mapping[str, tuple[Floats, Floats]], legends: Mapping[str, str]) -> None:
+    """Draw a line for each method, DAVE's the widest, and the legend beside the plot.
 
     Args:
         axes: of the plot.
-        curves: by the method's label: where on the axis, and how high.
-        words: of the legend, by label.
+        curves: positions and heights by the method's label.
+        legends: text of the legend by label.
     """
     for label, (at, height) in curves.items():
         how = method_style(label)
         axes.plot(
             at,
             height,
-            label=words[label],
+            label=legends[label],
             color=how.colour,
             linestyle=how.dash,
             linewidth=2.4 if label.startswith("dave") else 1.4,
@@ -152,13 +154,13 @@ class Band:
     high: Floats
 
     def points(self) -> Iterator[tuple[float, dict[str, float]]]:
-        """Each point with its three numbers, by name."""
+        """Yield each point with its three numbers, by name."""
         for at, *numbers in zip(self.at, self.median, self.low, self.high, strict=True):
             yield float(at), dict(zip(("median", "low", "high"), map(float, numbers), strict=True))
 
 
 def compute_quartiles(at: Sequence[float] | Floats, values: Floats) -> Band:
-    """The band of values [images, points]; what is not finite is left out."""
+    """Return the band of values [images, points]; NaN is left out."""
     low, median, high = np.nanquantile(np.asarray(values, dtype=np.float64), (0.25, 0.5, 0.75), axis=0)
     return Band(np.asarray(at, dtype=np.float64), median, low, high)
 
@@ -166,28 +168,26 @@ def compute_quartiles(at: Sequence[float] | Floats, values: Floats) -> Band:
 def create_plots(
     plots: int = 1, *, width: float = 6.4, height: float = 3.8, per_row: int = 3
 ) -> tuple[Drawing, list[Any]]:
-    """An empty figure with plots beside each other, gridded, without upper and right edges; sizes are of one plot."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
+    """Create an empty figure with plots beside each other; sizes are of one plot."""
     columns = min(plots, per_row)
     rows = -(-plots // columns)
     figure = Drawing(figsize=(width * columns, height * rows), facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
-    made = [figure.add_subplot(rows, columns, place + 1) for place in range(plots)]
-    for axes in made:
+    all_axes = [figure.add_subplot(rows, columns, place + 1) for place in range(plots)]
+    for axes in all_axes:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=9)
-    return figure, made
+    return figure, all_axes
 
 
 def draw_band(axes: Any, band: Band, label: str, number: int, *, colour: str | None = None) -> None:
-    """Median as a line, quartiles as a pale band."""
+    """Draw the median as a line and the quartiles as a pale band."""
     shade = colour or SERIES[number % len(SERIES)]
     axes.fill_between(band.at, band.low, band.high, color=shade, alpha=0.16, linewidth=0)
     axes.plot(band.at, band.median, color=shade, linestyle=DASHES[number % len(DASHES)], linewidth=1.8, label=label)
 
 
 def add_legend(axes: Any, **options: Any) -> None:
-    """A legend without a frame."""
+    """Add a legend without a frame."""
     axes.legend(frameon=False, fontsize=8.5, handlelength=2.8, **options)

@@ -1,4 +1,4 @@
-"""From numbers to colours: scaled maps, and maps laid over images. Pure functions on arrays, without figures."""
+"""From numbers to colours: scale maps, colour them, and lay them over images. Pure functions on arrays."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MapLike = Tensor | np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ScaledMap:
-    """A map made ready for colours.
+    """A map that is ready for a colormap.
 
     Attributes:
         values: in [0, 1], or in [-1, 1] where it is signed; [H, W].
-        limit: the number that became 1; what lies above is cut.
-        quantile: the share of pixels that lie below it.
+        limit: the number that became 1; larger ones are clipped.
+        quantile: the share of pixels below it.
         signed: whether negative values are kept.
         shared: whether other maps have the same scale.
     """
@@ -40,7 +40,7 @@ class ScaledMap:
 
     @property
     def caption(self) -> str:
-        """What a reader needs to know of the scale."""
+        """How the limit was computed."""
         return f"{self.quantile * 100:g} % quantile" + (", shared" if self.shared else "")
 
 
@@ -51,14 +51,13 @@ def scale_map(
     signed: bool = False,
     like: Sequence[MapLike] | None = None,
 ) -> ScaledMap:
-    """A map over one of its high quantiles.
+    """Divide a map by one of its high quantiles.
 
     Args:
         values: a map [H, W].
         quantile: 1 is the maximum; less is robust against single bright pixels.
-        signed: keep negative values; otherwise they are cut to 0.
-        like: maps whose quantiles are looked at in its place, for the largest of them: maps that stand beside each
-            other and are all scaled like all of them can be compared.
+        signed: keep negative values; otherwise they are clipped to 0.
+        like: maps whose largest quantile is used instead of its own, so that maps beside each other can be compared.
     """
     tensor = as_map(values)
     measured = [as_map(each) for each in ([values] if like is None else like)]
@@ -69,18 +68,18 @@ def scale_map(
 
 
 def _limit(values: Tensor, quantile: float) -> float:
-    """What `normalize` divides a map by; 0 where nothing is positive."""
+    """Return what `normalize` divides a map by; 0 if nothing is positive."""
     return float(normalize(values[None], quantile)[1]) if bool((values > 0).any()) else 0.0
 
 
 def colorize_map(values: MapLike | ScaledMap, colormap: str = "dave") -> Array:
-    """A map in colours, [H, W, 3] in [0, 1]; "dave_signed" for signed maps."""
+    """Return a map in colours, [H, W, 3] in [0, 1]; "dave_signed" is for signed maps."""
     scaled = values if isinstance(values, ScaledMap) else scale_map(values, signed=colormap == "dave_signed")
     return colorize((scaled.values + 1) / 2 if scaled.signed else scaled.values, colormap)
 
 
 def smooth_for_overlay(values: MapLike, window: int | None = None, *, signed: bool = False) -> Tensor:
-    """The positive part of a map, slightly smoothed: over an image, lines of one pixel would be lost.
+    """Smooth the positive part of a map slightly: over an image, lines of one pixel would be lost.
 
     Args:
         values: a map [H, W].
@@ -92,18 +91,18 @@ def smooth_for_overlay(values: MapLike, window: int | None = None, *, signed: bo
 
 
 def default_window(size: tuple[int, ...]) -> int:
-    """The window of `soften` for a map of this height and width: 5 pixels of 224."""
+    """Return the window of `smooth_for_overlay` for a map of this height and width: 5 pixels of 224."""
     return max(1, 2 * round((min(size) / 45 - 1) / 2) + 1)
 
 
 def overlay(image: ImageLike, values: MapLike | ScaledMap, *, strength: float = 0.95, signed: bool = False) -> Array:
-    """A map over its image; the larger a value, the less of the image is seen: [H, W, 3] in [0, 1].
+    """Lay a map over its image, the larger a value, the more opaque: [H, W, 3] in [0, 1].
 
     Args:
         image: as the model saw it.
-        values: its map, which is softened first, or a map that has been scaled already.
-        strength: how much of the image the largest value covers.
-        signed: show what speaks against the target as well, in orange, and what speaks for it in violet.
+        values: its map, which is smoothed first, or a map that is scaled already.
+        strength: opacity of the largest value.
+        signed: show evidence against the target as well, in orange, and evidence for it in violet.
     """
     if not 0 <= strength <= 1:
         raise OptionError(f"strength {strength}; expected a number from 0 to 1")
@@ -111,43 +110,43 @@ def overlay(image: ImageLike, values: MapLike | ScaledMap, *, strength: float = 
         values if isinstance(values, ScaledMap) else scale_map(smooth_for_overlay(values, signed=signed), signed=signed)
     )
     alpha = strength * np.abs(scaled.values[..., None])
-    # not to the dark ends of the signed colours, which over a photograph are black
+    # without the dark ends of the signed colours, which look black over a photograph
     colours = colorize((0.7 * scaled.values + 1) / 2, "dave_signed") if scaled.signed else colorize_map(scaled)
-    shown: Array = (1 - alpha) * _muted(resize_image(image, scaled.values.shape)) + alpha * colours
+    shown: Array = (1 - alpha) * _fade(resize_image(image, scaled.values.shape)) + alpha * colours
     return shown
 
 
 def blend(
     image: ImageLike, maps: Sequence[MapLike | ScaledMap], *, strength: float = 0.95, shared: bool = True
 ) -> Array:
-    """Maps of several targets over one image, each softened and in its own hue: [H, W, 3] in [0, 1].
+    """Lay maps of several targets over one image, each smoothed and in its own hue: [H, W, 3] in [0, 1].
 
     Args:
         image: as the model saw it.
-        maps: its maps, [H, W] each, which are softened first; or maps that have been scaled already.
-        strength: how much of the image the largest value covers.
+        maps: its maps, [H, W] each, which are smoothed first; or maps that are scaled already.
+        strength: opacity of the largest value.
         shared: whether all maps have one scale, so that a weak one stays weak.
     """
-    softened = [smooth_for_overlay(values) for values in maps if not isinstance(values, ScaledMap)]
-    scaled = [scale_map(values, like=softened if shared else None) for values in softened]
-    ready = [values for values in maps if isinstance(values, ScaledMap)]
-    levels = np.stack([each.values for each in (*scaled, *ready)])  # [K, H, W]
+    smoothed = [smooth_for_overlay(values) for values in maps if not isinstance(values, ScaledMap)]
+    scaled = [scale_map(values, like=smoothed if shared else None) for values in smoothed]
+    scaled += [values for values in maps if isinstance(values, ScaledMap)]
+    levels = np.stack([each.values for each in scaled])  # [K, H, W]
     hues = np.stack([hue(index) for index in range(len(maps))])  # [K, 3]
-    colour = hues[levels.argmax(0)]  # the strongest alone: mixed hues would be taken for another target's
+    colour = hues[levels.argmax(0)]  # only the strongest: a mixed hue would look like another target's
     alpha = strength * levels.max(0)[..., None]
-    shown: Array = (1 - alpha) * _muted(resize_image(image, levels.shape[1:])) + alpha * colour
+    shown: Array = (1 - alpha) * _fade(resize_image(image, levels.shape[1:])) + alpha * colour
     return shown
 
 
-def _muted(image: Array) -> Array:
-    """Paler and with less colour, so that the colours of a map stand out."""
+def _fade(image: Array) -> Array:
+    """Make an image paler and less colourful, so that the colours of a map stand out."""
     grey = image @ np.array([0.299, 0.587, 0.114])
     pale: Array = 0.15 + 0.75 * (0.35 * image + 0.65 * grey[..., None])
     return pale
 
 
 def as_map(values: MapLike) -> Tensor:
-    """A map on the CPU in double precision, [H, W]."""
+    """Return a map on the CPU in double precision, [H, W]."""
     tensor = torch.as_tensor(values).detach().cpu().double()
     if tensor.ndim != 2:
         raise InputError(f"map shaped {list(tensor.shape)}; expected [H,W]: draw the maps of a batch one by one")
@@ -155,7 +154,7 @@ def as_map(values: MapLike) -> Tensor:
 
 
 def as_image(image: ImageLike) -> Array:
-    """An image in any common form as colours in [0, 1], [H, W, 3]."""
+    """Return an image in any common form as colours in [0, 1], [H, W, 3]."""
     if isinstance(image, Image.Image):
         return np.asarray(image.convert("RGB"), dtype=np.float64) / 255
     array = image.detach().cpu().numpy() if isinstance(image, Tensor) else image
@@ -167,7 +166,7 @@ def as_image(image: ImageLike) -> Array:
 
 
 def resize_image(image: ImageLike, size: tuple[int, ...]) -> Array:
-    """An image resized to the height and width of a map."""
+    """Resize an image to the height and width of a map."""
     array = as_image(image)
     if array.shape[:2] == tuple(size):
         return array
@@ -176,14 +175,13 @@ def resize_image(image: ImageLike, size: tuple[int, ...]) -> Array:
 
 
 def to_pillow(colours: Array) -> Image.Image:
-    """Colours in [0, 1] as a Pillow image."""
+    """Convert colours in [0, 1] to a Pillow image."""
     return Image.fromarray((colours.clip(0, 1) * 255).round().astype(np.uint8))
 
 
 def enlarge(colours: Array, side: int = 448) -> Image.Image:
-    """As a Pillow image, doubled, tripled... until its shorter side has at least so many pixels."""
+    """Enlarge an image by an integer factor until its shorter side has at least so many pixels."""
     image = to_pillow(colours)
     factor = -(-side // min(image.size))
-    return (
-        image.resize((image.width * factor, image.height * factor), Image.Resampling.BICUBIC) if factor > 1 else image
-    )
+    size = (image.width * factor, image.height * factor)
+    return image.resize(size, Image.Resampling.BICUBIC) if factor > 1 else image
