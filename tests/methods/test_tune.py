@@ -30,21 +30,23 @@ X = tiny_models.images(2)
     ],
 )
 def test_the_widest_that_keeps_most_of_what_the_narrowest_keeps(survival, chosen):
-    assert tuning.widest(survival) == chosen
+    assert tuning.choose_widest(survival) == chosen
 
 
 def test_survival_is_measured_on_the_views_of_each_rung():
     model = tiny_models.vit()
     found = tune(model, X)
-    assert [(rung.rotation, rung.translation) for rung in found.rungs] == [step[:2] for step in tuning.LADDER]
+    assert [(rung.rotation, rung.translation) for rung in found.neighborhoods] == [
+        step[:2] for step in tuning.CANDIDATES
+    ]
     clean = model(X).softmax(1).max(1)
-    for rung in found.rungs:
+    for rung in found.neighborhoods:
         around = DAVE(model, preset="default", **rung.switches).neighborhood
         views = around.views((3, 32, 32), samples=8)
         seen = model(views.apply(X).flatten(0, 1)).softmax(1).unflatten(0, (8, 2))
         left = (seen[:, torch.arange(2), clean.indices] / clean.values).detach()
         assert rung.survival == pytest.approx(float(left.mean()), rel=1e-4)
-    assert found.chosen == tuning.widest([rung.survival for rung in found.rungs])
+    assert found.chosen == tuning.choose_widest([rung.survival for rung in found.neighborhoods])
 
 
 def test_the_file_is_a_preset(tmp_path):
@@ -59,10 +61,10 @@ def test_the_file_is_a_preset(tmp_path):
 def test_what_was_measured_is_not_measured_again():
     model, told = tiny_models.vit(), []
     first = tune(model, X, report=lambda number, rung: told.append(number))
-    assert told == list(range(len(tuning.LADDER)))
-    known = {number: rung for number, rung in enumerate(first.rungs) if number != 3}
+    assert told == list(range(len(tuning.CANDIDATES)))
+    known = {number: rung for number, rung in enumerate(first.neighborhoods) if number != 3}
     again = tune(model, X, known=known, report=lambda number, rung: told.append(number))
-    assert told[len(tuning.LADDER) :] == [3]
+    assert told[len(tuning.CANDIDATES) :] == [3]
     assert again == first
 
 
@@ -93,7 +95,7 @@ class TestCommand:
         assert cli.run(["tune", "--data", "photos", "--out", "mine.toml", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert told["images"] == 2
-        assert len(told["rungs"]) == len(tuning.LADDER)
+        assert len(told["rungs"]) == len(tuning.CANDIDATES)
         assert cli.run(["explain", "photos/0.png", "--preset", "mine.toml", "--samples", "3", "--json"]) == 0
         record = json.loads(capsys.readouterr().out)[0]
         chosen = told["rungs"][told["chosen"]]
@@ -101,14 +103,14 @@ class TestCommand:
 
     def test_goes_on_where_it_was(self, monkeypatch, capsys):
         assert cli.run(["tune", "--data", "photos"]) == 0
-        monkeypatch.setattr(tuning, "_measured", None)
+        monkeypatch.setattr(tuning, "_measure", None)
         capsys.readouterr()
         assert cli.run(["tune", "--data", "photos", "--json"]) == 0
-        assert len(json.loads(capsys.readouterr().out)["rungs"]) == len(tuning.LADDER)
+        assert len(json.loads(capsys.readouterr().out)["rungs"]) == len(tuning.CANDIDATES)
 
     def test_other_images_are_measured_anew(self, monkeypatch):
         assert cli.run(["tune", "--data", "photos"]) == 0
-        monkeypatch.setattr(tuning, "_measured", None)
+        monkeypatch.setattr(tuning, "_measure", None)
         with pytest.raises(TypeError):
             cli.run(["tune", "--data", "photos", "--limit", "1"])
 

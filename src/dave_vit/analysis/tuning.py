@@ -1,9 +1,9 @@
-"""The neighbourhood chosen for a model: the widest one on whose views the model still sees what it saw."""
+"""Choice of a neighbourhood for a model: the widest one on whose views the model keeps its prediction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +20,27 @@ from dave_vit.methods.presets import LEVELS, neighborhood_levels
 from dave_vit.metrics import Perturbation, area, deletion, insertion
 from dave_vit.models.adapter import ImageLike
 
-LADDER = ((20.0, 0.1, 0.3), (10.0, 0.1, 0.15), *LEVELS)
+CANDIDATES = ((20.0, 0.1, 0.3), (10.0, 0.1, 0.15), *LEVELS)
 """From wide to narrow: rotation in degrees, shift in sides, t of variance-preserving noise."""
 
-KEEPS = 0.85  # of the probability that survives in the narrowest neighbourhood
-_VIEWS = 8  # of each image, of each rung
+_MIN_SURVIVAL = 0.85  # relative to the narrowest neighbourhood
+_VIEWS = 8  # of each image in each neighbourhood
 _SCORED = 8  # images that are also scored by deletion and insertion
 _STEPS = tuple(step / 10 for step in range(11))
-_ROWS = 16  # of a pass
+_ROWS = 16  # rows of a pass
 
 
 @dataclass(frozen=True)
-class Rung:
-    """A neighbourhood, and what was measured in it.
+class MeasuredNeighborhood:
+    """A neighbourhood and its measurements.
 
     Attributes:
         rotation: in degrees.
         translation: in sides.
-        noise_level: as the model's noise has it.
-        survival: share of the predicted class's probability that is left on the views, on average.
-        deletion: of the model's own predictions, higher is better.
-        insertion: likewise.
+        noise_level: in the unit of the model's noise.
+        survival: mean share of the predicted class's probability that survives on the views.
+        deletion: deletion score of the model's own predictions, higher is better.
+        insertion: insertion score, likewise.
     """
 
     rotation: float
@@ -52,35 +52,36 @@ class Rung:
 
     @property
     def switches(self) -> dict[str, float]:
-        """As DAVE takes it."""
+        """The neighbourhood as options of DAVE."""
         return {"rotation": self.rotation, "translation": self.translation, "noise_level": self.noise_level}
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `tune` found.
+    """Result of `tune`.
 
     Attributes:
-        rungs: from wide to narrow.
-        chosen: the number of the one that fits the model.
+        neighborhoods: all candidates, from wide to narrow.
+        chosen: index of the one that fits the model.
     """
 
-    rungs: tuple[Rung, ...]
+    neighborhoods: tuple[MeasuredNeighborhood, ...]
     chosen: int
 
     @property
     def switches(self) -> dict[str, float]:
         """The chosen neighbourhood: ``DAVE(model, **tuning.switches)``."""
-        return self.rungs[self.chosen].switches
+        return self.neighborhoods[self.chosen].switches
 
     def text(self) -> str:
-        """A preset file."""
-        lines = [f"# {'* ' if at == self.chosen else '  '}{_line(rung)}" for at, rung in enumerate(self.rungs)]
+        """Return the content of a preset file."""
+        marks = ["* " if index == self.chosen else "  " for index in range(len(self.neighborhoods))]
+        lines = [f"# {mark}{_describe(one)}" for mark, one in zip(marks, self.neighborhoods, strict=True)]
         values = [f"{name} = {value}" for name, value in self.switches.items()]
         return "\n".join(['base = "default"', "", *lines, "[neighborhood]", *values, ""])
 
     def save(self, path: str | Path) -> None:
-        """Writes a file that every ``preset`` takes."""
+        """Write a file that every ``preset`` accepts."""
         write_bytes(Path(path), self.text().encode())
 
 
@@ -89,82 +90,79 @@ def tune(
     images: Tensor | Sequence[ImageLike],
     *,
     seed: int = 0,
-    known: Mapping[int, Rung] | None = None,
-    report: Callable[[int, Rung], None] | None = None,
+    known: Mapping[int, MeasuredNeighborhood] | None = None,
+    report: Callable[[int, MeasuredNeighborhood], None] | None = None,
 ) -> Tuning:
-    """Chooses the neighbourhood that fits a model, without labels.
+    """Choose the neighbourhood that fits a model, without labels.
 
-    The widest rung is taken on whose views at least 0.85 of the predicted class's probability survives, measured by
-    what survives in the narrowest one. Deletion and insertion of the model's own predictions are measured beside it.
+    Chooses the widest neighbourhood on whose views at least 0.85 of the predicted class's probability survives,
+    relative to the narrowest one. Deletion and insertion of the model's own predictions are measured as well.
 
     Args:
-        model: of ``load_model``, or any module that maps inputs to logits.
-        images: a handful such as the model will see: preprocessed ``[N, C, H, W]``, or pictures and paths of them.
-        seed: of the views.
-        known: rungs that were measured before, by their numbers.
-        report: called with the number and the numbers of each rung as soon as it is measured.
+        model: from ``load_model``, or any module that maps inputs to logits.
+        images: a few typical images: preprocessed ``[N, C, H, W]``, or PIL images and paths.
+        seed: seed of the views.
+        known: neighbourhoods that were measured before, by their index.
+        report: called with the index and the measurements of each neighbourhood as soon as it is measured.
 
     Example:
         >>> tuning = dave_vit.tune(model, ["a.jpg", "b.jpg", "c.jpg"])
         >>> tuning.save("mine.toml")
         >>> dave_vit.DAVE(model, preset="mine.toml")
     """
-    inputs = images if isinstance(images, Tensor) else _preprocessed(model, images)
+    inputs = images if isinstance(images, Tensor) else _preprocess(model, images)
     if inputs.ndim != 4 or not len(inputs):
         raise InputError(f"images of shape {tuple(inputs.shape)}; give at least one, [N, C, H, W]")
     logits = clean_logits(model, inputs, PassSize(_ROWS))
-    rungs = []
-    for number, values in enumerate(LADDER):
-        rung = (known or {}).get(number)
-        if rung is None:
-            rung = _measured(model, inputs, logits, values, seed)
+    neighborhoods = dict(known or {})
+    for index, values in enumerate(CANDIDATES):
+        if index not in neighborhoods:
+            neighborhoods[index] = _measure(model, inputs, logits, values, seed)
             if report is not None:
-                report(number, rung)
-        rungs.append(rung)
-    return Tuning(tuple(rungs), widest([rung.survival for rung in rungs]))
+                report(index, neighborhoods[index])
+    measured = tuple(neighborhoods[index] for index in range(len(CANDIDATES)))
+    return Tuning(measured, choose_widest([one.survival for one in measured]))
 
 
-def widest(survival: Sequence[float]) -> int:
-    """The first of the rungs, from wide to narrow, on which nearly as much survives as on the last."""
-    return next(number for number, share in enumerate(survival) if share >= KEEPS * survival[-1])
+def choose_widest(survival: Sequence[float]) -> int:
+    """Return the first index, from wide to narrow, at which nearly as much survives as at the last."""
+    return next(index for index, share in enumerate(survival) if share >= _MIN_SURVIVAL * survival[-1])
 
 
-def table(rungs: Iterable[Rung]) -> list[dict[str, Any]]:
-    """The numbers of rungs, ready for JSON."""
-    return [asdict(rung) for rung in rungs]
-
-
-def _preprocessed(model: nn.Module, images: Sequence[ImageLike]) -> Tensor:
+def _preprocess(model: nn.Module, images: Sequence[ImageLike]) -> Tensor:
     prepare: Any = getattr(model, "preprocess", None)
     if prepare is None:
         raise InputError("the model has no preprocess; give preprocessed images [N, C, H, W]")
     return torch.cat([prepare(image) for image in images]) if images else torch.empty(0)
 
 
-def _measured(model: nn.Module, inputs: Tensor, logits: Tensor, values: tuple[float, float, float], seed: int) -> Rung:
+def _measure(
+    model: nn.Module, inputs: Tensor, logits: Tensor, values: tuple[float, float, float], seed: int
+) -> MeasuredNeighborhood:
     (around,) = neighborhood_levels(model, values)
-    rotation, translation, _ = values
-    kept = _survival(model, inputs, CleanPrediction.of(model, logits), DAVE(model, _VIEWS, seed, neighborhood=around))
-    scored, target = inputs[:_SCORED], logits[:_SCORED].argmax(1)
-    maps = DAVE(model, _VIEWS, seed, neighborhood=around).explain(scored, target).map
-    cut = area(deletion(model, scored, maps, target, Perturbation(fractions=_STEPS)), _STEPS)
-    filled = Perturbation(fractions=_STEPS, order="most", baseline="blur")
-    added = area(insertion(model, scored, maps, target, filled), _STEPS)
-    return Rung(rotation, translation, around.noise.level, kept, float(cut.mean()), float(added.mean()))
+    survival = _survival(
+        model, inputs, CleanPrediction.of(model, logits), DAVE(model, _VIEWS, seed, neighborhood=around)
+    )
+    images, target = inputs[:_SCORED], logits[:_SCORED].argmax(1)
+    maps = DAVE(model, _VIEWS, seed, neighborhood=around).explain(images, target).map
+    removed = deletion(model, images, maps, target, Perturbation(_STEPS))
+    restored = insertion(model, images, maps, target, Perturbation(_STEPS, "most", "blur"))
+    scores = (float(area(curve, _STEPS).mean()) for curve in (removed, restored))
+    return MeasuredNeighborhood(*values[:2], around.noise.level, survival, *scores)
 
 
 def _survival(model: nn.Module, inputs: Tensor, clean: CleanPrediction, dave: DAVE) -> float:
-    """The mean over views and images; forward passes only."""
+    """Return the mean survival over views and images; needs forward passes only."""
     shape = tuple(inputs.shape[1:])
     views = dave.neighborhood.views(shape, samples=_VIEWS, seed=dave.seed, device=inputs.device, dtype=inputs.dtype)
     shares = []
-    for number, image in enumerate(inputs.split(1)):
-        seen = compute_logits(model, views.apply(image)[:, 0])  # [n, classes]
-        one = clean.select(torch.tensor([number], device=inputs.device))
-        shares.append(one.survival(seen.unsqueeze(1)).mean())
+    for index, image in enumerate(inputs.split(1)):
+        logits = compute_logits(model, views.apply(image)[:, 0])  # [n, classes]
+        own = clean.select(torch.tensor([index], device=inputs.device))
+        shares.append(own.survival(logits.unsqueeze(1)).mean())
     return float(torch.stack(shares).mean())
 
 
-def _line(rung: Rung) -> str:
-    words = f"rotation {rung.rotation:g}, shift {rung.translation:g}, noise {rung.noise_level:.3g}"
-    return f"{words}: survival {rung.survival:.2f}, deletion {rung.deletion:.3f}, insertion {rung.insertion:.3f}"
+def _describe(one: MeasuredNeighborhood) -> str:
+    settings = f"rotation {one.rotation:g}, shift {one.translation:g}, noise {one.noise_level:.3g}"
+    return f"{settings}: survival {one.survival:.2f}, deletion {one.deletion:.3f}, insertion {one.insertion:.3f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from dave_vit.errors import ImageError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from dave_vit.analysis.tuning import Rung, Tuning
+    from dave_vit.analysis.tuning import MeasuredNeighborhood, Tuning
 
 app = command()
 
@@ -52,27 +53,32 @@ def tune(
     goes on where it was.
     """
     from dave_vit._internal.atomic_files import write_json
-    from dave_vit.analysis.tuning import LADDER, table
-    from dave_vit.analysis.tuning import tune as tuned
+    from dave_vit.analysis.tuning import CANDIDATES
+    from dave_vit.analysis.tuning import tune as tune_model
 
     loaded, pictures = model.load(), _pictures(data, limit)
     key = _key(model, pictures, seed)
     notes = Path(f"{out}.json")
     known = _known(notes, key)
-    with output.progress(len(LADDER), "measuring") as progress:
+    with output.progress(len(CANDIDATES), "measuring") as progress:
         progress.update(done=len(known))
 
-        def report(number: int, rung: Rung) -> None:
-            known[number] = rung
-            rows = [{"number": at, **row} for at, row in zip(known, table(known.values()), strict=True)]
+        def report(number: int, measured: MeasuredNeighborhood) -> None:
+            known[number] = measured
+            rows = [{"number": index, **asdict(row)} for index, row in known.items()]
             write_json(notes, {"key": key, "rungs": rows})
             progress.update(done=len(known))
 
-        found = tuned(loaded, pictures, seed=seed, known=dict(known), report=report)
-    found.save(out)
-    output.print(_table(found), f"  {out}")
-    record = {"model": loaded.spec, "images": len(pictures), "seed": seed, "rungs": table(found.rungs)}
-    output.json({**record, "chosen": found.chosen, "preset": str(out)})
+        tuning = tune_model(loaded, pictures, seed=seed, known=dict(known), report=report)
+    tuning.save(out)
+    output.print(_table(tuning), f"  {out}")
+    record = {
+        "model": loaded.spec,
+        "images": len(pictures),
+        "seed": seed,
+        "rungs": list(map(asdict, tuning.neighborhoods)),
+    }
+    output.json({**record, "chosen": tuning.chosen, "preset": str(out)})
 
 
 def _pictures(data: str, limit: int) -> list[Image]:
@@ -98,25 +104,25 @@ def _key(model: PreparedModel, pictures: list[Image], seed: int) -> str:
     return content.hexdigest()
 
 
-def _known(path: Path, key: str) -> dict[int, Rung]:
+def _known(path: Path, key: str) -> dict[int, MeasuredNeighborhood]:
     """What an earlier command measured of the same."""
-    from dave_vit.analysis.tuning import Rung
+    from dave_vit.analysis.tuning import MeasuredNeighborhood
 
     try:
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         rows = kept["rungs"] if kept["key"] == key else []
-        return {int(row.pop("number")): Rung(**row) for row in rows}
+        return {int(row.pop("number")): MeasuredNeighborhood(**row) for row in rows}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
-def _table(found: Tuning) -> Any:
+def _table(tuning: Tuning) -> Any:
     from rich.table import Table
 
     shown = Table("", "rotation", "shift", "noise", "survival", "deletion", "insertion", box=None)
-    for number, rung in enumerate(found.rungs):
-        values = (rung.rotation, rung.translation, round(rung.noise_level, 3), rung.survival)
-        scores = (f"{100 * rung.deletion:.1f}", f"{100 * rung.insertion:.1f}")
-        chosen = "chosen" if number == found.chosen else ""
+    for number, one in enumerate(tuning.neighborhoods):
+        values = (one.rotation, one.translation, round(one.noise_level, 3), one.survival)
+        scores = (f"{100 * one.deletion:.1f}", f"{100 * one.insertion:.1f}")
+        chosen = "chosen" if number == tuning.chosen else ""
         shown.add_row(chosen, *(f"{value:g}" for value in values[:3]), f"{values[3]:.2f}", *scores)
     return shown
