@@ -1,4 +1,4 @@
-"""Makes the pictures of the documentation: python docs/pictures.py [--weights FILE].
+"""Make the pictures of the documentation: python docs/pictures.py [--weights FILE].
 
 Each is what one command line draws; the same lines stand under the pictures in gallery.md and README.md.
 """
@@ -28,35 +28,35 @@ PICTURES = {
 }
 
 
-def line(name: str) -> str:
-    """The command that makes a picture, as the documentation shows it."""
+def command_line(name: str) -> str:
+    """Return the command that makes a picture, as the documentation shows it."""
     return f"{PICTURES[name][0]} --model {MODEL}"
 
 
 def main() -> None:
-    """Runs every line once, on the photographs in docs/photos."""
+    """Run every command once, on the photographs in docs/photos."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", help="a local file instead of a download")
     parser.add_argument("--only", help="one picture", choices=PICTURES)
-    given = parser.parse_args()
-    for name in [given.only] if given.only else PICTURES:
-        _make(name, given.weights)
+    args = parser.parse_args()
+    for name in [args.only] if args.only else PICTURES:
+        _make_picture(name, args.weights)
 
 
-def _make(name: str, weights: str | None) -> None:
+def _make_picture(name: str, weights: str | None) -> None:
     from dave_vit.cli import run
 
     with tempfile.TemporaryDirectory() as folder:
-        words = shlex.split(line(name))[1:]
-        words = [str(DOCS / "photos" / word) if word.endswith(".jpg") else word for word in words]
-        if run([*words, "--out", folder, "--quiet", *(["--weights", weights] if weights else [])]):
-            raise SystemExit(f"failed: {line(name)}")
-        found = next(path for path in sorted(Path(folder).iterdir()) if path.name.endswith(PICTURES[name][1]))
-        (DOCS / "figures" / f"{name}.jpg").write_bytes(_small(found.read_bytes()))
+        arguments = shlex.split(command_line(name))[1:]
+        arguments = [str(DOCS / "photos" / word) if word.endswith(".jpg") else word for word in arguments]
+        if run([*arguments, "--out", folder, "--quiet", *(["--weights", weights] if weights else [])]):
+            raise SystemExit(f"failed: {command_line(name)}")
+        result = next(path for path in sorted(Path(folder).iterdir()) if path.name.endswith(PICTURES[name][1]))
+        (DOCS / "figures" / f"{name}.jpg").write_bytes(_to_jpeg(result.read_bytes()))
 
 
-def _small(png: bytes) -> bytes:
-    """The same picture as a JPEG of high quality, a third of the size."""
+def _to_jpeg(png: bytes) -> bytes:
+    """Convert a PNG to a JPEG of high quality, a third of the size."""
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(png)) as picture:
         picture.convert("RGB").save(buffer, "jpeg", quality=90, subsampling=0, optimize=True)

@@ -1,4 +1,4 @@
-"""Makes the pictures of the web page in docs/figures: python docs/screenshots.py [--weights FILE].
+"""Make the pictures of the web page in docs/figures: python docs/screenshots.py [--weights FILE].
 
 Needs playwright and chromium, and DeiT-Tiny, which is downloaded where no file of its weights is named.
 """
@@ -33,93 +33,93 @@ SECONDS = 4.5  # of each picture of the tour
 SAMPLES = 28
 
 
-def top(page: Page) -> None:
-    """Shows the page from its beginning."""
+def scroll_to_top(page: Page) -> None:
+    """Scroll to the top of the page."""
     page.evaluate("scrollTo(0, 0)")
 
 
-def shown(selector: str) -> Callable[[Page], Any]:
-    """Shows a part of the page."""
+def scroll_to(selector: str) -> Callable[[Page], Any]:
+    """Return an action that scrolls to a part of the page."""
     return lambda page: page.locator(selector).first.scroll_into_view_if_needed()
 
 
-def filled(**values: str) -> Callable[[Page], Any]:
-    """Moves sliders and fills fields, by their names."""
+def fill_fields(**values: str) -> Callable[[Page], Any]:
+    """Return an action that sets sliders and fields by their names."""
     return lambda page: [page.fill(f"#{name}", value) for name, value in values.items()]
 
 
-def chosen(**values: str) -> Callable[[Page], Any]:
-    """Chooses from lists, by their names."""
+def select_options(**values: str) -> Callable[[Page], Any]:
+    """Return an action that selects options of lists by their names."""
     return lambda page: [page.select_option(f"#{name.replace('_', '-')}", value) for name, value in values.items()]
 
 
-def clicked(*selectors: str) -> Callable[[Page], Any]:
-    """Clicks."""
+def click(*selectors: str) -> Callable[[Page], Any]:
+    """Return an action that clicks on elements."""
     return lambda page: [page.locator(selector).first.click() for selector in selectors]
 
 
-def example(number: int) -> Callable[[Page], Any]:
-    """Chooses an example."""
+def open_example(number: int) -> Callable[[Page], Any]:
+    """Return an action that opens an example."""
     return lambda page: page.get_by_role("button", name=f"Example {number}", exact=True).click()
 
 
-def pointed(page: Page) -> None:
-    """Points at the map, as soon as it is in sight."""
+def point_at_map(page: Page) -> None:
+    """Point at the map."""
     page.locator("canvas.map").hover(position={"x": 90, "y": 150})
-    shown(".readout")(page)
+    scroll_to(".readout")(page)
 
 
-def asked(page: Page) -> None:
-    """A name that fits several classes."""
+def type_ambiguous_name(page: Page) -> None:
+    """Type a name that fits several classes."""
     page.fill("#other-class", "cat")
     page.press("#other-class", "Enter")
 
 
-class Step(NamedTuple):
-    """One picture of the tour: what is said under it, what is done, and what is looked at then."""
+class TourStep(NamedTuple):
+    """One picture of the tour: its caption, what is done, and what is shown then."""
 
     caption: str
     act: Callable[[Page], Any]
-    look: Callable[[Page], Any] = top
+    show: Callable[[Page], Any] = scroll_to_top
 
 
 TOUR = [
-    Step("dave serve: a page on your own machine, which asks nobody else for anything", lambda page: None),
-    Step("An image, or an example: what the model sees in it, and which pixels speak for it", example(1)),
-    Step("From the image ...", filled(mix="0")),
-    Step("... to the map", filled(mix="100")),
-    Step("Only what is strong", filled(mix="60", above="40")),
-    Step("Smoother", filled(above="0", smoothing="4")),
-    Step("Pixel by pixel", lambda page: (page.fill("#smoothing", "1"), clicked("#zoom-in", "#zoom-in")(page))),
-    Step("Every pixel can be read, with its standard error", clicked("#zoom-reset"), pointed),
-    Step("How sure the map is: below two standard errors it may be chance", lambda page: None),
-    Step("Another class", clicked("#classes label:has-text('tabby')")),
-    Step("Another class, by its name: one that fits several offers them", asked),
-    Step("Chosen with a click", clicked(".candidates button")),
-    Step(
-        "Why an Egyptian cat and not a tabby: one click", clicked("#classes label", "#classes .versus:not(:disabled)")
+    TourStep("dave serve: a page on your own machine, which connects to no other server", lambda page: None),
+    TourStep("An image, or an example: the predicted classes, and which pixels are evidence for one", open_example(1)),
+    TourStep("From the image ...", fill_fields(mix="0")),
+    TourStep("... to the map", fill_fields(mix="100")),
+    TourStep("Hide weak values", fill_fields(mix="60", above="40")),
+    TourStep("Smoother", fill_fields(above="0", smoothing="4")),
+    TourStep("Pixel by pixel", lambda page: (page.fill("#smoothing", "1"), click("#zoom-in", "#zoom-in")(page))),
+    TourStep("Every pixel can be read, with its standard error", click("#zoom-reset"), point_at_map),
+    TourStep("How sure the map is: below two standard errors it may be chance", lambda page: None),
+    TourStep("Another class", click("#classes label:has-text('tabby')")),
+    TourStep("Another class, by its name: one that fits several offers them", type_ambiguous_name),
+    TourStep("Chosen with a click", click(".candidates button")),
+    TourStep(
+        "Why an Egyptian cat and not a tabby: one click", click("#classes label", "#classes .versus:not(:disabled)")
     ),
-    Step("Another image", example(2)),
-    Step("Why an espresso, and not a cup", clicked("#classes label", "#classes .class:has-text('cup') .versus")),
-    Step(
-        "What it was made with: files, and the command line that makes the same", lambda page: None, shown(".command")
-    ),
-    Step(
+    TourStep("Another image", open_example(2)),
+    TourStep("Why an espresso, and not a cup", click("#classes label", "#classes .class:has-text('cup') .versus")),
+    TourStep("Files, and the command line that makes the same map", lambda page: None, scroll_to(".command")),
+    TourStep(
         "Two classes on one colour scale: a weak one looks weak",
-        lambda page: (chosen(view="map", against="rivals")(page), page.check("#compare")),
+        lambda page: (select_options(view="map", against="rivals")(page), page.check("#compare")),
     ),
-    Step("Each on its own scale", chosen(scales="own")),
-    Step(
-        "Under a divider",
-        lambda page: (chosen(scales="shared", compare_show="swipe")(page), page.fill("#divider", "60")),
+    TourStep("Each on its own scale", select_options(scales="own")),
+    TourStep(
+        "With a divider",
+        lambda page: (select_options(scales="shared", compare_show="swipe")(page), page.fill("#divider", "60")),
     ),
-    Step("What they differ in", chosen(compare_show="difference")),
-    Step("Another method", chosen(compare_show="beside", compare_method="legrad")),
-    Step("Maps of this session are a click away", lambda page: page.uncheck("#compare"), shown("#session")),
-    Step("Whether the model is explained exactly", clicked("#verdict summary")),
-    Step("Methods that cannot explain it are grey, with the reason", clicked("#refused summary"), shown("#refused")),
-    Step("Another model: its own examples", chosen(model="builtin")),
-    Step(
+    TourStep("Their difference", select_options(compare_show="difference")),
+    TourStep("Another method", select_options(compare_show="beside", compare_method="legrad")),
+    TourStep("Maps of this session are a click away", lambda page: page.uncheck("#compare"), scroll_to("#session")),
+    TourStep("Whether the model is explained exactly", click("#verdict summary")),
+    TourStep(
+        "Methods that cannot explain it are grey, with the reason", click("#refused summary"), scroll_to("#refused")
+    ),
+    TourStep("Another model: its own examples", select_options(model="builtin")),
+    TourStep(
         "All of it is in the address: Back leads back, and an address can be shared",
         lambda page: [page.go_back() for _ in range(4)],
     ),
@@ -127,8 +127,8 @@ TOUR = [
 
 
 @contextmanager
-def served(weights: str | None) -> Iterator[str]:
-    """The address of a server with a model of photographs and the embedded one."""
+def run_server(weights: str | None) -> Iterator[str]:
+    """Yield the address of a server with a model of photographs and the embedded one."""
     models = [load_model(PHOTOGRAPHIC, weights, "cpu"), load_model("builtin", device="cpu")]
     app = create_app([ServedModel(model) for model in models])
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
@@ -141,8 +141,8 @@ def served(weights: str | None) -> Iterator[str]:
     thread.join(10)
 
 
-def settled(page: Page) -> None:
-    """Waits until every map that is on its way is done."""
+def wait_until_done(page: Page) -> None:
+    """Wait until every map is done."""
     page.wait_for_timeout(400)
     page.locator('.panel[aria-busy="true"]').first.wait_for(state="detached", timeout=WAIT)
     page.locator("#verdict").wait_for(timeout=WAIT)
@@ -150,39 +150,39 @@ def settled(page: Page) -> None:
     page.wait_for_timeout(600)  # scrolls smoothly
 
 
-def shot(browser: Browser, address: str, name: str, **options: Any) -> None:
-    """One picture of the page at an address."""
+def take_screenshot(browser: Browser, address: str, name: str, **options: Any) -> None:
+    """Save a picture of the page at an address."""
     with browser.new_context(**options) as context:
         page = context.new_page()
         page.goto(address)
         page.locator(".panel .outputs").first.wait_for(timeout=WAIT)
-        settled(page)
-        top(page)
+        wait_until_done(page)
+        scroll_to_top(page)
         path = FOLDER / f"page-{name}.webp"
         Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(path, quality=88, method=6)
         sys.stdout.write(f"{path.name}: {path.stat().st_size // 1000} kB\n")
 
 
-def tour(browser: Browser, address: str) -> None:
-    """What the page can do, as an animation."""
+def record_tour(browser: Browser, address: str) -> None:
+    """Save an animation of what the page can do."""
     frames = []
     with browser.new_context(**DESKTOP) as context:
         page = context.new_page()
         page.goto(address)
         for step in TOUR:
             step.act(page)
-            settled(page)
-            step.look(page)
+            wait_until_done(page)
+            step.show(page)
             page.wait_for_timeout(300)
-            frames.append(captioned(Image.open(io.BytesIO(page.screenshot())).convert("RGB"), step.caption))
+            frames.append(add_caption(Image.open(io.BytesIO(page.screenshot())).convert("RGB"), step.caption))
     path = FOLDER / "page-tour.webp"
     options = {"append_images": frames[1:], "duration": int(1000 * SECONDS), "loop": 0, "quality": 70, "method": 6}
     frames[0].save(path, save_all=True, **options)
     sys.stdout.write(f"{path.name}: {path.stat().st_size // 1000} kB, {SECONDS * len(frames):.0f} s\n")
 
 
-def captioned(picture: Image.Image, text: str) -> Image.Image:
-    """A picture with a line of text below it."""
+def add_caption(picture: Image.Image, text: str) -> Image.Image:
+    """Return a picture with a line of text below it."""
     canvas = Image.new("RGB", (picture.width, picture.height + CAPTION), "#2a1c52")
     canvas.paste(picture, (0, 0))
     font = ImageFont.load_default(20)
@@ -191,19 +191,19 @@ def captioned(picture: Image.Image, text: str) -> Image.Image:
 
 
 def main() -> None:
-    """All pictures."""
+    """Make all pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", help="of DeiT-Tiny: a local file instead of a download")
-    given = parser.parse_args()
+    args = parser.parse_args()
     browser_path = shutil.which("chromium") or shutil.which("chromium-browser")
     image = f"#image=example-cat&samples={SAMPLES}"
-    with served(given.weights) as base, sync_playwright() as library:
+    with run_server(args.weights) as base, sync_playwright() as library:
         browser = library.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
-        shot(browser, f"{base}/{image}", "desktop", **DESKTOP)
+        take_screenshot(browser, f"{base}/{image}", "desktop", **DESKTOP)
         both = f"{image}&compare=beside&compare-class=287&compare-method=dave"
-        shot(browser, f"{base}/{both}", "dark", color_scheme="dark", **DESKTOP)
-        shot(browser, f"{base}/{image}", "phone", **PHONE)
-        tour(browser, base)
+        take_screenshot(browser, f"{base}/{both}", "dark", color_scheme="dark", **DESKTOP)
+        take_screenshot(browser, f"{base}/{image}", "phone", **PHONE)
+        record_tour(browser, base)
         browser.close()
 
 

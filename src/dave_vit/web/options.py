@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -43,70 +43,70 @@ class FormField:
     preset_value: Callable[[Preset], int | float | str] | None = None
     of_method: bool = True
 
+    def __call__(self, schema: dict[str, Any]) -> None:
+        """Add the flag to the OpenAPI description of the field, as pydantic's `json_schema_extra`."""
+        schema["x-flag"] = self.flag
+
+
+def _option(description: str, form: FormField, default: Any = None, **limits: Any) -> Any:
+    return Field(default, description=description, json_schema_extra=form, **limits)
+
+
+def _subject(flag: str, label: str = "", section: str = "") -> FormField:
+    """A field that says what is explained."""
+    return FormField(flag, label, section, of_method=False)
+
 
 class ExplainQuery(ImageQuery):
     """What to explain, and how. Options that the method does not take are an error."""
 
-    target: Annotated[
-        str,
-        Field(max_length=200, description="name, part of a name or index of a class, or top1 to top5"),
-        FormField("--target", of_method=False),
-    ] = "top1"
-    against: Annotated[
-        str | None,
-        Field(max_length=200, description="the class to compare with, rivals, or none; the method decides by default"),
-        FormField("--against", "Against", "options", of_method=False),
-    ] = None
-    prompt: Annotated[
-        str,
-        Field(max_length=1000, description="the question that was answered"),
-        FormField("--prompt", of_method=False),
-    ] = ""
-    word: Annotated[
-        int | None,
-        Field(ge=1, description="number of the word of the answer to explain instead of a class, counted from 1"),
-        FormField("--words", of_method=False),
-    ] = None
-    answer: Annotated[str | None, Field(max_length=4000, description="the answer, as /api/ask returned it")] = None
-    method: Annotated[
-        str,
-        Field(description="name of the method"),
+    target: str = _option(
+        "name, part of a name or index of a class, or top1 to top5", _subject("--target"), "top1", max_length=200
+    )
+    against: str | None = _option(
+        "the class to compare with, rivals, or none; the method decides by default",
+        _subject("--against", "Against", "options"),
+        max_length=200,
+    )
+    prompt: str = _option("the question that was answered", _subject("--prompt"), "", max_length=1000)
+    word: int | None = _option(
+        "number of the word of the answer to explain instead of a class, counted from 1", _subject("--words"), ge=1
+    )
+    answer: str | None = Field(None, max_length=4000, description="the answer, as /api/ask returned it")
+    method: str = _option(
+        "name of the method",
         FormField("--method", "Method", "method-field", lambda: method_names(), of_method=False),
-    ] = "dave"
-    samples: Annotated[
-        int | None,
-        Field(ge=1, description="number of perturbed copies of the image"),
+        "dave",
+    )
+    samples: int | None = _option(
+        "number of perturbed copies of the image",
         FormField("--samples", "Samples", "options", preset_value=lambda preset: preset.samples),
-    ] = None
-    preset: Annotated[
-        str | None,
-        Field(description="named set of all further options of DAVE"),
-        FormField("--preset", "Preset", choices=lambda: PRESETS),
-    ] = None
-    noise: Annotated[
-        NoiseKind | None,
-        Field(description="kind of the noise; the preset's by default"),
+        ge=1,
+    )
+    preset: str | None = _option(
+        "named set of all further options of DAVE", FormField("--preset", "Preset", choices=lambda: PRESETS)
+    )
+    noise: NoiseKind | None = _option(
+        "kind of the noise; the preset's by default",
         FormField(_SET, "Noise", preset_value=lambda preset: preset.neighborhood.noise.kind),
-    ] = None
-    noise_level: Annotated[
-        float | None,
-        Field(ge=0, description="level of the noise; the preset's by default"),
+    )
+    noise_level: float | None = _option(
+        "level of the noise; the preset's by default",
         FormField(_SET, "Noise level", preset_value=lambda preset: preset.neighborhood.noise.level),
-    ] = None
-    reducer: Annotated[
-        str | None,
-        Field(description="estimator; the preset's by default"),
+        ge=0,
+    )
+    reducer: str | None = _option(
+        "estimator; the preset's by default",
         FormField(_SET, "Estimator", choices=lambda: REDUCERS, preset_value=lambda preset: _reducer_name(preset)),
-    ] = None
-    seed: Annotated[int, Field(ge=0, lt=2**31, description="of the noise"), FormField("--seed", "Seed")] = 0
-    stream: Annotated[bool, Field(description="send every step as a server-sent event, or only the last step")] = True
+    )
+    seed: int = _option("of the noise", FormField("--seed", "Seed"), 0, ge=0, lt=2**31)
+    stream: bool = Field(True, description="send every step as a server-sent event, or only the last step")
 
 
 FIELDS: Mapping[str, FormField] = {
-    name: item
+    name: field.json_schema_extra
     for name, field in ExplainQuery.model_fields.items()
-    for item in field.metadata
-    if isinstance(item, FormField)
+    if isinstance(field.json_schema_extra, FormField)
 }
 
 

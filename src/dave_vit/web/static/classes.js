@@ -105,7 +105,7 @@ function saveFocus(list) {
 
 // What a class may be compared with: its rivals, nothing, or another class.
 function showAgainst(others = []) {
-  const fixed = [["method's default", ""], ["its rivals", "rivals"], ["nothing", "none"]];
+  const fixed = [["default", ""], ["its rivals", "rivals"], ["nothing", "none"]];
   const choices = [...fixed.map(([text, value]) => ({ text, value })), ...others];
   fill($("against"), choices, choices.some(({ value }) => value === $("against").value) ? $("against").value : "");
 }
