@@ -247,6 +247,32 @@ def test_every_link_leads_to_a_file():
     assert [(page.name, to.name) for page, to in links if not to.exists()] == []
 
 
+def test_every_test_that_pages_name_exists():
+    names = {
+        name
+        for page in [*PAGES, ROOT / "CONTRIBUTING.md"]
+        for name in re.findall(r"tests/\w+/\w+\.py", page.read_text())
+    }
+    assert len(names) > 10
+    assert [name for name in sorted(names) if not (ROOT / name).is_file()] == []
+
+
+def benchmark_rows(text: str) -> dict[str, list[str]]:
+    """The five scores of each method in the first table that has them, without intervals and emphasis."""
+    table = text.partition("| method | GridPG | EnergyPG |")[2].partition("\n\n")[0]
+    cells = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if line.startswith("| `")]
+    return {
+        re.search("`(.+)`", row[1])[1]: [cell.strip("*").split("[")[0].strip("* ") for cell in row[2:7]]
+        for row in cells
+    }
+
+
+def test_the_table_of_the_readme_is_that_of_the_benchmarks():
+    short, long = (benchmark_rows(path.read_text()) for path in (ROOT / "README.md", DOCS / "benchmarks.md"))
+    assert len(short) > 5
+    assert short == {method: long[method] for method in short}
+
+
 def test_every_figure_is_shown():
     shown = {to for _, to in linked()}
     assert [path.name for path in (DOCS / "figures").iterdir() if path not in shown] == []
