@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -22,34 +23,33 @@ if TYPE_CHECKING:
 
 
 class RegistryCommand(TyperCommand):
-    """A command whose help lists registered names: `{models}` and `{data}` in the help of its options."""
+    """A command whose help lists registered names: placeholders such as `{models}` in the help of options."""
 
     def get_help(self, ctx: Any) -> str:
         """Fill in the names now: the registries import torch, and `dave --help` must not."""
         for parameter in self.params:
-            for placeholder, list_forms in _FORMS.items():
-                if placeholder in (getattr(parameter, "help", None) or ""):
-                    parameter.help = parameter.help.replace(placeholder, list_forms())  # type: ignore[attr-defined]
+            text = getattr(parameter, "help", None) or ""
+            for placeholder in filter(text.__contains__, _FORMS):
+                parameter.help = text.replace(placeholder, _list_forms(placeholder))  # type: ignore[attr-defined]
         return super().get_help(ctx)
 
 
-def _model_forms() -> str:
-    from dave_vit.models.families import family_forms
+_FORMS = {  # module and name of a registry, or of a function that returns the forms of its entries
+    "{models}": ("dave_vit.models.families", "family_forms"),
+    "{data}": ("dave_vit.data.sets", "dataset_forms"),
+    "{methods}": ("dave_vit.methods", "METHODS"),
+    "{metrics}": ("dave_vit.metrics", "METRICS"),
+    "{engines}": ("dave_vit.evaluate.engines", "ENGINES"),
+    "{presets}": ("dave_vit.methods.presets", "PRESETS"),
+    "{scores}": ("dave_vit.engine.scores", "score_forms"),
+}
 
-    return _join_forms(list(family_forms()))
 
-
-def _data_forms() -> str:
-    from dave_vit.data.sets import dataset_forms
-
-    return _join_forms(list(dataset_forms()))
-
-
-def _join_forms(forms: list[str]) -> str:
+def _list_forms(placeholder: str) -> str:
+    module, name = _FORMS[placeholder]
+    holder = getattr(import_module(module), name)
+    forms = list(holder() if callable(holder) else holder)
     return f"{', '.join(forms[:-1])} or {forms[-1]}"
-
-
-_FORMS = {"{models}": _model_forms, "{data}": _data_forms}
 
 
 class _App(typer.Typer):

@@ -49,8 +49,7 @@ class PlanOptions:
             "--metric",
             "--metrics",
             metavar="A,B,...",
-            help="gridpg, energypg, pointing, average_precision, deletion, insertion, irof, road, consistency, "
-            "infidelity, sensitivity_n, sanity, random_logit, or all.",
+            help="Metrics with commas between, or all: {metrics}.",
         ),
     ] = "gridpg,energypg,deletion"
     data: Data = "builtin"
@@ -123,9 +122,9 @@ class SmoothingOptions:
 class Execution:
     """Where a run is executed, which is no part of its plan."""
 
-    engine: Annotated[Literal["local", "ray"], typer.Option("--engine", help="This machine, or a Ray cluster.")] = (
-        "local"
-    )
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="NAME", help="Engine that computes the tasks: {engines}.")
+    ] = "local"
     address: Annotated[
         str | None,
         typer.Option(

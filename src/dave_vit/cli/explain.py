@@ -44,8 +44,7 @@ class QuestionOptions:
         typer.Option(
             "--score",
             metavar="SCORE",
-            help="Explain a score of the output: query:N:CLASS, box:x0,y0,x1,y1:CLASS, region:x0,y0,x1,y1:CLASS (in "
-            "pixels of the photograph), similarity:FILE, value, token:WORD.",
+            help="Explain a score of the output, with boxes in pixels of the photograph: {scores}.",
         ),
     ] = None
     boxes: Annotated[

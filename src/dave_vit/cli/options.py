@@ -126,7 +126,7 @@ Against = Annotated[
         show_default="as the method has it",
     ),
 ]
-Method = Annotated[str, typer.Option("--method", metavar="NAME", help="One of `dave methods`.")]
+Method = Annotated[str, typer.Option("--method", metavar="NAME", help="Attribution method: {methods}.")]
 Methods = Annotated[
     str, typer.Option("--methods", metavar="A,B,...", help="Names of `dave methods`, with commas between, or all.")
 ]
@@ -135,7 +135,7 @@ Preset = Annotated[
     typer.Option(
         "--preset",
         metavar="NAME|FILE",
-        help="Of DAVE: default, exact, threshold, paper, official, or a .toml file of `dave tune`.",
+        help="Preset of DAVE: {presets}, or a .toml file of `dave tune`.",
         show_default="default",
     ),
 ]
