@@ -22,7 +22,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dave_vit.data.builtin import BuiltinDataset, Scene
-from dave_vit.models.architectures.captioner import END, LONGEST, START, caption, decoder, encoder, vocabulary
+from dave_vit.models.architectures.captioner import (
+    END,
+    MAX_LENGTH,
+    START,
+    build_decoder,
+    build_encoder,
+    caption,
+    vocabulary,
+)
 
 START_TIME = time.monotonic()
 WEIGHTS = Path(__file__).resolve().parent.parent / "src" / "dave_vit" / "models" / "weights"
@@ -49,7 +57,7 @@ def words_of(scene: Scene) -> list[int]:
     things = sorted(scene.targets, key=lambda thing: thing.box[0] + thing.box[2])
     text = f"{START} {caption([thing.name for thing in things])} {END}".split()
     numbers = [vocabulary().index(word) for word in text]
-    return numbers + [vocabulary().index(END)] * (LONGEST - len(numbers))
+    return numbers + [vocabulary().index(END)] * (MAX_LENGTH - len(numbers))
 
 
 @torch.no_grad()
@@ -67,7 +75,7 @@ def kept(folder: Path, seed: int, count: int, seconds: float) -> tuple[Tensor, T
     mode = "r+" if file.exists() else "w+"
     tokens = np.lib.format.open_memmap(file, mode=mode, dtype=np.float16, shape=shape)
     words = np.load(done).tolist() if done.exists() else []
-    model = encoder(transformers, load_file(WEIGHTS / "builtin.safetensors")).float().eval()
+    model = build_encoder(transformers, load_file(WEIGHTS / "builtin.safetensors")).float().eval()
     end = time.monotonic() + seconds
     while len(words) < count and time.monotonic() < end:
         found = scenes(seed, len(words), min(len(words) + 32, count))
@@ -93,7 +101,7 @@ def named(model: nn.Module, tokens: Tensor, words: Tensor) -> tuple[float, float
     hits = total = exact = 0
     for part, wanted in zip(tokens.split(64), words.split(64), strict=True):
         written = torch.full((len(part), 1), 1)
-        for _ in range(LONGEST - 1):
+        for _ in range(MAX_LENGTH - 1):
             logits = model(input_ids=written, encoder_hidden_states=part.float()).logits[:, -1]
             written = torch.cat([written, logits.argmax(1, keepdim=True)], dim=1)
         for own, truth in zip(written.tolist(), wanted.tolist(), strict=True):
@@ -113,7 +121,7 @@ def objects(numbers: list[int]) -> list[str]:
 def train(tokens: Tensor, words: Tensor, tests: tuple[Tensor, Tensor], seconds: float, batch: int) -> nn.Module:
     """The decoder after as many steps as there is time for; warm-up, then a cosine to nothing."""
     torch.manual_seed(0)
-    model = decoder(transformers).train()
+    model = build_decoder(transformers).train()
     decayed = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": 0.05}, {"params": plain, "weight_decay": 0.0}]

@@ -26,7 +26,7 @@ SIZE, PATCH, DIM, HEADS, CLASSES = 32, 8, 24, 3, 5
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch):
-    monkeypatch.setattr("dave_vit.models.hub._answers", lambda address: False)
+    monkeypatch.setattr("dave_vit.models.hub._is_reachable", lambda address: False)
 
 
 def picture(width: int = 60, height: int = 45) -> Image.Image:

@@ -45,7 +45,7 @@ def _offline(monkeypatch):
     def no_route(*args, **kwargs):
         raise OSError("no route to host")
 
-    monkeypatch.setattr("dave_vit.models.hub._answers", lambda address: False)
+    monkeypatch.setattr("dave_vit.models.hub._is_reachable", lambda address: False)
     monkeypatch.setattr("torch.hub.download_url_to_file", no_route)
 
 

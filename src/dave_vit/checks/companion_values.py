@@ -116,7 +116,7 @@ class _Lockstep(Interception):
         made = tensors(result)
         if all(hasattr(tensor, _LIVE) for tensor in made if tensor.requires_grad):
             return  # an operator, or a function whose parts were followed one by one
-        for tensor, live in zip(made, tensors(_held(name, func, values, args, kwargs)), strict=True):
+        for tensor, live in zip(made, tensors(_run_held(name, func, values, args, kwargs)), strict=True):
             if tensor.requires_grad:
                 setattr(tensor, _LIVE, live)
 
@@ -129,11 +129,11 @@ class _Lockstep(Interception):
         if name == "__setitem__":
             live[values.at(args[1])] = values.live(args[2])
         else:
-            live.copy_(tensors(_held(name, func, values, args, kwargs))[0])
+            live.copy_(tensors(_run_held(name, func, values, args, kwargs))[0])
         setattr(target, _LIVE, live)
 
 
-def _held(name: str, func: Callable[..., Any], values: _Values, args: Any, kwargs: Any) -> Any:
+def _run_held(name: str, func: Callable[..., Any], values: _Values, args: Any, kwargs: Any) -> Any:
     """One function with its operators held."""
     form = _FORMS.get(name)
     if form is None:
@@ -154,11 +154,11 @@ def _product(func: Any, values: _Values, *args: Any, **kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def _weighted(func: Any, values: _Values, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+def _weighted_sum(func: Any, values: _Values, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
     return func(*values.factors((input, weight)), *values.live(args), **values.live(kwargs))
 
 
-def _fused(func: Any, values: _Values, addend: Any, *args: Any, **kwargs: Any) -> Any:
+def _fused_product(func: Any, values: _Values, addend: Any, *args: Any, **kwargs: Any) -> Any:
     return func(values.live(addend), *values.factors(args), **kwargs)
 
 
@@ -179,7 +179,7 @@ def _derivative(function: Callable[[Tensor], Any], at: Tensor, along: Tensor) ->
         return torch.func.jvp(function, (at,), (along,))[1]
 
 
-def _gated(func: Any, values: _Values, input: Any, *args: Any, **kwargs: Any) -> Tensor:
+def _gate(func: Any, values: _Values, input: Any, *args: Any, **kwargs: Any) -> Tensor:
     """f(x) = x phi(x): the quotient, and its limit, the slope, at zero."""
     at = values.at(input)
 
@@ -191,7 +191,7 @@ def _gated(func: Any, values: _Values, input: Any, *args: Any, **kwargs: Any) ->
     return gate * values.live(input)  # type: ignore[no-any-return]
 
 
-def _divided(func: Any, values: _Values, input: Any, other: Any, **kwargs: Any) -> Any:
+def _division(func: Any, values: _Values, input: Any, other: Any, **kwargs: Any) -> Any:
     return func(values.live(input), values.at(other), **kwargs)
 
 
@@ -208,13 +208,13 @@ def _layer_norm(
 ) -> Any:
     dims = tuple(range(-len(tuple(shape)), 0))
     live, spread = values.live(x), values.at(x).var(dims, unbiased=False, keepdim=True)
-    return _scaled((live - live.mean(dims, keepdim=True)) / (spread + eps).sqrt(), weight, bias)
+    return _scale((live - live.mean(dims, keepdim=True)) / (spread + eps).sqrt(), weight, bias)
 
 
 def _rms_norm(func: Any, values: _Values, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
     at, dims = values.at(x), tuple(range(-len(tuple(shape)), 0))
     floor = torch.finfo(at.dtype).eps if eps is None else eps
-    return _scaled(values.live(x) / (at.square().mean(dims, keepdim=True) + floor).sqrt(), weight, None)
+    return _scale(values.live(x) / (at.square().mean(dims, keepdim=True) + floor).sqrt(), weight, None)
 
 
 def _group_norm(
@@ -224,7 +224,7 @@ def _group_norm(
     spread = at.var(-1, unbiased=False, keepdim=True)
     scaled = ((live - live.mean(-1, keepdim=True)) / (spread + eps).sqrt()).reshape(x.shape)
     channels = (1, -1, *[1] * (x.ndim - 2))
-    return _scaled(scaled, *(part if part is None else part.detach().view(channels) for part in (weight, bias)))
+    return _scale(scaled, *(part if part is None else part.detach().view(channels) for part in (weight, bias)))
 
 
 def _instance_norm(func: Any, values: _Values, x: Any, mean: Any = None, spread: Any = None, *args: Any) -> Any:
@@ -232,7 +232,7 @@ def _instance_norm(func: Any, values: _Values, x: Any, mean: Any = None, spread:
     return _group_norm(func, values, x, x.shape[1], weight, bias, eps)
 
 
-def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def _scale(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     x = x if weight is None else x * weight.detach()
     return x if bias is None else x + bias.detach()
 
@@ -250,7 +250,7 @@ def _mean_and_spread(func: Any, values: _Values, *args: Any, **kwargs: Any) -> A
     return func(*values.at(args), **values.at(kwargs))[0], func(*values.live(args), **values.live(kwargs))[1]
 
 
-def _copied(func: Any, values: _Values, target: Any, source: Any, *args: Any) -> Any:
+def _copy(func: Any, values: _Values, target: Any, source: Any, *args: Any) -> Any:
     return values.live(source).to(target.dtype).expand_as(target)
 
 
@@ -266,14 +266,14 @@ _FORMS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(names.MOVES | names.REDUCTIONS | names.TRANSFORMS, _first),
     **dict.fromkeys(names.SUMS | frozenset(["lerp", "batch_norm"]), _affine),
     **dict.fromkeys(names.PRODUCTS, _product),
-    **dict.fromkeys(names.WEIGHTED, _weighted),
-    **dict.fromkeys(names.FUSED_PRODUCTS, _fused),
+    **dict.fromkeys(names.WEIGHTED, _weighted_sum),
+    **dict.fromkeys(names.FUSED_PRODUCTS, _fused_product),
     **dict.fromkeys(names.SELECTIONS, _selection),
     **dict.fromkeys(names.DROPOUTS, _same),
-    **dict.fromkeys(ACTIVATIONS, _gated),
+    **dict.fromkeys(ACTIVATIONS, _gate),
     **dict.fromkeys(["pow", "square"], _power),
     **dict.fromkeys(["var_mean", "std_mean"], _mean_and_spread),
-    "div": _divided,
+    "div": _division,
     "diff": _first,
     "glu": _glu,
     "layer_norm": _layer_norm,
@@ -282,6 +282,6 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "instance_norm": _instance_norm,
     "normalize": _normalize,
     "scaled_dot_product_attention": _attention,
-    "copy": _copied,
+    "copy": _copy,
     "__iter__": _parts,
 }

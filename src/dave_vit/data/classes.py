@@ -18,8 +18,8 @@ def map_classes(data: Sequence[str], model: Sequence[str]) -> dict[int, int]:
         data: class names of the data set; empty where its labels are the model's own indices.
         model: class names of the model.
     """
-    by_name = _by_name(data, model)
-    if not data or (len(data) == len(model) and not _reordered(data, model, by_name)):
+    by_name = _match_names(data, model)
+    if not data or (len(data) == len(model) and not _is_reordered(data, model, by_name)):
         return {index: index for index in range(len(model))}
     if not by_name:
         given, known = (", ".join(list(names)[:3]) for names in (data, model))
@@ -30,34 +30,34 @@ def map_classes(data: Sequence[str], model: Sequence[str]) -> dict[int, int]:
     return by_name
 
 
-def _reordered(data: Sequence[str], model: Sequence[str], by_name: dict[int, int]) -> bool:
+def _is_reordered(data: Sequence[str], model: Sequence[str], by_name: dict[int, int]) -> bool:
     """Whether all names are found, each once, and most of them at another place."""
-    here = sum(not _names(one).isdisjoint(_names(other)) for one, other in zip(data, model, strict=True))
+    here = sum(not _synonyms(one).isdisjoint(_synonyms(other)) for one, other in zip(data, model, strict=True))
     return len(set(by_name.values())) == len(data) and 2 * here < len(data)
 
 
-def _by_name(data: Sequence[str], model: Sequence[str]) -> dict[int, int]:
-    whole = _unique([[_normal(name)] for name in model])
-    parts = _unique([_names(name) for name in model])
+def _match_names(data: Sequence[str], model: Sequence[str]) -> dict[int, int]:
+    whole = _unique_names([[_normalise(name)] for name in model])
+    parts = _unique_names([_synonyms(name) for name in model])
     indices = {str(index): index for index in range(len(model))}
     found = {}
     for label, name in enumerate(data):
-        tables = ((whole, [_normal(name)]), (parts, _names(name)), (indices, [name]))
+        tables = ((whole, [_normalise(name)]), (parts, _synonyms(name)), (indices, [name]))
         match = next((table[one] for table, words in tables for one in words if one in table), None)
         if match is not None:
             found[label] = match
     return found
 
 
-def _unique(names: Sequence[Sequence[str] | set[str]]) -> dict[str, int]:
+def _unique_names(names: Sequence[Sequence[str] | set[str]]) -> dict[str, int]:
     """Names to indices; a name that two classes share belongs to neither."""
     count = Counter(name for words in names for name in words)
     return {name: index for index, words in enumerate(names) for name in words if count[name] == 1}
 
 
-def _names(name: str) -> set[str]:
-    return {_normal(part) for part in name.split(",")}
+def _synonyms(name: str) -> set[str]:
+    return {_normalise(part) for part in name.split(",")}
 
 
-def _normal(name: str) -> str:
+def _normalise(name: str) -> str:
     return name.strip().casefold().replace("_", " ")

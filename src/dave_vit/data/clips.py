@@ -1,4 +1,4 @@
-"""Clips as people have them: some frames of a video file, evenly spaced."""
+"""Read clips: evenly spaced frames of a video file."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from dave_vit.data.images import check_size, to_rgb
 from dave_vit.errors import ImageError, escape_unprintable, first_line, missing_extra
 
 ANIMATIONS = frozenset({".gif", ".webp"})
-"""What Pillow reads; PyAV reads the others."""
+"""Formats that Pillow reads; PyAV reads the others."""
 MAX_FRAMES = 20_000  # read to find the ones that are taken: eleven minutes at thirty a second
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Some frames of a video.
+    """Frames of a video.
 
     Attributes:
-        name: the file's name without its ending.
+        name: the file's name without its suffix.
         frames: RGB, of one size.
-        numbers: of these frames in the file.
+        numbers: indices of these frames in the file.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Clip:
 
 
 def read_clip(source: str | Path, frames: int) -> Clip:
-    """Reads so many frames of a file, evenly spaced from the first to the last; some twice where it has fewer.
+    """Read a number of frames, evenly spaced from the first to the last; some are repeated where the file has fewer.
 
     Raises:
         ImageError: it is missing, no video, damaged, too large or too long.
@@ -42,37 +42,37 @@ def read_clip(source: str | Path, frames: int) -> Clip:
     path = Path(source)
     if not path.is_file():
         raise ImageError(f"{source}: no such file; give a video, or an animation (GIF, WebP)")
-    total = sum(1 for _ in _decoded(path))
+    total = sum(1 for _ in _decode_frames(path))
     if total == 0:
         raise ImageError(f"{source}: no frames in it")
-    numbers = [round(place * (total - 1) / max(1, frames - 1)) for place in range(frames)]
-    kept = {number: to_rgb(_image(frame))[0] for number, frame in enumerate(_decoded(path)) if number in numbers}
-    check_size(kept[numbers[0]].size, str(source))
-    return Clip(escape_unprintable(path.stem), tuple(kept[number] for number in numbers), tuple(numbers))
+    indices = [round(place * (total - 1) / max(1, frames - 1)) for place in range(frames)]
+    frames_at = {index: to_rgb(_to_image(one))[0] for index, one in enumerate(_decode_frames(path)) if index in indices}
+    check_size(frames_at[indices[0]].size, str(source))
+    return Clip(escape_unprintable(path.stem), tuple(frames_at[index] for index in indices), tuple(indices))
 
 
-def _decoded(path: Path) -> Iterator[Any]:
-    """Frames one after the other, not yet turned into pictures."""
-    opened = _animation if path.suffix.lower() in ANIMATIONS else _video
+def _decode_frames(path: Path) -> Iterator[Any]:
+    """Yield the frames of a file as the library returns them."""
+    read_frames = _read_animation if path.suffix.lower() in ANIMATIONS else _read_video
     try:
-        yield from _limited(opened(path), path)
+        yield from _limit_frames(read_frames(path), path)
     except (OSError, ValueError) as error:  # PyAV's errors are among these
         raise ImageError(f"{path}: not a video that can be read ({first_line(error)[:120]})") from error
 
 
-def _limited(frames: Iterable[Any], path: Path) -> Iterator[Any]:
+def _limit_frames(frames: Iterable[Any], path: Path) -> Iterator[Any]:
     for number, frame in enumerate(frames):
         if number >= MAX_FRAMES:
             raise ImageError(f"{path}: more than {MAX_FRAMES} frames; cut a part out of it first")
         yield frame
 
 
-def _animation(path: Path) -> Iterator[Any]:
+def _read_animation(path: Path) -> Iterator[Any]:
     with Image.open(path, formats=("GIF", "WEBP")) as image:
         yield from ImageSequence.Iterator(image)
 
 
-def _video(path: Path) -> Iterator[Any]:
+def _read_video(path: Path) -> Iterator[Any]:
     try:
         import av
     except ImportError as error:
@@ -83,6 +83,6 @@ def _video(path: Path) -> Iterator[Any]:
         yield from container.decode(video=0)
 
 
-def _image(frame: Any) -> Image.Image:
+def _to_image(frame: Any) -> Image.Image:
     image: Image.Image = frame.copy() if isinstance(frame, Image.Image) else frame.to_image()
     return image

@@ -17,7 +17,7 @@ _SECONDS = 3.0  # longest wait for the hub's first answer
 
 
 @lru_cache
-def _answers(address: str) -> bool:
+def _is_reachable(address: str) -> bool:
     """Whether a server can be reached, found out once; behind a proxy, whether the proxy can."""
     proxies = (os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
     parts = urlparse(next(filter(None, proxies), address))
@@ -45,19 +45,19 @@ def hub_access(
     from huggingface_hub import constants, errors
 
     wanted = address or constants.ENDPOINT
-    reachable = not (constants.HF_HUB_OFFLINE and address is None) and _answers(wanted)
+    reachable = not (constants.HF_HUB_OFFLINE and address is None) and _is_reachable(wanted)
     try:
         # torch announces downloads on standard output, where results go
         with redirect_stdout(sys.stderr) if reachable else _offline():
             yield
     except errors.GatedRepoError as error:
-        raise _gated(what, fix) from error
+        raise _gated_error(what, fix) from error
     except errors.LocalEntryNotFoundError as error:
-        raise _no_network(what, fix) from error
+        raise _offline_error(what, fix) from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
         raise ModelError(f"{what} does not exist on the hub, or is private; check its name, or {fix}") from error
     except OSError as error:  # all other errors of networks, and what transformers makes of them
-        raise _translated(what, error, fix, reachable=reachable) from error
+        raise _translate_error(what, error, fix, reachable=reachable) from error
 
 
 @contextmanager
@@ -76,20 +76,20 @@ def _offline() -> Iterator[None]:
         socket.setdefaulttimeout(patience)
 
 
-def _translated(what: str, error: OSError, fix: str, *, reachable: bool) -> ModelError:
+def _translate_error(what: str, error: OSError, fix: str, *, reachable: bool) -> ModelError:
     text = str(error).lower()
     if "gated" in text:
-        return _gated(what, fix)
+        return _gated_error(what, fix)
     if not reachable:
-        return _no_network(what, fix)
+        return _offline_error(what, fix)
     if "not a valid model identifier" in text or "404" in text:
         return ModelError(f"{what} does not exist on the hub, or is private; check its name, or {fix}")
     return ModelError(f"{what} cannot be loaded ({first_line(error)[:200]}); {fix}")
 
 
-def _gated(what: str, fix: str) -> ModelError:
+def _gated_error(what: str, fix: str) -> ModelError:
     return ModelError(f"{what} is gated: accept its licence on the hub and run `hf auth login`, or {fix}")
 
 
-def _no_network(what: str, fix: str) -> ModelError:
+def _offline_error(what: str, fix: str) -> ModelError:
     return ModelError(f"{what} is not on this machine and the model hub cannot be reached; {fix}")

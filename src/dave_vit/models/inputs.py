@@ -55,12 +55,12 @@ class WithInputs(nn.Module):
 
     def forward(self, inputs: Tensor) -> Any:
         """The model's output, as it is."""
-        others = {name: _fitted(value, inputs) for name, value in self.constants.items()}
+        others = {name: _expand_constant(value, inputs) for name, value in self.constants.items()}
         own = {self.explained: inputs} if isinstance(self.explained, str) else self.explained(inputs)
         return self.model(**own, **others)
 
 
-def _fitted(value: Any, inputs: Tensor) -> Any:
+def _expand_constant(value: Any, inputs: Tensor) -> Any:
     """A constant for as many rows as the explained input has, on its device and in its precision."""
     if not isinstance(value, Tensor):
         return value
@@ -98,7 +98,7 @@ class ImageTokens:
     def __call__(self, images: Tensor) -> dict[str, Any]:
         """The embeddings ``[B, L, D]`` of words and picture."""
         body, patch = self.model.model, self.model.config.vision_config.patch_size
-        pieces = images if self.tiles is None else _cut(images, *self.tiles)  # [B * tiles, C, h, w]
+        pieces = images if self.tiles is None else _cut_tiles(images, *self.tiles)  # [B * tiles, C, h, w]
         grid = (len(pieces), pieces.shape[-2] // patch, pieces.shape[-1] // patch)
         seen = torch.ones(grid, dtype=torch.bool, device=images.device)
         vision = body.vision_model(pixel_values=pieces, patch_attention_mask=seen)
@@ -112,7 +112,7 @@ class ImageTokens:
         return {"inputs_embeds": words.masked_scatter(where, features.to(words.dtype))}
 
 
-def _cut(images: Tensor, rows: int, columns: int) -> Tensor:
+def _cut_tiles(images: Tensor, rows: int, columns: int) -> Tensor:
     """Tiles of ``[B, C, H, W]``, row by row, then the whole in the size of one: ``[B * tiles, C, h, w]``."""
     height, width = images.shape[-2] // rows, images.shape[-1] // columns
     tiles = images.unflatten(3, (columns, width)).unflatten(2, (rows, height))  # [B, C, rows, h, columns, w]
@@ -199,7 +199,7 @@ class WithEmbeddings(nn.Module):
 
     def forward(self, inputs: Tensor) -> Any:
         """The model's output, as it is, with these embeddings in the place of its own."""
-        others = {name: _fitted(value, inputs) for name, value in self.constants.items()}
+        others = {name: _expand_constant(value, inputs) for name, value in self.constants.items()}
         handle = self._embedding[0].register_forward_hook(lambda *_: inputs)
         try:
             return self.model(**others)

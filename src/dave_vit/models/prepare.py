@@ -74,7 +74,7 @@ class Prepare:
         base = own if (self.size, self.mean, self.std, self.crop) == (None,) * 4 else self._standard(own)
         if self.fit is None:
             return base
-        around = _Around(base, "squash" if self.fit == "tiles" else self.fit)
+        around = _FitTransform(base, "squash" if self.fit == "tiles" else self.fit)
         return replace(base, transform=around, parts=partial(tiles, around.aspect) if self.fit == "tiles" else None)
 
     def _standard(self, own: Preprocessing) -> Preprocessing:
@@ -111,14 +111,14 @@ class Standard:
 
 
 @dataclass(frozen=True)
-class _Around:
+class _FitTransform:
     """A preprocessing that is shown a photograph amid what it cuts off, so that it cuts off no part of it."""
 
     own: Preprocessing
     fit: Literal["crop", "pad", "squash"]
 
     def __call__(self, picture: Image.Image) -> Tensor:
-        fitted = {"crop": self._cropped, "pad": self._padded, "squash": self._squashed}[self.fit](picture)
+        fitted = {"crop": self._crop, "pad": self._pad, "squash": self._squash}[self.fit](picture)
         return self.own.transform(fitted)
 
     @cached_property
@@ -131,36 +131,36 @@ class _Around:
     def _geometry(self) -> Geometry:
         return Geometry.measure(self.own, (_PROBE, _PROBE))
 
-    def _cropped(self, picture: Image.Image) -> Image.Image:
+    def _crop(self, picture: Image.Image) -> Image.Image:
         """The largest middle part of the input's proportions; the preprocessing's own crop comes on top."""
-        (across, down), (width, height) = _inside(picture.size, self.aspect), picture.size
+        (across, down), (width, height) = _largest_inside(picture.size, self.aspect), picture.size
         left, top = (width - across) // 2, (height - down) // 2
         return picture.crop((left, top, left + across, top + down))
 
-    def _padded(self, picture: Image.Image) -> Image.Image:
+    def _pad(self, picture: Image.Image) -> Image.Image:
         width, height = picture.size
         size = max(width, math.ceil(height * self.aspect)), max(height, math.ceil(width / self.aspect))
-        return self._amid(self._on_canvas(picture, size))
+        return self._add_cropped_margin(self._paste_centred(picture, size))
 
-    def _squashed(self, picture: Image.Image) -> Image.Image:
+    def _squash(self, picture: Image.Image) -> Image.Image:
         longer = max(picture.size)
-        size = _inside((longer, longer), self.aspect)
-        return self._amid(picture.resize(size, Image.Resampling.BICUBIC))
+        size = _largest_inside((longer, longer), self.aspect)
+        return self._add_cropped_margin(picture.resize(size, Image.Resampling.BICUBIC))
 
-    def _amid(self, picture: Image.Image) -> Image.Image:
+    def _add_cropped_margin(self, picture: Image.Image) -> Image.Image:
         """A picture of the input's proportions amid what is cut off."""
         shares = [self._geometry.input_size[axis] * self._geometry.scale[axis] / _PROBE for axis in (0, 1)]
         across, down = (max(side, round(side / share)) for side, share in zip(picture.size, shares, strict=True))
-        return self._on_canvas(picture, (across, down))
+        return self._paste_centred(picture, (across, down))
 
-    def _on_canvas(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+    def _paste_centred(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
         red, green, blue = (round(255 * part) for part in self.own.mean)
         canvas = Image.new("RGB", size, (red, green, blue))
         canvas.paste(picture, ((size[0] - picture.width) // 2, (size[1] - picture.height) // 2))
         return canvas
 
 
-def _inside(size: tuple[int, int], aspect: float) -> tuple[int, int]:
+def _largest_inside(size: tuple[int, int], aspect: float) -> tuple[int, int]:
     """The largest width and height of these proportions inside of others."""
     width, height = size
     return max(1, min(width, round(height * aspect))), max(1, min(height, round(width / aspect)))
@@ -174,7 +174,7 @@ def tiles(aspect: float, size: tuple[int, int]) -> list[Corners]:
         size: width and height of the photograph.
     """
     width, height = size
-    across, down = _inside(size, aspect)
+    across, down = _largest_inside(size, aspect)
     lefts, tops = _starts(width, across), _starts(height, down)
     return [(left, top, left + across, top + down) for top in tops for left in lefts]
 

@@ -106,30 +106,32 @@ def train_probe(
         report: told which part of the forward passes is done, from 0 to 1; they are most of the work.
     """
     settings = settings or Training()
-    names = _checked_names(training, validation)
+    names = _check_class_names(training, validation)
     model, head = backbone(spec, weights, names)
     model.to(resolve_device(device))
-    fits, held = _parts(training, validation, split, settings.seed)
-    _put(model.model, head, nn.Identity())
+    fits, held = _split(training, validation, split, settings.seed)
+    _set_module(model.model, head, nn.Identity())
     views = _Progress(report, (settings.views + 1) * len(fits) + len(held))
-    augmented = torch.stack([_features(model, fits, views, _cropped(model)) for _ in _seeded(settings)])  # [V, n, D]
-    clean, scored = _features(model, fits, views), _features(model, held, views)
-    layer = _fitted(augmented, _labels(fits, names), len(names), settings)
+    augmented = torch.stack(
+        [_extract_features(model, fits, views, _augmentation(model)) for _ in _iterate_views(settings)]
+    )  # [V, n, D]
+    clean, scored = _extract_features(model, fits, views), _extract_features(model, held, views)
+    layer = _train_head(augmented, _labels(fits, names), len(names), settings)
     validated = _accuracy(layer, scored, _labels(held, names))
     trained = _accuracy(layer, clean, _labels(fits, names))
-    _put(model.model, head, layer.to(device))
+    _set_module(model.model, head, layer.to(device))
     return Probe(model.eval(), validated, trained, len(fits), len(held))
 
 
-def _put(model: nn.Module, path: str, module: nn.Module) -> None:
+def _set_module(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)
 
 
-_Part = list[tuple[Dataset, int]]
+_Samples = list[tuple[Dataset, int]]
 
 
-def _checked_names(training: Dataset, validation: Dataset | None) -> list[str]:
+def _check_class_names(training: Dataset, validation: Dataset | None) -> list[str]:
     names = list(training.class_names)
     if len(names) < 2:
         raise DataError(f"{len(names)} classes to train on; put the images of each class into a folder of its own")
@@ -139,7 +141,7 @@ def _checked_names(training: Dataset, validation: Dataset | None) -> list[str]:
     return names
 
 
-def _parts(training: Dataset, validation: Dataset | None, split: float, seed: int) -> tuple[_Part, _Part]:
+def _split(training: Dataset, validation: Dataset | None, split: float, seed: int) -> tuple[_Samples, _Samples]:
     """What is trained on and what is scored on."""
     labelled = [index for index in range(len(training)) if training[index].label is not None]
     if validation is not None:
@@ -160,7 +162,7 @@ def _parts(training: Dataset, validation: Dataset | None, split: float, seed: in
     return kept, [(training, index) for index in sorted(back)]
 
 
-def _labels(part: _Part, names: list[str]) -> Tensor:
+def _labels(part: _Samples, names: list[str]) -> Tensor:
     return torch.tensor([names.index(data.class_names[data[index].label or 0]) for data, index in part])
 
 
@@ -174,14 +176,14 @@ class _Progress:
             self.report(self.done / self.total)
 
 
-def _seeded(settings: Training) -> Iterator[int]:
+def _iterate_views(settings: Training) -> Iterator[int]:
     """View numbers; torchvision's transforms draw from the global generator, which is given back as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         yield from range(settings.views)
 
 
-def _cropped(model: Adapter) -> Callable[[Image.Image], Tensor]:
+def _augmentation(model: Adapter) -> Callable[[Image.Image], Tensor]:
     """Random resized crop and horizontal flip, at the size and in the colours of the model's own preprocessing."""
     from torchvision.transforms import v2
 
@@ -197,8 +199,8 @@ def _cropped(model: Adapter) -> Callable[[Image.Image], Tensor]:
     return v2.Compose(steps)  # type: ignore[no-any-return]
 
 
-def _features(
-    model: Adapter, part: _Part, progress: _Progress, transform: Callable[[Image.Image], Tensor] | None = None
+def _extract_features(
+    model: Adapter, part: _Samples, progress: _Progress, transform: Callable[[Image.Image], Tensor] | None = None
 ) -> Tensor:
     """Features ``[n, D]`` of images, on the CPU."""
     parts = []
@@ -215,7 +217,7 @@ def _features(
     return torch.cat(parts)
 
 
-def _fitted(features: Tensor, labels: Tensor, classes: int, settings: Training) -> nn.Linear:
+def _train_head(features: Tensor, labels: Tensor, classes: int, settings: Training) -> nn.Linear:
     """The head, trained on cached features ``[views, n, D]``; a new view each epoch."""
     draw = torch.Generator().manual_seed(settings.seed)
     layer = nn.Linear(features.shape[-1], classes)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.scores import Query, Token
-from dave_vit.models.families.hf import package
+from dave_vit.models.families.hf import import_transformers as package
 from dave_vit.models.inputs import ImageTokens, PackedPatches, with_inputs
 from model_coverage.entry import Entry
 from model_coverage.hf_entries import PLAIN, TWO_HALVES, VIT

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dave_vit.engine.rule_sets.effective import THROUGH_DETACH
 from dave_vit.engine.scores import Query, Region, Value
-from dave_vit.models.families.hf import package
+from dave_vit.models.families.hf import import_transformers as package
 from dave_vit.models.inputs import with_inputs
 from model_coverage.entry import Entry
 from model_coverage.hf_entries import PLAIN, VIT

@@ -105,7 +105,7 @@ _SMALL: dict[str, Callable[..., Any]] = {
 
 def _open_clip(options: dict[str, Any]) -> nn.Module:
     text = {"context_length": 8, "vocab_size": 64, "layers": 1, "width": 32, "heads": 2}
-    model = open_clip.package().CLIP(**{"embed_dim": 32, "text_cfg": text, **options}).eval()
+    model = open_clip.import_open_clip().CLIP(**{"embed_dim": 32, "text_cfg": text, **options}).eval()
     with torch.no_grad():
         features = model.encode_text(torch.randint(1, 64, (CLASSES, 8), generator=torch.Generator().manual_seed(0)))
     return SimilarityClassifier(

@@ -150,12 +150,12 @@ def _photograph(name: str) -> Bytes:
 def texture(size: int, draws: Draws) -> Bytes:
     """A piece of a photographed surface in two colours; mirrored at its edges where the picture is larger."""
     photograph = _photograph(draws.choice(TEXTURES))
-    rows, columns = (_mirrored(size, length, draws) for length in photograph.shape)
+    rows, columns = (_mirror_indices(size, length, draws) for length in photograph.shape)
     piece = photograph[rows[:, None], columns]
     return _blend(piece.astype(np.int32), _colour(draws), _colour(draws))
 
 
-def _mirrored(size: int, length: int, draws: Draws) -> Ints:
+def _mirror_indices(size: int, length: int, draws: Draws) -> Ints:
     place = (np.arange(size, dtype=np.int32) + draws.integer(0, max(0, length - size))) % (2 * length)
     place = np.minimum(place, 2 * length - 1 - place)
     return place[::-1] if draws.integer(0, 1) else place

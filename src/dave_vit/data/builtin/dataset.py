@@ -104,7 +104,7 @@ class BuiltinDataset(Sequence[Scene]):
         key = (list(_MIXES).index(self.split), _FAMILIES.index(self.family))
         draws = Draws(self.seed, *key, index)
         cast = self._targets(index, mix.targets, draws) + self._distractors(draws.integer(*mix.distractors), draws)
-        order = _shuffled(len(cast), draws)
+        order = _shuffle_indices(len(cast), draws)
         pieces = [make_piece(cast[i], self.size, draws, easy=mix.easy) for i in order]
         image, owner = compose(pieces, self.size, draws, easy=mix.easy)
         objects = []
@@ -133,7 +133,7 @@ class BuiltinDataset(Sequence[Scene]):
         return Art(label, name, style, draws.choice(catalogue()[group][name][style]))
 
 
-def _shuffled(count: int, draws: Draws) -> list[int]:
+def _shuffle_indices(count: int, draws: Draws) -> list[int]:
     """The numbers below ``count`` in random order (Fisher and Yates)."""
     order = list(range(count))
     for i in range(count - 1, 0, -1):

@@ -68,7 +68,7 @@ class Sprite:
     length: int
 
 
-def _premultiplied(rgba: Bytes) -> npt.NDArray[np.int32]:
+def _premultiply(rgba: Bytes) -> npt.NDArray[np.int32]:
     wide = rgba.astype(np.int32)
     wide[..., :3] = (wide[..., :3] * wide[..., 3:] + 127) // 255
     return wide
@@ -88,7 +88,7 @@ def load_sprite(style: str, cell: int) -> Sprite:
     rgba = _sheet(style)[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
     rows = np.flatnonzero((rgba[..., 3] >= 128).any(axis=1))
     columns = np.flatnonzero((rgba[..., 3] >= 128).any(axis=0))
-    art = _premultiplied(rgba[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
+    art = _premultiply(rgba[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
     height, width = art.shape[:2]
     evened = np.pad(art, ((0, height % 2), (0, width % 2), (0, 0)))
     half = (evened[::2, ::2] + evened[1::2, ::2] + evened[::2, 1::2] + evened[1::2, 1::2] + 2) // 4

@@ -33,12 +33,12 @@ class Voc(FileDataset):
         images, notes = self.root / "JPEGImages", self.root / "Annotations"
         if not images.is_dir() or not notes.is_dir():
             raise DataError(f"{self.root}: looked for the folders JPEGImages and Annotations; one of them is missing")
-        wanted = _listed(self.root)
+        wanted = _read_image_list(self.root)
         things: list[tuple[Path, str, tuple[Box, ...]]] = []
         for path in image_files(images):
             note = notes / f"{path.stem}.xml"
             if note.is_file() and (wanted is None or path.stem in wanted):
-                things += [(path, name, boxes) for name, boxes in sorted(_by_class(note).items())]
+                things += [(path, name, boxes) for name, boxes in sorted(_boxes_by_class(note).items())]
         if not things:
             raise DataError(f"{self.root}: no image in JPEGImages has objects in an XML file of Annotations")
         named = {name for _, name, _ in things}
@@ -50,14 +50,14 @@ class Voc(FileDataset):
         return Item(f"{path.name}#{name}", self.class_names.index(name), boxes, file, picture=path.name)
 
 
-def _by_class(path: Path) -> dict[str, tuple[Box, ...]]:
+def _boxes_by_class(path: Path) -> dict[str, tuple[Box, ...]]:
     boxes: dict[str, tuple[Box, ...]] = {}
     for name, at in read_objects(path):
         boxes[name] = (*boxes.get(name, ()), at)
     return boxes
 
 
-def _listed(root: Path) -> set[str] | None:
+def _read_image_list(root: Path) -> set[str] | None:
     for name in _LISTS:
         if (root / name).is_file():
             return {line.split()[0] for line in read_text(root / name).splitlines() if line.strip()}

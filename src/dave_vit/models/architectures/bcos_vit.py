@@ -21,7 +21,7 @@ class Detachable(nn.Module):
         """Hold the dynamic weights constant, or let them go."""
         self.detach = activate
 
-    def _held(self, value: Tensor) -> Tensor:
+    def _detach(self, value: Tensor) -> Tensor:
         return value.detach() if self.detach else value
 
 
@@ -44,7 +44,7 @@ class BcosLinear(Detachable):
         """Apply the layer."""
         out: Tensor = self.linear(x)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True) + 1e-12
-        cosine = self._held(out).abs() / self._held(norm)
+        cosine = self._detach(out).abs() / self._detach(norm)
         return cosine * out
 
 
@@ -62,7 +62,7 @@ class CentredNorm(nn.LayerNorm, Detachable):
         return (input - mean) / (variance.detach() + self.eps).sqrt() * self.weight
 
 
-class Attention(Detachable):
+class BcosAttention(Detachable):
     """Self-attention; queries and keys make up its dynamic weight."""
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -76,7 +76,7 @@ class Attention(Detachable):
         """Tokens [B, N, D] to their update."""
         qkv = self.to_qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1))  # [B, N, 3, heads, d]
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # [B, heads, N, d] each
-        mixed = F.scaled_dot_product_attention(self._held(q), self._held(k), v)
+        mixed = F.scaled_dot_product_attention(self._detach(q), self._detach(k), v)
         return self.to_out(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
@@ -95,12 +95,12 @@ class FeedForward(nn.Module):
         return self.net(x)  # type: ignore[no-any-return]
 
 
-class Encoder(nn.Module):
+class BcosBlock(nn.Module):
     """One block."""
 
     def __init__(self, dim: int, heads: int, hidden: int) -> None:
         super().__init__()
-        self.attn = Attention(dim, heads)
+        self.attn = BcosAttention(dim, heads)
         self.ff = FeedForward(dim, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class BcosViT(nn.Module):
         self.register_buffer("positions", sincos_positions(size // patch, dim), persistent=False)
         self.transformer = nn.Sequential()
         for i in range(depth):
-            self.transformer.add_module(f"encoder_{i}", Encoder(dim, heads, 4 * dim))
+            self.transformer.add_module(f"encoder_{i}", BcosBlock(dim, heads, 4 * dim))
         self.linear_head = nn.Sequential()
         self.linear_head.add_module("norm", CentredNorm(dim))
         self.linear_head.add_module("linear", BcosLinear(dim, classes))

@@ -1,4 +1,4 @@
-"""Names what it sees: the embedded Vision Transformer under a small decoder, both classes of transformers."""
+"""The embedded captioner: the embedded Vision Transformer and a small decoder, both classes of transformers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from dave_vit.data.builtin import CLASS_NAMES
 
 END, START, AND = "<end>", "<start>", "and"
-LONGEST = 8  # tokens of a caption, with start and end
+MAX_LENGTH = 8  # tokens of a caption, with start and end
 _ENCODER = {"hidden_size": 192, "num_hidden_layers": 12, "num_attention_heads": 3, "intermediate_size": 768}
-_DECODER = {"n_embd": 192, "n_layer": 2, "n_head": 3, "n_positions": LONGEST, "activation_function": "gelu"}
-# From the names of the embedded model to those that published checkpoints of transformers have.
-_PUBLISHED = {
+_DECODER = {"n_embd": 192, "n_layer": 2, "n_head": 3, "n_positions": MAX_LENGTH, "activation_function": "gelu"}
+# Parameter names of the embedded model and of published transformers checkpoints.
+_KEYS = {
     "cls_token": "embeddings.cls_token",
     "pos_embed": "embeddings.position_embeddings",
     "patch_embed.proj.": "embeddings.patch_embeddings.projection.",
@@ -28,28 +28,28 @@ _PUBLISHED = {
 
 
 def vocabulary() -> list[str]:
-    """All words, in the order of their numbers."""
+    """Return all words in the order of their token ids."""
     words = {word for name in CLASS_NAMES for word in name.split()}
     return [END, START, AND, *sorted(words)]
 
 
 def caption(names: Sequence[str]) -> str:
-    """What is said of objects."""
+    """Return the caption of objects."""
     return f" {AND} ".join(names)
 
 
-def encoder(transformers: Any, state: Mapping[str, Tensor]) -> Any:
-    """The embedded model without its head as a model of transformers, which knows how its version spells the names."""
+def build_encoder(transformers: Any, state: Mapping[str, Tensor]) -> Any:
+    """Build the embedded model without its head as a transformers model, which converts the parameter names."""
     config = transformers.ViTConfig(**_ENCODER, layer_norm_eps=1e-6, image_size=224, patch_size=16)
     return transformers.ViTModel.from_pretrained(
-        None, config=config, state_dict=_published(state), add_pooling_layer=False
+        None, config=config, state_dict=_rename_keys(state), add_pooling_layer=False
     )
 
 
-def _published(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _rename_keys(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     named = {}
     for key, value in state.items():
-        for old, new in _PUBLISHED.items():
+        for old, new in _KEYS.items():
             key = key.replace(old, new)
         key = f"layernorm.{key.removeprefix('norm.')}" if key.startswith("norm.") else key
         start, joint, end = key.partition("attn.qkv.")
@@ -61,8 +61,8 @@ def _published(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: value for key, value in named.items() if not key.startswith("head.")}
 
 
-def decoder(transformers: Any) -> Any:
-    """Two layers that read words so far and tokens of the picture; initialised at random."""
+def build_decoder(transformers: Any) -> Any:
+    """Build two layers that attend to the words so far and to the image tokens, initialised at random."""
     marks = {"bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 0}
     config = transformers.GPT2Config(
         vocab_size=len(vocabulary()), add_cross_attention=True, is_decoder=True, use_cache=False, **_DECODER, **marks
@@ -70,8 +70,8 @@ def decoder(transformers: Any) -> Any:
     return transformers.GPT2LMHeadModel(config)
 
 
-def tokenizer(transformers: Any) -> Any:
-    """Of words with spaces between."""
+def build_tokenizer(transformers: Any) -> Any:
+    """Build a tokenizer of words separated by spaces."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(vocabulary())}, unk_token=END))
@@ -80,13 +80,15 @@ def tokenizer(transformers: Any) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **marks)
 
 
-def captioner(transformers: Any, state: Mapping[str, Tensor]) -> Any:
-    """Both halves as one model.
+def build_captioner(transformers: Any, state: Mapping[str, Tensor]) -> Any:
+    """Build encoder and decoder as one model.
 
     Args:
         transformers: the library.
         state: weights of the embedded model.
     """
-    model = transformers.VisionEncoderDecoderModel(encoder=encoder(transformers, state), decoder=decoder(transformers))
+    model = transformers.VisionEncoderDecoderModel(
+        encoder=build_encoder(transformers, state), decoder=build_decoder(transformers)
+    )
     model.config.decoder_start_token_id, model.config.eos_token_id, model.config.pad_token_id = 1, 0, 0
     return model.eval()

@@ -22,7 +22,7 @@ BCOS_NOISE = Noise("additive", 0.2)
 BCOS = Traits(BCOS_NOISE, fill=0.5, compete=False)
 """Channels are colours and their complements, so that half is the grey one; training is with sigmoids."""
 
-_PUBLISHED = "https://github.com"
+_HOST = "https://github.com"
 _STANDARD = "standard_"  # the package's plain counterparts of its B-cos networks, trained with softmax
 _CLASSES = 1000  # of all published networks
 
@@ -36,7 +36,7 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
         classes: names of the classes, or a file of them.
     """
     if weights is None:
-        with hub_access(f"bcos:{name}", _PUBLISHED):
+        with hub_access(f"bcos:{name}", _HOST):
             model, count = build(name, pretrained=True), _CLASSES
     else:
         model, count = build_with_weights(partial(build, name), weights, _CLASSES)
@@ -53,7 +53,7 @@ def preprocessing(model: nn.Module) -> Preprocessing:
 
 def build(name: str, **options: Any) -> nn.Module:
     """The architecture, with the package's preprocessing as ``.transform``."""
-    package = _package()
+    package = _import_bcos()
     known = package.list_available()
     if name not in known:
         hint = suggest_names(name, known) or f"; it has {', '.join(known)}"
@@ -62,7 +62,7 @@ def build(name: str, **options: Any) -> nn.Module:
     return model
 
 
-def _package() -> Any:
+def _import_bcos() -> Any:
     try:
         import bcos.models.pretrained as package
     except ImportError as error:

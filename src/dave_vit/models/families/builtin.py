@@ -34,11 +34,11 @@ class Architecture:
     """An embedded architecture.
 
     Attributes:
-        create: makes the model, initialised at random.
-        encode: colours ``[B, 3, H, W]`` in 0..1 to the model's input.
-        centre: the value of each colour that becomes zero.
-        spread: the difference to it that becomes one.
-        traits: what else is known of the model.
+        create: builds the model, initialised at random.
+        encode: converts colours ``[B, 3, H, W]`` in 0..1 to the model's input.
+        centre: the colour value that becomes zero.
+        spread: the colour difference that becomes one.
+        traits: facts about the model.
     """
 
     create: Callable[[], nn.Module]
@@ -48,30 +48,30 @@ class Architecture:
     traits: Traits
 
 
-def _centred(images: Tensor) -> Tensor:
-    """Colours in 0..1 to -1..1."""
+def _centre(images: Tensor) -> Tensor:
+    """Scale colours from 0..1 to -1..1."""
     return images * 2 - 1
 
 
-def _complemented(images: Tensor) -> Tensor:
-    """Colours in 0..1 and their complements, [B, 6, H, W]."""
+def _add_complements(images: Tensor) -> Tensor:
+    """Return colours in 0..1 and their complements, ``[B, 6, H, W]``."""
     return torch.cat([images, 1 - images], dim=1)
 
 
 _DOMAIN = f"{len(CLASS_NAMES)} kinds of emoji"
-# `python benchmarks/out_of_domain.py` shows how many pictures fall below.
+# `python benchmarks/out_of_domain.py` measures how many images fall below these margins.
 _PLAIN = Traits(patch=PATCH, compete=True, domain=_DOMAIN, domain_margin=3.6)
 _BCOS = replace(BCOS, patch=PATCH, domain=_DOMAIN, domain_margin=2.6)
 
 BUILTIN: Registry[Architecture] = Registry("embedded model")
-BUILTIN.register("builtin")(Architecture(partial(PlainViT, len(CLASS_NAMES), size=SIZE), _centred, 0.5, 0.5, _PLAIN))
+BUILTIN.register("builtin")(Architecture(partial(PlainViT, len(CLASS_NAMES), size=SIZE), _centre, 0.5, 0.5, _PLAIN))
 BUILTIN.register("builtin-bcos")(
-    Architecture(partial(BcosViT, len(CLASS_NAMES), size=SIZE), _complemented, 0.0, 1.0, _BCOS)
+    Architecture(partial(BcosViT, len(CLASS_NAMES), size=SIZE), _add_complements, 0.0, 1.0, _BCOS)
 )
 
 
 def load(name: str, weights: str | None = None, classes: Classes | None = None) -> Adapter:
-    """An embedded model: "builtin", "builtin-bcos" or "builtin-captions".
+    """Load an embedded model: "builtin", "builtin-bcos" or "builtin-captions".
 
     Args:
         name: of the model.
@@ -79,32 +79,36 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
         classes: names of the classes, or a file of them.
     """
     if name == CAPTIONS:
-        return _captioner(weights)
-    made = BUILTIN[name]
-    model = made.create()
+        return _load_captioner(weights)
+    architecture = BUILTIN[name]
+    model = architecture.create()
     if weights != RANDOM:
         load_state(model, read_weights(weights or _WEIGHTS / f"{name}.safetensors"))
-    preprocessing = Preprocessing(partial(_transformed, made.encode), (made.centre,) * 3, (made.spread,) * 3)
+    preprocessing = Preprocessing(
+        partial(_transform, architecture.encode), (architecture.centre,) * 3, (architecture.spread,) * 3
+    )
     names = class_names(len(CLASS_NAMES), classes, known=CLASS_NAMES)
-    traits = made.traits if weights is None else replace(made.traits, domain=None, domain_margin=None)
+    traits = architecture.traits if weights is None else replace(architecture.traits, domain=None, domain_margin=None)
     return Adapter(model, preprocessing, names, spec=name, traits=traits)
 
 
-def _captioner(weights: str | None) -> Adapter:
-    """The model that names objects in words: the embedded encoder, and a decoder with weights of its own."""
-    from dave_vit.models.architectures.captioner import captioner, tokenizer
-    from dave_vit.models.families.hf import package, quiet
+def _load_captioner(weights: str | None) -> Adapter:
+    """Load the captioner: the embedded encoder, and a decoder with its own weights."""
+    from dave_vit.models.architectures.captioner import build_captioner, build_tokenizer
+    from dave_vit.models.families.hf import import_transformers, quiet
     from dave_vit.models.text_generation import TextGenerator
 
-    transformers, encoder = package(), read_weights(_WEIGHTS / "builtin.safetensors")
+    transformers, encoder = import_transformers(), read_weights(_WEIGHTS / "builtin.safetensors")
     with quiet():
-        model = captioner(transformers, encoder.state)
+        model = build_captioner(transformers, encoder.state)
     if weights != RANDOM:
-        given = read_weights(weights or _WEIGHTS / f"{CAPTIONS}.safetensors")
-        head = {"lm_head.weight": given.state[_WORDS]} if _WORDS in given.state else {}  # the same matrix
-        load_state(model.decoder, replace(given, state={**given.state, **head}))
+        loaded = read_weights(weights or _WEIGHTS / f"{CAPTIONS}.safetensors")
+        head = {"lm_head.weight": loaded.state[_WORDS]} if _WORDS in loaded.state else {}  # the same matrix
+        load_state(model.decoder, replace(loaded, state={**loaded.state, **head}))
     traits = Traits(patch=PATCH, domain=_DOMAIN if weights is None else None)
-    return TextGenerator(model.float(), None, EmbeddedPixels(), tokenizer(transformers), spec=CAPTIONS, traits=traits)
+    return TextGenerator(
+        model.float(), None, EmbeddedPixels(), build_tokenizer(transformers), spec=CAPTIONS, traits=traits
+    )
 
 
 @dataclass(frozen=True)
@@ -116,12 +120,12 @@ class EmbeddedPixels:
     image_std: tuple[float, ...] = (0.5, 0.5, 0.5)
 
     def __call__(self, images: Image.Image, return_tensors: str = "pt") -> dict[str, Tensor]:
-        """The one picture as ``pixel_values``."""
-        return {"pixel_values": _transformed(_centred, images)}
+        """Return the image as ``pixel_values``."""
+        return {"pixel_values": _transform(_centre, images)}
 
 
-def _transformed(encode: Callable[[Tensor], Tensor], picture: Image.Image) -> Tensor:
-    """A picture as the model's input [1, C, 224, 224]: shorter side to 224, centre, encode."""
+def _transform(encode: Callable[[Tensor], Tensor], picture: Image.Image) -> Tensor:
+    """Resize the shorter side to 224, crop the centre and encode: ``[1, C, 224, 224]``."""
     scale = SIZE / min(picture.size)
     if scale != 1:
         width, height = (max(SIZE, round(side * scale)) for side in picture.size)

@@ -1,4 +1,4 @@
-"""transformers: models of the hub or of a local folder; classifiers, models of other tasks, models that write text."""
+"""transformers: classifiers, models of other tasks and text generators, from the hub or a local folder."""
 
 from __future__ import annotations
 
@@ -29,19 +29,83 @@ from dave_vit.models.video import VideoModel
 from dave_vit.models.zero_shot import SimilarityClassifier, ZeroShotAdapter, resolve_prompts
 
 _HEAD = "classifier"
-_TEXT = (TextDetector, "AutoModelForZeroShotObjectDetection")
+_TEXT_DETECTOR = (TextDetector, "AutoModelForZeroShotObjectDetection")
 _PROMPTED: dict[str, tuple[type[TextDetector] | type[PointSegmenter], str]] = {
-    "grounding-dino": _TEXT,
-    "mm-grounding-dino": _TEXT,
-    "owlvit": _TEXT,
-    "owlv2": _TEXT,
+    "grounding-dino": _TEXT_DETECTOR,
+    "mm-grounding-dino": _TEXT_DETECTOR,
+    "owlvit": _TEXT_DETECTOR,
+    "owlv2": _TEXT_DETECTOR,
     "sam": (PointSegmenter, "AutoModelForMaskGeneration"),
 }
-_APART = ("AutoImageProcessor", "AutoTokenizer")
-# One of these says how pictures are preprocessed; the second one holds a tokenizer's settings as well.
+# Files that describe the preprocessing of images; the second one holds a tokenizer's settings as well.
 _PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
-# By the configuration's problem type; transformers itself takes classifiers that say nothing for the first kind.
+# By the configuration's problem type; transformers assumes single labels where it is None.
 _COMPETE = {None: True, "single_label_classification": True, "multi_label_classification": False}
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """A model on the hub or in a local folder.
+
+    Attributes:
+        name: on the hub, or the folder.
+        config: the configuration of transformers.
+        weights: weights that replace the checkpoint's own, "random", or None.
+    """
+
+    name: str
+    config: Any
+    weights: Weights | str | None
+
+    @classmethod
+    def open(cls, name: str, weights: Weights | str | None, **options: Any) -> _Checkpoint:
+        """Read the configuration."""
+        return cls(name, import_transformers().AutoConfig.from_pretrained(name, **options), weights)
+
+    @property
+    def spec(self) -> str:
+        """The spec under which the model is loaded."""
+        return f"hf:{self.name}"
+
+    @property
+    def class_names(self) -> list[str]:
+        """The labels of the configuration."""
+        return [self.config.id2label[index] for index in sorted(self.config.id2label)]
+
+    def has_architecture(self, *suffixes: str) -> bool:
+        """Return whether the configuration names an architecture with one of these suffixes."""
+        return any(name.endswith(suffixes) for name in getattr(self.config, "architectures", None) or ())
+
+    def load_part(self, auto_class: str) -> Any:
+        """Load a processor or tokenizer."""
+        return getattr(import_transformers(), auto_class).from_pretrained(self.name)
+
+    def build_trained(self, class_name: str, head: str, advice: str) -> Any:
+        """Load the model and refuse it where its head has no trained weights; transformers would draw them."""
+        model, missing = self.build(class_name)
+        if missing:
+            raise ModelError(f"{self.spec} has no trained {head} head ({missing[0]} is missing); {advice}")
+        return model
+
+    def build(self, class_name: str, num_labels: int | None = None) -> tuple[Any, list[str]]:
+        """Load the model and the names of missing head weights; transformers converts names of older versions."""
+        model_class, config = getattr(import_transformers(), class_name), self.config
+        if self.weights == RANDOM:
+            return model_class.from_config(config), []
+        options = {"config": config, "ignore_mismatched_sizes": True, "output_loading_info": True}
+        if isinstance(self.weights, Weights):
+            empty = model_class.from_config(config)
+            config.num_labels = num_labels or count_classes(self.weights, empty, config.num_labels)
+            model, info = type(empty).from_pretrained(None, state_dict=dict(self.weights.state), **options)
+        else:
+            model, info = model_class.from_pretrained(self.name, **options)
+        mismatched = {key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]}
+        missing = sorted({*info["missing_keys"], *mismatched})
+        body = [key for key in missing if not key.startswith(_HEAD)]
+        if body:
+            source = self.weights.path if isinstance(self.weights, Weights) else self.spec
+            raise ModelError(f"{source}: weights of another model ({len(body)} missing or unfit, such as {body[0]!r})")
+        return model, missing
 
 
 def load(
@@ -51,115 +115,99 @@ def load(
     prompts: Sequence[str] | None = None,
     prepare: Prepare | None = None,
 ) -> Adapter:
-    """A model of the transformers library.
+    """Load a model of the transformers library.
 
     Args:
         name: on the hub, or a local folder with config.json, weights and preprocessor_config.json.
         weights: a local file instead of the folder's own weights, "random", or None.
         classes: names of the classes, or a file of them.
-        prompts: makes a zero-shot classifier of a CLIP or SigLIP model; one sentence a class.
-        prepare: stands in for the image processor of a folder that has none.
+        prompts: one sentence per class, for a zero-shot classifier of a CLIP or SigLIP model.
+        prepare: replaces the image processor of a folder that has none.
     """
-    spec, given = f"hf:{name}", _read(weights)
-    with _readable(name, spec, prepare):
-        config = package().AutoConfig.from_pretrained(name)
-        if writes(config):
-            return _writer(name, config, given)
-        if any(each.endswith("ForVideoClassification") for each in config.architectures or ()):
-            return _video(name, config, given)
-        if config.model_type in _PROMPTED:
-            return _prompted(name, config, given)
-        processor = _processor(name, prepare)
-        task = find_task(config)
+    file = _read_weights(weights)
+    with _loading_errors(name, prepare):
+        checkpoint = _Checkpoint.open(name, file)
+        if checkpoint.has_architecture("ForConditionalGeneration", "VisionEncoderDecoderModel"):
+            return _load_text_generator(checkpoint)
+        if checkpoint.has_architecture("ForVideoClassification"):
+            return _load_video(checkpoint)
+        if checkpoint.config.model_type in _PROMPTED:
+            return _load_prompted(checkpoint)
+        processor, task = _image_processor(checkpoint, prepare), find_task(checkpoint.config)
         if task is not None and prompts is None:
-            return _of_task(task, name, config, given, processor)
-        if prompts is not None or (classes is not None and _is_two_halves(config)):
-            return _zero_shot(name, config, given, *resolve_prompts(prompts, classes, spec, least=1), processor)
-        model, missing = _made(package().AutoModelForImageClassification, name, config, given)
-    if missing:  # transformers would draw them at random and go on
-        prompted = "give prompts (prompts=[...] or --classes FILE), or " if _is_two_halves(config) else ""
-        raise ModelError(
-            f"{spec} has no trained class head ({missing[0]} is missing); {prompted}train one with `dave probe`"
-        )
-    known = saved_class_names(given) if isinstance(given, Weights) else None
-    return wrap(model, processor, classes if classes is not None else known, spec=spec)
+            return _load_task_model(task, checkpoint, processor)
+        has_text = _has_text_encoder(checkpoint.config)
+        if prompts is not None or (classes is not None and has_text):
+            sentences, names = resolve_prompts(prompts, classes, checkpoint.spec, least=1)
+            return _load_zero_shot(checkpoint, sentences, names, processor)
+        prompts_advice = "give prompts (prompts=[...] or --classes FILE), or " if has_text else ""
+        advice = f"{prompts_advice}train one with `dave probe`"
+        model = checkpoint.build_trained("AutoModelForImageClassification", "class", advice)
+    known = saved_class_names(file) if isinstance(file, Weights) else None
+    return wrap(model, processor, classes if classes is not None else known, spec=checkpoint.spec)
 
 
-def _processor(name: str, prepare: Prepare | None) -> Any:
-    """The image processor of a model, or one that does what the user says where it has none."""
-    if prepare is None or not Path(name).is_dir() or _has(name, _PREPROCESSING):
-        return package().AutoImageProcessor.from_pretrained(name)
+def _image_processor(checkpoint: _Checkpoint, prepare: Prepare | None) -> Any:
+    """Load the image processor, or build one from the user's options where the folder has none."""
+    if prepare is None or not Path(checkpoint.name).is_dir() or _has_file(checkpoint.name, _PREPROCESSING):
+        return checkpoint.load_part("AutoImageProcessor")
     size = {"height": prepare.size, "width": prepare.size}
-    return package().ViTImageProcessor(
+    return import_transformers().ViTImageProcessor(
         size=size, image_mean=list(prepare.mean or ()), image_std=list(prepare.std or ())
     )
 
 
-def _has(folder: str, files: Sequence[str]) -> bool:
-    return any((Path(folder) / one).is_file() for one in files)
+def _has_file(folder: str, names: Sequence[str]) -> bool:
+    return any((Path(folder) / name).is_file() for name in names)
 
 
-def _of_task(task: TaskKind, name: str, config: Any, weights: Weights | str | None, processor: Any) -> Adapter:
-    """A model whose output is no class logits."""
-    model, missing = _made(getattr(package(), task.auto_class), name, config, weights)
-    if missing:
-        raise ModelError(
-            f"hf:{name} lacks weights of its {task.name} head ({missing[0]}); give those of a trained model"
-        )
-    names = [config.id2label[index] for index in sorted(config.id2label)]
-    traits = Traits(patch=_patch(config))
-    return TaskModel(model, preprocessing(processor), names, task=task, spec=f"hf:{name}", traits=traits)
+def _load_task_model(task: TaskKind, checkpoint: _Checkpoint, processor: Any) -> Adapter:
+    model = checkpoint.build_trained(task.auto_class, task.name, "give the weights of a trained model")
+    traits = Traits(patch=_patch(checkpoint.config))
+    names = checkpoint.class_names
+    return TaskModel(model, preprocessing(processor), names, task=task, spec=checkpoint.spec, traits=traits)
 
 
-def writes(config: Any) -> bool:
-    """Whether a configuration is that of a model that writes text about pictures."""
-    names = getattr(config, "architectures", None) or ()
-    return any(name.endswith(("ForConditionalGeneration", "VisionEncoderDecoderModel")) for name in names)
-
-
-def _writer(name: str, config: Any, weights: Weights | str | None) -> Adapter:
-    """A vision-language model with its processor, or a captioner with its image processor and its tokenizer."""
-    model, _ = _made(getattr(package(), config.architectures[0]), name, config, weights)
+def _load_text_generator(checkpoint: _Checkpoint) -> Adapter:
+    """Load a vision-language model with its processor, or a captioner with its image processor and tokenizer."""
+    config, spec = checkpoint.config, checkpoint.spec
+    model, _ = checkpoint.build(config.architectures[0])
     traits = Traits(patch=_patch(getattr(config, "vision_config", None) or getattr(config, "encoder", None)))
     if config.architectures[0] == "VisionEncoderDecoderModel":
-        pixels, words = (getattr(package(), kind).from_pretrained(name) for kind in _APART)
-        return TextGenerator(model, None, pixels, words, spec=f"hf:{name}", traits=traits)
-    processor = package().AutoProcessor.from_pretrained(name)
-    return TextGenerator(
-        model, processor, processor.image_processor, processor.tokenizer, spec=f"hf:{name}", traits=traits
-    )
+        pixels, tokenizer = checkpoint.load_part("AutoImageProcessor"), checkpoint.load_part("AutoTokenizer")
+        return TextGenerator(model, None, pixels, tokenizer, spec=spec, traits=traits)
+    processor = checkpoint.load_part("AutoProcessor")
+    return TextGenerator(model, processor, processor.image_processor, processor.tokenizer, spec=spec, traits=traits)
 
 
-def _video(name: str, config: Any, weights: Weights | str | None) -> Adapter:
-    model, missing = _made(package().AutoModelForVideoClassification, name, config, weights)
-    if missing:
-        raise ModelError(f"hf:{name} has no trained class head ({missing[0]} is missing); give a trained model")
-    processor = package().AutoImageProcessor.from_pretrained(name)
-    names = [config.id2label[index] for index in sorted(config.id2label)]
-    compete = _COMPETE.get(config.problem_type)
-    return VideoModel(model, processor, names, spec=f"hf:{name}", traits=Traits(patch=_patch(config), compete=compete))
+def _load_video(checkpoint: _Checkpoint) -> Adapter:
+    model = checkpoint.build_trained("AutoModelForVideoClassification", "class", "give a trained model")
+    traits = Traits(patch=_patch(checkpoint.config), compete=_COMPETE.get(checkpoint.config.problem_type))
+    processor = checkpoint.load_part("AutoImageProcessor")
+    return VideoModel(model, processor, checkpoint.class_names, spec=checkpoint.spec, traits=traits)
 
 
-def _prompted(name: str, config: Any, weights: Weights | str | None) -> Adapter:
-    """A detector of what a text names, or a model that segments what lies under a point."""
-    made, automatic = _PROMPTED[config.model_type]
-    model, _ = _made(getattr(package(), automatic), name, config, weights)
-    processor = package().AutoProcessor.from_pretrained(name)
-    traits = Traits(patch=_patch(getattr(config, "vision_config", None)))
-    return made(model, processor, preprocessing(processor.image_processor), spec=f"hf:{name}", traits=traits)
+def _load_prompted(checkpoint: _Checkpoint) -> Adapter:
+    """Load a detector of what a text names, or a model that segments the object at a point."""
+    adapter_class, auto_class = _PROMPTED[checkpoint.config.model_type]
+    model, _ = checkpoint.build(auto_class)
+    processor = checkpoint.load_part("AutoProcessor")
+    traits = Traits(patch=_patch(getattr(checkpoint.config, "vision_config", None)))
+    pixels = preprocessing(processor.image_processor)
+    return adapter_class(model, processor, pixels, spec=checkpoint.spec, traits=traits)
 
 
-def _is_two_halves(config: Any) -> bool:
-    """Whether a checkpoint is of an image and text model, rather than of a classifier made of its image half."""
+def _has_text_encoder(config: Any) -> bool:
+    """Return whether a checkpoint is an image and text model, not a classifier made of its image encoder."""
     return hasattr(config, "text_config") and not any("Classification" in name for name in config.architectures or ())
 
 
-def _read(weights: str | None) -> Weights | str | None:
+def _read_weights(weights: str | None) -> Weights | str | None:
     return weights if weights in (None, RANDOM) else read_weights(str(weights))
 
 
 def wrap(model: nn.Module, processor: Any, classes: Classes | None, *, spec: str) -> Adapter:
-    """A classifier with its image processor."""
+    """Return the adapter of a classifier and its image processor."""
     labels: dict[int, str] = model.config.id2label  # type: ignore[union-attr,assignment]
     known = [labels[index] for index in sorted(labels)]
     nameless = all(re.fullmatch(r"LABEL_\d+", label) for label in known)
@@ -174,10 +222,10 @@ def _patch(config: Any) -> int | None:
 
 
 class Classifier(Adapter):
-    """A classifier whose output object holds the logits; other image sizes than its own are interpolated."""
+    """A classifier whose output object holds the logits; positions are interpolated for other image sizes."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits ``[B, classes]``."""
+        """Return logits ``[B, classes]``."""
         native = getattr(self.model.config, "image_size", None)
         native = tuple(native) if isinstance(native, list | tuple) else (native, native)
         able = "interpolate_pos_encoding" in inspect.signature(self.model.forward).parameters
@@ -188,7 +236,7 @@ class Classifier(Adapter):
 
 @dataclass(frozen=True)
 class _Processed:
-    """The image processor as a transform."""
+    """An image processor as a transform."""
 
     processor: Any
 
@@ -203,61 +251,38 @@ class _Processed:
 
 
 def preprocessing(processor: Any) -> Preprocessing:
-    """What the image processor does, and the colours behind it."""
+    """Return the preprocessing of an image processor."""
     return Preprocessing.of_processor(_Processed(processor), processor)
 
 
 def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adapter, str]:
-    """A model with an untrained head, and the path of that head; the checkpoint's own head, if any, is left out."""
-    spec, given = f"hf:{name}", _read(weights)
-    with _readable(name, spec):
-        config = package().AutoConfig.from_pretrained(name, num_labels=len(names))
-        processor = package().AutoImageProcessor.from_pretrained(name)
-        model, _ = _made(package().AutoModelForImageClassification, name, config, given, num_labels=len(names))
+    """Return a model with an untrained head, and the path of that head; the checkpoint's own head is left out."""
+    file = _read_weights(weights)
+    with _loading_errors(name):
+        checkpoint = _Checkpoint.open(name, file, num_labels=len(names))
+        processor = checkpoint.load_part("AutoImageProcessor")
+        model, _ = checkpoint.build("AutoModelForImageClassification", num_labels=len(names))
     if not isinstance(getattr(model, _HEAD, None), nn.Linear):
-        raise ModelError(f"{spec} has no single linear head, so it cannot be probed; choose another model")
-    return wrap(model, processor, names, spec=spec), _HEAD
+        raise ModelError(f"{checkpoint.spec} has no single linear head, so it cannot be probed; choose another model")
+    return wrap(model, processor, names, spec=checkpoint.spec), _HEAD
 
 
-def _made(
-    automatic: Any, name: str, config: Any, weights: Weights | str | None, num_labels: int | None = None
-) -> tuple[Any, list[str]]:
-    """A model, and what is missing of its head; transformers itself converts the names of older versions."""
-    if weights == RANDOM:
-        return automatic.from_config(config), []
-    options = {"config": config, "ignore_mismatched_sizes": True, "output_loading_info": True}
-    if isinstance(weights, Weights):
-        empty = automatic.from_config(config)
-        config.num_labels = num_labels or count_classes(weights, empty, config.num_labels)
-        model, info = type(empty).from_pretrained(None, state_dict=dict(weights.state), **options)
-    else:
-        model, info = automatic.from_pretrained(name, **options)
-    mismatched = {key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]}
-    missing = sorted({*info["missing_keys"], *mismatched})
-    body = [key for key in missing if not key.startswith(_HEAD)]
-    if body:
-        source = weights.path if isinstance(weights, Weights) else f"hf:{name}"
-        raise ModelError(f"{source}: weights of another model ({len(body)} missing or unfit, such as {body[0]!r})")
-    return model, missing
-
-
-def _zero_shot(
-    name: str, config: Any, weights: Weights | str | None, prompts: list[str], names: list[str], processor: Any
-) -> Adapter:
-    if not _is_two_halves(config):
-        raise ModelError(f"hf:{name} is a {config.model_type} model without a text half; leave the prompts out")
-    model, _ = _made(package().AutoModel, name, config, weights)
-    tokenizer = package().AutoTokenizer.from_pretrained(name)
+def _load_zero_shot(checkpoint: _Checkpoint, prompts: list[str], names: list[str], processor: Any) -> Adapter:
+    model_type = checkpoint.config.model_type
+    if not _has_text_encoder(checkpoint.config):
+        raise ModelError(f"{checkpoint.spec} is a {model_type} model without a text half; leave the prompts out")
+    model, _ = checkpoint.build("AutoModel")
+    tokenizer = checkpoint.load_part("AutoTokenizer")
     # SigLIP was trained with sentences padded to one length, and without a mask.
-    padding = "max_length" if config.model_type.startswith("siglip") else True
+    padding = "max_length" if model_type.startswith("siglip") else True
     tokens = tokenizer(prompts, padding=padding, truncation=True, return_tensors="pt")
-    return wrap_zero_shot(model, tokenizer, dict(tokens), names, processor, spec=f"hf:{name}")
+    return wrap_zero_shot(model, tokenizer, dict(tokens), names, processor, spec=checkpoint.spec)
 
 
 def wrap_zero_shot(
     model: Any, tokenizer: Any, tokens: dict[str, Tensor], names: Sequence[str], processor: Any, *, spec: str
 ) -> Adapter:
-    """A CLIP or SigLIP model that classifies by prompts."""
+    """Return the zero-shot classifier of a CLIP or SigLIP model."""
     text = text_features(model.eval(), tokens)
     bias = getattr(model, "logit_bias", None)
     classifier = SimilarityClassifier(model, encode_image, text, scale=model.logit_scale.exp(), bias=bias)
@@ -267,12 +292,12 @@ def wrap_zero_shot(
 
 
 def encode_image(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Features ``[B, D]`` of images."""
+    """Return features ``[B, D]`` of images."""
     return _features(model.get_image_features(pixel_values=inputs))  # type: ignore[operator]
 
 
 def text_features(model: Any, tokens: dict[str, Tensor]) -> Tensor:
-    """Features ``[K, D]`` of sentences."""
+    """Return features ``[K, D]`` of sentences."""
     with torch.no_grad():
         return _features(model.get_text_features(**tokens))
 
@@ -283,15 +308,15 @@ def _features(output: Any) -> Tensor:
 
 
 @contextmanager
-def _readable(name: str, spec: str, prepare: Prepare | None = None) -> Iterator[None]:
-    """What transformers raises on unfit folders and names, in one line; nobody is asked about a local folder."""
-    local = Path(name).is_dir()
+def _loading_errors(name: str, prepare: Prepare | None = None) -> Iterator[None]:
+    """Turn errors of transformers into one line; the hub is not contacted for a local folder."""
+    spec, local = f"hf:{name}", Path(name).is_dir()
     if local:
-        if not _has(name, ["config.json"]):
+        if not _has_file(name, ["config.json"]):
             raise ModelError(
                 f"{name}: config.json is missing; save model and image processor there with save_pretrained"
             )
-        if not _has(name, _PREPROCESSING) and not (prepare and prepare.complete):
+        if not _has_file(name, _PREPROCESSING) and not (prepare and prepare.complete):
             raise ModelError(
                 f"{name}: {_PREPROCESSING[0]} is missing; save the image processor there with save_pretrained, or say "
                 "what it does, such as --size 224 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5"
@@ -307,7 +332,7 @@ def _readable(name: str, spec: str, prepare: Prepare | None = None) -> Iterator[
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without progress bars and reports: what matters of them is raised."""
+    """Silence the progress bars and reports of transformers; what matters in them is raised."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -321,8 +346,8 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def package() -> Any:
-    """The library, or an error that says how to install it."""
+def import_transformers() -> Any:
+    """Import the library, or raise an error that says how to install it."""
     try:
         import transformers
     except ImportError as error:

@@ -27,7 +27,7 @@ def load(
         classes: names of the classes, or a file of them.
         prepare: what is done to photographs; needed, unless the function returns an `Adapter`.
     """
-    model = _made(name)
+    model = _build(name)
     if weights not in (None, RANDOM):
         load_state(model.model if isinstance(model, Adapter) else model, read_weights(str(weights)))
     if isinstance(model, Adapter):
@@ -44,7 +44,7 @@ def load(
     return Adapter(model, preprocessing, class_names(count, classes), spec=name)
 
 
-def _made(name: str) -> nn.Module:
+def _build(name: str) -> nn.Module:
     file, _, function = name.rpartition(":")
     module = import_file(file)
     make = getattr(module, function, None)

@@ -35,14 +35,14 @@ def load(
     spec = f"openclip:{name}"
     sentences, names = resolve_prompts(prompts, classes, spec)
     base, _, tag = name.partition("@")
-    known = package().list_models()
+    known = import_open_clip().list_models()
     if base not in known and not base.startswith("hf-hub:"):
         raise UnknownName(f"open_clip has no model {base!r}{suggest_names(base, known)}")
-    model = _published(base, tag) if weights is None else build(base)
+    model = _build_pretrained(base, tag) if weights is None else build(base)
     if weights not in (None, RANDOM):
         load_state(model, read_weights(str(weights)))
     with hub_access(f"the tokenizer of {spec}", fix="load it once where there is a network"):
-        tokens = package().get_tokenizer(base)(sentences)
+        tokens = import_open_clip().get_tokenizer(base)(sentences)
     return wrap(model, tokens, names, spec=spec)
 
 
@@ -64,12 +64,12 @@ def encode_image(model: nn.Module, inputs: Tensor) -> Tensor:
 def build(name: str, **options: Any) -> nn.Module:
     """The architecture, initialised at random unless options say otherwise."""
     with _quiet():
-        model: nn.Module = package().create_model(name, **options)
+        model: nn.Module = import_open_clip().create_model(name, **options)
     return model
 
 
-def _published(name: str, tag: str) -> nn.Module:
-    tags = package().list_pretrained_tags_by_model(name)
+def _build_pretrained(name: str, tag: str) -> nn.Module:
+    tags = import_open_clip().list_pretrained_tags_by_model(name)
     if tag and tag not in tags:
         raise UnknownName(f"open_clip's {name} has no weights {tag!r}; it has {', '.join(tags) or 'none'}")
     if not tags and not name.startswith("hf-hub:"):
@@ -100,7 +100,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def package() -> Any:
+def import_open_clip() -> Any:
     """The library, or an error that says how to install it."""
     try:
         import open_clip

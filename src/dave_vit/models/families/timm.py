@@ -40,18 +40,18 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
     check_name(name)
     known: list[str] | None = None
     if weights is None or weights == RANDOM:
-        if _configured(name, "num_classes") == 0:
-            raise _headless(name)  # before a long download
-        model = _bare(name, weights)
+        if _config_field(name, "num_classes") == 0:
+            raise _no_head_error(name)  # before a long download
+        model = _build_without_file(name, weights)
     else:
         given = read_weights(weights)
         model, known = from_weights(name, given), saved_class_names(given)
     if not getattr(model, "num_classes", 0):
-        raise _headless(name)
+        raise _no_head_error(name)
     return wrap(model, classes, known, spec=f"timm:{name}")
 
 
-def _headless(name: str) -> ModelError:
+def _no_head_error(name: str) -> ModelError:
     return ModelError(
         f"timm:{name} has no class head; train one with `dave probe`, or give weights with one (--weights FILE)"
     )
@@ -60,7 +60,7 @@ def _headless(name: str) -> ModelError:
 def wrap(model: nn.Module, classes: Classes | None, known: Sequence[str] | None, *, spec: str) -> Adapter:
     """A timm model with its own preprocessing and the names of its classes."""
     count = int(model.num_classes)  # type: ignore[arg-type]
-    names = class_names(count, classes, known=known or _configured_names(model, count))
+    names = class_names(count, classes, known=known or _config_class_names(model, count))
     return Adapter(model, preprocessing(model), names, spec=spec, traits=_traits(model, count))
 
 
@@ -71,7 +71,7 @@ def _traits(model: nn.Module, count: int) -> Traits:
     return Traits(patch=square_side(getattr(getattr(model, "patch_embed", None), "patch_size", None)), compete=compete)
 
 
-def _configured_names(model: nn.Module, count: int) -> list[str] | None:
+def _config_class_names(model: nn.Module, count: int) -> list[str] | None:
     """Class names of the model's configuration, or of the part of ImageNet that it is known to be trained on."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
@@ -104,13 +104,13 @@ def check_name(name: str) -> None:
     if name.startswith(("hf-hub:", "hf_hub:", "local-dir:")):
         return
     if not timm.is_model(base):
-        raise UnknownName(f"timm has no model {base!r}{_meant(name) or suggest_names(base, timm.list_models())}")
+        raise UnknownName(f"timm has no model {base!r}{_suggest_spec(name) or suggest_names(base, timm.list_models())}")
     tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{base}.*")]
     if tag and tag not in tags:
         raise UnknownName(f"timm's {base} has no tag {tag!r}; it has {', '.join(filter(None, tags)) or 'none'}")
 
 
-def _meant(name: str) -> str:
+def _suggest_spec(name: str) -> str:
     """What a name means that is one of the user's files or folders."""
     path = Path(name).expanduser()
     if path.is_dir():
@@ -133,7 +133,7 @@ def build(name: str, **options: Any) -> nn.Module:
     return model
 
 
-def _bare(name: str, weights: str | None, **options: Any) -> nn.Module:
+def _build_without_file(name: str, weights: str | None, **options: Any) -> nn.Module:
     """The architecture with its published weights, or with random ones."""
     if weights == RANDOM:
         return build(name, **options)
@@ -153,22 +153,22 @@ def from_weights(name: str, weights: Weights) -> nn.Module:
     if saved.partition(".")[0] != name.partition(".")[0]:
         raise ModelError(f"{weights.path}: these weights are of timm:{saved}, not timm:{name}; load them by that name")
     keys = _head_keys(name, weights.state)
-    if not keys and _configured(name, "num_classes"):
+    if not keys and _config_field(name, "num_classes"):
         raise ModelError(f"{weights.path}: these weights hold no class head; train one with `dave probe`")
     count = int(weights.state[keys[0]].shape[0]) if keys else 0
-    return _filled(name, weights, num_classes=count)
+    return _build_with_state(name, weights, num_classes=count)
 
 
 def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adapter, str]:
     """A model with an untrained head, and the path of that head; the file's own head is left out, if it has one."""
     check_name(name)
     if weights is None or weights == RANDOM:
-        model = _bare(name, weights, num_classes=0)
+        model = _build_without_file(name, weights, num_classes=0)
     else:
         given = read_weights(weights)
         heads = _head_keys(name, given.state)
         bodies = {key: value for key, value in given.state.items() if key not in heads}
-        model = _filled(name, replace(given, state=bodies), num_classes=0)
+        model = _build_with_state(name, replace(given, state=bodies), num_classes=0)
     model.reset_classifier(len(names))  # type: ignore[operator]
     head = model.get_classifier()  # type: ignore[operator]
     path = next((path for path, module in model.named_modules() if module is head), None)
@@ -177,7 +177,7 @@ def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adap
     return wrap(model, names, None, spec=f"timm:{name}"), path
 
 
-def _configured(name: str, field: str) -> Any:
+def _config_field(name: str, field: str) -> Any:
     import timm
 
     return getattr(timm.get_pretrained_cfg(name), field, None)
@@ -185,14 +185,14 @@ def _configured(name: str, field: str) -> Any:
 
 def _head_keys(name: str, state: State) -> list[str]:
     """The names of the head's tensors in a state dict, whatever stands before them; weights first."""
-    named = _configured(name, "classifier") or "head"
+    named = _config_field(name, "classifier") or "head"
     heads = (named,) if isinstance(named, str) else tuple(named)
     before = "|".join(map(re.escape, PREFIXES))
     ends = [f"(?:{before})*{re.escape(head)}\\.{part}" for part in ("weight", "bias") for head in heads]
     return [key for end in ends for key in state if re.fullmatch(end, key)]
 
 
-def _filled(name: str, weights: Weights, **options: Any) -> nn.Module:
+def _build_with_state(name: str, weights: Weights, **options: Any) -> nn.Module:
     model = build(name, **options)
     own = model.state_dict()
     state = strip_prefixes(weights.state, set(own))

@@ -16,7 +16,7 @@ from dave_vit.models.hub import hub_access
 from dave_vit.models.state import build_with_weights
 from dave_vit.models.traits import Traits
 
-_PUBLISHED = "https://download.pytorch.org"
+_HOST = "https://download.pytorch.org"
 
 
 def load(name: str, weights: str | None = None, classes: Classes | None = None) -> Adapter:
@@ -35,7 +35,7 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
     published = models.get_model_weights(name).DEFAULT
     own = count = len(published.meta["categories"])
     if weights is None:
-        with hub_access(f"torchvision:{name}", _PUBLISHED):
+        with hub_access(f"torchvision:{name}", _HOST):
             model = build(name, weights=published)
     else:
         model, count = build_with_weights(partial(build, name), weights, own)
