@@ -48,7 +48,7 @@ class Preset:
     weighted: bool = False
     against: Against = "none"
 
-    def switched(self, switches: Mapping[str, Any]) -> Preset:
+    def with_switches(self, switches: Mapping[str, Any]) -> Preset:
         """This preset with single switches of its neighbourhood set otherwise; it is the only one then."""
         spatial, noise, around = self.neighborhood.spatial, self.neighborhood.noise, self.neighborhood
         for name, value in switches.items():
@@ -98,7 +98,7 @@ def read_preset(path: Path, model: nn.Module) -> Preset:
     unknown = table.keys() - {"base", "samples", "neighborhood"}
     if unknown or not isinstance(table.get("neighborhood", {}), dict):
         raise OptionError(f"preset {path}: expected base, samples and [neighborhood], not {', '.join(sorted(unknown))}")
-    base = PRESETS[str(table.get("base", "default"))](model).switched(_switches(table.get("neighborhood", {})))
+    base = PRESETS[str(table.get("base", "default"))](model).with_switches(_switches(table.get("neighborhood", {})))
     samples = table.get("samples", base.samples)
     if not isinstance(samples, int) or samples < 1:
         raise OptionError(f"preset {path}: samples is {samples!r}; it must be at least 1")

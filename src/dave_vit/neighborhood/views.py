@@ -142,7 +142,7 @@ class Views:
             out = self._noised(self._warped(copies))
         return out.to(x.dtype)
 
-    def moved(self, place: Tensor) -> Tensor:
+    def move_mask(self, place: Tensor) -> Tensor:
         """Where a part of the image went in each view, as floats from 0 to 1: [H,W] -> [n,H,W]."""
         return self.warp.apply(place.expand(len(self), 1, *place.shape))[:, 0]
 
