@@ -12,13 +12,13 @@ import torch
 from dave_vit import create_method
 from dave_vit.viz.widget import read_script, widget, widget_traits
 from tiny_models import SIZE
-from web_fixtures import NAMES, adapter, picture
+from web_fixtures import NAMES, adapter, make_picture
 
 
 @pytest.fixture(scope="module")
 def explanation():
     model = adapter()
-    inputs = model.preprocess([picture(), picture((32, 32))])
+    inputs = model.preprocess([make_picture(), make_picture((32, 32))])
     return create_method("dave", model, samples=3).explain(inputs, torch.tensor([[0, 1], [2, 3]]))
 
 
@@ -29,7 +29,7 @@ def test_a_widget_holds_all_maps_and_their_images(explanation):
     maps = np.frombuffer(given["map"], "<f4").reshape(4, SIZE, SIZE)
     np.testing.assert_array_equal(maps[2], explanation.map[1, 0].numpy())
     pixels = np.frombuffer(given["pictures"], np.uint8).reshape(2, SIZE, SIZE, 4)
-    np.testing.assert_allclose(pixels[0, ..., :3], np.asarray(picture().resize((SIZE, SIZE))), atol=1)
+    np.testing.assert_allclose(pixels[0, ..., :3], np.asarray(make_picture().resize((SIZE, SIZE))), atol=1)
     assert len(given["signed"]) == len(given["sureness"]) == len(given["map"])
 
 

@@ -16,7 +16,7 @@ uvicorn = pytest.importorskip("uvicorn", reason="needs the extra web: pip instal
 
 from dave_vit.models import Adapter  # noqa: E402
 from dave_vit.web import Limits, ServedModel, create_app  # noqa: E402
-from web_fixtures import Slow, adapter, encoded, picture, until  # noqa: E402
+from web_fixtures import SlowModel, adapter, encode_image, make_picture, wait_until  # noqa: E402
 
 expect = playwright.expect
 
@@ -49,16 +49,16 @@ class Visit:
         expect(self.page.locator("#examples button").first).to_be_visible()
 
     def open_picture(self, data: bytes | None = None, name: str = "noise.png") -> None:
-        given = encoded(picture()) if data is None else data
+        given = encode_image(make_picture()) if data is None else data
         self.page.set_input_files("#file", {"name": name, "mimeType": "image/png", "buffer": given})
 
-    def explained(self, samples: int = 2, data: bytes | None = None) -> playwright.Locator:
+    def explain(self, samples: int = 2, data: bytes | None = None) -> playwright.Locator:
         """The panel of a picture."""
         self.page.fill("#samples", str(samples))
         self.open_picture(data)
-        return self.finished()
+        return self.wait_finished()
 
-    def finished(self, number: int = 0) -> playwright.Locator:
+    def wait_finished(self, number: int = 0) -> playwright.Locator:
         panel = self.page.locator(".panel").nth(number)
         expect(panel.locator(".outputs")).to_be_visible(timeout=STARTING)
         return panel
@@ -69,13 +69,13 @@ class Visit:
 
 
 @contextmanager
-def running(models: Sequence[Adapter]) -> Iterator[str]:
+def run_server(models: Sequence[Adapter]) -> Iterator[str]:
     """The address of a server with these models."""
     app = create_app([ServedModel(model) for model in models], LIMITS)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    assert until(lambda: server.started)
+    assert wait_until(lambda: server.started)
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join(10)
@@ -92,17 +92,17 @@ def launched() -> Iterator[playwright.Browser]:
 
 
 @pytest.fixture(name="server", scope="module")
-def serving() -> Iterator[tuple[str, Slow]]:
+def serving() -> Iterator[tuple[str, SlowModel]]:
     """The address of a server whose models are tiny, and the first of them, which can be held up."""
-    slow = Slow()
+    slow = SlowModel()
     slow.free.set()
-    with running([slow.model, adapter("other", depth=1)]) as address:
+    with run_server([slow.model, adapter("other", depth=1)]) as address:
         yield address, slow
         slow.free.set()
 
 
 @pytest.fixture(name="slow")
-def held(server) -> Iterator[Slow]:
+def held(server) -> Iterator[SlowModel]:
     model = server[1]
     model.pause = 0.03
     yield model

@@ -20,18 +20,18 @@ def adapter(spec: str = "tiny", **shape: int) -> Adapter:
     return tiny_adapters.adapter(spec, NAMES, **shape)
 
 
-def picture(size: tuple[int, int] = (40, 24)) -> Image.Image:
+def make_picture(size: tuple[int, int] = (40, 24)) -> Image.Image:
     colours = np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
     return Image.fromarray(colours)
 
 
-def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
+def encode_image(image: Image.Image, kind: str = "PNG") -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, kind)
     return buffer.getvalue()
 
 
-class Slow:
+class SlowModel:
     """A model that waits before each pass, and counts them."""
 
     def __init__(self, pause: float = 0):
@@ -45,7 +45,7 @@ class Slow:
         assert self.free.wait(20)
 
 
-def until(fact: Callable[[], bool], seconds: float = 10) -> bool:
+def wait_until(fact: Callable[[], bool], seconds: float = 10) -> bool:
     end = time.monotonic() + seconds
     while not fact() and time.monotonic() < end:
         time.sleep(0.02)

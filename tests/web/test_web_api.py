@@ -33,7 +33,7 @@ from dave_vit.explain.explainer import Explainer
 from dave_vit.web import Limits, ServedModel, create_app, service
 from dave_vit.web.images import UploadTooLarge, file_name, read_upload
 from tiny_models import SIZE
-from web_fixtures import NAMES, Slow, adapter, encoded, picture, until
+from web_fixtures import NAMES, SlowModel, adapter, encode_image, make_picture, wait_until
 
 STATIC = [
     file for package in (dave_vit.web, dave_vit.viz) for file in (Path(package.__file__).parent / "static").iterdir()
@@ -50,7 +50,7 @@ def client():
 def explain(client: TestClient, data: bytes | None = None, **options):
     given = {"samples": 4, "name": "my cat.png"} | options
     wanted = {key: value for key, value in given.items() if value is not None}
-    return client.post("/api/explain", params=wanted, content=encoded(picture()) if data is None else data)
+    return client.post("/api/explain", params=wanted, content=encode_image(make_picture()) if data is None else data)
 
 
 def events(response) -> list[tuple[str, dict]]:
@@ -133,7 +133,7 @@ def test_the_interface_is_described(client):
 
 def test_a_look_gives_the_top_five_and_what_the_model_sees(client):
     seen = client.post(
-        "/api/look", params={"name": "x.png"}, content=encoded(Image.new("RGBA", (9, 9), (1, 2, 3, 4)))
+        "/api/look", params={"name": "x.png"}, content=encode_image(Image.new("RGBA", (9, 9), (1, 2, 3, 4)))
     ).json()
     likely = [prediction["probability"] for prediction in seen["top5"]]
     assert likely == sorted(likely, reverse=True)
@@ -144,7 +144,7 @@ def test_a_look_gives_the_top_five_and_what_the_model_sees(client):
 
 
 def test_a_look_tells_of_other_classes_too(client):
-    given = {"content": encoded(picture())}
+    given = {"content": encode_image(make_picture())}
     seen = client.post("/api/look", params={"also": list(range(len(NAMES)))}, **given).json()
     assert {guess["name"] for guess in seen["top5"] + seen["also"]} == set(NAMES)
     assert client.post("/api/look", **given).json()["also"] == []
@@ -181,7 +181,7 @@ def test_the_map_refines_until_it_is_what_the_method_gives(client):
     assert counts == sorted(counts)
     assert counts[-1] == steps[-1]["total"] == 48
     explainer = Explainer(adapter(), "dave", samples=48, seed=3)
-    classified = classify(explainer.model, LoadedImage("x", picture()))
+    classified = classify(explainer.model, LoadedImage("x", make_picture()))
     expected = explain_classes(explainer, classified, classified.pick("hen")).panels[0]
     last = steps[-1]
     assert last["target"]["name"] == "hen"
@@ -215,7 +215,7 @@ def test_the_command_line_makes_the_same_result(client, options, tmp_path, monke
     program, *args = shlex.split(finished["command"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ModelOptions, "load", lambda options: adapter())
-    picture().save(tmp_path / args[1])
+    make_picture().save(tmp_path / args[1])
     assert (program, cli.run([*args, "--quiet"])) == ("dave", 0)
     with (
         np.load(io.BytesIO(client.get(finished["files"]["npz"]).content)) as ours,
@@ -250,7 +250,7 @@ def test_two_results_in_one_figure(client):
 
 
 def test_a_prompt_to_a_model_that_writes_nothing(client):
-    answer = client.post("/api/ask", params={"prompt": "what is it?"}, content=encoded(picture()))
+    answer = client.post("/api/ask", params={"prompt": "what is it?"}, content=encode_image(make_picture()))
     assert (answer.status_code, error(answer)) == (422, "this model writes no text; a prompt is for models that do")
     assert "writes no text" in error(explain(client, word=1, stream=False))
 
@@ -295,9 +295,9 @@ def test_a_wrong_target_is_one_line(client, target, words):
     [
         (b"", 415, "empty"),
         (b"%PDF-1.4 no image", 415, "not an image"),
-        (encoded(picture(), "JPEG")[:400], 415, "damaged or cut off"),
-        (encoded(Image.new("1", (500, 500))), 415, "500 x 500 pixels"),
-        (encoded(picture(), "PPM"), 415, "not an image"),
+        (encode_image(make_picture(), "JPEG")[:400], 415, "damaged or cut off"),
+        (encode_image(Image.new("1", (500, 500))), 415, "500 x 500 pixels"),
+        (encode_image(make_picture(), "PPM"), 415, "not an image"),
         (b"x" * 50_001, 413, "too large"),
     ],
     ids=["empty", "text", "cut", "bomb", "format", "large"],
@@ -371,13 +371,13 @@ def test_names_of_files_are_names(given_name, expected):
 
 
 def test_a_full_queue_is_said_and_empties_again():
-    slow = Slow()
+    slow = SlowModel()
     with TestClient(create_app([ServedModel(slow.model)], LIMITS)) as client, ThreadPoolExecutor(3) as threads:
         asked = [threads.submit(explain, client) for _ in range(3)]
         busy = next(as_completed(asked, timeout=10)).result()  # the others wait for the model
         assert (busy.status_code, busy.headers["retry-after"]) == (503, "2")
         assert "busy" in error(busy)
-        assert client.post("/api/look", content=encoded(picture())).status_code == 503
+        assert client.post("/api/look", content=encode_image(make_picture())).status_code == 503
         time.sleep(0.3)  # both are told where they stand meanwhile
         slow.free.set()
         served = [events(one.result()) for one in asked if one.result() is not busy]
@@ -388,14 +388,14 @@ def test_a_full_queue_is_said_and_empties_again():
 
 @pytest.mark.parametrize("method", ["dave", "integrated_gradients"])
 def test_a_request_that_goes_away_stops_computing(method):
-    slow = Slow(pause=0.02)
+    slow = SlowModel(pause=0.02)
     slow.free.set()
     options = "method=dave&samples=600&stream=true" if method == "dave" else f"method={method}&stream=false"
     app = create_app([ServedModel(slow.model)], LIMITS)
 
     async def leave_early() -> None:
         incoming: asyncio.Queue = asyncio.Queue()
-        incoming.put_nowait({"type": "http.request", "body": encoded(picture()), "more_body": False})
+        incoming.put_nowait({"type": "http.request", "body": encode_image(make_picture()), "more_body": False})
 
         async def send(message) -> None:
             pass
@@ -408,7 +408,7 @@ def test_a_request_that_goes_away_stops_computing(method):
             "scheme": "http",
         }
         asking = asyncio.create_task(app(scope, incoming.get, send))
-        await asyncio.to_thread(until, lambda: slow.passes >= 3)
+        await asyncio.to_thread(wait_until, lambda: slow.passes >= 3)
         incoming.put_nowait({"type": "http.disconnect"})
         incoming.put_nowait({"type": "http.disconnect"})
         await asyncio.wait_for(asking, 5)
@@ -424,7 +424,7 @@ def test_a_request_that_goes_away_stops_computing(method):
 
 # --- hostile bytes
 
-SEEDS = [encoded(picture((20, 12)), kind) for kind in ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")]
+SEEDS = [encode_image(make_picture((20, 12)), kind) for kind in ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")]
 
 
 @settings(max_examples=60, deadline=None)

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from browser_fixtures import STARTING, Visit, expect, held, launched, served, serving, visiting  # noqa: F401
-from web_fixtures import NAMES, encoded, picture
+from web_fixtures import NAMES, encode_image, make_picture
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def test_the_embedded_model_from_an_example_to_the_files(browser, command, tmp_p
         expect(page.locator("#knows")).to_contain_text("only; for photographs: dave serve --model timm:")
         expect(page.locator("#examples button")).to_have_count(8)
         page.get_by_role("button", name="Example 1", exact=True).click()
-        panel = visit.finished()
+        panel = visit.wait_finished()
         expect(page.locator("#classes label")).to_have_count(5)
         expect(panel.locator(".title")).to_have_text("trophy")
         for label in ("Figure PNG", "Overlay PNG", "Numbers NPZ", "Record JSON"):
@@ -77,7 +77,7 @@ def test_an_uploaded_image_is_explained_while_samples_arrive(visit, slow):
     )
     visit.page.fill("#samples", "48")
     visit.open_picture()
-    panel = visit.finished()
+    panel = visit.wait_finished()
     arrived = [int(text.split()[0]) for text in dict.fromkeys(counts) if "samples" in text]
     assert len(arrived) > 3
     assert arrived == sorted(arrived)
@@ -91,30 +91,30 @@ def test_an_uploaded_image_is_explained_while_samples_arrive(visit, slow):
 def test_another_class_gives_another_map(visit):
     visit.page.fill("#samples", "4")
     visit.open_picture()
-    visit.finished()
+    visit.wait_finished()
     first = visit.pixels()
     visit.page.locator("#classes label").nth(1).click()
     name = visit.page.locator("#classes label").nth(1).locator(".name").text_content()
-    expect(visit.finished().locator(".title")).to_have_text(name)
+    expect(visit.wait_finished().locator(".title")).to_have_text(name)
     assert np.abs(visit.pixels() - first).max() > 0
     visit.page.fill("#other-class", "catt")
     visit.page.get_by_role("button", name="Explain").click()
     expect(visit.page.locator(".panel .alert")).to_contain_text("did you mean 0 cat")
     visit.page.locator("#classes label").nth(1).click()
-    expect(visit.finished().locator(".title")).to_have_text(name)
+    expect(visit.wait_finished().locator(".title")).to_have_text(name)
     assert visit.complaints == []
 
 
 def test_a_class_that_is_not_among_the_first_joins_them(visit):
     visit.page.fill("#samples", "2")
     visit.open_picture()
-    visit.finished()
+    visit.wait_finished()
     names = visit.page.locator("#classes .name")
     other = next(name for name in NAMES if name not in names.all_text_contents())
     for _ in range(2):  # once only
         visit.page.fill("#other-class", other)
         visit.page.press("#other-class", "Enter")
-        expect(visit.finished().locator(".title")).to_have_text(other)
+        expect(visit.wait_finished().locator(".title")).to_have_text(other)
         expect(names).to_have_count(6)
         expect(visit.page.get_by_role("radio", name=other)).to_be_checked()
 
@@ -122,12 +122,12 @@ def test_a_class_that_is_not_among_the_first_joins_them(visit):
 def test_the_slider_goes_from_the_image_to_the_map(visit):
     visit.page.fill("#samples", "4")
     visit.open_picture()
-    visit.finished()
+    visit.wait_finished()
     shown = []
     for value in ("0", "50", "100"):
         visit.page.locator("#mix").fill(value)
         shown.append(visit.pixels().reshape(-1, 4)[:, :3])
-    seen = np.asarray(picture().resize((32, 32))).reshape(-1, 3)
+    seen = np.asarray(make_picture().resize((32, 32))).reshape(-1, 3)
     assert np.abs(shown[0] - seen).max() <= 1  # the image as the model sees it
     darkest = np.array([0x1F, 0x15, 0x3B])
     assert (np.abs(shown[2] - darkest).max(1) <= 1).mean() > 0.3  # where nothing speaks for the class
@@ -137,12 +137,12 @@ def test_the_slider_goes_from_the_image_to_the_map(visit):
 def test_two_methods_and_two_classes_side_by_side(visit):
     visit.page.fill("#samples", "4")
     visit.open_picture()
-    visit.finished()
+    visit.wait_finished()
     visit.page.check("#compare")
-    first, second = visit.finished(0), visit.finished(1)
+    first, second = visit.wait_finished(0), visit.wait_finished(1)
     assert first.locator(".title").text_content() != second.locator(".title").text_content()
     visit.page.select_option("#compare-method", "effective")
-    expect(visit.finished(1).locator(".subtitle")).to_contain_text("effective")
+    expect(visit.wait_finished(1).locator(".subtitle")).to_contain_text("effective")
     expect(second.locator(".none")).to_be_visible()
     boxes = [panel.bounding_box() for panel in (first, second)]
     assert boxes[0]["y"] == boxes[1]["y"]
@@ -157,12 +157,12 @@ def test_it_is_used_by_keyboard_alone(visit):
     page = visit.page
     page.fill("#samples", "2")
     visit.open_picture()
-    visit.finished()
+    visit.wait_finished()
     before = page.locator(".panel .title").text_content()
     page.locator("#classes input").first.focus()
     page.keyboard.press("ArrowDown")
     expect(page.locator(".panel .title")).not_to_have_text(before)
-    panel = visit.finished()
+    panel = visit.wait_finished()
     panel.locator("canvas.map").focus()
     for key in ("ArrowRight", "Shift+ArrowDown"):
         page.keyboard.press(key)
@@ -197,7 +197,7 @@ def test_what_goes_wrong_is_said_and_leaves_the_page_usable(visit):
     assert not any("large.png" in url for url in visit.requests)  # it was not sent at all
     visit.page.fill("#samples", "2")
     visit.open_picture()
-    visit.finished()
+    visit.wait_finished()
     expect(alert).to_be_hidden()
     assert all("415" in text for text in visit.complaints)  # the browser's own line about the status
 
@@ -205,7 +205,7 @@ def test_what_goes_wrong_is_said_and_leaves_the_page_usable(visit):
 def test_a_busy_server_is_said_and_asked_again(visit, slow, browser):
     visit.page.fill("#samples", "2")
     visit.open_picture()
-    visit.finished()
+    visit.wait_finished()
     with browser.new_context() as context:
         other = Visit(context.new_page(), visit.base)
         other.start()
@@ -216,8 +216,8 @@ def test_a_busy_server_is_said_and_asked_again(visit, slow, browser):
         other.open_picture()
         expect(other.page.locator("#image-alert")).to_contain_text("server is busy")
         slow.free.set()
-        visit.finished()
-        other.finished()  # by itself
+        visit.wait_finished()
+        other.wait_finished()  # by itself
         expect(other.page.locator("#image-alert")).to_be_hidden()
 
 
@@ -235,7 +235,7 @@ def test_stop_ends_the_work_on_the_server(visit, slow):
     assert slow.passes == passes < before + 24
     slow.pause = 0
     visit.page.get_by_role("button", name="Run").click()
-    visit.finished()
+    visit.wait_finished()
 
 
 def test_an_image_is_dropped_and_pasted(visit):
@@ -248,9 +248,9 @@ def test_an_image_is_dropped_and_pasted(visit):
         document.body.dispatchEvent(event);
     }"""
     for kind in ("drop", "paste"):
-        visit.page.evaluate(give, [kind, list(encoded(picture()))])
+        visit.page.evaluate(give, [kind, list(encode_image(make_picture()))])
         expect(visit.page.locator("#image-note")).to_have_text(f"{kind}ped.png")
-        visit.finished()
+        visit.wait_finished()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -262,9 +262,9 @@ def test_it_fits_a_phone_in_both_schemes(browser, tiny, scheme):
         visit.start()
         visit.page.fill("#samples", "2")
         visit.open_picture(name="a-rather-long-name-of-a-picture-that-somebody-took-yesterday.png")
-        visit.finished()
+        visit.wait_finished()
         visit.page.check("#compare")
-        visit.finished(1)
+        visit.wait_finished(1)
         assert visit.page.evaluate("document.documentElement.scrollWidth") == 360
         paper = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", paper))) > 380) == (scheme == "light")

@@ -21,7 +21,7 @@ from fastapi.testclient import TestClient
 
 from dave_vit.cli.serve import LOOPBACK, allowed_names
 from dave_vit.web import Limits, ServedModel, create_app, request_timeouts, service
-from web_fixtures import Slow, adapter, encoded, picture, until
+from web_fixtures import SlowModel, adapter, encode_image, make_picture, wait_until
 
 
 @contextlib.contextmanager
@@ -34,7 +34,7 @@ def running(app) -> Iterator[int]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
-        assert until(lambda: server.started)
+        assert wait_until(lambda: server.started)
         yield listening.getsockname()[1]
     finally:
         server.should_exit = True
@@ -103,18 +103,18 @@ def _closed_after(port: int, sent: bytes) -> float:
 def test_a_long_answer_is_not_cut_off(monkeypatch):
     monkeypatch.setattr(request_timeouts, "HEADERS", 0.3)
     monkeypatch.setattr(request_timeouts, "BODY", 0.3)
-    slow = Slow(pause=0.4)
+    slow = SlowModel(pause=0.4)
     slow.free.set()
-    data = encoded(picture())
+    data = encode_image(make_picture())
     head = f"POST /api/look HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     with running(create_app([ServedModel(slow.model)], hosts=LOOPBACK)) as port:
         assert ask(port, head.encode() + data).startswith(b"HTTP/1.1 200")
 
 
 def test_a_full_queue_is_said_before_the_body_is_read():
-    slow = Slow()
+    slow = SlowModel()
     limits = Limits(waiting=0)
-    data = encoded(picture())
+    data = encode_image(make_picture())
     head = b"POST /api/explain HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     with (
         running(create_app([ServedModel(slow.model)], limits, hosts=LOOPBACK)) as port,
@@ -122,7 +122,7 @@ def test_a_full_queue_is_said_before_the_body_is_read():
     ):
         first = threads.submit(ask, port, head % len(data) + data)
         try:
-            assert until(lambda: slow.passes > 0)
+            assert wait_until(lambda: slow.passes > 0)
             with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
                 connection.sendall(head % len(data) + data[:10])  # the rest never comes
                 assert b" 503 " in connection.recv(65536).split(b"\r\n")[0]
@@ -132,16 +132,16 @@ def test_a_full_queue_is_said_before_the_body_is_read():
 
 
 def test_downloads_do_not_wait_for_explanations():
-    slow = Slow()
+    slow = SlowModel()
     slow.free.set()
     with TestClient(create_app([ServedModel(slow.model)])) as client, ThreadPoolExecutor(1) as threads:
         question = {"samples": 2, "stream": False}
-        first = client.post("/api/explain", params=question, content=encoded(picture())).json()
+        first = client.post("/api/explain", params=question, content=encode_image(make_picture())).json()
         slow.free.clear()
         passes = slow.passes
-        second = threads.submit(client.post, "/api/explain", params=question, content=encoded(picture()))
+        second = threads.submit(client.post, "/api/explain", params=question, content=encode_image(make_picture()))
         try:
-            assert until(lambda: slow.passes > passes)  # the worker is held inside of the model
+            assert wait_until(lambda: slow.passes > passes)  # the worker is held inside of the model
             for path in first["finished"]["files"].values():
                 assert client.get(path).status_code == 200
             assert not second.done()
@@ -151,7 +151,7 @@ def test_downloads_do_not_wait_for_explanations():
 
 
 def test_one_who_leaves_stops_the_work_before_preprocessing(monkeypatch):
-    slow, decoding, go_on = Slow(), threading.Event(), threading.Event()
+    slow, decoding, go_on = SlowModel(), threading.Event(), threading.Event()
     slow.free.set()
     read = service.read_picture
 
@@ -163,7 +163,7 @@ def test_one_who_leaves_stops_the_work_before_preprocessing(monkeypatch):
     monkeypatch.setattr(service, "read_picture", held)
     prepared: list[int] = []
     monkeypatch.setattr(type(slow.model), "preprocess", lambda self, image: prepared.append(1))
-    data = encoded(picture())
+    data = encode_image(make_picture())
     head = b"POST /api/explain HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(data)
     with running(create_app([ServedModel(slow.model)], hosts=LOOPBACK)) as port:
         with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
@@ -185,7 +185,7 @@ POST = (
 @pytest.mark.slow
 def test_hundreds_of_requests_at_once():
     """Each is answered or turned away, none breaks the server, and it answers as before afterwards."""
-    data = encoded(picture())
+    data = encode_image(make_picture())
     explain = POST.format("false", len(data)).encode() + data
     look = b"GET /api/classes HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
     with running(create_app([ServedModel(adapter())], hosts=LOOPBACK)) as port, ThreadPoolExecutor(40) as threads:
@@ -199,7 +199,7 @@ def test_hundreds_of_requests_at_once():
 
 @pytest.mark.slow
 def test_dozens_of_streams_that_break_off():
-    slow, data = Slow(), encoded(picture())
+    slow, data = SlowModel(), encode_image(make_picture())
     slow.free.set()
     with running(create_app([ServedModel(slow.model)], hosts=LOOPBACK)) as port:
         for _ in range(60):
@@ -207,7 +207,7 @@ def test_dozens_of_streams_that_break_off():
                 connection.sendall(POST.format("true", len(data)).encode() + data)
                 connection.recv(64)
         whole = POST.format("false", len(data)).encode() + data
-        assert until(lambda: ask(port, whole).startswith(b"HTTP/1.1 200"))
+        assert wait_until(lambda: ask(port, whole).startswith(b"HTTP/1.1 200"))
         done = slow.passes
         time.sleep(0.3)
         assert slow.passes == done  # nobody computes for those who left
@@ -216,7 +216,7 @@ def test_dozens_of_streams_that_break_off():
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="looks memory up in /proc")
 def test_the_page_does_not_grow_over_many_explanations():
-    data = encoded(picture())
+    data = encode_image(make_picture())
 
     def explain(client: TestClient, times: int) -> int:
         for _ in range(times):
@@ -237,7 +237,8 @@ def test_names_with_formulas_can_be_taken_away(monkeypatch):
     model.class_names = [f"${name}^_y$" for name in model.class_names]
     with TestClient(create_app([ServedModel(model)])) as client:
         question = {"samples": 2, "stream": False, "name": "$x^_y$.png"}
-        files = client.post("/api/explain", params=question, content=encoded(picture())).json()["finished"]["files"]
+        step = client.post("/api/explain", params=question, content=encode_image(make_picture())).json()
+        files = step["finished"]["files"]
         assert len(files) == 4
         for path in files.values():
             assert client.get(path).status_code == 200

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 import writer_folders
-from browser_fixtures import Visit, expect, held, launched, running, served, serving, visiting  # noqa: F401
+from browser_fixtures import Visit, expect, held, launched, run_server, served, serving, visiting  # noqa: F401
 from dave_vit import create_method, load_model
 from dave_vit.viz.widget import read_script, widget_traits
-from web_fixtures import NAMES, adapter, encoded, picture
+from web_fixtures import NAMES, adapter, encode_image, make_picture
 
 pytestmark = pytest.mark.slow
 
@@ -35,21 +35,21 @@ def shares(visit: Visit, selector: str = "canvas.map") -> np.ndarray:
 
 def test_the_address_brings_everything_back(visit):
     page = visit.page
-    visit.explained()
+    visit.explain()
     first, opened = page.locator(".panel .title").text_content(), visit.pixels()
     page.locator("#classes label").nth(2).click()
     expect(page.locator(".panel .title")).not_to_have_text(first)
-    visit.finished()
+    visit.wait_finished()
     page.select_option("#method", "effective")
-    expect(visit.finished().locator(".subtitle")).to_contain_text("effective")
+    expect(visit.wait_finished().locator(".subtitle")).to_contain_text("effective")
     chosen, shown = page.locator(".panel .title").text_content(), visit.pixels()
     page.reload()
-    expect(visit.finished().locator(".title")).to_have_text(chosen)
+    expect(visit.wait_finished().locator(".title")).to_have_text(chosen)
     expect(page.locator("#method")).to_have_value("effective")
     np.testing.assert_array_equal(visit.pixels(), shown)
     page.go_back()
     page.go_back()
-    expect(visit.finished().locator(".title")).to_have_text(first)
+    expect(visit.wait_finished().locator(".title")).to_have_text(first)
     expect(page.locator("#method")).to_have_value("dave")
     np.testing.assert_array_equal(visit.pixels(), opened)
     page.go_back()
@@ -69,7 +69,7 @@ BACK_TWICE = """async () => {
 
 def test_quick_steps_back_end_where_the_address_says(visit):
     page, busy = visit.page, visit.page.locator(".panel[aria-busy=true]")
-    visit.explained(4)
+    visit.explain(4)
     page.locator("#classes label").nth(2).click()
     page.check("#compare")
     page.select_option("#compare-class", label=page.locator("#classes .name").nth(3).text_content())
@@ -90,14 +90,14 @@ def test_an_address_is_shared(visit, browser):
     page = visit.page
     page.fill("#samples", "2")
     page.get_by_role("button", name="Example 2", exact=True).click()
-    visit.finished()
+    visit.wait_finished()
     page.locator("#classes .versus").nth(1).click()
-    title = visit.finished().locator(".title")
+    title = visit.wait_finished().locator(".title")
     expect(title).to_contain_text(", not ")
     with browser.new_context() as context:
         other = Visit(context.new_page(), visit.base)
         other.start(page.url.removeprefix(f"{visit.base}/"))
-        expect(other.finished().locator(".title")).to_have_text(title.text_content())
+        expect(other.wait_finished().locator(".title")).to_have_text(title.text_content())
         expect(other.page.locator("#samples")).to_have_value("2")
         np.testing.assert_array_equal(other.pixels(), visit.pixels())
         other.page.goto(f"{visit.base}/#image=elsewhere&method=rollout&model=nothing")
@@ -121,11 +121,11 @@ def test_the_model_is_examined_and_methods_that_cannot_run_are_grey(visit):
 
 def test_why_this_and_not_that_with_one_click(visit):
     page = visit.page
-    visit.explained(4)
+    visit.explain(4)
     names = page.locator("#classes .name").all_text_contents()
     plain = visit.pixels()
     page.get_by_role("button", name=f"Why {names[0]} and not {names[1]}?").click()
-    expect(visit.finished().locator(".title")).to_have_text(f"{names[0]}, not {names[1]}")
+    expect(visit.wait_finished().locator(".title")).to_have_text(f"{names[0]}, not {names[1]}")
     expect(page.locator("#view")).to_have_value("signed")
     expect(page.locator("#against option:checked")).to_have_text(names[1])
     expect(page.locator(".panel figure .low").first).to_have_text(re.compile("^\N{MINUS SIGN}"))
@@ -135,38 +135,38 @@ def test_why_this_and_not_that_with_one_click(visit):
     assert (blue - red > 30).any()  # violet: for
     assert "--against" in page.locator(".panel code").text_content()
     page.locator("#classes .versus[aria-pressed=true]").click()
-    expect(visit.finished().locator(".title")).to_have_text(names[0])
+    expect(visit.wait_finished().locator(".title")).to_have_text(names[0])
     page.select_option("#view", "map")
     page.fill("#mix", "50")
     np.testing.assert_array_equal(visit.pixels(), plain)
 
 
 def test_a_class_is_set_against_another_by_the_list(visit):
-    visit.explained()
+    visit.explain()
     names = visit.page.locator("#classes .name").all_text_contents()
     visit.page.select_option("#against", label=names[2])
-    expect(visit.finished().locator(".title")).to_have_text(f"{names[0]}, not {names[2]}")
+    expect(visit.wait_finished().locator(".title")).to_have_text(f"{names[0]}, not {names[2]}")
     expect(visit.page.locator("#classes .versus").nth(2)).to_have_attribute("aria-pressed", "true")
     visit.page.select_option("#against", "rivals")
-    expect(visit.finished().locator(".title")).to_have_text(names[0])
+    expect(visit.wait_finished().locator(".title")).to_have_text(names[0])
     expect(visit.page.locator(".panel .subtitle")).to_contain_text("against its rivals")
 
 
 def test_names_that_fit_several_classes_are_offered_as_buttons(visit):
     page = visit.page
-    visit.explained()
+    visit.explain()
     page.fill("#other-class", "c")
     page.press("#other-class", "Enter")
     offered = page.locator(".panel .candidates button")
     expect(offered).to_have_text(["cat", "tiger cat", "cock"])
     expect(page.locator(".panel .retry")).to_be_hidden()
     offered.nth(1).click()
-    expect(visit.finished().locator(".title")).to_have_text("tiger cat")
+    expect(visit.wait_finished().locator(".title")).to_have_text("tiger cat")
     expect(page.get_by_role("radio", name="tiger cat")).to_be_checked()
 
 
 def test_sureness_is_shown_and_what_it_means(visit):
-    panel = visit.explained(12)
+    panel = visit.explain(12)
     figure = panel.locator("figure").nth(1)
     expect(figure.locator(".strong")).to_have_text("Sureness")
     expect(figure.locator(".meaning")).to_contain_text("below 2 it may be chance")
@@ -178,21 +178,21 @@ def test_sureness_is_shown_and_what_it_means(visit):
 
 def test_two_classes_have_one_colour_scale(visit):
     page = visit.page
-    visit.explained(4)
+    visit.explain(4)
     page.check("#compare")
-    limits = [visit.finished(number).locator("figure .limit").first for number in (0, 1)]
+    limits = [visit.wait_finished(number).locator("figure .limit").first for number in (0, 1)]
     assert limits[0].text_content() == limits[1].text_content()
     page.select_option("#scales", "own")
     expect(limits[1]).not_to_have_text(limits[0].text_content())
     page.select_option("#compare-method", "rollout")
     page.select_option("#scales", "shared")
-    expect(visit.finished(1).locator(".subtitle")).to_contain_text("rollout")
+    expect(visit.wait_finished(1).locator(".subtitle")).to_contain_text("rollout")
     expect(limits[1]).not_to_have_text(limits[0].text_content())  # of another kind: never one scale
 
 
 def test_what_is_weak_is_hidden_and_what_is_fine_is_smoothed(visit):
     page = visit.page
-    panel = visit.explained(4, encoded(Image.new("RGB", (32, 32), "grey")))  # all that is seen is the map
+    panel = visit.explain(4, encode_image(Image.new("RGB", (32, 32), "grey")))  # all that is seen is the map
     page.fill("#mix", "100")
     assert panel.get_attribute("aria-busy") == "false"  # the field of samples was left, with what the map was made of
     whole = shares(visit)
@@ -213,7 +213,7 @@ def test_what_is_weak_is_hidden_and_what_is_fine_is_smoothed(visit):
 
 def test_maps_are_zoomed_and_moved_together(visit):
     page = visit.page
-    panel = visit.explained()
+    panel = visit.explain()
     stage, canvas = panel.locator(".stage").first.bounding_box(), panel.locator("canvas.map")
     expect(canvas).not_to_have_css("image-rendering", "pixelated")
     page.click("#zoom-in")
@@ -236,11 +236,11 @@ def test_maps_are_zoomed_and_moved_together(visit):
 
 def test_two_models_their_divider_their_difference_and_one_figure(visit, tmp_path):
     page = visit.page
-    visit.explained(4)
+    visit.explain(4)
     page.check("#compare")
     page.select_option("#compare-class", label=page.locator(".panel .title").first.text_content())
     page.select_option("#compare-model", "other")
-    expect(visit.finished(1).locator(".subtitle")).to_contain_text("other")
+    expect(visit.wait_finished(1).locator(".subtitle")).to_contain_text("other")
     first, second = (shares(visit, f".panel:nth-child({number}) canvas.map") for number in (1, 2))
     assert np.abs(first - second).max() > 0
     page.select_option("#compare-show", "swipe")
@@ -261,12 +261,12 @@ def test_two_models_their_divider_their_difference_and_one_figure(visit, tmp_pat
 
 def test_earlier_maps_of_the_session_are_a_click_away(visit):
     page = visit.page
-    visit.explained()
+    visit.explain()
     first = page.locator(".panel .title").text_content()
     page.locator("#classes label").nth(1).click()
     expect(page.locator("#session button")).to_have_count(2)
     page.get_by_role("button", name=f"Back to {first}").click()
-    expect(visit.finished().locator(".title")).to_have_text(first)
+    expect(visit.wait_finished().locator(".title")).to_have_text(first)
     expect(page.locator("#classes input").first).to_be_checked()
 
 
@@ -274,7 +274,7 @@ def test_on_a_phone_the_map_comes_first_and_is_in_sight_when_an_option_changes(b
     with browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True) as context:
         visit = Visit(context.new_page(), tiny)
         visit.start()
-        panel = visit.explained()
+        panel = visit.explain()
         order = [visit.page.locator(name).bounding_box()["y"] for name in (".panel canvas.map", "#classes", "#method")]
         assert order == sorted(order)
         visit.page.locator("#method").scroll_into_view_if_needed()
@@ -286,7 +286,7 @@ def test_two_fingers_zoom_the_map_and_not_the_page(browser, tiny):
     with browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True) as context:
         visit = Visit(context.new_page(), tiny)
         visit.start()
-        panel = visit.explained()
+        panel = visit.explain()
         canvas = panel.locator("canvas.map")
         canvas.scroll_into_view_if_needed()
         box, touch = canvas.bounding_box(), context.new_cdp_session(visit.page)
@@ -314,7 +314,7 @@ def test_two_fingers_zoom_the_map_and_not_the_page(browser, tiny):
 def writing(tmp_path) -> Iterator[str]:
     """The address of a server whose model answers questions."""
     pytest.importorskip("transformers", reason="needs the extra hf")
-    with running([load_model(f"hf:{writer_folders.save('LLaVA', tmp_path)}", device="cpu")]) as address:
+    with run_server([load_model(f"hf:{writer_folders.save('LLaVA', tmp_path)}", device="cpu")]) as address:
         yield address
 
 
@@ -325,7 +325,7 @@ def test_a_model_that_writes_is_asked_and_its_words_are_explained(browser, writi
         page = visit.page
         expect(page.locator("#knows")).to_contain_text("writes about images")
         page.select_option("#method", "effective")
-        visit.open_picture(encoded(picture((120, 80))))
+        visit.open_picture(encode_image(make_picture((120, 80))))
         expect(page.locator("#classes-card")).to_be_hidden()
         page.fill("#prompt", "what is on the table ?")
         page.press("#prompt", "Enter")
@@ -333,7 +333,7 @@ def test_a_model_that_writes_is_asked_and_its_words_are_explained(browser, writi
         expect(words.nth(2)).to_be_visible()
         assert page.locator(".panel").count() == 0
         words.nth(1).click()
-        panel = visit.finished()
+        panel = visit.wait_finished()
         expect(panel.locator(".title")).to_have_text(words.nth(1).text_content())
         assert page.locator("canvas.map").evaluate("canvas => [canvas.width, canvas.height]") == [120, 80]
         first = visit.pixels()
@@ -353,7 +353,7 @@ def test_a_model_that_writes_is_asked_and_its_words_are_explained(browser, writi
 
 def test_the_widget_of_notebooks_draws_with_the_same_controls(browser):
     model = adapter()
-    given = widget_traits(create_method("dave", model, samples=4).explain(model.preprocess(picture()), [[0, 1]]))
+    given = widget_traits(create_method("dave", model, samples=4).explain(model.preprocess(make_picture()), [[0, 1]]))
     plain = {name: list(value) if isinstance(value, bytes) else value for name, value in given.items()}
     with browser.new_context() as context:
         page = context.new_page()
@@ -378,7 +378,7 @@ def test_the_widget_of_notebooks_draws_with_the_same_controls(browser):
         signed = shares(drawn, "canvas.dave-map")
         assert np.abs(signed - first).max() > 0
         page.get_by_label("Image to map").fill("0")
-        seen = np.asarray(picture().resize((32, 32))).reshape(-1, 3)
+        seen = np.asarray(make_picture().resize((32, 32))).reshape(-1, 3)
         assert np.abs(shares(drawn, "canvas.dave-map") - seen).max() <= 1
         page.get_by_label("View").select_option("sureness")
         expect(page.locator("output")).to_contain_text(f"{NAMES[0]}: the brightest colour is")
