@@ -8,6 +8,7 @@ answers at once. Errors that a user can repair are raised as `DaveError`; `run` 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from dave_vit._internal.registry import suggest_names
+from dave_vit._internal.registry import import_plugins, suggest_names
 from dave_vit._version import __version__
 from dave_vit.errors import DaveError, UnknownName, escape_unprintable, first_line, is_out_of_memory
 
@@ -97,6 +98,7 @@ def run(args: list[str] | None = None) -> int:
     given = sys.argv[1:] if args is None else args
     try:
         with _ending_in_order():
+            import_plugins(_plugin_files(given))  # before any name is looked up, also that of a subcommand
             code = app(given or ["--help"], prog_name="dave", standalone_mode=False, obj=given)
     except DaveError as error:
         return _fail(str(error))
@@ -117,6 +119,11 @@ def run(args: list[str] | None = None) -> int:
     if code == INTERRUPTED:
         typer.echo("\nstopped; what was finished is kept", err=True)
     return code if isinstance(code, int) else 0
+
+
+def _plugin_files(arguments: list[str]) -> list[str]:
+    separate = [value for flag, value in itertools.pairwise(arguments) if flag == "--plugin"]
+    return separate + [one.partition("=")[2] for one in arguments if one.startswith("--plugin=")]
 
 
 @contextmanager
