@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import tiny_models
 from dave_vit import create_method
 from dave_vit.errors import DaveError, OptionError
-from dave_vit.methods.tis import centres_of
+from dave_vit.methods.tis import kmeans_centres
 from dave_vit.metrics import area, deletion
 from dave_vit.metrics.perturbation import Perturbation
 from dave_vit.neighborhood.draws import sample_generator
@@ -54,7 +54,7 @@ class TestTIS:
             states, _ = blocks_of(model, image)
             channels = states[:, -16:].permute(0, 2, 1).reshape(-1, 16)  # of all blocks
             total, counts = torch.zeros(16, dtype=torch.float64), torch.zeros(16)
-            for centre in centres_of(channels, 6, 3):
+            for centre in kmeans_centres(channels, 6, 3):
                 kept = sorted(centre.argsort(descending=True)[:6].tolist())
                 total[kept] += blocks_of(model, image, torch.tensor(kept))[1].softmax(0)[target]
                 counts[kept] += 1
@@ -64,9 +64,9 @@ class TestTIS:
         from sklearn.cluster import KMeans
 
         points = torch.randn(90, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        start = centres_of(points, 90, 0)
+        start = kmeans_centres(points, 90, 0)
         assert torch.equal(start, points)  # no more points than centres
-        found = centres_of(points, 7, 2)
+        found = kmeans_centres(points, 7, 2)
         drawn = torch.randperm(90, generator=sample_generator(2, 0, "noise"))
         fitted = KMeans(7, init=points[drawn[:7]].numpy(), n_init=1, algorithm="lloyd", tol=0).fit(points.numpy())
         np.testing.assert_allclose(found.numpy(), fitted.cluster_centers_)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,11 +19,26 @@ from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenMethod, gradients
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
-"""Slopes and features, both ``[b, D, h, w]``, to what the features are multiplied with."""
+"""Function from slopes and features, both ``[b, D, h, w]``, to weights of the features."""
+
+
+class _ActivationMap(ABC):
+    """Mixin of class activation maps: the option ``positive``, and features times the weights of a subclass."""
+
+    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
+        super().__init__(model, **options)  # type: ignore[call-arg]
+        self.positive = positive
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        return weigh_features(observed, images, target, self._weigh, positive=self.positive)
+
+    @abstractmethod
+    def _weigh(self, slope: Tensor, values: Tensor) -> Tensor:
+        """Return the weights of features from their slopes, both ``[b, D, h, w]``."""
 
 
 @METHODS.register("gradcam")
-class GradCAM(TokenMethod):
+class GradCAM(_ActivationMap, TokenMethod):
     """The channels of a feature map, weighted by the mean of their gradient over all places, and added up.
 
     In a Vision Transformer these are the normed tokens that enter the last attention, without class and register
@@ -41,16 +57,12 @@ class GradCAM(TokenMethod):
         resolution="patch",
     )
 
-    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.positive = positive
-
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        return weighted(observed, images, target, mean_slope, positive=self.positive)
+    def _weigh(self, slope: Tensor, values: Tensor) -> Tensor:
+        return mean_slope(slope, values)
 
 
 @METHODS.register("gradcam_plus_plus")
-class GradCAMPlusPlus(TokenMethod):
+class GradCAMPlusPlus(_ActivationMap, TokenMethod):
     """As ``gradcam``, with positive gradients averaged by weights that second and third derivatives give.
 
     The derivatives are those of the exponential of the logit, as published, in closed form. Its value, one positive
@@ -69,16 +81,12 @@ class GradCAMPlusPlus(TokenMethod):
         resolution="patch",
     )
 
-    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.positive = positive
-
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        return weighted(observed, images, target, _plus_plus, positive=self.positive)
+    def _weigh(self, slope: Tensor, values: Tensor) -> Tensor:
+        return _plus_plus_slope(slope, values)
 
 
 @METHODS.register("layercam")
-class LayerCAM(TokenMethod):
+class LayerCAM(_ActivationMap, TokenMethod):
     """Features times their positive gradient at each place, added up over the channels.
 
     Args:
@@ -94,16 +102,12 @@ class LayerCAM(TokenMethod):
         resolution="patch",
     )
 
-    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.positive = positive
-
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        return weighted(observed, images, target, lambda slope, _: slope.clamp(min=0), positive=self.positive)
+    def _weigh(self, slope: Tensor, values: Tensor) -> Tensor:
+        return slope.clamp(min=0)
 
 
 @METHODS.register("hirescam")
-class HiResCAM(TokenMethod):
+class HiResCAM(_ActivationMap, TokenMethod):
     """Features times their gradient at each place, added up over the channels.
 
     Where the head is linear in the features, the map sums to the logit, up to the head's bias.
@@ -122,49 +126,48 @@ class HiResCAM(TokenMethod):
     )
 
     def __init__(self, model: nn.Module, *, positive: bool = False, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.positive = positive
+        super().__init__(model, positive=positive, **options)
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        return weighted(observed, images, target, lambda slope, _: slope, positive=self.positive)
+    def _weigh(self, slope: Tensor, values: Tensor) -> Tensor:
+        return slope
 
 
-def weighted(observed: Observation, images: Tensor, target: Target, weigh: Weigh, *, positive: bool) -> Tensor:
-    """Features times their weights, added up over the channels: ``[b, K, h, w]``."""
-    source, as_picture = features(observed, images)
-    held = as_picture(source.detach())  # [b, D, h, w]
-    slopes = (as_picture(slope) for (slope,) in gradients(observed.logits, target, [source]))
-    grids = torch.stack([(weigh(slope, held) * held).sum(1) for slope in slopes], 1)  # [b, K, h, w]
+def weigh_features(observed: Observation, images: Tensor, target: Target, weigh: Weigh, *, positive: bool) -> Tensor:
+    """Multiply features by their weights and sum over the channels: ``[b, K, h, w]``."""
+    source, to_grid = features(observed, images)
+    values = to_grid(source.detach())  # [b, D, h, w]
+    slopes = (to_grid(slope) for (slope,) in gradients(observed.logits, target, [source]))
+    grids = torch.stack([(weigh(slope, values) * values).sum(1) for slope in slopes], 1)  # [b, K, h, w]
     return grids.clamp(min=0) if positive else grids
 
 
-def mean_slope(slope: Tensor, held: Tensor) -> Tensor:
+def mean_slope(slope: Tensor, values: Tensor) -> Tensor:
     """Eq. (1) of Grad-CAM: one weight a channel."""
     return slope.mean((2, 3), keepdim=True)  # [b, D, 1, 1]
 
 
-def _plus_plus(slope: Tensor, held: Tensor) -> Tensor:
+def _plus_plus_slope(slope: Tensor, values: Tensor) -> Tensor:
     """Eq. (19): the derivatives of exp(S) are exp(S) times powers of the slope, so that exp(S) cancels in alpha."""
-    below = 2 + held.sum((2, 3), keepdim=True) * slope  # both sides of the fraction without the slope's square
+    below = 2 + values.sum((2, 3), keepdim=True) * slope  # both sides of the fraction without the slope's square
     alpha = torch.where((slope != 0) & (below != 0), 1 / below, 0)
     return (alpha * slope.clamp(min=0)).sum((2, 3), keepdim=True)  # [b, D, 1, 1]
 
 
 def features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """A tensor of the graph, and how it or its gradient becomes a picture of features ``[b, D, h, w]``."""
+    """Return a tensor of the graph, and a function that turns it or its gradient into a grid ``[b, D, h, w]``."""
     for attention in reversed(observed.attention):
         tokens, shape = attention.tokens, attention.matrix.shape
         if tokens is not None and tokens.shape[:2] == (len(images), shape[-1]) and shape[-2] == shape[-1]:
-            return tokens, partial(_transposed, guess_token_layout(observed, shape[-1], images))
+            return tokens, partial(_tokens_to_grid, guess_token_layout(observed, shape[-1], images))
     if observed.pooled is None:
         raise UnsupportedOperator(
             "class activation maps need attention among all tokens or features that are averaged for the head, and the "
             "model has neither; use dave or input_x_gradient, which work on any model"
         )
     if observed.pooled.ndim == 4:
-        return observed.pooled, lambda values: values
+        return observed.pooled, lambda grid: grid
     return observed.pooled, guess_token_layout(observed, observed.pooled.shape[-1], images).to_grid
 
 
-def _transposed(layout: TokenLayout, tokens: Tensor) -> Tensor:
+def _tokens_to_grid(layout: TokenLayout, tokens: Tensor) -> Tensor:
     return layout.to_grid(tokens.mT)  # [b, N, D] -> [b, D, h, w]

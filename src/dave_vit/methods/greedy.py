@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,20 +11,18 @@ from dave_vit.engine.targets import Target
 from dave_vit.methods.base import (
     METHODS,
     Explanation,
-    Method,
     MethodInfo,
     check_at_least_one,
     check_choice,
-    check_no_clips,
 )
-from dave_vit.methods.masking import Score, Squares, as_explanation, under_masks
+from dave_vit.methods.masking import MaskingMethod, Squares, to_explanation
 from dave_vit.methods.pass_size import PassSize
 
 Goal = Literal["deletion", "insertion"]
 
 
 @METHODS.register("greedy")
-class Greedy(Method):
+class Greedy(MaskingMethod):
     """When each patch is hidden, where in every round those go whose loss costs the score least.
 
     It asks the model what the metric asks. So it shows how high deletion or insertion can get, and explains nothing
@@ -35,10 +33,7 @@ class Greedy(Method):
         rounds: in each, every patch that is left is tried alone, and an equal share of all patches goes.
         goal: "deletion" hides patches of the whole image; "insertion" shows patches, the best first.
         patch: side of the squares in pixels; the model's own patches, or a 14th of the image where these are tiny.
-        baseline: what hidden pixels become; zero is the mean colour of normalised images.
-        score: the class's "probability", as the metrics take it, or its "logit".
-        chunk: images in one forward pass.
-        autocast: run the model under autocast.
+        options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
     """
 
     info = MethodInfo(
@@ -54,24 +49,18 @@ class Greedy(Method):
         rounds: int = 14,
         goal: Goal = "deletion",
         patch: int | None = None,
-        baseline: float = 0.0,
-        *,
-        score: Score = "probability",
-        chunk: int | None = None,
-        autocast: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
-        self.rounds, self.baseline = check_at_least_one("rounds", rounds), baseline
+        super().__init__(model, **options)
+        self.rounds = check_at_least_one("rounds", rounds)
         self.patch = None if patch is None else check_at_least_one("patch", patch)
         self.goal: Goal = check_choice("goal", goal, get_args(Goal))
-        self.score: Score = check_choice("score", score, get_args(Score))
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        check_no_clips(images, "greedy", "hides places of one image")
         squares = Squares.of(self.model, images, self.patch)
         target = self._resolve_target(images, target, pass_size)
         places = [self._places(images, single, pass_size, squares) for single in target.split_classes()]  # K of [b, P]
-        return as_explanation(squares.masks(torch.stack(places, 1)), images, target)
+        return to_explanation(squares.masks(torch.stack(places, 1)), images, target)
 
     def _places(self, images: Tensor, target: Target, pass_size: PassSize, squares: Squares) -> Tensor:
         """How late each square goes, or how early it comes: ``[b, P]``, up to 1."""
@@ -80,15 +69,15 @@ class Greedy(Method):
         shown = images.new_full((len(images), count), float(deleting))
         places = torch.zeros_like(shown)
         for part in torch.arange(count).tensor_split(min(self.rounds, count)):
-            said = self._tried(images, target, pass_size, squares, shown, left)  # [b, left]
-            order = left.gather(1, said.sort(dim=1, descending=True, stable=True).indices)
+            scores = self._score_flips(images, target, pass_size, squares, shown, left)  # [b, left]
+            order = left.gather(1, scores.sort(dim=1, descending=True, stable=True).indices)
             chosen, left = order[:, : len(part)], order[:, len(part) :].sort(1).values
             shown = shown.scatter(1, chosen, float(not deleting))
             value = (part + 1) / count if deleting else 1 - part / count
             places = places.scatter(1, chosen, value.to(places).expand_as(chosen))
         return places
 
-    def _tried(
+    def _score_flips(
         self, images: Tensor, target: Target, pass_size: PassSize, squares: Squares, shown: Tensor, left: Tensor
     ) -> Tensor:
         """The score with each of the squares that are left turned over by itself: ``[b, left]``."""
@@ -98,5 +87,5 @@ class Greedy(Method):
             each = left[:, start:stop].T.unsqueeze(2)  # [n, b, 1]
             return squares.masks(turned.scatter(2, each, 1 - turned.gather(2, each)))
 
-        parts = under_masks(self, images, target, pass_size, masks, left.shape[1], self.score, self.baseline)
-        return torch.cat([said[..., 0] for _, said in parts]).T
+        parts = self._score_under_masks(images, target, pass_size, masks, left.shape[1])
+        return torch.cat([scores[..., 0] for _, scores in parts]).T

@@ -28,7 +28,7 @@ from dave_vit.methods.base import (
 )
 from dave_vit.methods.bias_placement import CONSTANT_ROWS, attributions
 from dave_vit.methods.fullgrad import signed_sum
-from dave_vit.methods.gradcam import mean_slope, weighted
+from dave_vit.methods.gradcam import mean_slope, weigh_features
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import upsampled
 
@@ -111,5 +111,5 @@ class LibraGrad(Method):
     def _activation_map(self, images: Tensor, target: Target) -> Explanation:
         with observe(self.model, images, rules=LIBRA_OBSERVED, autocast=self.autocast, read=target.read) as observed:
             target = target.resolve(observed.logits)
-            grids = weighted(observed, images, target, mean_slope, positive=True).detach().to(images.dtype)
+            grids = weigh_features(observed, images, target, mean_slope, positive=True).detach().to(images.dtype)
         return Explanation(upsampled(grids, images), target.indices)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,19 +15,16 @@ from dave_vit.errors import OptionError
 from dave_vit.methods.base import (
     METHODS,
     Explanation,
-    Method,
     MethodInfo,
     check_at_least_one,
-    check_choice,
-    check_no_clips,
 )
-from dave_vit.methods.masking import Score, as_explanation, under_masks
+from dave_vit.methods.masking import MaskingMethod, to_explanation
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.neighborhood.draws import sample_generator
 
 
 @METHODS.register("rise")
-class RISE(Method):
+class RISE(MaskingMethod):
     """The mean of smooth random masks, each weighted by the score of the image that is seen through it.
 
     Args:
@@ -36,10 +33,7 @@ class RISE(Method):
         seed: the same seed gives the same masks, whatever the batch and the chunk.
         cells: of a mask along each side, before it is enlarged and shifted.
         shown: probability with which a cell shows the image.
-        baseline: what hidden pixels become; zero is the mean colour of normalised images.
-        score: the class's "probability", as published, or its "logit"; other targets are their own number.
-        chunk: masked images in one forward pass.
-        autocast: run the model under autocast.
+        options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
     """
 
     info = MethodInfo(
@@ -56,13 +50,9 @@ class RISE(Method):
         seed: int = 0,
         cells: int = 7,
         shown: float = 0.5,
-        baseline: float = 0.0,
-        *,
-        score: Score = "probability",
-        chunk: int | None = None,
-        autocast: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
+        super().__init__(model, **options)
         if not 0 < shown < 1:
             raise OptionError(f"shown is {shown}; give a probability between 0 and 1, such as 0.5")
         self.samples, self.seed, self.cells = (
@@ -70,7 +60,7 @@ class RISE(Method):
             seed,
             check_at_least_one("cells", cells),
         )
-        self.shown, self.baseline, self.score = shown, baseline, check_choice("score", score, get_args(Score))
+        self.shown = shown
 
     @classmethod
     def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
@@ -78,20 +68,19 @@ class RISE(Method):
         return {"samples": budget}
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        check_no_clips(images, "rise", "hides places of one image")
         target = self._resolve_target(images, target, pass_size)
         total, squares = torch.zeros(2, 1, dtype=images.dtype, device=images.device)
         masks_of = partial(self.masks, (images.shape[-2], images.shape[-1]))
-        parts = under_masks(self, images, target, pass_size, masks_of, self.samples, self.score, self.baseline)
-        for masks, said in parts:
-            shown = masks[:, 0].to(said.dtype) / self.shown  # [n, H, W]
-            total = total + torch.einsum("nbk,nhw->bkhw", said, shown)
-            squares = squares + torch.einsum("nbk,nhw->bkhw", said.square(), shown.square())
+        parts = self._score_under_masks(images, target, pass_size, masks_of, self.samples)
+        for masks, scores in parts:
+            shown = masks[:, 0].to(scores.dtype) / self.shown  # [n, H, W]
+            total = total + torch.einsum("nbk,nhw->bkhw", scores, shown)
+            squares = squares + torch.einsum("nbk,nhw->bkhw", scores.square(), shown.square())
         mean = total / self.samples  # eq. (6)
         spread = (squares / self.samples - mean.square()).clamp(min=0)
         error = (spread / max(self.samples - 1, 1)).sqrt()
         mean, error = (part.to(images.dtype) for part in (mean, error))  # [b, K, H, W]
-        made = as_explanation(mean, images, target)
+        made = to_explanation(mean, images, target)
         return replace(made, samples=self.samples, mean=mean, standard_error=error)
 
     def masks(self, size: tuple[int, int], start: int, stop: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +14,16 @@ from dave_vit.errors import OptionError
 from dave_vit.methods.base import (
     METHODS,
     Explanation,
-    Method,
     MethodInfo,
     check_at_least_one,
-    check_choice,
-    check_no_clips,
 )
-from dave_vit.methods.masking import Score, Squares, as_explanation, under_masks, whole
+from dave_vit.methods.masking import MaskingMethod, Score, Squares, score_images, to_explanation
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.neighborhood.draws import sample_generator
 
 
 @METHODS.register("lime")
-class LIME(Method):
+class LIME(MaskingMethod):
     """The weights of a ridge regression of the score on which squares of the image are shown.
 
     Images that show more squares count more, by a kernel of the cosine distance to the whole image, which is the first
@@ -39,10 +36,7 @@ class LIME(Method):
         patch: side of the squares in pixels; the model's own patches, or a 14th of the image where these are tiny.
         width: of the kernel.
         ridge: penalty on the squares of the weights.
-        baseline: what hidden pixels become; zero is the mean colour of normalised images.
-        score: the class's "probability", as published, or its "logit"; other targets are their own number.
-        chunk: images in one forward pass.
-        autocast: run the model under autocast.
+        options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
     """
 
     info = MethodInfo(
@@ -60,19 +54,14 @@ class LIME(Method):
         patch: int | None = None,
         width: float = 0.25,
         ridge: float = 1.0,
-        baseline: float = 0.0,
-        *,
-        score: Score = "probability",
-        chunk: int | None = None,
-        autocast: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
+        super().__init__(model, **options)
         if not width > 0 or not ridge > 0:
             raise OptionError(f"width is {width} and ridge is {ridge}; give numbers above 0")
         self.samples, self.seed = check_at_least_one("samples", samples), seed
         self.patch = None if patch is None else check_at_least_one("patch", patch)
-        self.width, self.ridge, self.baseline = width, ridge, baseline
-        self.score = check_choice("score", score, get_args(Score))
+        self.width, self.ridge = width, ridge
 
     @classmethod
     def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
@@ -80,15 +69,14 @@ class LIME(Method):
         return {"samples": max(1, budget - 1)}
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        check_no_clips(images, "lime", "hides places of one image")
         squares = Squares.of(self.model, images, self.patch)
-        target, clean = whole(self, images, target, pass_size, self.score)
+        target, clean = score_images(self, images, target, pass_size, self.score)
         rows = self.rows(squares.count).to(images.device, precise_dtype(images.device))  # [T, P]
-        said = _said(self, images, target, pass_size, squares, rows)  # [T, b, K]
+        scores = _score_squares(self, images, target, pass_size, squares, rows)  # [T, b, K]
         shown = torch.cat([torch.ones_like(rows[:1]), rows])
         weights = kernel(shown, self.width)
-        found = ridge_regression(shown, weights, torch.cat([clean[None].to(said.dtype), said]), self.ridge)
-        return as_explanation(squares.shared(found), images, target)
+        found = ridge_regression(shown, weights, torch.cat([clean[None].to(scores.dtype), scores]), self.ridge)
+        return to_explanation(squares.spread(found), images, target)
 
     def rows(self, count: int) -> Tensor:
         """Which of the squares each sample of this seed shows, 0 or 1: ``[T, count]``."""
@@ -102,25 +90,25 @@ def kernel(shown: Tensor, width: float) -> Tensor:
     return torch.exp(-distance.square() / width**2).sqrt()
 
 
-def ridge_regression(shown: Tensor, weights: Tensor, said: Tensor, penalty: float) -> Tensor:
+def ridge_regression(shown: Tensor, weights: Tensor, scores: Tensor, penalty: float) -> Tensor:
     """Weights of the squares in a weighted ridge regression with an intercept: ``[b, K, P]``.
 
     Args:
         shown: which squares a row shows, ``[n, P]``.
         weights: of the rows, ``[n]``.
-        said: what is regressed, ``[n, b, K]``.
+        scores: what is regressed, ``[n, b, K]``.
         penalty: on the squares of the weights, not on the intercept.
     """
     share = (weights / weights.sum()).unsqueeze(1)
     centred = shown - (share * shown).sum(0)  # takes the intercept's place
     left = centred.T * weights @ centred + penalty * torch.eye(shown.shape[1], dtype=shown.dtype, device=shown.device)
-    right = torch.einsum("np,n,nbk->pbk", centred, weights, said)
+    right = torch.einsum("np,n,nbk->pbk", centred, weights, scores)
     found: Tensor = torch.linalg.solve(left, right.flatten(1))
     return found.reshape(right.shape).movedim(0, -1)
 
 
 @METHODS.register("kernel_shap")
-class KernelSHAP(Method):
+class KernelSHAP(MaskingMethod):
     """Shapley values of squares, by a regression weighted with the Shapley kernel.
 
     They sum to the score of the image minus that of the image with everything hidden. Where all combinations of squares
@@ -132,10 +120,8 @@ class KernelSHAP(Method):
         samples: combinations of squares.
         seed: the same seed draws the same combinations, whatever the batch and the chunk.
         patch: side of the squares in pixels; the model's own patches, or a 14th of the image where these are tiny.
-        baseline: what hidden pixels become; zero is the mean colour of normalised images.
         score: the class's "logit", or its "probability"; other targets are their own number.
-        chunk: images in one forward pass.
-        autocast: run the model under autocast.
+        options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
     """
 
     info = MethodInfo(
@@ -152,16 +138,13 @@ class KernelSHAP(Method):
         samples: int = 2048,
         seed: int = 0,
         patch: int | None = None,
-        baseline: float = 0.0,
         *,
         score: Score = "logit",
-        chunk: int | None = None,
-        autocast: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
+        super().__init__(model, score=score, **options)
         self.samples, self.seed = check_at_least_one("samples", samples), seed
         self.patch = None if patch is None else check_at_least_one("patch", patch)
-        self.baseline, self.score = baseline, check_choice("score", score, get_args(Score))
 
     @classmethod
     def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
@@ -169,15 +152,14 @@ class KernelSHAP(Method):
         return {"samples": max(1, budget - 2)}
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        check_no_clips(images, "kernel_shap", "hides places of one image")
         squares = Squares.of(self.model, images, self.patch)
-        target, clean = whole(self, images, target, pass_size, self.score)  # [b, K]
+        target, clean = score_images(self, images, target, pass_size, self.score)  # [b, K]
         rows, weights = (part.to(images.device, precise_dtype(images.device)) for part in self.rows(squares.count))
         hidden = torch.zeros_like(rows[:1]) if len(rows) else rows.new_zeros(1, squares.count)
-        empty, *said = _said(self, images, target, pass_size, squares, torch.cat([hidden, rows]))
+        empty, *scores = _score_squares(self, images, target, pass_size, squares, torch.cat([hidden, rows]))
         rise = (clean.to(empty.dtype) - empty).unsqueeze(-1)  # [b, K, 1]
-        found = shapley_regression(rows, weights, torch.stack(said) - empty, rise) if said else rise
-        return as_explanation(squares.shared(found), images, target)
+        found = shapley_regression(rows, weights, torch.stack(scores) - empty, rise) if scores else rise
+        return to_explanation(squares.spread(found), images, target)
 
     def rows(self, count: int) -> tuple[Tensor, Tensor]:
         """Which of the squares each combination shows, ``[T, count]``, and how much it counts, ``[T]``."""
@@ -204,24 +186,24 @@ def _kernel(count: int, size: int) -> float:
     return (count - 1) / (math.comb(count, size) * size * (count - size))
 
 
-def shapley_regression(rows: Tensor, weights: Tensor, said: Tensor, rise: Tensor) -> Tensor:
+def shapley_regression(rows: Tensor, weights: Tensor, scores: Tensor, rise: Tensor) -> Tensor:
     """Values of the squares that add up to the rise and else fit best: ``[b, K, P]``.
 
     Args:
         rows: which squares a combination shows, ``[T, P]``.
         weights: of the combinations, ``[T]``.
-        said: the score of each, minus that of nothing, ``[T, b, K]``.
+        scores: the score of each, minus that of nothing, ``[T, b, K]``.
         rise: the score of the whole image minus that of nothing, ``[b, K, 1]``.
     """
     inverse: Tensor = torch.linalg.pinv(
         rows.T * weights @ rows, hermitian=True
     )  # fewer rows than squares: the smallest values
-    free = torch.einsum("pq,nq,n,nbk->bkp", inverse, rows, weights, said)
+    free = torch.einsum("pq,nq,n,nbk->bkp", inverse, rows, weights, scores)
     lever = inverse.sum(1)  # by how much each value moves where the sum is to change
     return free + (rise - free.sum(-1, keepdim=True)) * lever / lever.sum()
 
 
-def _said(
+def _score_squares(
     method: LIME | KernelSHAP, images: Tensor, target: Target, pass_size: PassSize, squares: Squares, rows: Tensor
 ) -> Tensor:
     """What the model says of images of which some squares are shown ``[n, P]``: ``[n, b, K]`` in the widest type."""
@@ -229,5 +211,5 @@ def _said(
     def masks(start: int, stop: int) -> Tensor:
         return squares.masks(rows[start:stop]).unsqueeze(1)  # [n, 1, H, W]
 
-    parts = under_masks(method, images, target, pass_size, masks, len(rows), method.score, method.baseline)
-    return torch.cat([said for _, said in parts]).to(precise_dtype(images.device))
+    parts = method._score_under_masks(images, target, pass_size, masks, len(rows))
+    return torch.cat([scores for _, scores in parts]).to(precise_dtype(images.device))

@@ -20,7 +20,7 @@ from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, UnsupportedOperator
 from dave_vit.methods.base import METHODS, MethodInfo, check_at_least_one, check_choice
 from dave_vit.methods.legrad import block_lists, is_tokens
-from dave_vit.methods.masking import Score, told
+from dave_vit.methods.masking import Score, target_scores
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, token_graph
 from dave_vit.neighborhood.draws import sample_generator
@@ -73,35 +73,37 @@ class TIS(TokenMethod):
         return {"samples": max(1, budget - 1)}
 
     def _subject(self, target: Target) -> nn.Module:
-        return Remembering(getattr(self.model, "_orig_mod", self.model))
+        return BlockRecorder(getattr(self.model, "_orig_mod", self.model))
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
         _check_readout(graph, observed)
-        channels = cast(Remembering, observed.model).channels(graph.layout.tokens)  # [b, channels, N]
+        channels = cast(BlockRecorder, observed.model).channels(graph.layout.tokens)  # [b, channels, N]
         grids = []
         for index, points in enumerate(channels[..., graph.layout.prefix :]):
             shown = self.shown(points)  # [T, patches]
             prefix = shown.new_ones(len(shown), graph.layout.prefix)  # class and register tokens stay
-            said = self._said(images[index], target.part(index, index + 1), torch.cat([prefix, shown], 1), pass_size)
-            weight = shown.to(said.dtype)
-            grids.append(said.T @ weight / weight.sum(0).clamp(min=1))  # [K, patches]
+            scores = self._score_tokens(
+                images[index], target.part(index, index + 1), torch.cat([prefix, shown], 1), pass_size
+            )
+            weight = shown.to(scores.dtype)
+            grids.append(scores.T @ weight / weight.sum(0).clamp(min=1))  # [K, patches]
         return torch.stack(grids).reshape(len(images), -1, *graph.layout.grid)
 
     def shown(self, points: Tensor) -> Tensor:
         """Which patches each sample keeps, out of channels ``[channels, patches]``: ``[T, patches]``."""
-        centres = centres_of(points.to(precise_dtype(points.device)), self.samples, self.seed)
+        centres = kmeans_centres(points.to(precise_dtype(points.device)), self.samples, self.seed)
         best = centres.topk(max(1, int(self.kept * points.shape[1])), 1).indices
         return torch.zeros_like(centres, dtype=torch.bool).scatter(1, best, value=True)
 
-    def _said(self, image: Tensor, target: Target, kept: Tensor, pass_size: PassSize) -> Tensor:
+    def _score_tokens(self, image: Tensor, target: Target, kept: Tensor, pass_size: PassSize) -> Tensor:
         """What is explained of one image ``[C, H, W]`` of which some tokens ``[T, N]`` are kept: ``[T, K]``."""
 
         def compute(start: int, stop: int) -> Tensor:
             rows, wanted = image.expand(stop - start, *image.shape), target.repeat(stop - start)
             rules = keep_tokens(kept[start:stop])
             with observe(self.model, rows, rules=rules, autocast=self.autocast, read=wanted.read) as observed:
-                return told(observed.logits.detach(), wanted, self.score)
+                return target_scores(observed.logits.detach(), wanted, self.score)
 
         return torch.cat(pass_size.run_chunks(compute, len(kept)))
 
@@ -133,7 +135,7 @@ def keep_tokens(kept: Tensor) -> RuleSet:
     return PLAIN.extend("sampled tokens", {**dict.fromkeys(["softmax", "_softmax"], softmax), "mean": mean})
 
 
-def centres_of(points: Tensor, count: int, seed: int) -> Tensor:
+def kmeans_centres(points: Tensor, count: int, seed: int) -> Tensor:
     """Centres of clusters of points ``[n, D]`` by Lloyd's algorithm, ``[count, D]``; all points where they are no more.
 
     It begins with points drawn at random. A centre that loses all its points stays where it is.
@@ -163,7 +165,7 @@ def _check_readout(graph: TokenGraph, observed: Observation) -> None:
         )
 
 
-class Remembering(nn.Module):
+class BlockRecorder(nn.Module):
     """A model that remembers the tokens after each of its blocks.
 
     Hooks do it, for the time of a pass and in this thread only; none is left afterwards.
@@ -179,7 +181,7 @@ class Remembering(nn.Module):
         self._states = []
         with ExitStack() as stack:
             for _, blocks in block_lists(self):
-                stack.enter_context(self._tapped(blocks, len(inputs)))
+                stack.enter_context(self._record_states(blocks, len(inputs)))
             return self.model(inputs)
 
     def channels(self, tokens: int) -> Tensor:
@@ -193,7 +195,7 @@ class Remembering(nn.Module):
         )
 
     @contextmanager
-    def _tapped(self, blocks: list[nn.Module], batch: int) -> Iterator[None]:
+    def _record_states(self, blocks: list[nn.Module], batch: int) -> Iterator[None]:
         states: list[Tensor] = []
         self._states.append(states)
         thread = threading.get_ident()

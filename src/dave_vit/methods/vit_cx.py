@@ -12,9 +12,9 @@ from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, missing_extra
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_choice, check_no_clips
 from dave_vit.methods.gradcam import features
-from dave_vit.methods.masking import Score, answers, as_explanation, told
+from dave_vit.methods.masking import Score, score_rows, target_scores, to_explanation
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.scorecam import enlarged, from_zero_to_one
+from dave_vit.methods.scorecam import scale_to_unit, upsample
 from dave_vit.neighborhood.draws import sample_generator
 
 
@@ -32,8 +32,7 @@ class ViTCX(Method):
         distance: masks are joined as long as no two of a cluster are farther apart than this in cosine distance.
         noise: standard deviation, in units of the preprocessed image.
         score: the class's "probability", as published, or its "logit"; other targets are their own number.
-        chunk: masked images in one forward pass.
-        autocast: run the model under autocast.
+        options: ``chunk`` (masked images in one forward pass) and ``autocast``.
     """
 
     info = MethodInfo(
@@ -51,10 +50,9 @@ class ViTCX(Method):
         noise: float = 0.1,
         *,
         score: Score = "probability",
-        chunk: int | None = None,
-        autocast: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
+        super().__init__(model, **options)
         if distance < 0 or noise < 0:
             raise OptionError(f"distance is {distance} and noise is {noise}; give numbers of at least 0")
         self.seed, self.distance, self.noise = seed, distance, noise
@@ -64,19 +62,19 @@ class ViTCX(Method):
         check_no_clips(images, "vit_cx", "hides places of one image")
         with observe(self.model, images, autocast=self.autocast, read=target.read) as observed:
             target = target.resolve(observed.logits)
-            clean = told(observed.logits.detach(), target, self.score)  # [b, K]
-            source, as_picture = features(observed, images)
-            held = as_picture(source.detach()).to(images.dtype)  # [b, D, h, w]
+            clean = target_scores(observed.logits.detach(), target, self.score)  # [b, K]
+            source, to_grid = features(observed, images)
+            values = to_grid(source.detach()).to(images.dtype)  # [b, D, h, w]
         maps = []
-        for index, channels in enumerate(held):
+        for index, channels in enumerate(values):
             image, wanted = images[index : index + 1], target.part(index, index + 1)
-            masks = clustered(from_zero_to_one(enlarged(channels[None], images))[0], self.distance)  # [N, H, W]
+            masks = cluster_masks(scale_to_unit(upsample(channels[None], images))[0], self.distance)  # [N, H, W]
             effects = clean[index] + self._effects(image, wanted, masks, pass_size)  # [N, K]
             shares = masks / masks.sum(0).clamp(
                 min=torch.finfo(masks.dtype).tiny
             )  # pixels under many masks count no more
             maps.append(torch.einsum("nk,nhw->khw", effects.to(shares.dtype), shares) / len(masks))
-        return as_explanation(torch.stack(maps), images, target)
+        return to_explanation(torch.stack(maps), images, target)
 
     def _effects(self, image: Tensor, target: Target, masks: Tensor, pass_size: PassSize) -> Tensor:
         """What each mask ``[N, H, W]`` takes from the score beyond what its noise takes: ``[N, K]``."""
@@ -86,7 +84,7 @@ class ViTCX(Method):
             some = masks[start : start + max(1, pass_size.rows // 2)][:, None, None]  # [n, 1, 1, H, W]
             noise = self._noise(image, start, len(some)) * (1 - some)
             seen = torch.cat([image * some + noise, image + noise])  # [2 n, 1, C, H, W]
-            masked, noisy = answers(self, seen, target, pass_size, self.score)[:, 0].chunk(2)
+            masked, noisy = score_rows(self, seen, target, pass_size, self.score)[:, 0].chunk(2)
             parts.append(masked - noisy)
             start += len(some)
         return torch.cat(parts)
@@ -97,17 +95,17 @@ class ViTCX(Method):
         return self.noise * drawn.to(image.device, image.dtype)  # [n, 1, C, H, W]
 
 
-def clustered(masks: Tensor, distance: float) -> Tensor:
+def cluster_masks(masks: Tensor, distance: float) -> Tensor:
     """Masks ``[D, H, W]`` joined by complete linkage and scaled from 0 to 1: ``[N, H, W]``, by their first member."""
     flat = torch.nn.functional.normalize(masks.flatten(1), dim=1)
     apart = (1 - flat @ flat.T).double().cpu()
-    labels = torch.tensor(_labels(apart, distance))
+    labels = torch.tensor(_cluster_labels(apart, distance))
     first = sorted(set(labels.tolist()), key=labels.tolist().index)
     members = (labels == torch.tensor(first)[:, None]).to(masks.device, masks.dtype)  # [N, D]
-    return from_zero_to_one(torch.einsum("nd,dhw->nhw", members, masks))
+    return scale_to_unit(torch.einsum("nd,dhw->nhw", members, masks))
 
 
-def _labels(apart: Tensor, distance: float) -> Any:
+def _cluster_labels(apart: Tensor, distance: float) -> Any:
     """The cluster of each point, out of their distances ``[D, D]``."""
     try:
         from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-untyped]
