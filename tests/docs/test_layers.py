@@ -1,4 +1,4 @@
-"""Imports among the rooms of the package go one way."""
+"""Imports between the layers of the package go one way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = "dave_vit"
 SOURCE = Path(__file__).resolve().parents[2] / "src" / PACKAGE
 
-# A room may import itself and the rooms before it. "__init__" stands for the public names.
+# A layer may import itself and the layers before it. "__init__" stands for the public names.
 ORDER = [
     "_version",
     "errors",
@@ -36,13 +36,13 @@ ORDER = [
 NEVER = {("metrics", "methods")}
 
 
-def room_of(parts: tuple[str, ...]) -> str:
-    """The room of a module, given its dotted path inside the package: () is the package itself."""
+def layer_of(parts: tuple[str, ...]) -> str:
+    """Return the layer of a module, given its dotted path inside the package: () is the package itself."""
     return parts[0] if parts else "__init__"
 
 
 def imported_modules(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Line and dotted path of every import; ``package`` is where the module's relative imports start."""
+    """Yield line and dotted path of every import; ``package`` is where the module's relative imports start."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -54,32 +54,32 @@ def imported_modules(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[
                 yield node.lineno, (*start, *module, alias.name)
 
 
-def rooms_imported(path: Path, root: Path) -> Iterator[tuple[int, str]]:
-    """Line and room of every import of the package's own modules, also those inside functions."""
+def imported_layers(path: Path, root: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and layer of every import of the package's own modules, also those inside functions."""
     package = (root.name, *path.relative_to(root).parent.parts)
-    rooms = {entry.stem for entry in root.iterdir()} - {"__init__"}
+    layers = {entry.stem for entry in root.iterdir()} - {"__init__"}
     for line, target in imported_modules(ast.parse(path.read_text()), package):
         if target[0] == root.name:
-            # `from dave_vit import DAVE` names no room: it takes a public name.
-            inner = target[1:] if target[1:2] and target[1] in rooms else ()
-            yield line, room_of(inner)
+            # `from dave_vit import DAVE` names no layer: it takes a public name.
+            inner = target[1:] if target[1:2] and target[1] in layers else ()
+            yield line, layer_of(inner)
 
 
-def violations(root: Path) -> list[str]:
+def find_violations(root: Path) -> list[str]:
     found = []
     for path in sorted(root.rglob("*.py")):
-        importer = room_of(path.relative_to(root).with_suffix("").parts)
-        for line, imported in rooms_imported(path, root):
+        importer = layer_of(path.relative_to(root).with_suffix("").parts)
+        for line, imported in imported_layers(path, root):
             backwards = ORDER.index(imported) > ORDER.index(importer)
             if imported != importer and (backwards or (importer, imported) in NEVER):
                 found.append(f"{path.relative_to(root)}:{line}: {importer} imports {imported}")
     return found
 
 
-def test_every_room_has_a_place_in_the_order():
-    rooms = {path.relative_to(SOURCE).with_suffix("").parts[0] for path in SOURCE.rglob("*.py")}
-    assert rooms <= set(ORDER), f"add {rooms - set(ORDER)} to ORDER, and to CONTRIBUTING.md"
+def test_every_layer_has_a_place_in_the_order():
+    layers = {path.relative_to(SOURCE).with_suffix("").parts[0] for path in SOURCE.rglob("*.py")}
+    assert layers <= set(ORDER), f"add {layers - set(ORDER)} to ORDER, and to CONTRIBUTING.md"
 
 
 def test_imports_go_one_way():
-    assert violations(SOURCE) == []
+    assert find_violations(SOURCE) == []
