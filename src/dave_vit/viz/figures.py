@@ -147,21 +147,26 @@ def draw_grid(
     with rc_context(_FONT):
         figure = Drawing(figsize=(total, height), facecolor="white")
         FigureCanvasAgg(figure)
-        if heading:
-            figure.text(0.5, 1 - _EDGE / height, "\n".join(heading), ha="center", va="top", fontsize=_SIZE + 2)
-        for number, line in enumerate(reversed(footing)):
-            at = (_EDGE + number * _LINE) / height
-            figure.text(_EDGE / total, at, line, va="bottom", fontsize=_SIZE - 1, color="#444444")
+        _draw_texts(figure, heading, footing)
         top = height - _EDGE - len(heading) * 1.4 * _LINE
         for number, (row, tall) in enumerate(zip(rows, heights, strict=True)):
             if labels:
-                middle = (top - tall / 2) / height
                 label = textwrap.shorten(labels[number], int(tall * _LETTERS / _WIDTH), placeholder="…")
+                middle = (top - tall / 2) / height
                 figure.text(_EDGE / total, middle, label, rotation=90, va="center", fontsize=_SIZE)
             for column, cell in enumerate(row):
                 _draw_cell(figure, cell, left + column * (width + _GAP), top - _title_height(row, width), width)
             top -= tall + _GAP
     return figure
+
+
+def _draw_texts(figure: Drawing, heading: Sequence[str], footing: Sequence[str]) -> None:
+    width, height = figure.get_size_inches()
+    if heading:
+        figure.text(0.5, 1 - _EDGE / height, "\n".join(heading), ha="center", va="top", fontsize=_SIZE + 2)
+    for number, line in enumerate(reversed(footing)):
+        at = (_EDGE + number * _LINE) / height
+        figure.text(_EDGE / width, at, line, va="bottom", fontsize=_SIZE - 1, color="#444444")
 
 
 def _wrap_title(title: str, width: float) -> list[str]:

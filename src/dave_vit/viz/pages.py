@@ -49,7 +49,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     made.filters |= {"bold": _bold, "source": _source, "jpeg": _jpeg, "inline": _inline}
-    tokens = resources.files("dave_vit.viz") / "static" / "tokens.css"  # one look for reports and the page
+    tokens = resources.files("dave_vit.viz") / "static" / "tokens.css"  # reports and the page share colours
     made.globals |= {"estimate": format_estimate, "tokens": tokens.read_text(encoding="utf-8")}
     return made
 

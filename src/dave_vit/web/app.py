@@ -64,15 +64,30 @@ def create_app(
     service = ExplainService(models, limits)
     # files have a worker of their own, so that they need not wait for an explanation to end
     queue, downloads = WorkQueue(limits.waiting), WorkQueue(limits.waiting)
+    choices, work = APIRouter(prefix="/api", tags=["choices"]), APIRouter(prefix="/api", tags=["work"])
+    _add_choices(choices, build_info(models, limits, seed), service)
+    _add_checks(choices, ModelChecks(service, queue))
+    _add_work(work, service, queue)
+    _add_results(work, service, downloads)
+    app = _empty_app(queue, downloads)
+    for router in (choices, work):
+        app.include_router(router)
+    app.routes.extend(_static_routes())
+    for error in (DaveError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
+        app.add_exception_handler(error, _error_response)
+    app.add_middleware(RequestGuard, hosts=hosts)
+    return app
 
+
+def _empty_app(*queues: WorkQueue) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        queue.close()
-        downloads.close()
+        for queue in queues:
+            queue.close()
 
     # FastAPI's own documentation pages load scripts from elsewhere; ours is static/api.html.
-    app = FastAPI(
+    return FastAPI(
         title="DAVE",
         version=__version__,
         description="Explains what a Vision Transformer sees. Errors are JSON with one line under `error`.",
@@ -81,18 +96,6 @@ def create_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    choices, work = APIRouter(prefix="/api", tags=["choices"]), APIRouter(prefix="/api", tags=["work"])
-    _add_choices(choices, build_info(models, limits, seed), service)
-    _add_checks(choices, ModelChecks(service, queue))
-    _add_work(work, service, queue)
-    _add_results(work, service, downloads)
-    for router in (choices, work):
-        app.include_router(router)
-    app.routes.extend(_static_routes())
-    for error in (DaveError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
-        app.add_exception_handler(error, _error_response)
-    app.add_middleware(RequestGuard, hosts=hosts)
-    return app
 
 
 def _add_choices(router: APIRouter, choices: schema.Info, service: ExplainService) -> None:

@@ -72,13 +72,13 @@ def _build_step(panel: Panel, **fields: Any) -> ExplainStep:
         unit=panel.unit,
         map=Plane.encode(values),
         signed=Plane.encode(values if panel.signed is None else panel.signed, signed=True),
-        standard_error=_encode_if_known(panel.standard_error),
-        sureness=_encode_if_known(panel.sureness),
+        standard_error=_encode_optional(panel.standard_error),
+        sureness=_encode_optional(panel.sureness),
         **fields,
     )
 
 
-def _encode_if_known(values: MapLike | None) -> Plane | None:
+def _encode_optional(values: MapLike | None) -> Plane | None:
     return None if values is None else Plane.encode(values)
 
 
