@@ -41,7 +41,7 @@ def _image(model: Any) -> torch.Tensor:
 
 
 def _share(model: Any, method: Any, images: torch.Tensor) -> float:
-    spent, check = [], sound._Look.check
+    spent, check = [], sound._SoundnessCheck.check
 
     def timed(*args: Any) -> None:
         start = time.thread_time()
@@ -49,13 +49,13 @@ def _share(model: Any, method: Any, images: torch.Tensor) -> float:
         spent.append(time.thread_time() - start)
 
     sound._SOUND.pop(model, None)
-    sound._Look.check = timed  # type: ignore[method-assign]
+    sound._SoundnessCheck.check = timed  # type: ignore[method-assign]
     try:
         start = time.thread_time()
         method.attribute(images, 0)
         whole = time.thread_time() - start
     finally:
-        sound._Look.check = check  # type: ignore[method-assign]
+        sound._SoundnessCheck.check = check  # type: ignore[method-assign]
     sys.stdout.write(f"{len(spent)} looks, {sum(spent):.3f} of {whole:.3f} s\n")
     return sum(spent) / whole
 

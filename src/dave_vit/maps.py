@@ -45,8 +45,8 @@ def smooth(maps: Tensor, kind: Smoothing = "none", size: int = 15, sigma: float 
     if size < 1 or size % 2 == 0:
         raise OptionError(f"smoothing window of {size} pixels; expected an odd number, 1 or above")
     if kind == "none":
-        return _checked(maps)
-    maps = _widened(maps)
+        return _check_maps(maps)
+    maps = _to_working_dtype(maps)
     width = size / 6 if sigma is None else sigma
     kernel = maps.new_full((size,), 1 / size) if kind == "mean" else _gaussian(size, width, maps)
     return _filter(maps, kernel) / _filter(torch.ones_like(maps[:1]), kernel)
@@ -61,7 +61,7 @@ def to_patches(maps: Tensor, patch: int) -> Tensor:
     """
     if patch < 1:
         raise OptionError(f"patches of {patch} pixels; expected 1 or more")
-    wide = _widened(maps).unsqueeze(1)
+    wide = _to_working_dtype(maps).unsqueeze(1)
     means = F.avg_pool2d(wide, patch, ceil_mode=True, count_include_pad=False)  # [B,1,h,w]
     return F.interpolate(means, maps.shape[-2:], mode="bilinear", align_corners=False)[:, 0]
 
@@ -73,7 +73,7 @@ def official_postprocess(maps: Tensor) -> Tensor:
     in space and 0.05 in value); division by the maximum. Both filters see zeros outside of the image. The bilateral
     sigma is absolute and meets the map before it is scaled, so that the result depends on the map's scale.
     """
-    raw = positive(_widened(maps))
+    raw = positive(_to_working_dtype(maps))
     blend = (raw + _filter(raw, _gaussian(11, 7.0, raw))) / 2
     out = _bilateral(blend, size=5, space=0.5, value=0.05)
     top = out.amax(dim=(1, 2), keepdim=True)
@@ -95,7 +95,7 @@ def normalize(maps: Tensor, quantile: float = 0.99) -> tuple[Tensor, Tensor]:
     """
     if not 0 <= quantile <= 1:
         raise OptionError(f"quantile {quantile}; expected a number from 0 to 1")
-    raw = positive(_widened(maps))
+    raw = positive(_to_working_dtype(maps))
     ranked = raw.flatten(1).sort(dim=1).values  # [B,H*W]; torch.quantile refuses large images
     scale = ranked[:, round(quantile * (ranked.shape[1] - 1))]
     scale = torch.where(scale > 0, scale, ranked[:, -1])
@@ -128,11 +128,11 @@ def _bilateral(maps: Tensor, *, size: int, space: float, value: float) -> Tensor
     return (near * weights).sum((-1, -2)) / weights.sum((-1, -2))
 
 
-def _widened(maps: Tensor) -> Tensor:
-    return _checked(maps).to(working_dtype(maps.dtype))
+def _to_working_dtype(maps: Tensor) -> Tensor:
+    return _check_maps(maps).to(working_dtype(maps.dtype))
 
 
-def _checked(maps: Tensor) -> Tensor:
+def _check_maps(maps: Tensor) -> Tensor:
     if maps.ndim != 3 or not maps.is_floating_point():
         raise InputError(f"map is {maps.dtype} shaped {list(maps.shape)}; expected floats shaped [B,H,W]")
     return maps

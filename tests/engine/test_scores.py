@@ -223,8 +223,8 @@ class TestMemory:
                 return out[:, 0]
 
         model, holder, looks = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval(), Holder(), []
-        check = sound._Look.check
-        monkeypatch.setattr(sound._Look, "check", lambda *args: (looks.append(1), check(*args)))
+        check = sound._SoundnessCheck.check
+        monkeypatch.setattr(sound._SoundnessCheck, "check", lambda *args: (looks.append(1), check(*args)))
         for _ in range(3):
             effective_transformation(model, torch.rand(2, 3, 2, 2), holder.score)
         assert len(looks) == 1

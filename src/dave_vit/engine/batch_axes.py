@@ -1,4 +1,4 @@
-"""Which dimension of what a model adds on the way goes over the images of a batch, found by trying and remembered."""
+"""Find the batch dimension of every additive constant of a model, by comparing passes; results are cached."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIKE = 0.05  # of the largest derivative; those of another image differ by as m
 def find_batch_axes(
     model: nn.Module, images: Tensor, target: Target, *, rules: RuleSet, autocast: torch.dtype | None
 ) -> list[int] | None:
-    """For each recorded constant the dimension of the images; None where a batch does not tell what is whose.
+    """Return the batch dimension of each recorded constant, or None if a batch cannot be separated by image.
 
     An image is explained alone and in its batch. In a dimension that grows from 1 to the size of the batch lie the
     images, if the constants of this one lie there where it stands in the batch; in others, as of windows, or where
@@ -35,13 +35,13 @@ def find_batch_axes(
     known = _KNOWN.get(model, {})
     if key in known:
         return known[key]
-    sides = _tried(model, images, target, rules, autocast)
+    axes = _compare_passes(model, images, target, rules, autocast)
     if not bool((images[:-1] == images[-1:]).all()):  # copies do not tell whether they change their places
-        _KNOWN[model] = {**{old: found for old, found in known.items() if old[0] == state}, key: sides}
-    return sides
+        _KNOWN[model] = {**{old: found for old, found in known.items() if old[0] == state}, key: axes}
+    return axes
 
 
-def _tried(
+def _compare_passes(
     model: nn.Module, images: Tensor, target: Target, rules: RuleSet, autocast: torch.dtype | None
 ) -> list[int] | None:
     last, target = len(images) - 1, target.split_classes()[0]  # one class tells as much as all of them
@@ -51,12 +51,12 @@ def _tried(
         together = recorded(images, target).constants
     if len(alone) != len(together):
         return None
-    sides = [_side(*pair, batch=len(images)) for pair in zip(alone, together, strict=True)]
-    known = [side for side in sides if side is not None]
-    return known if len(known) == len(sides) else None
+    axes = [_find_axis(*pair, batch=len(images)) for pair in zip(alone, together, strict=True)]
+    known = [side for side in axes if side is not None]
+    return known if len(known) == len(axes) else None
 
 
-def _side(alone: Constant, together: Constant, *, batch: int) -> int | None:
+def _find_axis(alone: Constant, together: Constant, *, batch: int) -> int | None:
     """The only dimension that grows, from 1 to the size of the batch, if the last image is the last in it."""
     one, all_ = alone.derivative[0], together.derivative[0]
     if one.ndim != all_.ndim:

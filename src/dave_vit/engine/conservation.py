@@ -1,4 +1,4 @@
-"""The identity that must hold: the score is <W, x> plus what the additive constants contribute."""
+"""Conservation: the score equals <W, x> plus what the additive constants contribute."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def compute_balances(
 def conservation_gap(
     model: nn.Module, inputs: Tensor, target: TargetLike = None, *, rules: RuleSet = EFFECTIVE
 ) -> float:
-    """How far the logit is from <W, x> plus the sum over additive constants: zero for a fully covered model.
+    """Compute how far the logit is from <W, x> plus the sum over additive constants: zero for a fully covered model.
 
     Returns:
         The largest residual of the batch, relative to the larger of the logit and <W, x>. Rounding remains: about 1e-14

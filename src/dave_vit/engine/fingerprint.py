@@ -1,4 +1,4 @@
-"""One walk through a model's modules: what must be true of them, and what tells whether they have changed since."""
+"""Fingerprints of models: one walk through the modules checks them and shows whether they changed since."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dave_vit.errors import training_error
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What one walk through a model saw.
+    """State of a model.
 
     Attributes:
         structure: changes when a module, a parameter, a buffer or a setting of the model is replaced.
@@ -36,7 +36,7 @@ _HELD: ContextVar[dict[nn.Module, Fingerprint] | None] = ContextVar("surveys", d
 
 @contextmanager
 def cache_fingerprints() -> Iterator[None]:
-    """Models are walked through once inside, however many passes there are, until one of them runs code of its own."""
+    """Cache fingerprints inside of the context, until a model runs code of its own."""
     token = _HELD.set({})
     try:
         yield
@@ -45,14 +45,14 @@ def cache_fingerprints() -> Iterator[None]:
 
 
 def forget_fingerprints() -> None:
-    """To be called before a model's own code runs, which may change anything: what is held of models is given up."""
+    """Clear the cache; called before a model's own code runs, which may change anything."""
     held = _HELD.get()
     if held is not None:
         held.clear()
 
 
 def fingerprint_model(model: nn.Module) -> Fingerprint:
-    """What a walk through the model sees.
+    """Compute the fingerprint of a model, or return the cached one.
 
     Raises:
         TrainingModeError: it acts at random, or learns while it runs.
@@ -101,7 +101,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def _check(model: nn.Module, module: nn.Module) -> None:
-    """Refuse a module that acts at random, learns while it runs, or recomputes its forward pass."""
+    """Raise for a module that acts at random, learns while it runs, or recomputes its forward pass."""
     declared = "grad_checkpointing" in vars(module) or hasattr(type(module), "grad_checkpointing")
     if declared and getattr(module, "grad_checkpointing", False) is True:  # modules are slow to say that they have none
         raise checkpointing_error()

@@ -1,4 +1,4 @@
-"""One forward pass of a model: what must be true of the model and its inputs, and the logits, intercepted or plain."""
+"""One forward pass of a model, intercepted or plain, with checks of the model and its inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Read = Callable[[Any, int], Tensor]
 
 
 class PassCount:
-    """How many images went forward through models, each pass of each image counting as one."""
+    """Counter of forward passes; each pass of each image counts as one."""
 
     def __init__(self) -> None:
         self.passes = 0
@@ -44,14 +44,14 @@ def count_passes() -> Iterator[PassCount]:
 
 
 def record_pass(inputs: Tensor) -> None:
-    """Told of every batch that goes forward."""
+    """Count the images of a batch that goes forward."""
     count = _COUNT.get()
     if count is not None:
         count.passes += len(inputs)
 
 
 def prepare_model(model: nn.Module) -> nn.Module:
-    """The model to run, once it is known to act the same every time."""
+    """Return the model to run, without torch.compile, after checking that it is deterministic."""
     model = getattr(model, "_orig_mod", model)  # torch.compile hides the functions from the interception
     fingerprint_model(model)
     return model
@@ -64,7 +64,7 @@ def forward(
     autocast: torch.dtype | None,
     read: Read = class_logits,
 ) -> tuple[Tensor, Tensor]:
-    """The inputs as a leaf of the graph, and the logits under the interception.
+    """Return the inputs as a leaf of the graph, and the logits under the interception.
 
     The logits are checked to depend on the inputs and to hold no foreign derivative. What reads them out of the model's
     output is intercepted as well: a score that divides by a norm holds it, as a layer of the model would.
@@ -79,7 +79,7 @@ def forward(
     with autocast_context(inputs, autocast), mode:
         logits = read(model(mode.enter(entered)), len(inputs))
     if not logits.requires_grad:
-        raise _lost(mode)
+        raise _no_path_error(mode)
     if mode.rules.strict:
         if not is_known(logits):
             raise hidden_error("the output of the model")
@@ -88,14 +88,14 @@ def forward(
 
 
 def autocast_context(inputs: Tensor, autocast: torch.dtype | None) -> torch.autocast:
-    """The model's own precision, or autocast with a type."""
+    """Return a context with autocast to a type, or with the model's own precision."""
     return torch.autocast(inputs.device.type, dtype=autocast, enabled=autocast is not None)
 
 
 def compute_logits(
     model: nn.Module, inputs: Tensor, read: Read = class_logits, autocast: torch.dtype | None = None
 ) -> Tensor:
-    """The model's logits, or what else is read of its output, without gradients and without touching anything else."""
+    """Compute the logits, or what ``read`` selects from the output, without gradients and side effects."""
     fingerprint_model(model)
     forget_fingerprints()
     record_pass(inputs)
@@ -103,7 +103,7 @@ def compute_logits(
         return read(model(inputs), len(inputs))
 
 
-def _lost(mode: Interception) -> Exception:
+def _no_path_error(mode: Interception) -> Exception:
     if mode.losses:
         last = " and ".join(mode.losses[-2:])  # the function that froze it, and the sum that took the rest along
         return UnsupportedOperator(
@@ -114,7 +114,7 @@ def _lost(mode: Interception) -> Exception:
 
 
 def check_inputs(inputs: Tensor) -> None:
-    """Refuse what cannot be differentiated or would give a map of NaN."""
+    """Raise InputError for inputs that cannot be differentiated or would give a map of NaN."""
     if not isinstance(inputs, Tensor):
         raise InputError(f"inputs are of type {type(inputs).__name__}; give a float tensor [B, C, H, W]")
     if not inputs.is_floating_point():
@@ -127,13 +127,13 @@ def check_inputs(inputs: Tensor) -> None:
 
 @contextlib.contextmanager
 def isolate_pass(inputs: Tensor) -> Iterator[None]:
-    """Gradients on and compiled modules as they were written inside; everything as before afterwards."""
+    """Enable gradients and disable compiled modules inside; restore the random state and settings afterwards."""
     devices = [inputs.device] if inputs.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), enable_autograd(), _uncompiled():
+    with torch.random.fork_rng(devices), enable_autograd(), _disable_compilation():
         yield
 
 
-def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+def _disable_compilation() -> contextlib.AbstractContextManager[Any]:
     """``module.compile()`` and ``torch.compile(part)`` run what they were made of, where the interception sees it."""
     if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
         return contextlib.nullcontext()  # nothing was compiled, or torch is older than 2.6

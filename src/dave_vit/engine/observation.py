@@ -1,4 +1,4 @@
-"""Attention matrices as they arise inside a model, whatever way the model spells attention."""
+"""Record the attention matrices of a forward pass, however the model implements attention."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AttentionMatrix:
 
 @dataclass
 class Observation:
-    """What a forward pass showed.
+    """Record of a forward pass.
 
     Attributes:
         model: what was run.
@@ -61,7 +61,7 @@ def observe(
     autocast: torch.dtype | None = None,
     read: Read = class_logits,
 ) -> Iterator[Observation]:
-    """Runs a model and shows its attention; derivatives can be taken as long as the context is open.
+    """Run a model and record its attention; derivatives can be taken as long as the context is open.
 
     Args:
         model: any module that maps ``inputs`` to logits; it is left exactly as it was.
@@ -84,11 +84,11 @@ def observe(
 
 
 class _Observer:
-    """Rules with the derivatives of a rule set that file what passes by.
+    """Rules with the derivatives of a rule set that also record attention and feature maps.
 
     Args:
         base: gives the derivatives.
-        observed: where things are filed.
+        observed: the record.
         batch: number of images.
     """
 
@@ -111,16 +111,16 @@ class _Observer:
     def _linear(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         if input.ndim == 3:
             self.latest = input
-        return _as_in(self.base, call, input, *args, **kwargs)
+        return _apply_base_rule(self.base, call, input, *args, **kwargs)
 
     def _convolution(self, call: Call, *args: Any, **kwargs: Any) -> Any:
-        value = _as_in(self.base, call, *args, **kwargs)
+        value = _apply_base_rule(self.base, call, *args, **kwargs)
         if not self.observed.attention:
             self.observed.maps.append((value.shape[-2], value.shape[-1]))
         return value
 
     def _softmax(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
-        value = _as_in(self.base, call, input, *args, **kwargs)
+        value = _apply_base_rule(self.base, call, input, *args, **kwargs)
         if not is_attention(input, *args, **kwargs):
             return value
         if value.ndim == 3:  # [B * heads, L, S]
@@ -141,10 +141,10 @@ class _Observer:
         if axes is not None and len(input) == self.batch and input.shape[axes[0] : axes[-1] + 1].numel() > 1:
             observed.pooled = input if axes[-1] == input.ndim - 1 else input.movedim(-1, 1)
             input = observed.pooled if input is observed.pooled else observed.pooled.movedim(1, -1)
-        return _as_in(self.base, call, input, *args, **kwargs)
+        return _apply_base_rule(self.base, call, input, *args, **kwargs)
 
 
-def _as_in(base: RuleSet, call: Call, *args: Any, **kwargs: Any) -> Any:
+def _apply_base_rule(base: RuleSet, call: Call, *args: Any, **kwargs: Any) -> Any:
     rule = base.lookup(call.func, call.name)
     return call.func(*args, **kwargs) if rule is None else rule(call, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Whether a model can be explained exactly, looked into before its first map and remembered.
+"""Check whether a model can be explained exactly, before its first map; results are cached.
 
 Once for each model, size of input and rule set, one image is run under the interception with a ``Watch`` beneath, and
 once more as it is. What depends on the image out of the interception's sight, logits that the interception changes, and
@@ -25,8 +25,8 @@ from dave_vit.engine.states import tensors
 from dave_vit.engine.targets import Score, Target
 from dave_vit.errors import OutputError, UnsupportedOperator
 
-_SOUND: WeakKeyDictionary[nn.Module, dict[Any, int]] = WeakKeyDictionary()
-_FEW = 3  # a batch of so many is looked at whole; in a larger one the second is not in the middle, where flips end
+_CHECKED: WeakKeyDictionary[nn.Module, dict[Any, int]] = WeakKeyDictionary()
+_FEW = 3  # a batch of so many is checked whole; in a larger one the second is not in the middle, where flips end
 _ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative to the largest logit
 _COARSE = 0.1  # in half precision
 
@@ -40,51 +40,51 @@ def check_soundness(
     logits: Tensor | None = None,
     score: Score | None = None,
 ) -> None:
-    """Refuse a model that a strict rule set would explain wrongly; costs next to nothing the second time.
+    """Raise UnsupportedOperator if a strict rule set would explain the model wrongly; cached per model and input form.
 
     Args:
         model: as it will be run.
         inputs: the batch that is explained.
-        rules: looked into only where they are strict.
+        rules: only strict rule sets are checked.
         autocast: run the model under autocast with this type.
         logits: of the batch, or values of the score, if they are known already.
-        score: what is explained, where it is no class: nothing else of the output is looked at then.
+        score: what is explained, if it is no class: the rest of the output is then not checked.
     """
     if not rules.strict:
         return
-    look, state = _Look(model, rules, autocast, score), fingerprint_model(model).structure
+    check, state = _SoundnessCheck(model, rules, autocast, score), fingerprint_model(model).structure
     if not isinstance(score, Hashable):
-        look.check(inputs, logits)
+        check.check(inputs, logits)
         return
-    known = _SOUND.setdefault(model, {})
-    key = (_weakly(score), rules.name, inputs.shape[1:], inputs.dtype, inputs.device, autocast)
+    known = _CHECKED.setdefault(model, {})
+    key = (_weak_reference(score), rules.name, inputs.shape[1:], inputs.dtype, inputs.device, autocast)
     size = min(len(inputs), _FEW + 1)
     if known.get((*key, size)) == state:
         return
     if size > 1 and bool((inputs[1:] == inputs[:1]).all()):
-        size = 0  # copies of one image do not tell whether they are mixed: a batch of others is looked at again
+        size = 0  # copies of one image do not tell whether they are mixed: a batch of other images is checked again
     if known.get((*key, size)) != state:
-        look.check(inputs, logits)
-        _forget_the_dead(known)
+        check.check(inputs, logits)
+        _drop_dead_scores(known)
         known[(*key, size)] = state
 
 
-def _weakly(score: Score | None) -> Any:
-    """Stands for a score without keeping it alive: it may hold the model itself."""
+def _weak_reference(score: Score | None) -> Any:
+    """Return a key for a score that does not keep it alive: it may hold the model itself."""
     try:
         return None if score is None else (WeakMethod if isinstance(score, MethodType) else ref)(score)
     except TypeError:  # such as operator.itemgetter, to which nothing can refer weakly
         return score
 
 
-def _forget_the_dead(known: dict[Any, int]) -> None:
+def _drop_dead_scores(known: dict[Any, int]) -> None:
     for key in [key for key in known if isinstance(key[0], ref) and key[0]() is None]:
         del known[key]
 
 
 @dataclass(frozen=True)
-class _Look:
-    """One look into a model, as it will be run; nothing but the score is looked at where there is one."""
+class _SoundnessCheck:
+    """A check of a model as it will be run; with a score, only the score is checked."""
 
     model: nn.Module
     rules: RuleSet
@@ -92,25 +92,25 @@ class _Look:
     score: Score | None
 
     def check(self, inputs: Tensor, logits: Tensor | None) -> None:
-        """Refuse the model if some of these images would be explained wrongly; their logits may be known already."""
+        """Raise if some of these images would be explained wrongly; their logits may be known already."""
         forget_fingerprints()
         places = range(len(inputs)) if len(inputs) <= _FEW else [1]  # the first one's place may be a special one
-        tried = {place: self._by_itself(inputs[place : place + 1], batch=len(inputs)) for place in places}
+        tried = {place: self._run_alone(inputs[place : place + 1], batch=len(inputs)) for place in places}
         alone = {place: said for place, said in tried.items() if said is not None}
         fixed = not alone  # the model takes batches of this size only: no image can be looked at alone
         shown = inputs if fixed else inputs[places[-1] : places[-1] + 1].clone()
         plain = alone.get(places[-1])
         try:
-            watched, random = self._watched(shown)
+            watched, random = self._run_intercepted(shown)
         except UnsupportedOperator:
             if len(shown) == len(inputs):
                 raise
             shown, plain = inputs, None  # other code for one image than for several, which may be covered
-            watched, random = self._watched(shown)
+            watched, random = self._run_intercepted(shown)
         if any(bool(torch.isnan(output).any()) for output in (watched if logits is None else [logits])):
             raise OutputError("the model's output holds NaN; check the weights, the masks and the range of the input")
         limit = _COARSE if self.autocast is not None else _ROUNDING.get(inputs.dtype, _COARSE)
-        if _differ(watched, plain or self._plain(shown), limit):
+        if _differ(watched, plain or self._run_plain(shown), limit):
             raise UnsupportedOperator(
                 "the logits change under the interception, so that the map would be another model's; remove what asks "
                 "for modes, or for gradients inside of the model (torch.func, torch.autograd.grad)"
@@ -122,11 +122,11 @@ class _Look:
     def _check_mixing(
         self, inputs: Tensor, logits: Tensor | None, alone: Mapping[int, list[Tensor]], limit: float
     ) -> None:
-        """Compare what is said of images alone with what is said of them in their batch."""
+        """Compare the outputs of single images with those of the same images in their batch."""
         known = logits is not None and any(
             output.shape[1:] == logits.shape[1:] for output in next(iter(alone.values()))
         )
-        beside = [logits] if known and logits is not None else self._plain(inputs[:_FEW])
+        beside = [logits] if known and logits is not None else self._run_plain(inputs[:_FEW])
         for place, said in alone.items():
             told = [output for output in said if logits is None or output.shape[1:] == logits.shape[1:]][:1]
             if _differ([output[place : place + 1] for output in beside], told if known else said, limit):
@@ -135,34 +135,34 @@ class _Look:
                     "explain images one by one, or normalise within each image"
                 )
 
-    def _watched(self, images: Tensor) -> tuple[list[Tensor], bool]:
-        """The output under the interception, if nothing escapes it; and whether the model draws at random."""
+    def _run_intercepted(self, images: Tensor) -> tuple[list[Tensor], bool]:
+        """Return the output under the interception, if nothing escapes it, and whether the model draws at random."""
         mode = Interception(self.rules, self.model)
         with isolate_pass(images), autocast_context(images, self.autocast):
             before = _random_state(images)
             entered = images.detach().requires_grad_().clone()
             with mode, mode.watched(entered) as watch:
-                output = self._said(self.model(mode.enter(entered)), len(images))
+                output = self._select_outputs(self.model(mode.enter(entered)), len(images))
             watch.check()
             return [tensor.detach() for tensor in output], not torch.equal(before, _random_state(images))
 
-    def _by_itself(self, image: Tensor, *, batch: int) -> list[Tensor] | None:
-        """The output for one image of a batch; None where the model does not take one alone."""
+    def _run_alone(self, image: Tensor, *, batch: int) -> list[Tensor] | None:
+        """Return the output for one image of a batch, or None if the model does not accept a single image."""
         if batch == 1:
-            return self._plain(image)
+            return self._run_plain(image)
         try:
-            return self._plain(image)
+            return self._run_plain(image)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, IndexError, AssertionError):
             return None
 
-    def _plain(self, images: Tensor) -> list[Tensor]:
+    def _run_plain(self, images: Tensor) -> list[Tensor]:
         with isolate_pass(images), torch.no_grad(), autocast_context(images, self.autocast):
-            return self._said(self.model(images.clone()), len(images))
+            return self._select_outputs(self.model(images.clone()), len(images))
 
-    def _said(self, output: Any, batch: int) -> list[Tensor]:
-        """All that the model says of its images, or what the score says of them."""
+    def _select_outputs(self, output: Any, batch: int) -> list[Tensor]:
+        """Return all per-image tensors of an output, or the values of the score."""
         return _outputs(output, batch) if self.score is None else [Target(score=self.score).read(output, batch)]
 
 

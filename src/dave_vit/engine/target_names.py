@@ -1,4 +1,4 @@
-"""Classes, found by their names."""
+"""Find classes by their names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN = 6  # candidates in an error message
 
 
 def find_class(wanted: str, names: Sequence[str]) -> int:
-    """The index of a class.
+    """Return the index of a class.
 
     Args:
         wanted: an index, a name, one of the synonyms that commas separate in a name, or a part that only one has.
@@ -22,7 +22,7 @@ def find_class(wanted: str, names: Sequence[str]) -> int:
         TargetError: none or several fit; the message lists them, or the nearest.
     """
     if re.fullmatch(r"-?\d+", wanted):
-        return _checked(int(wanted), len(names))
+        return _check_index(int(wanted), len(names))
     text = wanted.strip().casefold()
     lowered = [name.casefold() for name in names]
     synonyms = [[part.strip() for part in name.split(",")] for name in lowered]
@@ -38,14 +38,14 @@ def find_class(wanted: str, names: Sequence[str]) -> int:
             return fitting[0]
         if fitting:
             raise TargetError(
-                f"target {wanted!r} fits {len(fitting)} classes: {_listed(fitting, names)}; give an index",
+                f"target {wanted!r} fits {len(fitting)} classes: {_format_classes(fitting, names)}; give an index",
                 [(index, names[index]) for index in fitting],
             )
     close = _nearest(text, lowered)
     hint = (
-        f"did you mean {_listed(close, names)}?"
+        f"did you mean {_format_classes(close, names)}?"
         if close
-        else f"the model has {len(names)}: {_listed([0, 1], names)}; ..."
+        else f"the model has {len(names)}: {_format_classes([0, 1], names)}; ..."
     )
     raise TargetError(f"no class is called {wanted!r}; {hint}", [(index, names[index]) for index in close])
 
@@ -60,12 +60,12 @@ def _nearest(text: str, names: Sequence[str]) -> list[int]:
     return [index for ratio, index in likest[:3] if ratio > 0.7]
 
 
-def _checked(index: int, count: int) -> int:
+def _check_index(index: int, count: int) -> int:
     if not 0 <= index < count:
         raise TargetError(f"target {index}; the model has classes 0 to {count - 1}")
     return index
 
 
-def _listed(indices: Sequence[int], names: Sequence[str]) -> str:
+def _format_classes(indices: Sequence[int], names: Sequence[str]) -> str:
     shown = [f"{index} {names[index]}" for index in indices[:_SHOWN] if index < len(names)]
     return "; ".join(shown) + ("; ..." if len(indices) > _SHOWN else "")

@@ -1,4 +1,4 @@
-"""Where a model's tokens lie in the picture: found by observing one forward pass."""
+"""Find where a model's tokens lie in the image, by observing one forward pass."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TokenLayout:
 
 
 def find_token_layout(model: nn.Module, inputs: Tensor, read: Read = class_logits) -> TokenLayout:
-    """Grid and prefix tokens of a Vision Transformer, for inputs of this size.
+    """Find grid and prefix tokens of a Vision Transformer, for inputs of this size.
 
     Args:
         model: any module that maps inputs to logits; nothing of it is changed.
@@ -68,7 +68,7 @@ def find_token_layout(model: nn.Module, inputs: Tensor, read: Read = class_logit
 
 
 def guess_token_layout(observed: Observation, tokens: int, images: Tensor) -> TokenLayout:
-    """Where that many tokens lie, as well as one pass can tell; those before the grid are class and register tokens."""
+    """Guess the layout of that many tokens; those before the grid are class and register tokens."""
     size = images.shape[-2:]
     grid = find_token_grid(tokens, size, observed.maps) or find_token_grid(tokens, size) or (1, 1)
     return TokenLayout(grid, tokens - math.prod(grid))
@@ -77,7 +77,7 @@ def guess_token_layout(observed: Observation, tokens: int, images: Tensor) -> To
 def find_token_grid(
     tokens: int, size: Sequence[int], maps: Sequence[tuple[int, int]] | None = None
 ) -> tuple[int, int] | None:
-    """Rows and columns of patches: the most that the tokens can hold.
+    """Return rows and columns of patches, the largest grid that the tokens can hold.
 
     Args:
         tokens: how many there are, with class and register tokens.
@@ -93,7 +93,7 @@ def find_token_grid(
 
 
 def find_patch_side(model: nn.Module) -> int | None:
-    """The side of the patches that become tokens, in pixels, where a model cuts them out by a convolution."""
+    """Return the side of the patches in pixels, if the model cuts them out by a convolution."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             sides = {*module.kernel_size, *module.stride}

@@ -1,4 +1,4 @@
-"""What every attribution method is: a model in, signed attributions in the shape of the input out."""
+"""The base of all methods: a model in, signed attributions in the shape of the input out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Name = TypeVar("Name", bound=str)
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What a table of methods says about one.
+    """Description of a method for tables and help texts.
 
     Attributes:
         summary: one sentence.
@@ -52,7 +52,7 @@ class MethodInfo:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The outcome for a batch.
+    """Explanation of a batch of images.
 
     Attributes:
         attribution: signed, in the shape of the inputs ``[B, C, H, W]``; of clips ``[B, T, C, H, W]``.
@@ -87,7 +87,7 @@ class Explanation:
     subject: ExplainedBatch | None = None
 
     def select(self, images: Tensor) -> Explanation:
-        """The explanations of the images of these numbers."""
+        """Select images by index."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         chosen: dict[str, Any] = {name: value[images.to(value.device)] for name, value in tensors.items()}
         against = None if self.against is None else tuple(self.against[index] for index in images.tolist())
@@ -102,11 +102,11 @@ class Explanation:
 
     @property
     def map(self) -> Tensor:
-        """One channel for looking at, ``[B, H, W]``: the channel sum, or the method's own post-processing of it.
+        """The map ``[B, H, W]``: the channel sum, or the method's own post-processing of it.
 
         Of clips ``[B, T, H, W]``, a map for each frame.
         """
-        summed = self._summed
+        summed = self._channel_sum
         if self.postprocess is None:
             return summed
         return self.postprocess(summed.flatten(0, -3)).reshape(summed.shape)
@@ -118,7 +118,7 @@ class Explanation:
         The average of the samples where there are any: an estimate that keeps what is significant for a class leaves
         out what is against it.
         """
-        return self._summed if self.mean is None else self.mean
+        return self._channel_sum if self.mean is None else self.mean
 
     @property
     def sureness(self) -> Tensor | None:
@@ -136,7 +136,7 @@ class Explanation:
 
     @property
     def doubts(self) -> list[str | None]:
-        """For each image what has to be said of its maps, where they rest on too few samples."""
+        """A warning per image whose maps rest on too few samples, else None."""
         if self.chance is None or self.significant is None or self.drawn is None:
             return [None] * len(self.attribution)
         shares = self.chance.flatten(1).amax(1) if self.chance.ndim > 1 else self.chance
@@ -145,7 +145,7 @@ class Explanation:
         return [describe_uncertainty(drawn, share, significant=stands) for drawn, share, stands in each]
 
     def show(self, *, view: Literal["map", "signed"] = "map", scales: Literal["shared", "own"] = "shared") -> Any:
-        """A figure: the images, their maps and how sure they are; notebooks show it, scripts open a window.
+        """Draw a figure of the images, their maps and how sure they are; notebooks show it, scripts open a window.
 
         Args:
             view: "map" for what speaks for the target, "signed" with what speaks against it.
@@ -161,20 +161,20 @@ class Explanation:
     def save(
         self, path: str | Path, *, view: Literal["map", "signed"] = "map", scales: Literal["shared", "own"] = "shared"
     ) -> None:
-        """Writes the figure of ``show`` as a file of the kind that its ending names: .png, .svg or .pdf."""
+        """Write the figure of ``show`` to a .png, .svg or .pdf file."""
         self._figure(view=view, scales=scales).save(path)
 
     @property
-    def _summed(self) -> Tensor:
+    def _channel_sum(self) -> Tensor:
         several = self.attribution.shape[:-3]  # [B], or [B, K]; of clips with T at the end
         summed = collapse(self.attribution.flatten(0, -4))
         return summed.reshape(*several, *summed.shape[1:])
 
     def _figure(self, **options: Any) -> Any:
-        return import_module("dave_vit.viz").show(self, **options)  # found by name: a room further on
+        return import_module("dave_vit.viz").show(self, **options)  # imported late: viz is a layer above
 
     def _repr_png_(self) -> bytes:
-        """The maps as a picture, for notebooks."""
+        """Return the maps as a picture, for notebooks."""
         picture: bytes = self._figure()._repr_png_()
         return picture
 
@@ -210,7 +210,7 @@ class Method(ABC):
         super().__setattr__(name, value)
 
     def attribute(self, inputs: Tensor, target: TargetLike = None) -> Tensor:
-        """Signed attributions in the shape of the inputs.
+        """Compute signed attributions in the shape of the inputs.
 
         Args:
             inputs: preprocessed images ``[B, C, H, W]``, or clips ``[B, T, C, H, W]``.
@@ -224,7 +224,7 @@ class Method(ABC):
 
     @torch.inference_mode(mode=False)  # where autograd could not be switched on
     def explain(self, inputs: Tensor, target: TargetLike = None) -> Explanation:
-        """Attributions for a batch of any size, with what is known of their certainty."""
+        """Explain a batch of any size; the explanation also holds what is known of its certainty."""
         images, wanted, pass_size = self._prepare(inputs, target)
 
         def step(start: int, stop: int) -> Explanation:
@@ -234,11 +234,11 @@ class Method(ABC):
 
     @classmethod
     def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
-        """The options with which a map of a known class takes so many forward passes, or as few more as it can.
+        """Return the options with which a map of a known class takes this many forward passes, or few more.
 
         Args:
             budget: forward passes of one map.
-            options: that are settled already.
+            options: that are fixed already.
 
         Returns:
             Nothing for methods that take a fixed number.
@@ -256,7 +256,7 @@ class Method(ABC):
         """
 
     def _prepare(self, inputs: Tensor, target: TargetLike) -> tuple[Tensor, Target, PassSize]:
-        """What a call works with: images that autograd takes, the target in its one form, the size of passes."""
+        """Return images that autograd accepts, the normalised target and the pass size of a call."""
         check_images(inputs)
         images = inputs.clone() if inputs.is_inference() else inputs.detach()
         wanted = Target.of(target, len(images), class_names(self.model)).to(images.device)
@@ -276,18 +276,18 @@ class Method(ABC):
         return found if target.has_class_axis else found._without_class_axis()
 
     def _resolve_target(self, images: Tensor, target: Target, pass_size: PassSize) -> Target:
-        """With the predicted classes of the clean images where no other are asked for; else without a pass."""
+        """Resolve the target on the clean images; takes no forward pass if it is resolved already."""
         if target.is_resolved:
             return target
         return target.resolve(clean_logits(self.model, images, pass_size, autocast=self.autocast))
 
     def _gradient(self, images: Tensor, target: Target, rules: RuleSet) -> Gradient:
-        """One forward pass, and a backward pass for each class of an image, under a rule set."""
+        """Compute the gradient under a rule set: one forward pass, and a backward pass per class."""
         return gradient(self.model, images, target, rules=rules, autocast=self.autocast)
 
 
 def join_explanations(parts: Sequence[Explanation]) -> Explanation:
-    """The explanations of consecutive chunks as one."""
+    """Join the explanations of consecutive chunks."""
     tensors: dict[str, Any] = {
         name: torch.cat([getattr(part, name) for part in parts])
         for name, value in vars(parts[0]).items()
@@ -298,12 +298,12 @@ def join_explanations(parts: Sequence[Explanation]) -> Explanation:
 
 
 def multiply_by_input(passed: Gradient, images: Tensor, target: Target) -> Explanation:
-    """The derivative that one pass gave, times the images."""
+    """Return the explanation gradient times input."""
     return Explanation(passed.weight * images.unsqueeze(1), target.resolve(passed.logits).indices)
 
 
 def check_images(inputs: Tensor) -> None:
-    """Refuse what is no batch of images or clips."""
+    """Raise InputError for what is no batch of images or clips."""
     check_inputs(inputs)
     if inputs.ndim not in (4, 5):
         raise InputError(
@@ -312,7 +312,7 @@ def check_images(inputs: Tensor) -> None:
 
 
 def check_no_clips(images: Tensor, name: str, why: str) -> None:
-    """Refuse clips ``[B, T, C, H, W]`` for a method that looks for places in one image."""
+    """Raise InputError for clips ``[B, T, C, H, W]``, for methods that work on the places of one image."""
     if images.ndim != 4:
         raise InputError(
             f"{name} {why}, so it takes images [B, C, H, W] and no clips of shape {tuple(images.shape)}; use dave or "
@@ -321,14 +321,14 @@ def check_no_clips(images: Tensor, name: str, why: str) -> None:
 
 
 def check_at_least_one(name: str, value: int) -> int:
-    """The value of an option that counts something."""
+    """Return the value of a counting option if it is at least 1."""
     if value < 1:
         raise OptionError(f"{name} is {value}; it must be at least 1")
     return value
 
 
 def check_choice(name: str, value: Name, known: Collection[str]) -> Name:
-    """The value of an option that is a name."""
+    """Return the value of an option if it is one of the known names."""
     if value not in known:
         raise OptionError(f"{name} {value!r}; expected one of {', '.join(known)}")
     return value
@@ -338,7 +338,7 @@ METHODS: Registry[type[Method]] = Registry("method")
 
 
 def create_method(name: str, model: nn.Module, **options: Any) -> Method:
-    """A method by its name.
+    """Create a method by its name.
 
     Args:
         name: one of ``METHODS``.

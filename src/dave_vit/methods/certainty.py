@@ -1,4 +1,4 @@
-"""What a reader of maps needs beside them: what was explained, and how far the maps are to be trusted."""
+"""What was explained, and how certain the maps are."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from dave_vit.engine.targets import class_names
 
-TOO_MUCH = 0.25  # share of a map's energy that may be chance before it is said
+TOO_MUCH = 0.25  # share of a map's energy that is sampling error above which users are warned
 ENOUGH = 0.1  # share at which `samples="auto"` stops, too
 
 
 @dataclass(frozen=True, eq=False)
 class ExplainedBatch:
-    """What was explained.
+    """The images and the model of an explanation.
 
     Attributes:
         inputs: preprocessed images ``[B, C, H, W]``, or clips ``[B, T, C, H, W]``.
@@ -48,17 +48,17 @@ class ExplainedBatch:
         return class_names(self.model)
 
     def select(self, images: Tensor) -> ExplainedBatch:
-        """The images of these numbers."""
+        """Select images by index."""
         return replace(self, inputs=self.inputs[images.to(self.inputs.device)])
 
 
 def sureness(mean: Tensor, error: Tensor) -> Tensor:
-    """How many standard errors each mean stands away from zero; 0 where no error is known."""
+    """Return by how many standard errors each mean differs from zero; 0 where no error is known."""
     return torch.where(error > 0, mean.abs() / error.where(error > 0, 1), 0)
 
 
 def describe_uncertainty(samples: int, share: float, *, significant: bool) -> str | None:
-    """What has to be said of a map that rests on too few samples; None where nothing has."""
+    """Return a warning for a map that rests on too few samples, or None."""
     if not significant:
         return f"nothing stands out of the noise of {samples} samples: the map is their average, and may be chance"
     if samples < 2:

@@ -1,4 +1,4 @@
-"""What a model says of the clean images, by which their views are judged."""
+"""The prediction on the clean images, with which the predictions on their views are compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dave_vit.models.traits import do_classes_compete
 
 @dataclass(frozen=True)
 class CleanPrediction:
-    """Of each of some images.
+    """Prediction on each clean image.
 
     Attributes:
         predicted: the likeliest class, ``[b]``.
@@ -28,34 +28,37 @@ class CleanPrediction:
 
     @classmethod
     def of(cls, model: nn.Module, logits: Tensor) -> CleanPrediction:
-        """Out of the images' logits ``[b, classes]``."""
+        """Compute it from the logits of the clean images ``[b, classes]``."""
         predicted, compete = logits.argmax(1), do_classes_compete(model, logits)
-        found = probabilities(logits.unsqueeze(0), predicted.unsqueeze(1), compete)[0, :, 0]
-        return cls(predicted, compete, found)
+        probability = probabilities(logits.unsqueeze(0), predicted.unsqueeze(1), compete)[0, :, 0]
+        return cls(predicted, compete, probability)
 
     def select(self, images: Tensor) -> CleanPrediction:
-        """Those of the images of these numbers."""
+        """Select images by index."""
         return CleanPrediction(
             *(part[images.to(part.device)] for part in (self.predicted, self.compete, self.probability))
         )
 
     def contrast(self, target: Target, logits: Tensor) -> Target:
-        """A target set against its rivals in those images whose classes compete."""
+        """Contrast the target with its rivals in those images whose classes compete, and resolve it."""
         against: Opponents = tuple("rivals" if compete else None for compete in self.compete.tolist())
         return replace(target, against=against).resolve(logits)
 
     def survival(self, logits: Tensor) -> Tensor:
-        """How much of the predicted class's probability is left on views ``[n, b, classes]``: ``[n, b]``."""
+        """Return how much of the predicted class's probability is left on views ``[n, b, classes]``: ``[n, b]``."""
         left = probabilities(logits, self.predicted.unsqueeze(1), self.compete)[..., 0]
         return left / self.probability.clamp(min=torch.finfo(left.dtype).tiny)
 
     def weights(self, logits: Tensor, target: Target) -> Tensor:
-        """How much each view counts: the probability of the explained classes on it, ``[n, b * K]``."""
+        """Return how much each view counts: the probability of the explained classes on it, ``[n, b * K]``."""
         return probabilities(logits, target.class_indices, self.compete).flatten(1)
 
 
 def probabilities(logits: Tensor, columns: Tensor, compete: Tensor) -> Tensor:
-    """Of classes ``[b, K]``, from logits ``[n, b, classes]``: ``[n, b, K]``; a sigmoid where classes do not compete."""
+    """Compute probabilities of classes ``[b, K]`` from logits ``[n, b, classes]``: ``[n, b, K]``.
+
+    Softmax where classes compete, sigmoid where they do not.
+    """
     wide = logits.to(precise_dtype(logits.device))
     picked = columns.expand(len(logits), *columns.shape)
     shared, alone = wide.softmax(2).gather(2, picked), wide.gather(2, picked).sigmoid()

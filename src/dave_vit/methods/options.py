@@ -1,4 +1,4 @@
-"""The options of a method, read off its signature: what the command line, the page and plans know of them."""
+"""Options of methods, derived from their signatures, for the command line, the page and plans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Option:
     Attributes:
         name: as `create_method` takes it.
         type: its annotation.
-        default: what it is where nothing is said; None where that depends on others, such as the preset.
+        default: its default; None where that depends on others, such as the preset.
     """
 
     name: str
@@ -33,20 +33,19 @@ class Option:
 
     @property
     def choices(self) -> tuple[Any, ...]:
-        """All that may be said, where that is a list."""
+        """All allowed values, if they are a list."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     @property
     def expected(self) -> str:
-        """What may be said, in words."""
+        """Description of the allowed values."""
         return describe_type(self.type)
 
 
 def declared_options(method: str) -> dict[str, Option]:
-    """The options of a method by their names.
+    """Return the options of a method by their names.
 
-    Those that it hands on to its base are included; those that it settles for its base, named by a tuple `settled` of
-    its class, are not.
+    Options that it passes on to its base class are included, except those in its tuple `fixed_options`.
     """
     kind = METHODS[method]
     found: dict[str, Option] = {}
@@ -71,7 +70,7 @@ def _options(constructor: Any) -> Iterator[Option]:
 
 
 def _switches() -> Iterator[Option]:
-    """Single points of DAVE's neighbourhood; what they are otherwise is the preset's."""
+    """Yield the switches of DAVE's neighbourhood; their defaults are the preset's."""
     places = [(Spatial, {name: name for name in SPATIAL_SWITCHES}), (Noise, NOISE_SWITCHES)]
     for holder, names in [*places, (Neighborhood, {name: name for name in AROUND_SWITCHES})]:
         hints = get_type_hints(holder)
@@ -79,14 +78,14 @@ def _switches() -> Iterator[Option]:
 
 
 def filter_options(method: str, **values: Any) -> dict[str, Any]:
-    """Those of the values that the method takes; None stands for nothing said."""
+    """Return those of the values that the method takes; None is left out."""
     known = declared_options(method)
     given = {name: value for name, value in values.items() if value is not None and name in known}
     return {name: value for name, value in given.items() if matches_type(value, known[name].type)}
 
 
 def max_samples(method: str, options: Mapping[str, Any]) -> int:
-    """How many samples a method that draws any will take at most, with these options."""
+    """Return the largest number of samples that a sampling method draws with these options."""
     known = declared_options(method)
     said = options.get("samples") if options.get("samples") != "auto" else options.get("limit")
     if said is None and isinstance(known["samples"].default, int):
@@ -95,18 +94,18 @@ def max_samples(method: str, options: Mapping[str, Any]) -> int:
 
 
 def check_options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a method, if it has all of them and their values are of the right kind."""
+    """Return the options if the method has all of them and their values have the right types."""
     check_values(options, {name: one.type for name, one in declared_options(method).items()}, f"method {method!r}")
     return dict(options)
 
 
 def parse_options(method: str, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Options of a method out of texts, checked."""
+    """Parse and check options of a method given as text."""
     return check_options(method, {name: parse_value(text) for name, text in texts.items()})
 
 
 def parse_value(text: str) -> Any:
-    """A value that was written as JSON, such as 0.5, true or [0.9, 1.1]; anything else is a word."""
+    """Parse a value written as JSON, such as 0.5, true or [0.9, 1.1]; anything else is a string."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

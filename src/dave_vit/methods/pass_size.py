@@ -1,4 +1,4 @@
-"""Batches of any size: rows go through a model in passes, which are halved where memory does not suffice."""
+"""The size of forward passes: rows are processed in chunks, halved when memory does not suffice."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 class PassSize:
-    """How many rows (images, or images times samples) one forward pass of a call may take.
+    """The largest number of rows (images, or images times samples) in one forward pass of a call.
 
-    A call of a method makes one and uses it throughout, so that what it learnt of the memory holds until its end.
+    One object is used for a whole call of a method, so that a size that was halved once stays so until its end.
 
     Args:
         rows: the most to begin with.
@@ -28,7 +28,7 @@ class PassSize:
         self.rows = rows
 
     def run_chunks(self, compute: Callable[[int, int], T], count: int) -> list[T]:
-        """``compute(start, stop)`` for all of ``count`` rows, one part after another; runs may be nested."""
+        """Call ``compute(start, stop)`` for all of ``count`` rows, chunk by chunk; calls may be nested."""
         parts: list[T] = []
         start = 0
         while start < count:
@@ -46,14 +46,14 @@ class PassSize:
         return parts
 
     def samples_per_pass(self, images: Tensor) -> int:
-        """How many samples of each of these images fit into a pass."""
+        """Return how many samples of each of these images fit into a pass."""
         return max(1, self.rows // len(images))
 
 
 def even_chunk_size(count: int, most: int) -> int:
-    """How many of ``count`` to take at once, at most ``most`` and not much less, so that little is missing at the end.
+    """Return a chunk size of at most ``most`` with which the last chunk lacks as little as possible.
 
-    A graph that was compiled for a batch of one size is filled up where a batch is smaller.
+    Batches smaller than the one a graph was compiled for are padded, and padding is wasted work.
 
     Args:
         count: how many there are.
@@ -71,9 +71,9 @@ def clean_logits(
     read: Read = class_logits,
     autocast: torch.dtype | None = None,
 ) -> Tensor:
-    """The logits of the images themselves, ``[B, classes]``, or what else is read out of the model's output."""
+    """Compute the logits of the clean images ``[B, classes]``, or what ``read`` selects from the output."""
 
-    def said(start: int, stop: int) -> Tensor:
+    def compute(start: int, stop: int) -> Tensor:
         return compute_logits(model, images[start:stop], read, autocast)
 
-    return torch.cat(pass_size.run_chunks(said, len(images)))
+    return torch.cat(pass_size.run_chunks(compute, len(images)))

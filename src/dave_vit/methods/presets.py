@@ -33,7 +33,7 @@ class Preset:
         reducer: how samples become one map.
         rules: the derivatives that are averaged.
         postprocess: of the map, where the method prescribes one.
-        samples: views of each image, or the most of them where their number is found out.
+        samples: views of each image, or the largest number of them with samples="auto".
         narrower: neighbourhoods to draw from where views leave what the model knows, the widest first.
         weighted: whether a view counts by the probability of the class on it.
         against: "rivals" sets classes against their rivals where the model's classes compete.
@@ -49,7 +49,7 @@ class Preset:
     against: Against = "none"
 
     def with_switches(self, switches: Mapping[str, Any]) -> Preset:
-        """This preset with single switches of its neighbourhood set otherwise; it is the only one then."""
+        """Change single switches of the neighbourhood; there are no narrower ones then."""
         spatial, noise, around = self.neighborhood.spatial, self.neighborhood.noise, self.neighborhood
         for name, value in switches.items():
             if name in SPATIAL_SWITCHES:
@@ -84,12 +84,12 @@ _RECOMMENDED = 0.3  # the level of variance-preserving noise that a model's own 
 
 
 def load_preset(name: str, model: nn.Module) -> Preset:
-    """A preset by its name, or out of a TOML file."""
+    """Return a preset by its name, or from a TOML file."""
     return read_preset(Path(name), model) if name.endswith(".toml") else PRESETS[name](model)
 
 
 def read_preset(path: Path, model: nn.Module) -> Preset:
-    """A preset file: ``base``, a preset's name; ``samples``; and under ``[neighborhood]`` any switches of it."""
+    """Read a preset file: ``base``, a preset's name; ``samples``; and under ``[neighborhood]`` any switches of it."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -109,16 +109,16 @@ def _switches(table: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
 
 
-def neighborhood_levels(model: nn.Module, *rungs: tuple[float, float, float]) -> tuple[Neighborhood, ...]:
-    """Neighbourhoods of a model: rotation in degrees, shift in sides, and t of variance-preserving noise of each."""
+def neighborhood_levels(model: nn.Module, *levels: tuple[float, float, float]) -> tuple[Neighborhood, ...]:
+    """Return neighbourhoods of a model from rotation in degrees, shift in sides and t of variance-preserving noise."""
     return tuple(
         Neighborhood(Spatial(rotation=rotation, translation=shift), scale_noise(model, t), fill=traits_of(model).fill)
-        for rotation, shift, t in rungs
+        for rotation, shift, t in levels
     )
 
 
 def scale_noise(model: nn.Module, t: float) -> Noise:
-    """Noise up to t, or as much of a model's own noise: B-cos networks take additive noise (appendix D.2)."""
+    """Return noise up to t, or as much of a model's own noise: B-cos networks take additive noise (appendix D.2)."""
     own = traits_of(model).noise
     if own is None:
         return Noise("variance_preserving", t)
@@ -140,13 +140,13 @@ def default(model: nn.Module) -> Preset:
 
 @PRESETS.register("exact")
 def exact(model: nn.Module) -> Preset:
-    """The default with the exact linear map in the place of relevance."""
+    """The default with the exact linear map instead of relevance."""
     return replace(default(model), rules=EFFECTIVE)
 
 
 @PRESETS.register("threshold")
 def threshold(model: nn.Module) -> Preset:
-    """The default of earlier versions: the paper's views with less noise, and a threshold at two standard errors."""
+    """The paper's views with less noise, and a threshold at two standard errors."""
     return Preset(Neighborhood(Spatial(), _noise(model, 0.3), fill=traits_of(model).fill), SoftThreshold(2.0))
 
 

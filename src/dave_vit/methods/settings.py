@@ -9,13 +9,13 @@ from dave_vit.methods.base import Method
 
 
 def method_settings(method: Method) -> dict[str, Any]:
-    """The options of a method as they turned out, defaults included."""
+    """Return the resolved options of a method, defaults included."""
     public = {name: to_json_value(value) for name, value in vars(method).items() if not name.startswith("_")}
     return {name: value for name, value in public.items() if value is not None}
 
 
 def to_json_value(value: Any) -> Any:
-    """What JSON can hold; None for anything else, such as the model."""
+    """Convert a value to JSON types; None for anything else, such as the model."""
     if isinstance(value, bool | int | float | str):
         return value
     if is_dataclass(value) and not isinstance(value, type):

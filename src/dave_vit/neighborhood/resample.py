@@ -21,7 +21,7 @@ from dave_vit._internal.precision import precise_dtype, working_dtype
 Size = tuple[int, int]  # (H, W)
 
 
-class Reading:
+class Resampler:
     """Reads images at ``matrix @ ((p - roll) mod size)`` for every pixel p.
 
     Where that is, is computed once: a reading may be kept for other images of the same size, type and device.
@@ -45,7 +45,7 @@ class Reading:
                 sampler = _Pixels.at(points, whole=whole) if exact else _Between.at(points, self._dtype)
                 self._samplers.append((rows, sampler))
 
-    def part(self, start: int, stop: int) -> Reading:
+    def part(self, start: int, stop: int) -> Resampler:
         """That of the samples ``start`` to ``stop``, without computing anything again."""
         part = copy(self)
         part._samplers = []

@@ -137,9 +137,9 @@ class Views:
             raise InputError(f"views of {x.dtype} shaped {list(x.shape)}; expected floats {expected}, as was drawn for")
         copies = x.to(working_dtype(x.dtype)).expand(len(self), *x.shape)  # [n,B,C,H,W]
         if self.neighborhood.noise_first:
-            out = self._warped(self._noised(copies))  # tau(X + eps), eq. (8)
+            out = self._warp_images(self._add_noise(copies))  # tau(X + eps), eq. (8)
         else:
-            out = self._noised(self._warped(copies))
+            out = self._add_noise(self._warp_images(copies))
         return out.to(x.dtype)
 
     def move_mask(self, place: Tensor) -> Tensor:
@@ -164,11 +164,11 @@ class Views:
         signal, _ = self.neighborhood.noise.weights(self.t)
         return back * _per_sample(signal, back)
 
-    def _warped(self, copies: Tensor) -> Tensor:
+    def _warp_images(self, copies: Tensor) -> Tensor:
         # All images and frames of a view share its warp: they travel as channels of one sample.
         return self.warp.apply(copies.flatten(1, -3), fill=self.neighborhood.fill).view(copies.shape)
 
-    def _noised(self, copies: Tensor) -> Tensor:
+    def _add_noise(self, copies: Tensor) -> Tensor:
         if self.eps is None:
             return copies
         signal, spread = (_per_sample(weight, copies) for weight in self.neighborhood.noise.weights(self.t))

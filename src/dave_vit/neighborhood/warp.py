@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dave_vit.errors import InputError, OptionError
-from dave_vit.neighborhood.resample import Reading, Size
+from dave_vit.neighborhood.resample import Resampler, Size
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Warp:
     matrix: Tensor
     roll: Tensor
     _of: tuple[Warp, tuple[int, int]] | None = field(default=None, repr=False)  # more warps, and which these are
-    _readings: dict[tuple[Any, ...], Reading] = field(default_factory=dict, init=False, repr=False)
+    _resamplers: dict[tuple[Any, ...], Resampler] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         n = len(self.matrix)
@@ -58,15 +58,15 @@ class Warp:
         self._check(x)
         if self._is_still:
             return x
-        reading = self._reading("there", x)
-        return reading.read(x - fill) + fill if fill else reading.read(x)
+        resampler = self._resampler("there", x)
+        return resampler.read(x - fill) + fill if fill else resampler.read(x)
 
     def inverse(self, y: Tensor) -> Tensor:
         """Undoes the shift exactly, then resamples with the forward matrix: out(p) = y_unrolled(matrix p)."""
         self._check(y)
         if self.roll.any():
-            y = self._reading("unroll", y).read(y)
-        return y if _is_identity(self.matrix) else self._reading("back", y).read(y)
+            y = self._resampler("unroll", y).read(y)
+        return y if _is_identity(self.matrix) else self._resampler("back", y).read(y)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """The transpose of ``apply`` as a linear map: [n,C,H,W] -> [n,C,H,W].
@@ -75,29 +75,29 @@ class Warp:
         repeated calls may differ in the last bit.
         """
         self._check(y)
-        return y if self._is_still else self._reading("there", y).spread(y)
+        return y if self._is_still else self._resampler("there", y).spread(y)
 
     @property
     def _is_still(self) -> bool:
         return _is_identity(self.matrix) and not bool(self.roll.any())
 
-    def _reading(self, way: str, x: Tensor) -> Reading:
+    def _resampler(self, way: str, x: Tensor) -> Resampler:
         """How images like these are read; kept, since the same warps serve batch after batch."""
         key = (way, x.shape[2:], x.dtype, x.device)
-        if key not in self._readings:
-            self._readings[key] = (
-                self._made(way, x) if self._of is None else self._of[0]._reading(way, x).part(*self._of[1])
+        if key not in self._resamplers:
+            self._resamplers[key] = (
+                self._build_resampler(way, x) if self._of is None else self._of[0]._resampler(way, x).part(*self._of[1])
             )
-        return self._readings[key]
+        return self._resamplers[key]
 
-    def _made(self, way: str, x: Tensor) -> Reading:
+    def _build_resampler(self, way: str, x: Tensor) -> Resampler:
         if way == "there":
             matrix, roll = invert_affine(self.matrix), self.roll
         elif way == "unroll":
             matrix, roll = _identity(len(self)), -self.roll
         else:
             matrix, roll = self.matrix, torch.zeros_like(self.roll)
-        return Reading(matrix, roll, size=(x.shape[2], x.shape[3]), dtype=x.dtype, device=x.device)
+        return Resampler(matrix, roll, size=(x.shape[2], x.shape[3]), dtype=x.dtype, device=x.device)
 
     def _check(self, x: Tensor) -> None:
         if x.ndim != 4 or len(x) != len(self) or not x.is_floating_point():

@@ -1,4 +1,4 @@
-"""What every reducer is: options, and an accumulator that takes samples chunk by chunk."""
+"""Base of all reducers: options, and an accumulator that takes samples chunk by chunk."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dave_vit.errors import InputError
 
 
 class Accumulator(Protocol):
-    """Takes samples chunk by chunk; the results may be asked for after every chunk."""
+    """Accumulates samples chunk by chunk; results are available after every chunk."""
 
     @property
     def count(self) -> int:
-        """How many samples were taken."""
+        """Number of samples so far."""
 
     def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
-        """Takes samples [n,B,C,H,W] and, of all chunks or of none, how much each one counts, [n,B]."""
+        """Accumulate samples [n,B,C,H,W], with weights [n,B] for all chunks or for none."""
 
     def attribution(self) -> Tensor:
         """The estimate so far: [B,C,H,W]."""
@@ -34,30 +34,30 @@ class Accumulator(Protocol):
         """The share of the mean map's energy that is sampling error, [B]: it falls as one over the samples."""
 
     def significant(self) -> Tensor:
-        """Whether the map of each image rests on more than chance, [B]; True for reducers that do not ask."""
+        """Whether the map of each image is significant, [B]; True for reducers that do not test it."""
 
     def select(self, images: Tensor) -> Accumulator:
-        """What was taken so far of the images of these numbers, to go on with them alone."""
+        """Select images by index, to continue with them alone."""
 
 
 class Reducer(Protocol):
     """Options of an estimator."""
 
     def accumulator(self) -> Accumulator:
-        """A fresh accumulator."""
+        """Return a new accumulator."""
 
 
 REDUCERS: Registry[Callable[..., Reducer]] = Registry("reducer")
 
 
 def check_count(count: int) -> None:
-    """Refuse to reduce nothing."""
+    """Raise InputError if there are no samples."""
     if not count:
         raise InputError("no samples to reduce; update the accumulator with at least one")
 
 
 def check_samples(samples: Tensor, weights: Tensor | None, image: tuple[int, ...] | None) -> Tensor:
-    """The samples without their graph, if they fit those before and their weights.
+    """Return the samples without their graph, if they fit earlier samples and their weights.
 
     Args:
         samples: [n,B,C,H,W].
@@ -74,7 +74,7 @@ def check_samples(samples: Tensor, weights: Tensor | None, image: tuple[int, ...
 
 
 def energy_share(mean: Tensor, error: Tensor) -> Tensor:
-    """Sum of squared errors over the sum of squares of a map, [...,H,W] -> [...]; 1 for a map of zeros."""
+    """Return the sum of squared errors over the sum of squares of a map, [...,H,W] -> [...]; 1 for a map of zeros."""
     energy = mean.square().sum((-1, -2))
     share = error.square().sum((-1, -2)) / energy.where(energy > 0, 1.0)
     return share.where(energy > 0, 1.0)

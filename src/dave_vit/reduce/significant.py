@@ -60,7 +60,7 @@ class _Scales:
         self._fine, self._coarser = Moments(), (Moments(), Moments())
         self._shape: tuple[int, ...] | None = None
         self._dtype = torch.float32
-        self._kept: tuple[Tensor, Tensor, Tensor] | None = None  # the evidence of all samples so far
+        self._cached_evidence: tuple[Tensor, Tensor, Tensor] | None = None  # the evidence of all samples so far
 
     def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
         samples = check_samples(samples, weights, self._shape)
@@ -71,7 +71,7 @@ class _Scales:
         for sigma, moments in zip(self._sigmas, self._coarser, strict=True):
             moments.add(blur(sums, sigma).unsqueeze(2), weights)
         self.count += len(samples)
-        self._kept = None
+        self._cached_evidence = None
 
     def attribution(self) -> Tensor:
         check_count(self.count)
@@ -111,11 +111,11 @@ class _Scales:
 
     def _evidence(self) -> tuple[Tensor, Tensor, Tensor]:
         """Fine, middle and coarse evidence, [B,H,W] each."""
-        if self._kept is None:
-            self._kept = self._gated()
-        return self._kept
+        if self._cached_evidence is None:
+            self._cached_evidence = self._gate_evidence()
+        return self._cached_evidence
 
-    def _gated(self) -> tuple[Tensor, Tensor, Tensor]:
+    def _gate_evidence(self) -> tuple[Tensor, Tensor, Tensor]:
         scales = (self._fine, *self._coarser)
         means, errors = [one.mean.sum(1) for one in scales], [one.error for one in scales]
         over = [(a - self._k * e).clamp(min=0) for a, e in zip(means, errors, strict=True)]
