@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,23 +21,8 @@ Weigh = Callable[[Tensor, Tensor], Tensor]
 """Function from slopes and features, both ``[b, D, h, w]``, to weights of the features."""
 
 
-class _ActivationMap(ABC):
-    """Mixin of class activation maps: the option ``positive``, and features times the weights of a subclass."""
-
-    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)  # type: ignore[call-arg]
-        self.positive = positive
-
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        return weigh_features(observed, images, target, self._weigh, positive=self.positive)
-
-    @abstractmethod
-    def _weigh(self, slope: Tensor, values: Tensor) -> Tensor:
-        """Return the weights of features from their slopes, both ``[b, D, h, w]``."""
-
-
 @METHODS.register("gradcam")
-class GradCAM(_ActivationMap, TokenMethod):
+class GradCAM(TokenMethod):
     """The channels of a feature map, weighted by the mean of their gradient over all places, and added up.
 
     In a Vision Transformer these are the normed tokens that enter the last attention, without class and register
@@ -57,12 +41,16 @@ class GradCAM(_ActivationMap, TokenMethod):
         resolution="patch",
     )
 
-    def _weigh(self, slope: Tensor, values: Tensor) -> Tensor:
-        return mean_slope(slope, values)
+    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.positive = positive
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        return weigh_features(observed, images, target, mean_slope, positive=self.positive)
 
 
 @METHODS.register("gradcam_plus_plus")
-class GradCAMPlusPlus(_ActivationMap, TokenMethod):
+class GradCAMPlusPlus(TokenMethod):
     """As ``gradcam``, with positive gradients averaged by weights that second and third derivatives give.
 
     The derivatives are those of the exponential of the logit, as published, in closed form. Its value, one positive
@@ -81,12 +69,16 @@ class GradCAMPlusPlus(_ActivationMap, TokenMethod):
         resolution="patch",
     )
 
-    def _weigh(self, slope: Tensor, values: Tensor) -> Tensor:
-        return _plus_plus_slope(slope, values)
+    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.positive = positive
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        return weigh_features(observed, images, target, _plus_plus_slope, positive=self.positive)
 
 
 @METHODS.register("layercam")
-class LayerCAM(_ActivationMap, TokenMethod):
+class LayerCAM(TokenMethod):
     """Features times their positive gradient at each place, added up over the channels.
 
     Args:
@@ -102,12 +94,16 @@ class LayerCAM(_ActivationMap, TokenMethod):
         resolution="patch",
     )
 
-    def _weigh(self, slope: Tensor, values: Tensor) -> Tensor:
-        return slope.clamp(min=0)
+    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.positive = positive
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        return weigh_features(observed, images, target, lambda slope, _: slope.clamp(min=0), positive=self.positive)
 
 
 @METHODS.register("hirescam")
-class HiResCAM(_ActivationMap, TokenMethod):
+class HiResCAM(TokenMethod):
     """Features times their gradient at each place, added up over the channels.
 
     Where the head is linear in the features, the map sums to the logit, up to the head's bias.
@@ -126,10 +122,11 @@ class HiResCAM(_ActivationMap, TokenMethod):
     )
 
     def __init__(self, model: nn.Module, *, positive: bool = False, **options: Any) -> None:
-        super().__init__(model, positive=positive, **options)
+        super().__init__(model, **options)
+        self.positive = positive
 
-    def _weigh(self, slope: Tensor, values: Tensor) -> Tensor:
-        return slope
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        return weigh_features(observed, images, target, lambda slope, _: slope, positive=self.positive)
 
 
 def weigh_features(observed: Observation, images: Tensor, target: Target, weigh: Weigh, *, positive: bool) -> Tensor:
