@@ -1,1 +1,1 @@
-"""What a user can check of a model: doctor and the table of architectures."""
+"""Checks of models: `dave doctor`, and the table of checked architectures."""

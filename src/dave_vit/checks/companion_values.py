@@ -1,8 +1,8 @@
-"""Whether W is the derivative with all operators held: the model is replay for another image with recorded operators.
+"""Check that W is the derivative with all operators held: replay the model for another image with recorded operators.
 
-While the model runs with an image x, every tensor that carries gets a companion: its value for the image x + d, with
-all operators as they are for x. Companions are computed by torch's own functions and by formulas of their own, never by
-the rules. With operators held the score is affine in the image, so that s(x + d) - s(x) must be <W, d>.
+While the model runs with an image x, every tensor that depends on the image gets a companion: its value for the image
+x + d, with all operators as they are for x. Companions are computed by torch's own functions and by independent
+formulas, never by the rules. With operators held the score is affine in the image, so s(x + d) - s(x) must equal <W, d>.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _LIVE = "_dave_companion"
 
 
 class ReplayError(Exception):
-    """Something that carries the image has no held form here: the replay says nothing of this model."""
+    """A function of the image has no held form, so the model cannot be replayed."""
 
 
 def replay(model: nn.Module, inputs: Tensor, other: Tensor, read: Read) -> Tensor:
-    """What is read of the model's output for ``other``, with all operators as they are for ``inputs``.
+    """Return the model's logits for ``other``, with all operators as they are for ``inputs``.
 
     Raises:
-        ReplayError: a function that carries the image has no held form.
+        ReplayError: a function of the image has no held form.
     """
-    mode = _Lockstep(model, other)
+    mode = _CompanionInterception(model, other)
     with isolate_pass(inputs):
         _, output = forward(model, inputs, mode, None, read)
     return _companion(output)
@@ -49,7 +49,7 @@ def _companion(tensor: Tensor) -> Tensor:
 
 
 class _Value(NamedTuple):
-    """A tensor as it is, its companion, and its state."""
+    """A tensor, its companion and its state."""
 
     at: Tensor
     live: Tensor
@@ -57,7 +57,7 @@ class _Value(NamedTuple):
 
 
 class _Values(dict[int, _Value]):
-    """The tensors among the arguments of one call, as they are before it."""
+    """The tensors among the arguments of one call, before the call."""
 
     def __init__(self, given: Any, *, written: Any = None) -> None:
         super().__init__()
@@ -69,22 +69,22 @@ class _Values(dict[int, _Value]):
             self[id(tensor)] = _Value(at, live.clone() if tensor is written else live, state)
 
     def at(self, value: Any) -> Any:
-        """Arguments as they are."""
+        """Return the arguments for x."""
         return map_tensors(lambda tensor: self[id(tensor)].at, value)
 
     def live(self, value: Any) -> Any:
-        """Arguments by their companions."""
+        """Return the companions of the arguments."""
         return map_tensors(lambda tensor: self[id(tensor)].live, value)
 
     def factors(self, value: Any) -> Any:
-        """Factors of a product: where a plain carrier is among them, gates are held."""
+        """Return the factors of a product: gates are held where a plain carrier is among them."""
         plain = any(self[id(tensor)].state is State.CARRIER for tensor in tensors(value))
         held = (State.GATE,) if plain else ()
         return map_tensors(lambda t: self[id(t)].at if self[id(t)].state in held else self[id(t)].live, value)
 
 
-class _Lockstep(Interception):
-    """The interception, with a companion for every carrier; ``other`` is the input's."""
+class _CompanionInterception(Interception):
+    """An interception that computes a companion for every carrier; ``other`` is that of the input."""
 
     def __init__(self, model: nn.Module, other: Tensor) -> None:
         super().__init__(EFFECTIVE, model)
@@ -121,7 +121,7 @@ class _Lockstep(Interception):
                 setattr(tensor, _LIVE, live)
 
     def _write(self, name: str, func: Any, values: _Values, args: Any, kwargs: Any) -> None:
-        """Into the companion itself, so that its views see it as the tensor's own do."""
+        """Write into the companion itself, so that its views change as those of the tensor do."""
         target = args[0]
         if not target.requires_grad:
             return
@@ -134,7 +134,7 @@ class _Lockstep(Interception):
 
 
 def _run_held(name: str, func: Callable[..., Any], values: _Values, args: Any, kwargs: Any) -> Any:
-    """One function with its operators held."""
+    """Run one function with its operators held."""
     form = _FORMS.get(name)
     if form is None:
         raise ReplayError(name)
@@ -163,7 +163,7 @@ def _fused_product(func: Any, values: _Values, addend: Any, *args: Any, **kwargs
 
 
 def _selection(func: Any, values: _Values, first: Any, *args: Any, **kwargs: Any) -> Any:
-    """Piecewise linear and homogeneous: torch's own derivative along the companion."""
+    """Return torch's derivative along the companion: the function is piecewise linear and homogeneous."""
     chosen = partial(_tensors_of, lambda x: func(x, *values.at(args), **values.at(kwargs)))
     return _derivative(chosen, values.at(first), values.live(first))
 
@@ -173,7 +173,7 @@ def _tensors_of(function: Callable[[Tensor], Any], x: Tensor) -> Any:
 
 
 def _derivative(function: Callable[[Tensor], Any], at: Tensor, along: Tensor) -> Any:
-    """Torch's own derivative in one direction."""
+    """Return torch's derivative in one direction."""
     with torch.enable_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # torch's own call
         return torch.func.jvp(function, (at,), (along,))[1]
@@ -242,7 +242,7 @@ def _normalize(func: Any, values: _Values, x: Any, p: float = 2.0, dim: int = 1,
 
 
 def _attention(func: Any, values: _Values, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-    """Fused attention is linear in its values by itself."""
+    """Run fused attention, which is linear in its values."""
     return func(values.at(query), values.at(key), values.live(value), *values.at(args), **values.at(kwargs))
 
 

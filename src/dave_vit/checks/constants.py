@@ -1,7 +1,7 @@
-"""Whether what is taken for a constant stays the same for another image.
+"""Check that constants stay the same for another image.
 
-The identity s = <W, x> + constants holds as well where something that depends on the image passes for a constant. So
-the model is run with several images, and all that met its functions without a state is compared, call by call: tensors,
+The identity s = <W, x> + constants also holds where a value that depends on the image is treated as a constant. So the
+model is run with several images, and all constant arguments of its functions are compared call by call: tensors,
 numbers and shapes.
 """
 
@@ -20,67 +20,67 @@ from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.states import depends_on_input
 
 _DECISIONS = frozenset("__bool__ is_nonzero equal allclose __contains__".split())
-_NEAR = 1e-3  # of the image: no decision is likely to be taken the other way
+_NEAR = 1e-3  # relative to the image: no branch is likely to change
 
 
 def find_changing_constant(model: nn.Module, inputs: Tensor, read: Read) -> str:
-    """The function that met a constant which is another one for another image, with its module; nothing if none did.
+    """Return the function, with its module, that receives another constant for another image; "" if none does.
 
-    A decision that depends on the image may change constants, as it may change everything: it is held. Where the model
-    takes any, only images next to the given one are tried.
+    A branch on image values may change constants, as it may change everything, and is not a fault. Where the model has
+    such branches, only images close to the given one are compared.
     """
     first = _constants(model, inputs, read)
     noise = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0), dtype=inputs.dtype).to(inputs.device)
-    tried = [inputs + _NEAR * inputs.std() * noise]
+    others = [inputs + _NEAR * inputs.std() * noise]
     if not any(name in _DECISIONS for name, _ in first):
-        tried.append(0.5 * inputs.flip(-1) + noise)
-    return next((found for other in tried if (found := _difference(first, _constants(model, other, read)))), "")
+        others.append(0.5 * inputs.flip(-1) + noise)
+    return next((changed for other in others if (changed := _difference(first, _constants(model, other, read)))), "")
 
 
-_Met = tuple[str, tuple[Any, ...]]
-"""Where a function was called, and all constants that it was given."""
+_CallConstants = tuple[str, tuple[Any, ...]]
+"""A function with its module, and all its constant arguments."""
 
 
-def _constants(model: nn.Module, inputs: Tensor, read: Read) -> list[_Met]:
-    ledger = _Ledger(model)
+def _constants(model: nn.Module, inputs: Tensor, read: Read) -> list[_CallConstants]:
+    recorder = _ConstantRecorder(model)
     with isolate_pass(inputs):
-        forward(model, inputs, ledger, None, read)
-    return ledger.met
+        forward(model, inputs, recorder, None, read)
+    return recorder.calls
 
 
-def _difference(first: list[_Met], second: list[_Met]) -> str:
+def _difference(first: list[_CallConstants], second: list[_CallConstants]) -> str:
     for (name, before), (other, after) in zip(first, second, strict=False):
         if name != other:
-            return ""  # another way through the model: no call has its counterpart from here on
+            return ""  # another branch: later calls have no counterpart
         if before != after:
             return name
     return ""
 
 
-class _Ledger(Interception):
-    """Writes down every constant that met a function."""
+class _ConstantRecorder(Interception):
+    """Records the constant arguments of every function."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(EFFECTIVE, model)
-        self.met: list[_Met] = []
+        self.calls: list[_CallConstants] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note what is given, and go on."""
+        """Record the constants, then run the call."""
         spelling = function_name(func)
         if spelling.name not in CONSTANT_RESULT:
             writes = spelling.inplace or spelling.name == "__setitem__"  # into memory that may hold anything before
             named = {key: value for key, value in (kwargs or {}).items() if key != "out"}
-            given = _facts((args[1:] if writes else args, named))
+            constants = _facts((args[1:] if writes else args, named))
             name = spelling.name if spelling.name in _DECISIONS else f"{spelling.name}{self.location()}"
-            self.met.append((name, given))
+            self.calls.append((name, constants))
         return super().__torch_function__(func, types, args, kwargs)
 
 
 def _facts(value: Any) -> tuple[Any, ...]:
-    """All that is constant in nested arguments, in a form that can be compared."""
+    """Return the constants in nested arguments in a form that can be compared."""
     if isinstance(value, Tensor):
-        held = depends_on_input(value) and not (value.requires_grad and value.is_leaf)  # a leaf is a parameter
-        return () if held else _digest(value)
+        varies = depends_on_input(value) and not (value.requires_grad and value.is_leaf)  # a leaf is a parameter
+        return () if varies else _digest(value)
     if isinstance(value, list | tuple):
         return tuple(fact for item in value for fact in _facts(item))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Double precision all the way, also where a model's code casts to float32."""
+"""Force float64, also where a model's code casts to float32."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from dave_vit.engine.states import tensors
 class Float64Mode(TorchFunctionMode):
     """Context in which float64 tensors stay float64.
 
-    Language models compute norms and attention in float32 whatever type they have; the rounding of that would hide
-    what an identity checked in float64 leaves over. New tensors are float64 too where nothing else is said.
+    Language models compute norms and attention in float32 whatever their dtype; that rounding would hide the residual
+    of an identity checked in float64. New tensors are float64 too unless a dtype is given.
     """
 
     def __enter__(self) -> Any:
-        """Doubles from here on."""
+        """Make float64 the default dtype."""
         self._default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
-        """As before."""
+        """Restore the default dtype."""
         torch.set_default_dtype(self._default)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The same call with float64 in the place of float32."""
+        """Run the call with float64 instead of float32."""
         kwargs = kwargs or {}
         casts = function_name(func).name == "float"
         if not casts and not any(value is torch.float32 for value in (*args, *kwargs.values())):
-            return func(*args, **kwargs)  # nearly all calls: the rules beneath ask many small questions
+            return func(*args, **kwargs)  # nearly all calls
         if any(tensor.dtype == torch.float64 for tensor in tensors((args, kwargs))):
             if casts:
                 return args[0]
-            args = tuple(_wide(value) for value in args)
-            kwargs = {name: _wide(value) for name, value in kwargs.items()}
+            args = tuple(_to_float64(value) for value in args)
+            kwargs = {name: _to_float64(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
 
 
-def _wide(value: Any) -> Any:
+def _to_float64(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value == torch.float32 else value

@@ -1,4 +1,4 @@
-"""Boxes as annotation files write them."""
+"""Read boxes from annotation files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dave_vit.errors import DataError
 
 
 def box(left: str | float, top: str | float, right: str | float, bottom: str | float) -> Box:
-    """A box from text or numbers; ValueError where one is no finite number."""
+    """Return a box from text or numbers; raise ValueError where one is no finite number."""
     corners = float(left), float(top), float(right), float(bottom)
     if not all(map(math.isfinite, corners)):
         raise ValueError(f"corners {corners} are not finite")
@@ -22,7 +22,7 @@ def box(left: str | float, top: str | float, right: str | float, bottom: str | f
 
 
 def read_text(path: Path) -> str:
-    """The text of a file that came with a data set."""
+    """Read a text file of a data set."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -30,7 +30,7 @@ def read_text(path: Path) -> str:
 
 
 def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The lines of a table that are not empty, with their numbers."""
+    """Yield the number and cells of each line that is not empty."""
     rows = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
         yield from ((rows.line_num, row) for row in rows if row)
@@ -39,7 +39,7 @@ def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def read_objects(path: Path) -> list[tuple[str, Box]]:
-    """Names and boxes of the objects in an XML file of PASCAL VOC's form, which ImageNet's files have as well."""
+    """Read names and boxes of the objects in an XML file in PASCAL VOC format, which ImageNet uses too."""
     corners = ("xmin", "ymin", "xmax", "ymax")
     try:
         objects = ElementTree.parse(path).getroot().findall("object")

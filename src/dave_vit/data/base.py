@@ -1,4 +1,4 @@
-"""What a data set is: numbered images with labels, and regions where they are known."""
+"""Data sets: indexed images with labels, and boxes or masks where they are known."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Item:
     Attributes:
         name: unique in the data set.
         label: class index, or None where it is unknown.
-        boxes: of the label's objects: left, top, right, bottom in pixels of the original image, edges at integers.
-        file: where the pixels are, relative to the data set, or "" where they are composed.
-        mask: file of the label's mask, relative to the data set, or "".
-        picture: what items that show one picture have in common, where several do.
+        boxes: of the label's objects: left, top, right, bottom in pixels of the original image.
+        file: path of the image, relative to the data set; "" where it is composed.
+        mask: path of the label's mask, relative to the data set, or "".
+        picture: name of the image where several items show the same one.
     """
 
     name: str
@@ -48,10 +48,10 @@ class Item:
 
 
 class Dataset(ABC):
-    """Items by number; pixels are read when they are asked for, so that memory does not grow with the images.
+    """Items by index; pixels are read on access, so memory does not grow with the number of images.
 
     Attributes:
-        class_names: by label; may be empty.
+        class_names: names by label; may be empty.
     """
 
     class_names: list[str]
@@ -67,25 +67,25 @@ class Dataset(ABC):
 
     @abstractmethod
     def digest(self) -> str:
-        """A hash of what the data set holds, the same wherever it lies; without reading the pixels."""
+        """Return a hash of the contents that does not depend on the location, without reading pixels."""
 
     @abstractmethod
     def image(self, index: int) -> Image:
-        """The picture, RGB; raises ImageError where it cannot be read."""
+        """Return the RGB image; raise ImageError where it cannot be read."""
 
     def mask(self, index: int) -> Mask | None:
-        """The label's object pixel by pixel, [H,W] as the picture, where the data set knows it."""
+        """Return the mask ``[H, W]`` of the label's object, or None where it is unknown."""
         return None
 
 
 class FileDataset(Dataset):
-    """A data set whose pictures are files under one folder.
+    """A data set of image files in one folder.
 
     Args:
         root: the folder.
 
     Attributes:
-        items: what is known of each image.
+        items: one per image, or per image and class.
     """
 
     items: list[Item]
@@ -104,32 +104,32 @@ class FileDataset(Dataset):
         return self.items[index]
 
     def digest(self) -> str:
-        """A hash of names, labels, boxes and file sizes."""
-        known = hashlib.sha256()
+        """Return a hash of names, labels, boxes and file sizes."""
+        digest = hashlib.sha256()
         for item in self.items:
             files = [file for file in (item.file, item.mask) if file]
             sizes = [path.stat().st_size if (path := self.root / file).exists() else -1 for file in files]
-            known.update(repr((item.name, item.label, item.boxes, sizes)).encode())
-        return known.hexdigest()
+            digest.update(repr((item.name, item.label, item.boxes, sizes)).encode())
+        return digest.hexdigest()
 
     def image(self, index: int) -> Image:
-        """The picture, RGB."""
+        """Return the RGB image."""
         return to_rgb(_read(self.root / self.items[index].file))[0]
 
     def mask(self, index: int) -> Mask | None:
-        """Where the mask file is not black, if the item has one."""
+        """Return where the mask file is not black, or None without a mask file."""
         file = self.items[index].mask
         return np.asarray(_read(self.root / file).convert("L")) > 0 if file else None
 
 
 def image_files(folder: Path) -> list[Path]:
-    """Images directly in a folder, sorted; hidden files are left out."""
+    """Return the images directly in a folder, sorted, without hidden files."""
     entries = (path for path in folder.iterdir() if not path.name.startswith("."))
     return sorted(path for path in entries if path.suffix.lower() in SUFFIXES)
 
 
 def _read(path: Path) -> Image:
-    """As stored: neither annotations nor published accuracies heed the orientation tag."""
+    """Read an image as stored: neither annotations nor published accuracies use the orientation tag."""
     from PIL import Image as images
 
     try:

@@ -1,4 +1,4 @@
-"""From the classes of a data set to those of a model."""
+"""Map the classes of a data set to those of a model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dave_vit.errors import DataError
 
 
 def map_classes(data: Sequence[str], model: Sequence[str]) -> dict[int, int]:
-    """The model's class for each label of a data set; labels that the model does not know are absent.
+    """Return the model's class of each label of a data set; labels that the model does not know are absent.
 
-    Lists of the same length go by position, unless their names are clearly the same ones in another order. Others go by
-    name: the whole name, one of the synonyms that commas separate, or an index.
+    Lists of the same length are matched by position, unless they hold the same names in another order. Others are
+    matched by name: the whole name, one of the synonyms separated by commas, or an index.
 
     Args:
         data: class names of the data set; empty where its labels are the model's own indices.
@@ -31,7 +31,7 @@ def map_classes(data: Sequence[str], model: Sequence[str]) -> dict[int, int]:
 
 
 def _is_reordered(data: Sequence[str], model: Sequence[str], by_name: dict[int, int]) -> bool:
-    """Whether all names are found, each once, and most of them at another place."""
+    """Return whether all names match, each once, and most of them at another position."""
     here = sum(not _synonyms(one).isdisjoint(_synonyms(other)) for one, other in zip(data, model, strict=True))
     return len(set(by_name.values())) == len(data) and 2 * here < len(data)
 
@@ -50,7 +50,7 @@ def _match_names(data: Sequence[str], model: Sequence[str]) -> dict[int, int]:
 
 
 def _unique_names(names: Sequence[Sequence[str] | set[str]]) -> dict[str, int]:
-    """Names to indices; a name that two classes share belongs to neither."""
+    """Map names to indices; a name that two classes share is left out."""
     count = Counter(name for words in names for name in words)
     return {name: index for index, words in enumerate(names) for name in words if count[name] == 1}
 

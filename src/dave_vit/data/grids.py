@@ -1,7 +1,7 @@
-"""Grids of images of distinct classes: which images, and how they are put together.
+"""Grids of images of distinct classes: choose the images and compose them.
 
-A grid set belongs to a model, because only images that the model knows well may be in it; every method is scored on
-the same one.
+Grids depend on the model, because they hold only images that it classifies with confidence; every method is scored on
+the same grids.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Cell = Literal["resize", "full"]
 
 @dataclass(frozen=True)
 class GridOptions:
-    """How grids are built.
+    """Options of grids.
 
     Attributes:
         grids: how many.
@@ -49,7 +49,7 @@ class GridOptions:
 
 @dataclass(frozen=True, slots=True)
 class GridCandidate:
-    """An image that may enter a grid: its number in the data set, its label, and how sure the model is of it."""
+    """An image that may enter a grid: its index in the data set, its label and the model's confidence."""
 
     index: int
     label: int
@@ -58,7 +58,7 @@ class GridCandidate:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Images and their labels, cells in reading order."""
+    """Indices of images and their labels, cells in reading order."""
 
     images: tuple[int, ...]
     labels: tuple[int, ...]
@@ -67,12 +67,12 @@ class Grid:
 def select_candidates(
     logits: Tensor, labels: Sequence[int | None], start: int = 0, confidence: float = 0.95
 ) -> list[GridCandidate]:
-    """Those images of a batch that the model classifies correctly with more than this softmax probability.
+    """Return the images of a batch that the model classifies correctly with more than this softmax probability.
 
     Args:
         logits: [B,classes].
         labels: one per image; None is never taken.
-        start: number of the first image in the data set.
+        start: index of the first image in the data set.
         confidence: the probability to exceed.
     """
     top = logits.float().softmax(1).max(1)
@@ -81,7 +81,7 @@ def select_candidates(
 
 
 def choose_grids(pool: Sequence[GridCandidate], options: GridOptions | None = None) -> list[Grid]:
-    """Grids of distinct classes: the least used images first, the most confident of a class before the others.
+    """Choose grids of distinct classes: least used images first, and the most confident of each class first.
 
     No image is used twice while an unused one of another class remains. Empty where there are fewer classes than
     cells.
@@ -106,7 +106,7 @@ def choose_grids(pool: Sequence[GridCandidate], options: GridOptions | None = No
 
 
 def compose_grids(images: Tensor, cell: Cell = "resize") -> Tensor:
-    """Grids of preprocessed images: [B,K,C,H,W] -> [B,C,H,W], or [B,C,H*n,W*n] with ``cell="full"``, K = n * n."""
+    """Compose grids of K = n * n images: [B,K,C,H,W] -> [B,C,H,W], or [B,C,H*n,W*n] with ``cell="full"``."""
     side = round(images.shape[1] ** 0.5)
     if images.ndim != 5 or side * side != images.shape[1]:
         raise InputError(f"images shaped {list(images.shape)}; expected [B,K,C,H,W] with a square number K")
@@ -121,7 +121,7 @@ def compose_grids(images: Tensor, cell: Cell = "resize") -> Tensor:
 
 
 def cell_bounds(cells: int, size: tuple[int, int]) -> list[tuple[int, int, int, int]]:
-    """Top, bottom, left, right of each cell, in reading order; sizes differ by a pixel if the side does not divide."""
+    """Return top, bottom, left, right of each cell in reading order; sizes may differ by a pixel."""
     if cells < 1:
         raise OptionError(f"grid of {cells} cells a side; expected 1 or more")
     rows, columns = ([round(side * i / cells) for i in range(cells + 1)] for side in size)

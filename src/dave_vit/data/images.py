@@ -1,4 +1,4 @@
-"""Images as people have them, read into RGB: found, checked, turned upright, without surprises left unsaid."""
+"""Find image files and read them as upright RGB images, with notes on any conversion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from dave_vit.errors import ImageError, escape_unprintable
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")  # by content, whatever the name says
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")  # by content, not by suffix
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 MAX_PIXELS = 100_000_000  # a small file can unpack to any size; this one needs 300 MB
 MAX_RATIO = 100  # models bring the short side to their size before they crop: 1 x 20,000 pixels would become 3 GB
@@ -23,12 +23,12 @@ STDIN = "-"
 
 @dataclass(frozen=True)
 class LoadedImage:
-    """One image, ready for a model.
+    """An image as read from a file.
 
     Attributes:
-        name: for messages and for names of results: the file's name without its ending, or "stdin".
+        name: the file's name without its suffix, or "stdin".
         image: RGB, upright.
-        notes: what was done to it that may surprise, such as "transparent parts set on white".
+        notes: conversions, such as "transparent parts set on white".
     """
 
     name: str
@@ -37,10 +37,9 @@ class LoadedImage:
 
 
 def find_images(sources: Iterable[str | Path]) -> list[str]:
-    """Files as named, and the images of folders and their subfolders in the order of their names; `-` stays as it is.
+    """Return the given files and, for folders, their images and those of subfolders, sorted; `-` is kept.
 
-    What cannot be read is kept as well, a missing file or a folder without images: reading it says so, and the others
-    can still be read.
+    Missing files and folders without images are kept too: reading them raises an error.
     """
     paths: list[str] = []
     for source in map(str, sources):
@@ -59,12 +58,12 @@ def _is_hidden(path: Path) -> bool:
 
 
 def _is_result(image: str) -> bool:
-    """Whether `dave explain` or `dave compare` drew it, such as cat.dave.png: folders may keep both."""
+    """Return whether it is a result of `dave explain` or `dave compare`, such as cat.dave.png."""
     return ".dave" in Path(image).suffixes[:-1]
 
 
 def read_image(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> LoadedImage:
-    """Reads a file, or standard input for `-`.
+    """Read an image file, or standard input for `-`.
 
     Raises:
         ImageError: it is missing, empty, no image, damaged or too large.
@@ -85,7 +84,7 @@ def read_image(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> LoadedIma
 
 
 def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> LoadedImage:
-    """The image in some bytes, named `name` in messages.
+    """Decode the bytes of an image file, called `name` in messages.
 
     Raises:
         ImageError: they are empty, no image, damaged or too large.
@@ -106,7 +105,7 @@ def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Loa
         raise ImageError(f"{name}: not an image that can be read (PNG, JPEG, WebP, BMP, TIFF or GIF)") from error
     except ImageError:
         raise
-    except Exception as error:  # decoders meet hostile bytes with any exception
+    except Exception as error:  # decoders raise any exception on hostile bytes
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ImageError(f"{name}: damaged or cut off ({reason})") from error
     rgb, changes = to_rgb(upright)
@@ -114,7 +113,7 @@ def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Loa
 
 
 def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
-    """The image in RGB, 8 bits a channel, and what was lost on the way."""
+    """Return the image in RGB, 8 bits a channel, and notes on what was lost."""
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         return _from_deep(image)
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
@@ -125,7 +124,7 @@ def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
 
 
 def check_size(size: tuple[int, int], name: str, max_pixels: int = MAX_PIXELS) -> None:
-    """Refuses a picture, of this width and height, that is too large or too long for any model.
+    """Raise ImageError for a width and height that are too large or too elongated.
 
     Raises:
         ImageError: it has more pixels than allowed, or one side is more than ``MAX_RATIO`` times the other.
@@ -153,7 +152,7 @@ def _on_white(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
 
 
 def _from_deep(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
-    """Grey with more than 8 bits; Pillow itself would cut everything above 255."""
+    """Convert grey values of more than 8 bits; Pillow itself would clip everything above 255."""
     values = np.asarray(image).astype(np.float64)
     if image.mode == "F" or values.max() > 65535 or values.min() < 0:
         finite = np.nan_to_num(values, posinf=0, neginf=0)

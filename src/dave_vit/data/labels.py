@@ -1,4 +1,4 @@
-"""Classes, found by what people type."""
+"""Parse the classes that a user names."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from dave_vit.engine.target_names import find_class
 from dave_vit.errors import TargetError
 
 
-def parse_targets(wanted: str | None, ranking: Sequence[int], names: Sequence[str]) -> list[int]:
-    """The classes to explain.
+def parse_targets(text: str | None, ranking: Sequence[int], names: Sequence[str]) -> list[int]:
+    """Return the indices of the classes to explain.
 
     Args:
-        wanted: "top1" to "top5", "all-top5", what `find_class` takes, several of these with commas between, or None
+        text: "top1" to "top5", "all-top5", what `find_class` takes, several of these with commas between, or None
             for the predicted class.
         ranking: class indices, the likeliest first.
         names: class names in the order of the logits.
     """
-    if wanted is None:
+    if text is None:
         return [ranking[0]]
-    if "," in wanted and not _is_name(wanted, names):
-        parts = [part for part in wanted.split(",") if part.strip()]
+    if "," in text and not _is_name(text, names):
+        parts = [part for part in text.split(",") if part.strip()]
         return list(dict.fromkeys(index for part in parts for index in parse_targets(part, ranking, names)))
-    text = wanted.strip().casefold()
-    if text == "all-top5":
+    folded = text.strip().casefold()
+    if folded == "all-top5":
         return list(ranking[:5])
-    place = re.fullmatch(r"top-?(\d+)", text)
+    place = re.fullmatch(r"top-?(\d+)", folded)
     if place is None:
-        return [find_class(wanted, names)]
+        return [find_class(text, names)]
     at = int(place[1])
     if not 1 <= at <= min(5, len(ranking)):
-        raise TargetError(f"target {wanted!r}; expected top1 to top{min(5, len(ranking))}, an index or a class name")
+        raise TargetError(f"target {text!r}; expected top1 to top{min(5, len(ranking))}, an index or a class name")
     return [ranking[at - 1]]
 
 
 def _is_name(text: str, names: Sequence[str]) -> bool:
-    """Whether a text is the name of a class as it is: some hold commas."""
+    """Return whether the text is the name of a class; some names hold commas."""
     return text.strip().casefold() in (name.casefold() for name in names)
