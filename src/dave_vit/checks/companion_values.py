@@ -2,7 +2,7 @@
 
 While the model runs with an image x, every tensor that depends on the image gets a companion: its value for the image
 x + d, with all operators as they are for x. Companions are computed by torch's own functions and by independent
-formulas, never by the rules. With operators held the score is affine in the image, so s(x + d) - s(x) must equal <W, d>.
+formulas, never by the rules. With operators held the score is affine in the image, so s(x + d) - s(x) = <W, d>.
 """
 
 from __future__ import annotations
