@@ -81,6 +81,23 @@ def test_every_name_in_the_pages_exists():
     assert [entry for entry in sorted(names) if not resolves(entry[1])] == []
 
 
+def is_public(name: str) -> bool:
+    """Whether the module that a name is imported from exports it; a module is public by its own name."""
+    home, _, attribute = name.rpartition(".")
+    module = importlib.import_module(home)
+    exported = getattr(module, "__all__", [attribute])
+    return not attribute.startswith("_") and (attribute in exported or inspect.ismodule(getattr(module, attribute)))
+
+
+def test_the_python_reference_lists_the_public_names():
+    import dave_vit
+
+    names = re.findall(r"^::: (\S+)$", (DOCS / "reference" / "api.md").read_text(), re.MULTILINE)
+    missing = {f"dave_vit.{name}" for name in dave_vit.__all__} - set(names)
+    assert missing == {"dave_vit.METHODS", "dave_vit.__version__"}
+    assert [name for name in names if not resolves(name) or not is_public(name)] == []
+
+
 def test_the_example_of_a_cluster_has_the_form_that_ray_asks_for():
     schemas, home = pytest.importorskip("jsonschema"), importlib.util.find_spec("ray")
     if home is None or home.origin is None:
