@@ -1,25 +1,15 @@
 """Figures: maps over images, grids with scale bars, animations. Importing this loads matplotlib, not pyplot."""
 
 from dave_vit.viz.animation import AnimationStep, animate, encode_animation
-from dave_vit.viz.cells import image_cell, map_cell, sureness_cell, targets_cell
-from dave_vit.viz.colors import COLORMAPS, DAVE, HUES
+from dave_vit.viz.cells import image_cell, map_cell, sureness_cell
+from dave_vit.viz.colors import DAVE, HUES
 from dave_vit.viz.contact_sheet import load_font
 from dave_vit.viz.figures import Cell, Drawing, draw_grid
 from dave_vit.viz.panels import Panel, Scales, View, build_panels, draw_comparison, draw_side_by_side, panel_cells, show
 from dave_vit.viz.photo import Photo, overlay_on_photo
-from dave_vit.viz.rendering import (
-    ScaledMap,
-    blend,
-    colorize_map,
-    enlarge,
-    overlay,
-    scale_map,
-    smooth_for_overlay,
-    to_pillow,
-)
+from dave_vit.viz.rendering import blend, colorize_map, overlay, scale_map, smooth_for_overlay, to_pillow
 
 __all__ = [
-    "COLORMAPS",
     "DAVE",
     "HUES",
     "AnimationStep",
@@ -27,7 +17,6 @@ __all__ = [
     "Drawing",
     "Panel",
     "Photo",
-    "ScaledMap",
     "Scales",
     "View",
     "animate",
@@ -38,7 +27,6 @@ __all__ = [
     "draw_grid",
     "draw_side_by_side",
     "encode_animation",
-    "enlarge",
     "image_cell",
     "load_font",
     "map_cell",
@@ -49,6 +37,5 @@ __all__ = [
     "show",
     "smooth_for_overlay",
     "sureness_cell",
-    "targets_cell",
     "to_pillow",
 ]

@@ -6,16 +6,7 @@ from collections.abc import Sequence
 
 from dave_vit.viz.colors import HUES
 from dave_vit.viz.figures import Cell, ScaleBar
-from dave_vit.viz.rendering import (
-    ImageLike,
-    MapLike,
-    ScaledMap,
-    as_image,
-    as_map,
-    blend,
-    colorize_map,
-    scale_map,
-)
+from dave_vit.viz.rendering import ImageLike, MapLike, ScaledMap, as_image, as_map, blend, colorize_map, scale_map
 
 MAX_SURENESS = 5.0
 """Standard errors at the end of the scale of sureness."""
@@ -27,12 +18,7 @@ def image_cell(image: ImageLike, title: str = "image") -> Cell:
 
 
 def map_cell(
-    values: MapLike,
-    title: str = "map",
-    *,
-    signed: bool = False,
-    like: Sequence[MapLike] | None = None,
-    unit: str = "",
+    values: MapLike, title: str = "map", *, signed: bool = False, like: Sequence[MapLike] | None = None, unit: str = ""
 ) -> Cell:
     """Return a map in colours, with its scale bar.
 

@@ -32,14 +32,7 @@ class MethodStyle:
 
 
 _BLUE, _SKY, _GREEN, _ORANGE, _RED, _PINK, _GREY, _BLACK = (
-    "#0072b2",
-    "#56b4e9",
-    "#009e73",
-    "#e69f00",
-    "#d55e00",
-    "#cc79a7",
-    "#767676",
-    "#222222",
+    "#0072b2 #56b4e9 #009e73 #e69f00 #d55e00 #cc79a7 #767676 #222222".split()
 )
 # One hue for each family of methods; within a family shades, dashes and markers differ.
 STYLES = {

@@ -45,11 +45,7 @@ class ScaledMap:
 
 
 def scale_map(
-    values: MapLike,
-    *,
-    quantile: float = QUANTILE,
-    signed: bool = False,
-    like: Sequence[MapLike] | None = None,
+    values: MapLike, *, quantile: float = QUANTILE, signed: bool = False, like: Sequence[MapLike] | None = None
 ) -> ScaledMap:
     """Divide a map by one of its high quantiles.
 
