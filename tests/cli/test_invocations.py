@@ -99,7 +99,7 @@ def desk(tmp_path, monkeypatch):
     Path("red/0.png").write_bytes(good_png())
     for holder, name in [
         (Explainer, "refine"),
-        (bench.run._Run, "complete"),
+        (bench.run.EvaluationRun, "complete"),
         (reproduce, "reproduce"),
         (uvicorn.Server, "run"),
     ]:

@@ -81,7 +81,7 @@ def test_watching_shows_first_numbers_while_the_run_goes_on(world, tmp_path, cap
     shown = capsys.readouterr().err
     assert "evaluating: 2 of 10" in shown
     assert re.search(r"evaluating: 10 of 10, .* a second", shown)
-    first, last = (re.findall(r"effective +(\S+) .* n=(\d)", shown)[place] for place in (0, -1))
+    first, last = (re.findall(r"effective +(\S+) .* \(n = (\d)\)", shown)[place] for place in (0, -1))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert first[1] == "2"
     assert last == (f"{summary['results'][0]['mean']:.3f}", "5")
@@ -101,9 +101,14 @@ def test_a_log_gets_a_line_now_and_then(world, tmp_path, capsys, monkeypatch):
 
 
 def test_the_time_left_is_told_in_words():
-    from dave_vit.cli.live_view import _duration
+    from dave_vit.cli.live_view import _format_duration
 
-    assert [_duration(seconds) for seconds in (4.2, 90, 3600, 9000)] == ["4 s", "2 min", "1 h 0 min", "2 h 30 min"]
+    assert [_format_duration(seconds) for seconds in (4.2, 90, 3600, 9000)] == [
+        "4 s",
+        "2 min",
+        "1 h 0 min",
+        "2 h 30 min",
+    ]
 
 
 def test_flags_make_the_plan(words):

@@ -207,16 +207,18 @@ def test_waiting_for_others_takes_longer_and_longer_looks(squares, tmp_path, mon
         [EvalTask("scan", f"s{i}", 0, -1, 0, i, (i,)) for i in range(2000)],
     )
     folder, pauses = RunFolder(tmp_path), []
-    monkeypatch.setattr(local, "Worker", lambda *arguments: SimpleNamespace(close=lambda: None, rest=lambda: None))
-    monkeypatch.setattr(local, "_attempt", lambda *arguments: False)  # all in other hands
-    monkeypatch.setattr(RunFolder, "present", lambda self, files: set(files) if len(pauses) > 9 else set())
+    monkeypatch.setattr(
+        local, "Worker", lambda *arguments: SimpleNamespace(close=lambda: None, release_memory=lambda: None)
+    )
+    monkeypatch.setattr(local, "_try_task", lambda *arguments: False)  # all in other hands
+    monkeypatch.setattr(RunFolder, "find_existing", lambda self, files: set(files) if len(pauses) > 9 else set())
 
     def pause(seconds):
         pauses.append(seconds)
 
     monkeypatch.setattr(local.time, "sleep", pause)
     told = []
-    local.work(job, folder, tasks, "cpu", finished=told.append)
+    local.compute_tasks(job, folder, tasks, "cpu", finished=told.append)
     assert told == tasks
     assert pauses[:3] == [0.4, 0.8, 1.6]
     assert max(pauses) == 5.0
@@ -284,19 +286,19 @@ class Imagined:
         self.calls: list[tuple[int, str]] = []
         self.hired = 0
 
-    def room(self):
+    def count_actors(self):
         return self.rooms.pop(0) if len(self.rooms) > 1 else self.rooms[0]
 
-    def hire(self):
+    def start_actor(self):
         self.hired += 1
         return self.hired, (self.hired, "ready")
 
     def call(self, actor, task):
         self.calls.append((actor, task.name))
-        self.last += [task.name] if task.last else []
+        self.last += [task.name] if task.is_last_attempt else []
         return actor, task.name
 
-    def ended(self, calls):
+    def wait(self, calls):
         return calls[:1]
 
     def result(self, call):

@@ -43,7 +43,7 @@ def test_yaml_and_toml_say_the_same(tmp_path):
     assert one == other
     assert [entry.label for entry in one.models] == ["timm:deit_tiny_patch16_224", "ViT-B"]
     assert one.methods[1].options == {"preset": "paper", "samples": 8}
-    assert one.metrics[1].create().how(100, None).baseline == "blur"
+    assert one.metrics[1].create().perturbation(100, None).baseline == "blur"
     assert (one.smoothing.kind, one.smoothing.size) == ("mean", 9)
 
 

@@ -74,7 +74,7 @@ def test_images_of_the_next_task_are_read_while_the_present_one_is_computed(squa
     job, tasks = made(squares, lambda: came.append(started.wait(SOON)))
     reads.before = lambda index: started.set() if index == tasks[1].images[0] else None
     worker = Worker(job, "cpu")
-    worker.ahead(tasks[1])
+    worker.prefetch(tasks[1])
     worker.compute(tasks[0])
     worker.compute(tasks[1])
     worker.close()
@@ -95,7 +95,7 @@ def test_the_first_batch_is_computed_before_the_second_is_read(squares, reads):
 def test_a_run_reads_each_image_once_and_its_rows_are_the_same(squares, reads, tmp_path):
     job, tasks = made(squares, methods=["input_x_gradient", {"method": "input_x_gradient", "label": "again"}])
     ahead, alone = RunFolder(tmp_path / "ahead"), RunFolder(tmp_path / "alone")
-    local.work(job, ahead, tasks, "cpu")
+    local.compute_tasks(job, ahead, tasks, "cpu")
     assert reads == dict.fromkeys(range(12), 1)
     worker = Worker(job, "cpu")
     for task in tasks:
@@ -143,7 +143,7 @@ def test_what_goes_wrong_ahead_is_raised_by_its_own_task(squares, reads):
             raise RuntimeError("the file server is gone")
 
     reads.before = fail
-    worker.ahead(tasks[1])
+    worker.prefetch(tasks[1])
     worker.compute(tasks[0])
     assert failed.wait(SOON)
     with pytest.raises(RuntimeError, match="file server"):
@@ -162,7 +162,7 @@ def test_an_image_that_cannot_be_read_ahead_is_a_row_without_a_value(squares, re
             raise ImageError("5.png: cut off")
 
     reads.before = fail
-    local.work(job, folder, tasks, "cpu")
+    local.compute_tasks(job, folder, tasks, "cpu")
     rows = read_rows(folder.path)
     assert len(rows) == 12
     assert [row["dropped"] for row in rows if row["value"] is None] == ["5.png: cut off"]
@@ -181,7 +181,7 @@ def test_a_task_that_another_process_takes_is_left_to_it(squares, tmp_path, monk
             other.close()
 
         monkeypatch.setattr(local.time, "sleep", finish)
-        local.work(job, folder, tasks, "cpu")
+        local.compute_tasks(job, folder, tasks, "cpu")
     assert computed == [tasks[0].name, tasks[2].name]
     assert (folder / tasks[1].file).read_bytes() == files[tasks[1].file]
 
@@ -199,7 +199,7 @@ def test_a_worker_holds_two_tasks_at_most(squares, monkeypatch):
     monkeypatch.setattr(reading, "load_batch", noted)
     worker = Worker(job, "cpu")
     for present, likely in [(0, 1), (2, 0), (1, 2)]:
-        worker.ahead(tasks[likely])
+        worker.prefetch(tasks[likely])
         worker.compute(tasks[present])
         assert 2 <= sum(batch() is not None for batch in read) <= 4
     worker.close()

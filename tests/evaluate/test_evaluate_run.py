@@ -22,11 +22,10 @@ from dave_vit.data.batches import Batch, load_batch
 from dave_vit.data.grids import GridOptions
 from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.errors import DataError, DaveError, OptionError
-from dave_vit.evaluate import evaluate, provenance
-from dave_vit.evaluate import worker as evaluate_worker
+from dave_vit.evaluate import evaluate
 from dave_vit.evaluate.job import EvalJob
-from dave_vit.evaluate.provenance import software
-from dave_vit.evaluate.report import pages
+from dave_vit.evaluate.provenance import software_versions
+from dave_vit.evaluate.report import render_report
 from dave_vit.evaluate.scoring import MapMaker
 from dave_vit.evaluate.statistics.rows import Row, ScannedImage
 from dave_vit.evaluate.tasks import TaskBuilder, build_grids, relax_confidence
@@ -182,9 +181,9 @@ def half(done, tmp_path) -> Path:
 
 
 def test_a_run_goes_on_with_its_own_versions_only(half, squares, monkeypatch):
-    before = dict(software())
-    monkeypatch.setattr(provenance, "software", lambda: {**before, "torch": "9.9", "code": "0"})
-    monkeypatch.setattr(evaluate_worker, "software", lambda: {**before, "torch": "9.9", "code": "0"})
+    before = dict(software_versions())
+    monkeypatch.setattr("dave_vit.evaluate.run.software_versions", lambda: {**before, "torch": "9.9", "code": "0"})
+    monkeypatch.setattr("dave_vit.evaluate.worker.software_versions", lambda: {**before, "torch": "9.9", "code": "0"})
     with pytest.raises(OptionError, match="computed with other versions") as caught:
         evaluate(build_plan(squares), half, loader=load)
     assert f'torch was "{before["torch"]}", now "9.9"' in str(caught.value)
@@ -510,7 +509,7 @@ def test_the_report_tells_samples_and_weights(squares, done):
 
 def test_samples_that_maps_take_as_they_need_are_told_at_most(squares, done):
     methods = [{"method": "dave", "options": {"samples": "auto", "limit": 9}}, "smoothgrad"]
-    text = pages(build_plan(squares, methods=methods), done[1], [])["report.md"].decode()
+    text = render_report(build_plan(squares, methods=methods), done[1], [])["report.md"].decode()
     usual = declared_options("smoothgrad")["samples"].default
     assert f"- samples: dave at most 9, smoothgrad {usual}\n" in text
 
@@ -518,7 +517,7 @@ def test_samples_that_maps_take_as_they_need_are_told_at_most(squares, done):
 def test_the_report_tells_what_classes_are_set_against_and_how_images_are_prepared(squares, done):
     model = {"spec": "squares", "prepare": {"size": 32, "fit": "squash"}}
     plan = build_plan(squares, models=model, methods=["effective", {"method": "dave", "against": "sun"}])
-    text = pages(plan, done[1], [])["report.md"].decode()
+    text = render_report(plan, done[1], [])["report.md"].decode()
     assert "- explained class: label; dave against sun\n- preprocessing: squares --size 32 --fit squash\n" in text
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow
 import pytest
 
 from dave_vit.data.grids import GridCandidate, GridOptions, choose_grids
-from dave_vit.evaluate.statistics.collect import ScoreTable, rank_columns
 from dave_vit.evaluate.statistics.intervals import estimate_differences, estimate_means
+from dave_vit.evaluate.statistics.rows import empty_table
+from dave_vit.evaluate.statistics.scores import ScoreTable, rank_columns
 
 
 def test_the_interval_is_that_of_theory_for_many_normal_numbers():
@@ -103,27 +105,17 @@ def test_a_row_without_some_grids_has_the_interval_of_those_it_has():
 
 
 def test_tables_average_seeds_and_keep_reasons():
-    table = ScoreTable(["a", "b"])
-    usual = {
-        "metric": "m",
-        "target": 0,
-        "passes": 1.0,
-        "map_seconds": 1.0,
-        "seconds": 2.0,
-        "dropped": None,
-        "curve": None,
-        "at": None,
-        "pictures": None,
-    }
-    for number in range(100):
-        name = f"i{number}"
-        table.add({**usual, "method": "a", "image": name, "unit": name, "value": 1.0})
-        table.add({**usual, "method": "a", "image": name, "unit": name, "value": 3.0})
-    table.add({**usual, "method": "b", "image": "i7", "unit": "i7", "value": None, "dropped": "why"})
+    usual = {"unit": "", "target": 0, "seed": 0, "versions": "", "device": "", "model": "", "passes": 1.0}
+    rows = [
+        {**usual, "method": "a", "image": f"i{number}", "value": value} for number in range(100) for value in (1.0, 3.0)
+    ]
+    rows.append({**usual, "method": "b", "image": "i7", "value": None, "dropped": "why"})
+    rows = pyarrow.Table.from_pylist(rows, schema=empty_table().schema)
+    table = ScoreTable(["a", "b"], rows)
     assert table.values.shape == (2, 100)
     assert (table.values[0] == 2.0).all()
     assert np.isnan(table.values[1]).all()
-    assert (table.reasons(0), table.reasons(1)) == ({}, {"why": 1})
+    assert (table.count_reasons(0), table.count_reasons(1)) == ({}, {"why": 1})
 
 
 def test_places_go_from_best_to_worst():

@@ -73,7 +73,7 @@ def test_looking_for_thousands_of_files_is_one_look_at_their_folder(tmp_path, mo
     listed = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: looks.append(path) or listed(path))
     monkeypatch.setattr(os, "stat", None)
-    found = folder.present([f"rows/{number}.parquet" for number in range(5000)] + ["scan/0.parquet"])
+    found = folder.find_existing([f"rows/{number}.parquet" for number in range(5000)] + ["scan/0.parquet"])
     monkeypatch.undo()
     assert found == {f"rows/{number}.parquet" for number in range(3)}
     assert len(looks) == 2
@@ -105,7 +105,7 @@ def test_what_a_killed_process_left_is_cleared_for_its_own_file_only(tmp_path):
     folder.write({"rows/a.parquet": b"1"})
     for name in (".b.parquet.1234.part", ".c.parquet.1234.part"):
         (tmp_path / "rows" / name).touch()
-    folder.clear_remains("rows/b.parquet")
+    folder.remove_partial_files("rows/b.parquet")
     assert sorted(path.name for path in (tmp_path / "rows").iterdir()) == [".c.parquet.1234.part", "a.parquet"]
 
 
@@ -113,7 +113,7 @@ def test_rows_without_a_plan_and_damaged_plans_are_refused(tmp_path):
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "x.parquet").touch()
     with pytest.raises(OptionError, match=r"rows without a plan\.json"):
-        RunFolder(tmp_path).prepare({"a": 1})
+        RunFolder(tmp_path).write_plan({"a": 1})
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(OptionError, match="damaged"):
-        RunFolder(tmp_path).prepare({"a": 1})
+        RunFolder(tmp_path).write_plan({"a": 1})

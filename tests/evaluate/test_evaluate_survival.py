@@ -127,7 +127,7 @@ def filled(squares, run, monkeypatch, fails) -> dict:
     monkeypatch.setattr(local.time, "sleep", pauses.append)
     plan = build_plan(squares, methods=["effective"], metrics=["energypg"], limit=4, shard=2, batch=2)
     summary = evaluate(plan, run, loader=lambda entry, device: Full(load(entry, device), fails), threads=1)
-    assert set(pauses) <= {local._ROOM}
+    assert set(pauses) <= {local._MEMORY_PAUSE}
     return {**summary["results"][0], "pauses": len(pauses)}
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 from dave_vit.evaluate import Plan
-from dave_vit.evaluate.statistics.rows import read
+from dave_vit.evaluate.statistics.rows import read_tables
 from dave_vit.models.architectures.plain_vit import PlainViT  # and not timm's: each process of a run would import timm
 
 COLOURS = {
@@ -172,8 +172,6 @@ def build_plan(folder: Path, **settings) -> Plan:
 
 def read_rows(run: Path) -> list[dict]:
     """All rows of a run, in an order of their own and without what differs from run to run."""
-    rows = []
-    for columns in read(sorted((run / "rows").glob("*.parquet"))):
-        columns = {name: values for name, values in columns.items() if name not in ("seconds", "map_seconds")}
-        rows += [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    tables = read_tables(sorted((run / "rows").glob("*.parquet")))
+    rows = [row for table in tables for row in table.drop_columns(["seconds", "map_seconds"]).to_pylist()]
     return sorted(rows, key=lambda row: (row["model"], row["method"], row["metric"], row["seed"], row["image"]))

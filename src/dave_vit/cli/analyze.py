@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.options import ModelsOptions, Out, Plugins, Seed, expand_groups, pick_device
+from dave_vit.cli.tables import rich_table
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def _function(analysis: Analysis) -> Callable[..., None]:
         if "models" in kinds:
             given["device"] = pick_device(given["models"].device)
             given["models"] = given["models"].entries(*(entry.spec for entry in defaults["models"]))
-        own = {name: _parsed(name, value, kinds[name], defaults[name]) for name, value in given.items()}
-        _finish(analysis.run(analysis.options(**own)), out, output)
+        own = {name: _parse_option(name, value, kinds[name], defaults[name]) for name, value in given.items()}
+        _write_section(analysis.run(analysis.options(**own)), out, output)
 
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
@@ -100,8 +101,8 @@ def _parameter(name: str, flag: Flag, kind: Any, default: Any) -> tuple[Any, Any
     return Annotated[str if several else kind, option], ",".join(map(str, default)) if several else default
 
 
-def _parsed(name: str, value: Any, kind: Any, default: Any) -> Any:
-    """What typer read, as the options of an analysis take it."""
+def _parse_option(name: str, value: Any, kind: Any, default: Any) -> Any:
+    """Return a value of the command line as the options of an analysis take it."""
     from dave_vit.data.images import find_images
 
     if name == "images":
@@ -118,16 +119,9 @@ def _parsed(name: str, value: Any, kind: Any, default: Any) -> Any:
         raise OptionError(f"--{name} {value}; expected whole numbers with commas between, such as {such}") from error
 
 
-def _finish(section: Section, out: Path, output: Output) -> None:
-    """Writes files, and prints what they say."""
-    from rich.table import Table
-
+def _write_section(section: Section, out: Path, output: Output) -> None:
+    """Write the files of an analysis and print its text and tables."""
     files = section.write(out)
-    output.print(section.title, section.text)
-    for table in section.tables:
-        shown = Table(*table.head, box=None, title=table.caption or None, title_justify="left")
-        for row in table.rows:
-            shown.add_row(*row)
-        output.print(shown)
+    output.print(section.title, section.text, *map(rich_table, section.tables))
     output.print(*(f"  {path}" for path in files))
     output.json({**section.record(), "files": [str(path) for path in files]})

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -31,6 +32,8 @@ class RegistryCommand(TyperCommand):
             text = getattr(parameter, "help", None) or ""
             for placeholder in filter(text.__contains__, _FORMS):
                 parameter.help = text.replace(placeholder, _list_forms(placeholder))  # type: ignore[attr-defined]
+            if str(getattr(parameter, "show_default", "")).startswith("plan."):
+                parameter.show_default = _plan_default(parameter.show_default)  # type: ignore[attr-defined]
         return super().get_help(ctx)
 
 
@@ -50,6 +53,14 @@ def _list_forms(placeholder: str) -> str:
     holder = getattr(import_module(module), name)
     forms = list(holder() if callable(holder) else holder)
     return f"{', '.join(forms[:-1])} or {forms[-1]}"
+
+
+def _plan_default(path: str) -> str:
+    """Return the default of a plan's setting, such as "plan.batch"."""
+    from dave_vit.evaluate import Plan
+
+    value = attrgetter(path.removeprefix("plan."))(Plan())
+    return ",".join(entry.label for entry in value) if isinstance(value, tuple) else str(value)
 
 
 class _App(typer.Typer):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.options import expand_groups
+from dave_vit.cli.tables import rich_table
 from dave_vit.errors import OptionError
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 app = command()
 
@@ -27,30 +25,32 @@ app = command()
 @expand_groups
 def diff(
     *,
-    before: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of dave evaluate; what is compared with.")],
-    after: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another one; what is new.")],
+    before: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of a run of dave evaluate; the baseline.")],
+    after: Annotated[Path, typer.Argument(metavar="RUN_B", help="Folder of the new run.")],
     pair: Annotated[
         list[str] | None,
-        typer.Option("--pair", metavar="A=B", help="A method of the first run with one of the second; repeatable."),
+        typer.Option(
+            "--pair", metavar="A=B", help="Compare a method of the first run with one of the second; repeatable."
+        ),
     ] = None,
     output: Output,
 ) -> None:
     """Compare two runs: the second minus the first, on the images that both scored.
 
-    Differences have 95 % intervals of a bootstrap over images; grids count where both runs have the same ones. Runs
-    need not be finished, and one run can be compared with itself, method with method.
+    Differences have 95 % intervals of a bootstrap over images; only grids that both runs have are compared. Runs need
+    not be finished, and a run can be compared with itself, method with method.
     """
     from dave_vit.evaluate.statistics.compare import compare_runs, describe_changes, read_run
 
     first, second = read_run(before), read_run(after)
-    found = compare_runs(first, second, _pairs(pair or []))
-    said = describe_changes(first, second)
-    output.print(*(f"  {change}" for change in said))
-    output.print(_table(found))
-    output.json({"changes": said, "differences": found})
+    differences = compare_runs(first, second, _parse_pairs(pair or []))
+    changes = describe_changes(first, second)
+    output.print(*(f"  {change}" for change in changes))
+    output.print(_table(differences))
+    output.json({"changes": changes, "differences": differences})
 
 
-def _pairs(texts: list[str]) -> dict[str, str]:
+def _parse_pairs(texts: list[str]) -> dict[str, str]:
     pairs = {}
     for text in texts:
         old, equals, new = text.partition("=")
@@ -60,15 +60,17 @@ def _pairs(texts: list[str]) -> dict[str, str]:
     return pairs
 
 
-def _table(found: list[dict[str, Any]]) -> Table:
-    """One line for each model, metric and method; a star where the interval leaves out zero."""
-    from rich.table import Table
+def _table(differences: list[dict[str, Any]]) -> Any:
+    """Return a table with a row per model, metric and method, and a star if the interval excludes zero."""
+    from dave_vit.viz.report_section import ReportTable
 
-    table = Table("model", "metric", "method", "before", "after", "change", "", "n", "images", box=None)
-    for one in found:
+    head = ("model", "metric", "method", "before", "after", "change", "", "n", "images")
+    rows = []
+    for one in differences:
+        names = (one["model"], one["metric"], one["method"])
         change = f"{one['mean']:+.4f} [{one['low']:+.4f}, {one['high']:+.4f}]"
-        sure = "*" if one["low"] > 0 or one["high"] < 0 else ""
-        means = (f"{one[name]:.4f}" for name in ("before", "after"))
-        counts = (str(one[name]) for name in ("n", "images"))
-        table.add_row(one["model"], one["metric"], one["method"], *means, change, sure, *counts)
-    return table
+        star = "*" if one["low"] > 0 or one["high"] < 0 else ""
+        rows.append(
+            (*names, f"{one['before']:.4f}", f"{one['after']:.4f}", change, star, str(one["n"]), str(one["images"]))
+        )
+    return rich_table(ReportTable(head, tuple(rows)))

@@ -1,4 +1,4 @@
-"""Who computes which task on a cluster whose actors come and go; nothing in here knows Ray."""
+"""Distributes tasks over the actors of a cluster, which come and go; independent of Ray."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from typing import Any, Protocol
 from dave_vit.errors import OutOfMemory
 from dave_vit.evaluate.tasks import EvalTask
 
-_LIVES = 3  # how often a task may take its actor with it, or a new actor may fail to begin
-_TRIES = 6  # of a task that finds no memory, which others may have filled
+_MAX_DEATHS = 3  # of actors at one task, or of new actors before they are ready
+_MAX_ATTEMPTS = 6  # at a task that runs out of memory, which others may have used
 
 
 class ActorLost(Exception):
-    """The actor of a call is gone, and its work with it."""
+    """The actor of a call has died."""
 
 
 class Cluster(Protocol):
-    """What a cluster does: calls of actors are known by references, which are waited for."""
+    """A cluster; calls of actors are identified by references."""
 
-    def room(self) -> int:
-        """How many actors it should have now."""
+    def count_actors(self) -> int:
+        """Return how many actors it should have now."""
 
-    def hire(self) -> tuple[Any, Hashable]:
-        """A new actor, and a call that ends when it is ready."""
+    def start_actor(self) -> tuple[Any, Hashable]:
+        """Start an actor; return it and a call that ends when it is ready."""
 
     def call(self, actor: Any, task: EvalTask) -> Hashable:
-        """Has an actor compute a task."""
+        """Start the computation of a task on an actor."""
 
-    def ended(self, calls: Sequence[Any]) -> list[Any]:
-        """Those calls that have ended, after some seconds at most."""
+    def wait(self, calls: Sequence[Any]) -> list[Any]:
+        """Return calls that have ended, after some seconds at most."""
 
     def result(self, call: Any) -> Any:
-        """What a call that has ended gave; raises `ActorLost`, or what went wrong."""
+        """Return the result of a call that has ended; raises `ActorLost`, or what went wrong."""
 
 
 class MemoryRetries:
-    """How often tasks found no memory: they are tried again later, and the last time what finds none is dropped."""
+    """Counts how often tasks ran out of memory: they are retried later; the last attempt drops what does not fit."""
 
     def __init__(self) -> None:
         self._failures: Counter[str] = Counter()
 
-    def now(self, task: EvalTask) -> EvalTask:
-        """The task as it is to be tried now."""
-        return replace(task, last=self._failures[task.name] >= _TRIES - 1)
+    def next_attempt(self, task: EvalTask) -> EvalTask:
+        """Return the task as it is to be computed now."""
+        return replace(task, is_last_attempt=self._failures[task.name] >= _MAX_ATTEMPTS - 1)
 
-    def failed(self, task: EvalTask, error: OutOfMemory) -> None:
-        """Takes note of it; raises the error where it was the last try, as of a model that does not fit."""
+    def record_failure(self, task: EvalTask, error: OutOfMemory) -> None:
+        """Count a failure; raise the error if it was the last attempt, as for a model that does not fit."""
         self._failures[task.name] += 1
-        if self._failures[task.name] >= _TRIES:
+        if self._failures[task.name] >= _MAX_ATTEMPTS:
             raise error
 
-    def tried(self, tasks: Iterable[EvalTask]) -> bool:
-        """Whether one of them found no memory."""
+    def has_failed(self, tasks: Iterable[EvalTask]) -> bool:
+        """Return whether one of the tasks ran out of memory."""
         return any(self._failures[task.name] for task in tasks)
 
 
-class Queue:
-    """Tasks that nobody computes yet: an actor goes on with the images that it has read, where there are any left.
+class TaskQueue:
+    """Tasks that no actor computes yet; an actor gets tasks on the images that it has read, as long as there are any.
 
     Args:
         tasks: in their order.
@@ -67,38 +67,38 @@ class Queue:
 
     def __init__(self, tasks: Iterable[EvalTask]) -> None:
         self._chunks: dict[Any, deque[EvalTask]] = {}
-        self._taken: Counter[Any] = Counter()
+        self._readers: Counter[Any] = Counter()
         for task in tasks:
             self._chunks.setdefault(task.chunk, deque()).append(task)
 
     def __bool__(self) -> bool:
         return any(self._chunks.values())
 
-    def next(self, last: Any = None) -> EvalTask | None:
-        """A task of the same images as the last one, else of images that the fewest actors have read."""
+    def pop(self, last_chunk: Any = None) -> EvalTask | None:
+        """Return a task on the same images as the last one, else on images that the fewest actors have read."""
         left = [chunk for chunk, tasks in self._chunks.items() if tasks]
         if not left:
             return None
-        chunk = last if last in left else min(left, key=lambda one: self._taken[one])
-        self._taken[chunk] += chunk != last
+        chunk = last_chunk if last_chunk in left else min(left, key=lambda one: self._readers[one])
+        self._readers[chunk] += chunk != last_chunk
         return self._chunks[chunk].popleft()
 
-    def give_back(self, task: EvalTask) -> None:
-        """Takes up a task again that its actor did not finish."""
+    def put_first(self, task: EvalTask) -> None:
+        """Put a task back before the others on its images."""
         self._chunks[task.chunk].appendleft(task)
 
-    def put_off(self, task: EvalTask) -> None:
-        """Takes up a task again, after the others of its images."""
+    def put_last(self, task: EvalTask) -> None:
+        """Put a task back after the others on its images."""
         self._chunks[task.chunk].append(task)
 
 
 @dataclass
 class Dispatcher:
-    """Hands tasks to actors, one at a time, so that little is lost with an actor and nothing that was computed before.
+    """Gives tasks to actors one at a time: if an actor or node dies, only its running task is computed again.
 
     Attributes:
-        cluster: where actors live.
-        done: is given each task with its result.
+        cluster: where actors run.
+        done: called with each task and its result.
     """
 
     cluster: Cluster
@@ -106,57 +106,57 @@ class Dispatcher:
     _calls: dict[Any, tuple[Any, EvalTask | None]] = field(default_factory=dict)
     _idle: list[Any] = field(default_factory=list)
     _deaths: Counter[str] = field(default_factory=Counter)
-    _patience: MemoryRetries = field(default_factory=MemoryRetries)
+    _retries: MemoryRetries = field(default_factory=MemoryRetries)
 
     def run(self, tasks: Sequence[EvalTask]) -> None:
-        """Returns when all tasks are done."""
-        queue = Queue(tasks)
+        """Return when all tasks are done."""
+        queue = TaskQueue(tasks)
         while queue or any(task for _, task in self._calls.values()):
-            self._hire()
-            for call in self.cluster.ended(list(self._calls)):
-                self._heard(call, queue)
-            while queue and self._idle:  # what a lost actor left
-                self._give(self._idle.pop(), queue)
+            self._start_actors()
+            for call in self.cluster.wait(list(self._calls)):
+                self._handle(call, queue)
+            while queue and self._idle:  # tasks of a lost actor
+                self._assign(self._idle.pop(), queue)
 
-    def _hire(self) -> None:
-        """Fills the room that there is now; a node that has joined makes some, an actor that died leaves some."""
-        for _ in range(self.cluster.room() - len(self._calls) - len(self._idle)):
-            actor, ready = self.cluster.hire()
+    def _start_actors(self) -> None:
+        """Start missing actors: a new node has room for some, a dead actor is replaced."""
+        for _ in range(self.cluster.count_actors() - len(self._calls) - len(self._idle)):
+            actor, ready = self.cluster.start_actor()
             self._calls[ready] = (actor, None)
 
-    def _heard(self, call: Any, queue: Queue) -> None:
+    def _handle(self, call: Any, queue: TaskQueue) -> None:
         actor, task = self._calls.pop(call)
         try:
             result = self.cluster.result(call)
         except ActorLost as error:
-            self._lost(task, error, queue)
+            self._handle_loss(task, error, queue)
             return
         except OutOfMemory as error:
             if task is None:
                 raise
-            self._patience.failed(task, error)
-            queue.put_off(task)
-            self._give(actor, queue)
+            self._retries.record_failure(task, error)
+            queue.put_last(task)
+            self._assign(actor, queue)
             return
         if task is None:
             self._deaths["start"] = 0
         else:
             self.done(task, result)
-        self._give(actor, queue, task.chunk if task else None)
+        self._assign(actor, queue, task.chunk if task else None)
 
-    def _give(self, actor: Any, queue: Queue, last: Any = None) -> None:
-        task = queue.next(last)
+    def _assign(self, actor: Any, queue: TaskQueue, last_chunk: Any = None) -> None:
+        task = queue.pop(last_chunk)
         if task is None:
             self._idle.append(actor)
         else:
-            self._calls[self.cluster.call(actor, self._patience.now(task))] = (actor, task)
+            self._calls[self.cluster.call(actor, self._retries.next_attempt(task))] = (actor, task)
 
-    def _lost(self, task: EvalTask | None, error: ActorLost, queue: Queue) -> None:
+    def _handle_loss(self, task: EvalTask | None, error: ActorLost, queue: TaskQueue) -> None:
         name = task.name if task else "start"
         self._deaths[name] += 1
-        if self._deaths[name] == _LIVES:
+        if self._deaths[name] == _MAX_DEATHS:
             what = f"actors die at {name}" if task else "no actor can begin"
             how = "if memory is too small, take a smaller batch in another folder"
-            raise RuntimeError(f"{what}, {_LIVES} times ({error}); {how}") from error
+            raise RuntimeError(f"{what}, {_MAX_DEATHS} times ({error}); {how}") from error
         if task is not None:
-            queue.give_back(task)
+            queue.put_first(task)

@@ -1,4 +1,4 @@
-"""Images of tasks: read in threads, those of the task that is likely next while the present one is computed."""
+"""Reads the images of tasks in threads, and those of the likely next task while the present one is computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Key = tuple[int, tuple[int, ...]]
 
 
 class BatchPrefetcher:
-    """Holds the images of one task, and those of the task that is likely next; no more, however many are asked for.
+    """Keeps the images of one task and of the likely next one; never more.
 
     Args:
         data: the data set.
@@ -26,51 +26,48 @@ class BatchPrefetcher:
         self.data, self.size = data, size
         self._readers = ThreadPoolExecutor(_READERS, "dave-reader")
         self._stacker = ThreadPoolExecutor(1, "dave-stacker")  # one: batches are read in turn, by all readers
-        self._held: dict[_Key, list[Future[Batch]]] = {}
+        self._cache: dict[_Key, list[Future[Batch]]] = {}
 
-    def batches(self, task: EvalTask, geometries: GeometryCache, likely: EvalTask | None = None) -> Iterator[Batch]:
-        """The images of a task, each batch as soon as it is read; those that the last task had are still here.
+    def batches(self, task: EvalTask, geometries: GeometryCache, following: EvalTask | None = None) -> Iterator[Batch]:
+        """Yield the images of a task, each batch as soon as it is read; those of the last task are still cached.
 
-        What goes wrong in a thread is raised here, where the images are asked for.
+        An error in a thread is raised here, where its images are needed.
 
         Args:
-            task: whose images they are.
-            geometries: of the model's preprocessing.
-            likely: the next one, whose images are read meanwhile; not where its model is another one.
+            task: the task.
+            geometries: geometry of the model's preprocessing.
+            following: the likely next task, whose images are read meanwhile if it has the same model.
         """
-        wanted = {_key(one): one for one in (task, likely) if one and one.model == task.model}
-        self._drop([key for key in self._held if key not in wanted])  # before others come
-        for key, one in wanted.items():
-            if key not in self._held:
-                self._held[key] = self._begun(one, geometries)
-        for begun in self._held[_key(task)]:
+        tasks = {_cache_key(one): one for one in (task, following) if one and one.model == task.model}
+        for key in self._cache.keys() - tasks.keys():  # before others come
+            for future in self._cache.pop(key):
+                future.cancel()
+        for key, one in tasks.items():
+            if key not in self._cache:
+                self._cache[key] = self._submit(one, geometries)
+        for future in self._cache[_cache_key(task)]:
             try:
-                batch = begun.result()
+                batch = future.result()
             except BaseException:
-                self.forget()  # else the same error would come again, whatever has changed
+                self.clear()  # else the same error would come again, whatever has changed
                 raise
             yield batch
 
-    def forget(self) -> None:
-        """Holds no images any more; who is at a task still gets those of it."""
-        self._held.clear()
+    def clear(self) -> None:
+        """Forget all images; an iteration over a task still gets those of it."""
+        self._cache.clear()
 
     def close(self) -> None:
-        """Ends the threads, after the images that they are at."""
+        """Stop the threads after the images that they are reading."""
         for pool in (self._stacker, self._readers):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _drop(self, keys: list[_Key]) -> None:
-        for key in keys:
-            for begun in self._held.pop(key):
-                begun.cancel()
-
-    def _begun(self, task: EvalTask, geometries: GeometryCache) -> list[Future[Batch]]:
-        numbers = list(dict.fromkeys(task.images))
-        parts = [numbers[at : at + self.size] for at in range(0, len(numbers), self.size)]
+    def _submit(self, task: EvalTask, geometries: GeometryCache) -> list[Future[Batch]]:
+        indices = list(dict.fromkeys(task.images))
+        parts = [indices[start : start + self.size] for start in range(0, len(indices), self.size)]
         return [self._stacker.submit(load_batch, self.data, part, geometries, self._readers) for part in parts]
 
 
-def _key(task: EvalTask) -> _Key:
-    """Tasks with the same one have the same images, prepared alike."""
+def _cache_key(task: EvalTask) -> _Key:
+    """Return what tasks with the same images under the same preprocessing share."""
     return task.model, task.images

@@ -1,42 +1,35 @@
-"""First numbers of a run that is not finished, out of the rows that are there."""
+"""Results of a run that is not finished, from the rows written so far."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from dave_vit.evaluate.plan import Plan
-from dave_vit.evaluate.statistics.collect import ModelScores, read_scores
-from dave_vit.evaluate.statistics.intervals import estimate_means
+from dave_vit.evaluate.statistics.scores import ScoreReader
+from dave_vit.evaluate.statistics.summary import Result, summarise_model
 from dave_vit.evaluate.store import DamagedFile
 
 
 class PartialResults:
-    """The rows of a run so far; each file is read once.
+    """Results of the rows that a run has so far; each file is read once.
 
     Args:
-        plan: of the run.
+        plan: the plan of the run.
         out: its folder.
     """
 
     def __init__(self, plan: Plan, out: Path) -> None:
-        self._rows, self._methods = out / "rows", [entry.label for entry in plan.methods]
+        self._plan, self._folder = plan, out / "rows"
         self._read: set[Path] = set()
-        self._models: dict[str, ModelScores] = {}
+        self._reader = ScoreReader([entry.label for entry in plan.methods])
 
-    def results(self) -> list[dict[str, Any]]:
-        """As in ``summary.json``: means with intervals of what is there, in the order of the rows."""
-        for path in sorted(set(self._rows.glob("*.parquet")) - self._read):
+    def results(self) -> list[Result]:
+        """Return results as in ``summary.json``."""
+        for path in sorted(set(self._folder.glob("*.parquet")) - self._read):
             self._read.add(path)
             try:
-                read_scores([path], self._methods, self._models)
-            except DamagedFile:  # the run itself finds it and makes it again
+                self._reader.read([path])
+            except DamagedFile:  # the run itself reports it and computes it again
                 continue
-        return [
-            {"model": model, "metric": metric, "method": method, **vars(estimate)}
-            for model, rows in self._models.items()
-            for metric, table in rows.tables.items()
-            for method, estimate in zip(
-                table.methods, estimate_means(table.values, table.units, pictures=table.pictures), strict=True
-            )
-        ]
+        scores = self._reader.scores()
+        return [one for model in scores for one in summarise_model(self._plan, model, scores[model], {})]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -14,43 +13,33 @@ from torch import nn
 
 from dave_vit._internal.environment import versions
 
-_SHOWING = ("cli", "report", "viz", "web")  # rooms that no number depends on
+_DISPLAY = ("cli", "viz", "web")  # packages that no number depends on
 
 
 @cache
-def software() -> dict[str, str]:
-    """Versions of the libraries, and a hash of this package's own code."""
-    return {**versions(), "code": _code_digest()}
-
-
-@cache
-def _code_digest() -> str:
-    known = hashlib.sha256()
+def software_versions() -> dict[str, str]:
+    """Return the versions of the libraries, and a hash of this package's own code."""
+    code = hashlib.sha256()
     for folder in sorted(resources.files("dave_vit").iterdir(), key=lambda path: path.name):
-        if folder.name not in _SHOWING:
-            _add(known, folder)
-    return known.hexdigest()[:12]
+        if folder.name not in _DISPLAY:
+            _update_hash(code, folder)
+    return {**versions(), "code": code.hexdigest()[:12]}
 
 
-def _add(known: Any, path: Traversable) -> None:
-    """Takes up a file of code or settings, or all those of a folder."""
+def _update_hash(code: Any, path: Traversable) -> None:
+    """Add a file of code or settings to a hash, or all those of a folder."""
     if path.is_dir():
         for inner in sorted(path.iterdir(), key=lambda one: one.name):
-            _add(known, inner)
+            _update_hash(code, inner)
     elif path.name.endswith((".py", ".toml")):
-        known.update(path.name.encode() + b"\0" + path.read_bytes())
+        code.update(path.name.encode() + b"\0" + path.read_bytes())
 
 
-def model_digest(model: nn.Module) -> str:
-    """A hash of all parameters and buffers: weights of a hub may change under the same name."""
-    known = hashlib.sha256()
+def hash_weights(model: nn.Module) -> str:
+    """Return a hash of all parameters and buffers: weights on a hub may change under the same name."""
+    weights = hashlib.sha256()
     for name, value in model.state_dict().items():
-        known.update(f"{name} {getattr(value, 'dtype', '')} {list(getattr(value, 'shape', ()))}".encode())
+        weights.update(f"{name} {getattr(value, 'dtype', '')} {list(getattr(value, 'shape', ()))}".encode())
         if isinstance(value, torch.Tensor):
-            known.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return known.hexdigest()[:12]
-
-
-def provenance(models: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Of a run now: the software, and the weights of each model by its label."""
-    return {"software": software(), "models": dict(models)}
+            weights.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return weights.hexdigest()[:12]

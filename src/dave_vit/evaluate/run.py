@@ -1,4 +1,4 @@
-"""A run from plan to report: scan the images, compute rows, sum up, draw."""
+"""A run from plan to report: scan the images, compute rows, summarise, write the report."""
 
 from __future__ import annotations
 
@@ -13,21 +13,29 @@ from dave_vit.data import open_dataset
 from dave_vit.errors import DataError
 from dave_vit.evaluate.engines import Engine
 from dave_vit.evaluate.engines.local import LocalEngine
-from dave_vit.evaluate.job import EvalJob, Loader, check
+from dave_vit.evaluate.job import EvalJob, ModelLoader, check_models
 from dave_vit.evaluate.plan import Plan
 from dave_vit.evaluate.plan_entries import ModelEntry
-from dave_vit.evaluate.provenance import provenance
-from dave_vit.evaluate.report import Example, ModelReport, check_examples, example_columns, example_metric, pages, view
-from dave_vit.evaluate.statistics.collect import ModelScores, read_scores
+from dave_vit.evaluate.provenance import software_versions
+from dave_vit.evaluate.report import (
+    Example,
+    ModelReport,
+    build_model_report,
+    check_examples,
+    render_report,
+    select_example_metric,
+    select_examples,
+)
 from dave_vit.evaluate.statistics.rows import ScannedImage, read_scanned_images
-from dave_vit.evaluate.statistics.summary import over_budget, summarise
-from dave_vit.evaluate.store import DamagedFile, RunFolder, differences
+from dave_vit.evaluate.statistics.scores import ModelScores, read_scores
+from dave_vit.evaluate.statistics.summary import describe_budget_overruns, summarise
+from dave_vit.evaluate.store import DamagedFile, RunFolder, describe_version_changes
 from dave_vit.evaluate.tasks import EvalTask, TaskBuilder, load_or_build_grids
 from dave_vit.metrics import GridMetric
 
 T = TypeVar("T")
 ProgressCallback = Callable[[str, int, int, int], None]
-"""Is told what is being done, how many maps are done, how many there are, and how many were done before."""
+"""Called with the phase, the number of maps done, their total, and how many were done before this command."""
 
 
 def evaluate(
@@ -35,43 +43,43 @@ def evaluate(
     out: str | Path,
     *,
     engine: Engine | None = None,
-    loader: Loader = ModelEntry.load,
+    loader: ModelLoader = ModelEntry.load,
     threads: int | None = None,
     progress: ProgressCallback | None = None,
     allow_mixed: bool = False,
     command: str | None = None,
 ) -> dict[str, Any]:
-    """Runs a plan, or what is left of it, and writes summary and report.
+    """Run a plan, or what is left of it, and write summary and report.
 
     Args:
         plan: what is computed.
-        out: the run's folder; the same one resumes, another plan in it is refused.
-        engine: where; this process on the CPU by default.
-        loader: from an entry of the plan to a model; for models that no spec names.
-        threads: of torch in each worker on the CPU.
+        out: folder of the run; the same folder resumes, another plan in it is an error.
+        engine: where tasks are computed; this process on the CPU by default.
+        loader: returns the model of an entry of the plan; for models that no spec names.
+        threads: torch threads of each worker on the CPU.
         progress: called as the run advances, see `ProgressCallback`.
-        allow_mixed: go on with other code, libraries or weights than the run was begun with; the report says so.
-        command: the line that asked for it, for the report.
+        allow_mixed: continue with other code, libraries or weights than the run was started with; the report says so.
+        command: command line, for the report.
 
     Returns:
         The content of ``summary.json``.
     """
-    folder, job = RunFolder(out), EvalJob(plan, loader, threads)
-    run = _Run(folder, job, engine or LocalEngine(), progress or _silent, allow_mixed=allow_mixed, command=command)
+    job = EvalJob(plan, loader, threads)
+    run = EvaluationRun(RunFolder(out), job, engine or LocalEngine(), progress, allow_mixed=allow_mixed)
     with run.engine:
-        return run.complete()
+        return run.complete(command)
 
 
-@dataclass
-class _Scan:
-    """What the scan tells of one model.
+@dataclass(frozen=True)
+class _ScannedModel:
+    """The scan of one model.
 
     Attributes:
-        label: of the model.
-        images: all.
+        label: label of the model.
+        images: all images.
         left_out: images that no method is tried on, with the reason.
-        tasks: what there is to compute.
-        notes: what a reader should know.
+        tasks: tasks that compute its rows.
+        notes: notes for the report.
     """
 
     label: str
@@ -81,149 +89,149 @@ class _Scan:
     notes: list[str]
 
 
-class _Run:
-    """The phases of a run."""
+class EvaluationRun:
+    """The phases of a run: each finds what is done and computes the rest."""
 
     def __init__(
         self,
         folder: RunFolder,
         job: EvalJob,
         engine: Engine,
-        watch: ProgressCallback,
+        progress: ProgressCallback | None = None,
         *,
-        allow_mixed: bool,
-        command: str | None,
+        allow_mixed: bool = False,
     ) -> None:
-        self.plan, self.folder, self.engine, self.watch = job.plan, folder, engine, watch
-        self.command = command
-        plan = self.plan
-        data = open_dataset(plan.data, plan.limit)
-        document = plan.document(data.digest())
-        weights = {} if folder.holds_plan and not allow_mixed else check(job, data)
-        folder.prepare(document)
-        now = provenance(weights)
-        self.made_with = folder.enter(now, allow_mixed=allow_mixed)
-        own = next(one for one in reversed(self.made_with) if one["software"] == now["software"])
-        self.job = job if allow_mixed else replace(job, made_with=own)
+        self.plan, self.folder, self.engine, self.progress = job.plan, folder, engine, progress
+        data = open_dataset(self.plan.data, self.plan.limit)
+        document = self.plan.document(data.digest())
+        weights = {} if folder.has_plan and not allow_mixed else check_models(job, data)
+        folder.write_plan(document)
+        software = software_versions()
+        self.provenance = folder.record_provenance(software, weights, allow_mixed=allow_mixed)
+        own = next(one for one in reversed(self.provenance) if one["software"] == software)
+        self.job = job if allow_mixed else replace(job, provenance=own)
         self.count = len(data)
-        self.tasks = TaskBuilder(plan, document)
+        self.tasks = TaskBuilder(self.plan, document)
         self.damage: list[str] = []
 
-    def complete(self) -> dict[str, Any]:
-        """All phases; each finds what is done and does the rest."""
-        tasks = self.tasks.scans(self.count)
-        models = range(len(self.plan.models))
-        scans = self._computed(
-            "looking at images", tasks, lambda: [self._scan(i, [t for t in tasks if t.model == i]) for i in models]
+    def complete(self, command: str | None = None) -> dict[str, Any]:
+        """Run all phases and return the content of ``summary.json``."""
+        plan, scan_tasks = self.plan, self.tasks.scans(self.count)
+        models = range(len(plan.models))
+        scans = self._compute_and_read(
+            "looking at images",
+            scan_tasks,
+            lambda: [self._read_scan(i, [task for task in scan_tasks if task.model == i]) for i in models],
         )
-        parts = [task for scan in scans for task in scan.tasks]
-        methods = [entry.label for entry in self.plan.methods]
-        rows = self._computed(
-            "evaluating", parts, lambda: read_scores((self.folder / one.file for one in parts), methods)
-        )
-        collected = [rows.get(scan.label, ModelScores()) for scan in scans]
-        skipped = {one.name: one for scan in scans for one in scan.images if one.predicted is None}
-        summary = summarise(self.plan, self.count, collected, [scan.left_out for scan in scans], list(skipped.values()))
-        summary |= {"command": self.command, "weights": self.made_with[-1]["models"]}
-        summary["notes"] = [*_mixed(self.made_with), *(note for scan in scans for note in scan.notes)]
-        summary["notes"] += over_budget(self.plan, summary["results"])
-        views = self._views(summary, scans, collected)
-        summary["notes"] += self.damage  # which may show until here
-        report = pages(self.plan, summary, views)
-        self.folder.write({**report, "summary.json": json_bytes(summary)})  # last: it says that the run is complete
+        tasks = [task for scan in scans for task in scan.tasks]
+        paths, methods = [self.folder / task.file for task in tasks], [entry.label for entry in plan.methods]
+        by_label = self._compute_and_read("evaluating", tasks, lambda: read_scores(paths, methods))
+        scores = [by_label.get(scan.label, ModelScores()) for scan in scans]
+        unreadable = {one.name: one for scan in scans for one in scan.images if one.predicted is None}
+        summary = summarise(plan, self.count, scores, [scan.left_out for scan in scans], list(unreadable.values()))
+        summary |= {"command": command, "weights": self.provenance[-1]["models"]}
+        summary["notes"] = [
+            *_describe_mixed_versions(self.provenance),
+            *(note for scan in scans for note in scan.notes),
+        ]
+        summary["notes"] += describe_budget_overruns(plan, summary["results"])
+        reports = self._build_reports(summary, scans, scores)
+        summary["notes"] += self.damage  # damaged files may turn up until here
+        files = render_report(plan, summary, reports)
+        self.folder.write({**files, "summary.json": json_bytes(summary)})  # last: it says that the run is complete
         return summary
 
-    def _computed(self, what: str, tasks: list[EvalTask], read: Callable[[], T]) -> T:
-        """What is read out of the files of tasks; one that turns out to be damaged is set aside and computed again."""
-        tried: set[Path] = set()
+    def _compute_and_read(self, phase: str, tasks: list[EvalTask], read: Callable[[], T]) -> T:
+        """Compute tasks and return what is read from their files; a damaged file is set aside and computed again."""
+        retried: set[Path] = set()
         while True:
-            self._compute(what, tasks)
+            self._compute(phase, tasks)
             try:
                 return read()
             except DamagedFile as error:
-                if error.path in tried:
+                if error.path in retried:
                     raise
-                tried.add(error.path)
+                retried.add(error.path)
                 aside = self.folder.set_aside(error.path)
                 self.damage.append(f"{error}; it is now {aside.name} and was made again")
 
-    def _compute(self, what: str, tasks: list[EvalTask]) -> None:
+    def _compute(self, phase: str, tasks: list[EvalTask]) -> None:
         total = sum(len(task.images) for task in tasks)
-        there = self.folder.present(task.file for task in tasks)
-        before = sum(len(task.images) for task in tasks if task.file in there)
+        existing = self.folder.find_existing(task.file for task in tasks)
+        before = sum(len(task.images) for task in tasks if task.file in existing)
         done = 0
+
+        def report(count: int) -> None:
+            if self.progress is not None:
+                self.progress(phase, count, total, before)
 
         def finished(task: EvalTask) -> None:
             nonlocal done
             done += len(task.images)
-            self.watch(what, done, total, before)
+            report(done)
 
         if before < total:
-            self.watch(what, before, total, before)
+            report(before)
             self.engine.run(self.job, self.folder, tasks, finished)
 
-    def _scan(self, model: int, tasks: list[EvalTask]) -> _Scan:
+    def _read_scan(self, model: int, tasks: list[EvalTask]) -> _ScannedModel:
         label = self.plan.models[model].label
         images = list(read_scanned_images(self.folder / task.file for task in tasks))
-        left_out = {one.name: reason for one in images if (reason := self._reason(one))}
-        chosen = [one for one in images if one.name not in left_out]
-        if not chosen:
+        left_out = {one.name: reason for one in images if (reason := self._reason_to_leave_out(one))}
+        usable = [one for one in images if one.name not in left_out]
+        if not usable:
             raise DataError(f"{self.plan.data}: no image can be scored with {label}: {min(left_out.values())}")
-        scan = _Scan(label, images, left_out, [], [])
+        scan = _ScannedModel(label, images, left_out, [], [])
         metrics = [entry.create() for entry in self.plan.metrics]
-        grids = [metric for metric in metrics if isinstance(metric, GridMetric)]
-        if len(grids) < len(metrics):
-            scan.tasks += self.tasks.images(model, chosen)
-        if grids:  # all of them take the same ones
-            kept = load_or_build_grids(self.folder, label, images, grids[0])
-            scan.tasks += self.tasks.grids(model, kept.grids)
-            scan.notes += [f"{label}: {kept.note}"] if kept.note else []
+        grid_metrics = [metric for metric in metrics if isinstance(metric, GridMetric)]
+        if len(grid_metrics) < len(metrics):
+            scan.tasks.extend(self.tasks.images(model, usable))
+        if grid_metrics:  # all of them use the same grids
+            grids, note = load_or_build_grids(self.folder, label, images, grid_metrics[0])
+            scan.tasks.extend(self.tasks.grids(model, grids))
+            scan.notes.extend([f"{label}: {note}"] if note else [])
         return scan
 
-    def _reason(self, image: ScannedImage) -> str | None:
-        """Why no method is tried on an image."""
+    def _reason_to_leave_out(self, image: ScannedImage) -> str | None:
         if image.dropped:
             return "cannot be read" if image.predicted is None else image.dropped
         least = self.plan.min_confidence
-        if least is None:
+        if least is None or (image.predicted == image.label and (image.confidence or 0.0) > least):
             return None
-        sure = image.predicted == image.label and image.confidence is not None and image.confidence > least
-        return None if sure else f"not classified correctly with more than {least:g}"
+        return f"not classified correctly with more than {least:g}"
 
-    def _views(self, summary: dict[str, Any], scans: list[_Scan], collected: list[ModelScores]) -> list[ModelReport]:
-        """What the report shows of each model; the maps of its examples are computed first."""
+    def _build_reports(
+        self, summary: dict[str, Any], scans: list[_ScannedModel], scores: list[ModelScores]
+    ) -> list[ModelReport]:
+        """Return the report of each model, after computing the maps of its examples."""
         examples: list[dict[str, list[Example]]] = []
         tasks: list[EvalTask] = []
-        for number, (scan, rows) in enumerate(zip(scans, collected, strict=True)):
+        for model, (scan, own) in enumerate(zip(scans, scores, strict=True)):
             examples.append({})
-            for method, task, chosen in self._examples(number, scan, rows):
+            for method, task, chosen in self._plan_examples(model, scan, own):
                 examples[-1][method] = chosen
                 tasks.append(task)
-        made = [example for own in examples for chosen in own.values() for example in chosen]
-        self._computed("drawing examples", tasks, lambda: check_examples(made))
-        parts = zip(scans, collected, examples, strict=True)
-        return [view(self.plan, summary, scan.label, rows, own) for scan, rows, own in parts]
+        every = [example for by_method in examples for chosen in by_method.values() for example in chosen]
+        self._compute_and_read("drawing examples", tasks, lambda: check_examples(every))
+        parts = zip(scans, scores, examples, strict=True)
+        return [build_model_report(self.plan, summary, scan.label, own, chosen) for scan, own, chosen in parts]
 
-    def _examples(self, model: int, scan: _Scan, rows: ModelScores) -> Iterator[tuple[str, EvalTask, list[Example]]]:
-        """For each method that has a score, its examples and the task that makes their maps."""
-        metric = example_metric(self.plan)
+    def _plan_examples(
+        self, model: int, scan: _ScannedModel, scores: ModelScores
+    ) -> Iterator[tuple[str, EvalTask, list[Example]]]:
+        """Yield each method that has a score, the task that computes the maps of its examples, and the examples."""
+        metric = select_example_metric(self.plan)
         images = {one.name: one for one in scan.images}
-        for method, picks in enumerate(example_columns(rows, metric) if metric else ()):
-            if picks:
-                chosen = {images[name].index: images[name] for name, _ in picks.values()}
+        for method, places in enumerate(select_examples(scores, metric) if metric else ()):
+            if places:
+                chosen = {images[name].index: images[name] for name, _ in places.values()}
                 task = self.tasks.examples(model, method, list(chosen.values()))
                 path = self.folder / task.file
-                made = [Example(place, images[name], value, path) for place, (name, value) in picks.items()]
-                yield self.plan.methods[method].label, task, made
+                examples = [Example(place, images[name], value, path) for place, (name, value) in places.items()]
+                yield self.plan.methods[method].label, task, examples
 
 
-def _mixed(made_with: list[dict[str, Any]]) -> list[str]:
-    """That a run was computed with several versions, where it was."""
-    return [
-        f"computed with mixed versions: {'; '.join(change.partition('.')[2] for change in differences(before, after))}"
-        for before, after in pairwise(made_with)
-    ]
-
-
-def _silent(what: str, done: int, total: int, before: int) -> None:
-    """Nobody watches."""
+def _describe_mixed_versions(provenance: list[dict[str, Any]]) -> list[str]:
+    """Return a note for each change of versions within the run."""
+    changes = (describe_version_changes(before, after) for before, after in pairwise(provenance))
+    return [f"computed with mixed versions: {'; '.join(change)}" for change in changes]

@@ -23,85 +23,88 @@ from dave_vit.metrics import Case, Metric
 from dave_vit.metrics.base import NO_MASS, NOT_FINITE, Explain
 from dave_vit.models import traits_of
 
-_TOKENS = 14  # along a side, for models whose patches are not known
+_DEFAULT_TOKENS = 14  # along a side, for models whose patch size is not known
 
 
 class MapMaker:
-    """A method of the plan with its options and seed, and a smoothing.
+    """Computes the maps of a method of the plan, with its options, seed and smoothing.
 
     Args:
-        entry: of the plan.
-        smoothing: of the maps.
-        seed: for methods that draw samples.
-        recall: maps that were made already, where some are asked for again.
+        entry: the method.
+        smoothing: smoothing of the maps.
+        seed: seed of methods that draw samples.
+        cache: maps that were computed before, if the same ones are needed again.
     """
 
-    def __init__(self, entry: MethodEntry, smoothing: Smoothing, seed: int, recall: MapCache | None = None) -> None:
-        self.entry, self.smoothing, self.seed, self.recall = entry, smoothing, seed, recall
+    def __init__(self, entry: MethodEntry, smoothing: Smoothing, seed: int, cache: MapCache | None = None) -> None:
+        self.entry, self.smoothing, self.seed, self.cache = entry, smoothing, seed, cache
         self.options = filter_options(entry.method, seed=seed) | dict(entry.options)
-        self._method: Method | None = None  # of the last model; it may hold what it has drawn
+        self._method: Method | None = None  # for the last model; it may keep what it has drawn
 
     def maps(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
-        """Maps [B,H,W] of targets [B], or [B,K,H,W] of targets [B,K]."""
-        if self.recall is None:
-            return self.smoothed(model, self.raw(model, inputs, target))
-        return self.smoothed(model, self.recall.maps(self.raw, model, inputs, target))
+        """Return smoothed maps ``[B, H, W]`` of targets ``[B]``, or ``[B, K, H, W]`` of targets ``[B, K]``."""
+        compute = self.raw if self.cache is None else self.cache.wrap(self.raw)
+        return self.smooth(model, compute(model, inputs, target))
 
     def raw(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
-        """The same before they are smoothed."""
+        """Return the maps before smoothing, ``[B, H, W]`` or ``[B, K, H, W]``."""
         if self._method is None or self._method.model is not model:
             self._method = create_method(self.entry.method, model, **self.options)
-        wanted = target if self.entry.against is None else Contrast(target, self.entry.against)
-        attribution = self._method.attribute(inputs, wanted).detach()
+        contrast = target if self.entry.against is None else Contrast(target, self.entry.against)
+        attribution = self._method.attribute(inputs, contrast).detach()
         maps = collapse(attribution.flatten(0, -4))  # [B * K,H,W]
         return maps.view(*target.shape, *maps.shape[1:])
 
-    def smoothed(self, model: nn.Module, raw: Tensor) -> Tensor:
-        """Maps of ``raw`` as they are scored."""
-        maps, how = raw.flatten(0, -3), self.smoothing
-        if how.kind == "official":
+    def smooth(self, model: nn.Module, raw: Tensor) -> Tensor:
+        """Return raw maps as they are scored, in the same shape."""
+        maps, smoothing = raw.flatten(0, -3), self.smoothing
+        if smoothing.kind == "official":
             return official_postprocess(maps).view_as(raw)
-        if how.kind == "patch":
-            patch = traits_of(model).patch or find_patch_side(model) or max(1, raw.shape[-1] // _TOKENS)
+        if smoothing.kind == "patch":
+            patch = traits_of(model).patch or find_patch_side(model) or max(1, raw.shape[-1] // _DEFAULT_TOKENS)
             return to_patches(maps, patch).view_as(raw)
-        return smooth(maps, how.kind, how.size, how.sigma).view_as(raw)
+        return smooth(maps, smoothing.kind, smoothing.size, smoothing.sigma).view_as(raw)
 
-    def with_smoothing(self, smoothing: Smoothing, recall: MapCache | None = None) -> MapMaker:
-        """The same method with another smoothing."""
-        return MapMaker(self.entry, smoothing, self.seed, recall)
+    def with_smoothing(self, smoothing: Smoothing, cache: MapCache | None = None) -> MapMaker:
+        """Return the same method with another smoothing."""
+        return MapMaker(self.entry, smoothing, self.seed, cache)
 
 
 class MapCache:
-    """Maps that metrics ask for beside those that they score; once for a metric that is there with two smoothings."""
+    """Caches maps that metrics compute themselves, for a metric that is in the plan with two smoothings."""
 
     def __init__(self) -> None:
-        self._made: list[tuple[list[Tensor], Tensor]] = []
+        self._entries: list[tuple[list[Tensor], Tensor]] = []
 
-    def maps(self, make: Explain, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
-        """What ``make`` gives, made once for the same weights, inputs and targets."""
-        asked = [_weights(model), inputs, target]
-        for known, maps in self._made:
-            if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(known, asked, strict=True)):
-                return maps
-        self._made.append((asked, make(model, inputs, target)))
-        return self._made[-1][1]
+    def wrap(self, compute: Explain) -> Explain:
+        """Return a function that computes maps once for the same weights, inputs and targets."""
+
+        def cached(model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
+            key = [_fingerprint(model), inputs, target]
+            for known, maps in self._entries:
+                if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(known, key, strict=True)):
+                    return maps
+            self._entries.append((key, compute(model, inputs, target)))
+            return self._entries[-1][1]
+
+        return cached
 
 
-def _weights(model: nn.Module) -> Tensor:
-    """A few numbers that tell weights from others: metrics draw some anew, and so do again."""
+def _fingerprint(model: nn.Module) -> Tensor:
+    """Return sums over the weights, which differ where a metric has randomised some, ``[tensors, 2]``."""
     parts = [part.to(precise_dtype(part.device)) for part in model.state_dict().values() if part.is_floating_point()]
     return torch.stack([torch.stack([part.sum(), part.square().sum()]) for part in parts]) if parts else torch.empty(0)
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A metric of the plan.
+    """Computes the rows of a metric of the plan.
 
     Attributes:
-        label: how results call it.
-        metric: itself.
+        label: name of the metric in results.
+        metric: the metric.
         options: hash of all options that decide its values for one method.
-        smoothing: of the maps that it scores.
+        smoothing: smoothing of the maps that it scores.
     """
 
     label: str
@@ -109,46 +112,46 @@ class Scorer:
     options: str
     smoothing: Smoothing
 
-    def count(self, places: Sequence[int]) -> int:
-        """How many of the images or grids at these places, which rise, it is scored on."""
+    def count_scored(self, positions: Sequence[int]) -> int:
+        """Count the images or grids that the metric is scored on, given their rising positions in the run."""
         limit = self.metric.images
-        return len(places) if limit is None else sum(place < limit for place in places)
+        return len(positions) if limit is None else sum(position < limit for position in positions)
 
-    def rows(self, case: Case, maps: Sequence[Row]) -> list[Row]:
-        """The rows of a batch; what the metric cannot do with this model is a reason, never the end of the run.
+    def score(self, case: Case, maps: Sequence[Row]) -> list[Row]:
+        """Return the rows of a batch; an error of the metric is a reason in its rows, never the end of the run.
 
-        A map that shows nothing has the worst value that the metric knows, and the reason beside it.
+        An empty map has the worst value of the metric, and the reason beside it.
 
         Args:
-            case: the maps, and what the metric looks at beside them.
-            maps: what is known of each map.
+            case: the maps and what the metric needs besides them.
+            maps: the incomplete row of each map.
         """
-        started = clock(case.inputs)
+        started = synchronized_time(case.inputs)
         try:
             scores = self.metric.score(case)
         except DaveError as error:
-            return self.dropped(maps, str(error))
-        seconds = (clock(case.inputs) - started) / len(maps)
+            return self.drop(maps, str(error))
+        seconds = (synchronized_time(case.inputs) - started) / len(maps)
         curves = None if scores.curves is None else scores.curves.float().tolist()
-        made = []
+        rows = []
         for i, (one, value) in enumerate(zip(maps, scores.values.flatten().double().tolist(), strict=True)):
             if math.isnan(value):
-                (row,) = self.dropped([one], self.metric.reason(case, i))
+                (row,) = self.drop([one], self.metric.reason(case, i))
                 row = replace(row, value=self.metric.worst) if row.dropped in (NO_MASS, NOT_FINITE) else row
             else:
                 row = replace(one, value=value, metric=self.label, options=self.options)
                 row = replace(row, curve=curves[i], at=list(scores.at)) if curves else row
-            made.append(replace(row, seconds=seconds))
-        return made
+            rows.append(replace(row, seconds=seconds))
+        return rows
 
-    def dropped(self, maps: Sequence[Row], reason: str) -> list[Row]:
-        """Rows without a value."""
-        words = " ".join(reason.split())
-        return [replace(one, metric=self.label, options=self.options, dropped=words) for one in maps]
+    def drop(self, maps: Sequence[Row], reason: str) -> list[Row]:
+        """Return rows without a value."""
+        line = " ".join(reason.split())
+        return [replace(one, metric=self.label, options=self.options, dropped=line) for one in maps]
 
 
-def clock(where: Tensor) -> float:
-    """Seconds, after the device of a tensor has done what it was given."""
-    if where.is_cuda:
-        torch.cuda.synchronize(where.device)
+def synchronized_time(tensor: Tensor) -> float:
+    """Return the time in seconds, after the device of a tensor has finished its work."""
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
     return time.perf_counter()

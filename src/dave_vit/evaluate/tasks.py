@@ -1,6 +1,6 @@
-"""Tasks: pieces of a run that are computed whole, each known by a key of its content and kept as one file.
+"""Tasks: parts of a run that are computed as a whole, each named by a hash of its content and kept as one file.
 
-Which grids there are is settled here as well: once per model, from what the scan tells, and kept with the run.
+The grids of each model are built here too, once per run, from the predictions of the scan.
 """
 
 from __future__ import annotations
@@ -21,25 +21,30 @@ from dave_vit.evaluate.store import DamagedFile, RunFolder
 from dave_vit.metrics import GridMetric
 
 Kind = Literal["scan", "images", "grids", "examples"]
-_LADDER = (0.9, 0.8, 0.5, 0.0)  # tried in turn where the usual confidence leaves too few images
-_IMAGES_PER_CELL = 25  # grids are as many as images at most
-_FILES = {"scan": "scan/{}.parquet", "images": "rows/{}.parquet", "grids": "rows/{}.parquet"}
+_FILES: dict[Kind, str] = {
+    "scan": "scan/{}.parquet",
+    "images": "rows/{}.parquet",
+    "grids": "rows/{}.parquet",
+    "examples": "examples/{}.npz",
+}
+_CONFIDENCES = (0.9, 0.8, 0.5, 0.0)  # tried in turn if the usual confidence leaves too few images
+_IMAGES_PER_CELL = 25  # there are at most as many grids as images
 
 
 @dataclass(frozen=True, slots=True)
 class EvalTask:
-    """A piece of work.
+    """A part of a run that one worker computes.
 
     Attributes:
-        kind: "scan" (what the model makes of images), "images" and "grids" (rows), "examples" (maps for the report).
-        name: of its file, without folder and ending; holds the key.
-        model: place in the plan.
-        method: place in the plan; -1 for a scan.
-        seed: of the method.
-        start: place of its first image or grid among those of the run.
-        images: numbers in the data set, one or several for each target.
+        kind: "scan" (predictions), "images" and "grids" (rows), "examples" (maps for the report).
+        name: name of its file without folder and ending; contains the hash.
+        model: index in the plan.
+        method: index in the plan; -1 for a scan.
+        seed: seed of the method.
+        start: index of its first image or grid among those of the run.
+        images: indices in the data set, one or several for each target.
         targets: the explained class of each image; for a grid, those of its cells.
-        last: it is not tried again, so that images for which memory does not suffice are dropped.
+        is_last_attempt: it is not retried, so images that do not fit into memory are dropped.
     """
 
     kind: Kind
@@ -50,86 +55,80 @@ class EvalTask:
     start: int
     images: tuple[int, ...]
     targets: tuple[int, ...] = ()
-    last: bool = False
+    is_last_attempt: bool = False
 
     @property
     def file(self) -> str:
-        """What exists when the task is done, relative to the run."""
-        return _FILES.get(self.kind, "examples/{}.npz").format(self.name)
+        """The file that exists once the task is done, relative to the run."""
+        return _FILES[self.kind].format(self.name)
 
     @property
     def maps_file(self) -> str:
-        """Where its maps go, relative to the run."""
+        """The file of its maps, relative to the run."""
         return f"maps/{self.name}.npz"
 
     @property
     def chunk(self) -> tuple[int, str, int]:
-        """Tasks with the same one read the same images."""
+        """Key that is shared by tasks on the same images."""
         return self.model, self.kind, self.start
 
 
 class TaskBuilder:
-    """Makes the tasks of a plan.
+    """Builds the tasks of a plan.
 
     Args:
         plan: the plan.
-        document: its content, as the run keeps it.
+        document: its content as the run stores it.
     """
 
     def __init__(self, plan: Plan, document: dict[str, Any]) -> None:
         self.plan = plan
-        shared = ("data", "smoothing", "batch", "save_maps")
-        self._shared = {name: document[name] for name in shared}
+        self._shared = {name: document[name] for name in ("data", "smoothing", "batch", "save_maps")}
         self._models, self._methods, self._metrics = (document[name] for name in ("models", "methods", "metrics"))
 
     def scans(self, count: int) -> list[EvalTask]:
-        """What each model makes of ``count`` images."""
+        """Return the tasks that compute the predictions of each model for ``count`` images."""
+        shard = self.plan.shard
         return [
-            self._task("scan", model, -1, 0, start, tuple(range(start, min(start + self.plan.shard, count))))
+            self._task("scan", model, -1, 0, start, tuple(range(start, min(start + shard, count))))
             for model in range(len(self.plan.models))
-            for start in range(0, count, self.plan.shard)
+            for start in range(0, count, shard)
         ]
 
-    def images(self, model: int, chosen: Sequence[ScannedImage]) -> list[EvalTask]:
-        """Rows of image metrics; methods in turn for each shard of images, so that it is read once."""
-        made = []
-        for start in range(0, len(chosen), self.plan.shard):
-            part = chosen[start : start + self.plan.shard]
-            numbers = tuple(one.index for one in part)
-            targets = tuple(self.target(one) for one in part)
-            made += [
-                self._task("images", model, method, seed, start, numbers, targets) for method, seed in self._ways()
-            ]
-        return made
+    def images(self, model: int, images: Sequence[ScannedImage]) -> list[EvalTask]:
+        """Return the tasks for rows of image metrics; all methods of a shard in turn, so that it is read once."""
+        each = [((one.index,), (self._target(one),)) for one in images]
+        return list(self._shards("images", model, each, self.plan.shard))
 
     def grids(self, model: int, grids: Sequence[Grid]) -> list[EvalTask]:
-        """Rows of grid metrics."""
-        made = []
+        """Return the tasks for rows of grid metrics."""
         step = max(1, self.plan.shard // len(grids[0].images)) if grids else 1
-        for start in range(0, len(grids), step):
-            part = grids[start : start + step]
-            numbers = tuple(index for grid in part for index in grid.images)
-            targets = tuple(label for grid in part for label in grid.labels)
-            made += [self._task("grids", model, method, seed, start, numbers, targets) for method, seed in self._ways()]
-        return made
+        return list(self._shards("grids", model, [(grid.images, grid.labels) for grid in grids], step))
 
-    def examples(self, model: int, method: int, chosen: Sequence[ScannedImage]) -> EvalTask:
-        """Maps of some images for the report."""
-        numbers = tuple(one.index for one in chosen)
-        targets = tuple(self.target(one) for one in chosen)
+    def examples(self, model: int, method: int, images: Sequence[ScannedImage]) -> EvalTask:
+        """Return the task that computes maps of some images for the report."""
+        indices = tuple(one.index for one in images)
+        targets = tuple(self._target(one) for one in images)
         seed = self.plan.methods[method].select_seeds(self.plan.seeds)[0]
-        return self._task("examples", model, method, seed, 0, numbers, targets)
+        return self._task("examples", model, method, seed, 0, indices, targets)
 
-    def target(self, image: ScannedImage) -> int:
-        """The class that is explained."""
-        wanted = image.label if self.plan.target == "label" and image.label is not None else image.predicted
-        return -1 if wanted is None else wanted
+    def _target(self, image: ScannedImage) -> int:
+        """Return the class to explain; -1 if there is none."""
+        uses_label = self.plan.target == "label" and image.label is not None
+        target = image.label if uses_label else image.predicted
+        return -1 if target is None else target
 
-    def _ways(self) -> Iterator[tuple[int, int]]:
-        """Methods and their seeds."""
-        for place, entry in enumerate(self.plan.methods):
-            for seed in entry.select_seeds(self.plan.seeds):
-                yield place, seed
+    def _shards(
+        self, kind: Kind, model: int, items: Sequence[tuple[Sequence[int], Sequence[int]]], step: int
+    ) -> Iterator[EvalTask]:
+        """Yield a task for each shard of items (image indices and targets), method and seed."""
+        for start in range(0, len(items), step):
+            part = items[start : start + step]
+            images = tuple(index for indices, _ in part for index in indices)
+            targets = tuple(target for _, targets in part for target in targets)
+            for method, entry in enumerate(self.plan.methods):
+                for seed in entry.select_seeds(self.plan.seeds):
+                    yield self._task(kind, model, method, seed, start, images, targets)
 
     def _task(
         self,
@@ -141,10 +140,10 @@ class TaskBuilder:
         images: tuple[int, ...],
         targets: tuple[int, ...] = (),
     ) -> EvalTask:
-        how = self._methods[method] if method >= 0 else None
-        content = [self._shared, self._models[model], how, self._metrics, kind, seed, start, images, targets]
-        who = self.plan.methods[method].label if method >= 0 else self.plan.models[model].label
-        name = f"{_file_name(who)}-{kind}-{start:06d}-{hash_content(content)[:16]}"
+        entry = self._methods[method] if method >= 0 else None
+        content = [self._shared, self._models[model], entry, self._metrics, kind, seed, start, images, targets]
+        label = self.plan.methods[method].label if method >= 0 else self.plan.models[model].label
+        name = f"{_file_name(label)}-{kind}-{start:06d}-{hash_content(content)[:16]}"
         return EvalTask(kind, name, model, method, seed, start, images, targets)
 
 
@@ -152,72 +151,67 @@ def _file_name(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", label)
 
 
-@dataclass(frozen=True)
-class GridSet:
-    """The grids of a model, and what a reader should know of them ("" where there is nothing)."""
-
-    grids: list[Grid]
-    note: str
-
-
 def relax_confidence(images: Sequence[ScannedImage], options: GridOptions) -> GridOptions:
-    """The options with a confidence that leaves enough images, for models that are hardly ever sure.
+    """Return the options with a confidence that leaves enough images, for models that are hardly ever sure.
 
     Models trained with smoothed labels seldom exceed 0.95. Enough are 25 images per cell, which make 100 grids of 2x2,
-    of as many classes as cells; fewer where fewer grids are wanted or fewer images are recognised at all. The highest
-    step of the ladder that has them is taken.
+    of as many classes as cells; fewer if the metric wants fewer grids or fewer images are recognised at all. The
+    highest confidence that has them is taken.
     """
-    steps = [replace(options, confidence=step) for step in (options.confidence, *_LADDER) if step <= options.confidence]
-    cells, all_known = options.cells**2, len(_pool(images, steps[-1]))
-    enough = min(_IMAGES_PER_CELL * cells, options.grids * cells, all_known)
-    for tried in steps:
-        pool = _pool(images, tried)
+    usable = [one for one in (options.confidence, *_CONFIDENCES) if one <= options.confidence]
+    steps = [replace(options, confidence=confidence) for confidence in usable]
+    cells, recognised = options.cells**2, len(_recognised(images, steps[-1]))
+    enough = min(_IMAGES_PER_CELL * cells, options.grids * cells, recognised)
+    for step in steps:
+        pool = _recognised(images, step)
         if len(pool) >= enough and len({one.label for one in pool}) >= cells:
-            return tried
+            return step
     return steps[-1]
 
 
 def build_grids(images: Sequence[ScannedImage], options: GridOptions) -> list[Grid]:
-    """Grids of the images that the model recognises; no more of them than there are such images."""
-    pool = _pool(images, options)
+    """Build grids of the images that the model recognises, at most as many as there are such images."""
+    pool = _recognised(images, options)
     return choose_grids(pool, replace(options, grids=max(1, min(options.grids, len(pool)))))
 
 
-def load_or_build_grids(folder: RunFolder, model: str, images: Sequence[ScannedImage], metric: GridMetric) -> GridSet:
-    """The grids of a model as the run keeps them, built where it has none yet."""
+def load_or_build_grids(
+    folder: RunFolder, model: str, images: Sequence[ScannedImage], metric: GridMetric
+) -> tuple[list[Grid], str]:
+    """Return the grids of a model as the run stores them, built if it has none yet, and a note for the report or ""."""
     name = f"grids/{_file_name(model)}.json"
     path = folder / name
     options = metric.options if metric.fixed else relax_confidence(images, metric.options)
     with folder.claim("grids", wait=True):
         if not path.exists():
             names = {one.index: one.name for one in images}
-            made = [
+            grids = [
                 {"images": list(grid.images), "labels": list(grid.labels), "names": [names[i] for i in grid.images]}
                 for grid in build_grids(images, options)
             ]
-            folder.write({name: json_bytes({"options": asdict(options), "grids": made})})
+            folder.write({name: json_bytes({"options": asdict(options), "grids": grids})})
     try:
         content = json.loads(path.read_bytes())
-        grids = [Grid(tuple(grid["images"]), tuple(grid["labels"])) for grid in content["grids"]]
+        stored = [Grid(tuple(grid["images"]), tuple(grid["labels"])) for grid in content["grids"]]
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedFile(path, first_line(error)) from error
-    return GridSet(grids, _note(images, metric.options, options, len(grids)))
+    return stored, _describe_grids(images, metric.options, options, len(stored))
 
 
-def _note(images: Sequence[ScannedImage], wanted: GridOptions, used: GridOptions, grids: int) -> str:
+def _describe_grids(images: Sequence[ScannedImage], wanted: GridOptions, used: GridOptions, grids: int) -> str:
+    """Return a note if there are no grids, or grids of images with a lower confidence than the metric asks for."""
+    sure = f"recognised with more than {used.confidence:g}"
     if not grids:
-        classes = len({one.label for one in _pool(images, used)})
-        sure = f"images of {classes} classes are recognised with more than {used.confidence:g}"
-        return (
-            f"no grids: {sure}, and a grid needs {used.cells**2}; use more images or a lower confidence of the metric"
-        )
+        classes = len({one.label for one in _recognised(images, used)})
+        how = "use more images or a lower confidence of the metric"
+        return f"no grids: images of {classes} classes are {sure}, and a grid needs {used.cells**2}; {how}"
     if used.confidence < wanted.confidence:
-        few = f"only {len(_pool(images, wanted))} are recognised with more than {wanted.confidence:g}"
-        return f"grids of images that are recognised with more than {used.confidence:g}: {few}"
+        few = f"only {len(_recognised(images, wanted))} are recognised with more than {wanted.confidence:g}"
+        return f"grids of images that are {sure}: {few}"
     return ""
 
 
-def _pool(images: Sequence[ScannedImage], options: GridOptions) -> list[GridCandidate]:
+def _recognised(images: Sequence[ScannedImage], options: GridOptions) -> list[GridCandidate]:
     return [
         GridCandidate(one.index, one.label, one.confidence)
         for one in images

@@ -21,9 +21,9 @@ from dave_vit.errors import DaveError, ImageError, OutOfMemory, is_out_of_memory
 from dave_vit.evaluate.job import EvalJob, EvaluatedModel
 from dave_vit.evaluate.plan_entries import hash_content
 from dave_vit.evaluate.prefetch import BatchPrefetcher
-from dave_vit.evaluate.provenance import software
-from dave_vit.evaluate.scoring import MapCache, MapMaker, Scorer, clock
-from dave_vit.evaluate.statistics.rows import Row, ScannedImage, pack
+from dave_vit.evaluate.provenance import software_versions
+from dave_vit.evaluate.scoring import MapCache, MapMaker, Scorer, synchronized_time
+from dave_vit.evaluate.statistics.rows import Row, ScannedImage, pack_rows
 from dave_vit.evaluate.tasks import EvalTask
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.metrics import Case, GridMetric
@@ -32,41 +32,42 @@ Files = dict[str, bytes]
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A batch on its way to rows.
+class _ScoringBatch:
+    """Inputs to score.
 
     Attributes:
-        inputs: [B,C,H,W].
-        target: [B] or [B,K].
-        regions: [B,H,W].
-        rows: one for each map.
-        places: of the inputs among all images or grids of the run, rising, [B].
+        inputs: images or grids, ``[B, C, H, W]``.
+        target: explained classes, ``[B]`` or ``[B, K]``.
+        regions: True at the objects, ``[B, H, W]``.
+        rows: an incomplete row for each map.
+        positions: rising positions of the inputs among all images or grids of the run, ``[B]``.
     """
 
     inputs: Tensor
     target: Tensor
     regions: Tensor
     rows: list[Row]
-    places: list[int]
+    positions: list[int]
 
-    def cut(self, start: int, stop: int) -> _Part:
-        """Some of its inputs."""
-        each = len(self.rows) // len(self.inputs)
+    def slice(self, start: int, stop: int) -> _ScoringBatch:
+        """Return some of the inputs."""
+        maps = len(self.rows) // len(self.inputs)
         inputs, target, regions = (part[start:stop] for part in (self.inputs, self.target, self.regions))
-        return _Part(inputs, target, regions, self.rows[start * each : stop * each], self.places[start:stop])
+        rows, positions = self.rows[start * maps : stop * maps], self.positions[start:stop]
+        return _ScoringBatch(inputs, target, regions, rows, positions)
 
 
 @dataclass
-class _Shard:
-    """What a task has made so far."""
+class _Output:
+    """What a task has computed so far: rows, and names with maps ``[maps, H, W]``."""
 
     rows: list[Row] = field(default_factory=list)
     maps: list[tuple[Sequence[str], Tensor]] = field(default_factory=list)
 
     def files(self, task: EvalTask) -> Files:
-        """Maps first: the rows say that the task is done."""
+        """Return the files of a task, maps first: the file of rows says that it is done."""
         maps = {task.maps_file: pack_maps(self.maps)} if self.maps else {}
-        return {**maps, task.file: pack(self.rows)}
+        return {**maps, task.file: pack_rows(self.rows)}
 
 
 class Worker:
@@ -78,110 +79,100 @@ class Worker:
     """
 
     def __init__(self, job: EvalJob, device: str) -> None:
-        import_plugins(job.plan.plugins)  # of which a process of its own knows nothing yet
-        for name, found in software().items():
-            job.compare("software", name, found)
+        import_plugins(job.plan.plugins)  # a new process does not have them yet
+        for name, version in software_versions().items():
+            job.check_provenance("software", name, version)
         self.plan, self.job, self.device = job.plan, job, torch.device(device)
         self.data = open_dataset(job.plan.data, job.plan.limit)
-        self._reading = BatchPrefetcher(self.data, job.plan.batch)
-        self._likely: EvalTask | None = None
-        self._subject: tuple[int, EvaluatedModel] | None = None
-        self._made: tuple[tuple[int, int], MapMaker] | None = None
+        self._prefetcher = BatchPrefetcher(self.data, job.plan.batch)
+        self._following: EvalTask | None = None
+        self._model: tuple[int, EvaluatedModel] | None = None
+        self._maker: tuple[tuple[int, int], MapMaker] | None = None
         self._metrics = [(entry, entry.create()) for entry in job.plan.metrics]
-        self._twice = len({hash_content([one.metric, dict(one.options)]) for one in job.plan.metrics}) < len(
-            self._metrics
-        )
+        distinct = {hash_content([entry.metric, dict(entry.options)]) for entry in job.plan.metrics}
+        self._repeats_metrics = len(distinct) < len(self._metrics)
 
     def close(self) -> None:
-        """Ends the threads that read images."""
-        self._reading.close()
+        """Stop the threads that read images."""
+        self._prefetcher.close()
 
-    def rest(self) -> None:
-        """Leaves memory to others while there is nothing to do."""
-        self._reading.forget()
-        self._made = None
+    def release_memory(self) -> None:
+        """Free memory for other processes while there is nothing to do."""
+        self._prefetcher.clear()
+        self._maker = None
         torch.cuda.empty_cache()
 
-    def ahead(self, task: EvalTask | None) -> None:
-        """Says which task is likely to follow the next one: its images are read while that one is computed."""
-        self._likely = task
+    def prefetch(self, task: EvalTask | None) -> None:
+        """Read the images of a task, likely the one after next, while the next one is computed."""
+        self._following = task
 
     def compute(self, task: EvalTask) -> Files:
-        """The files of a task, in the order in which they must be written; raises `OutOfMemory` where there is none."""
-        kinds = {"scan": self._scan, "images": self._image_rows, "grids": self._grid_rows, "examples": self._examples}
+        """Return the files of a task in the order in which they must be written; raises `OutOfMemory`."""
+        kinds = {"scan": self._scan, "images": self._score_images, "grids": self._score_grids}
         try:
             with torch.inference_mode(False):  # maps need gradients, whatever the caller has set
-                return kinds[task.kind](task)
+                return kinds.get(task.kind, self._compute_examples)(task)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-        self.rest()  # outside of the handler, so that what failed is freed first
+        self.release_memory()  # outside of the handler, so that what failed is freed first
         raise OutOfMemory(
             f"{self.device} is out of memory at {task.name}; end what else uses it, or take fewer workers or a smaller "
             "batch; the same command goes on with what is left"
         )
 
     def _scan(self, task: EvalTask) -> Files:
-        subject = self._model(task)
-        scanned: list[ScannedImage] = []
+        model, images = self._load_model(task), []
         for batch in self._batches(task):
-            scanned += [self._unread(index, reason) for index, reason in batch.failures]
+            for index, reason in batch.failures:
+                item = self.data[index]
+                images.append(ScannedImage(index, item.name, _unit(item), None, None, None, reason))
             if batch.indices:
                 with torch.no_grad():
-                    top = _logits(subject.model, batch.inputs).softmax(1).max(1)
+                    top = _compute_logits(model.model, batch.inputs).softmax(1).max(1)
                 rows = zip(batch.indices, batch.items, top.indices.tolist(), top.values.tolist(), strict=True)
-                scanned += [self._known(subject, *row) for row in rows]
-        return {task.file: pack(sorted(scanned, key=lambda one: one.index), ScannedImage)}
+                images += [_scanned_image(model, *row) for row in rows]
+        return {task.file: pack_rows(sorted(images, key=lambda one: one.index), ScannedImage)}
 
-    def _unread(self, index: int, reason: str) -> ScannedImage:
-        item = self.data[index]
-        return ScannedImage(index, item.name, _unit(item), None, None, None, reason)
-
-    def _known(
-        self, subject: EvaluatedModel, index: int, item: Item, predicted: int, confidence: float
-    ) -> ScannedImage:
-        label = subject.label(item.label)
-        dropped = "class is not one of the model's" if item.label is not None and label is None else None
-        return ScannedImage(index, item.name, _unit(item), label, predicted, confidence, dropped)
-
-    def _image_rows(self, task: EvalTask) -> Files:
-        shard = _Shard()
-        wanted = dict(zip(task.images, task.targets, strict=True))
-        place = {index: task.start + number for number, index in enumerate(task.images)}
+    def _score_images(self, task: EvalTask) -> Files:
+        output = _Output()
+        target_of = dict(zip(task.images, task.targets, strict=True))
+        position_of = {index: task.start + number for number, index in enumerate(task.images)}
         for batch in self._batches(task):
             for index, reason in batch.failures:  # it could be read when the run began
                 item = self.data[index]
-                row = self._row(task, item.name, _unit(item), wanted[index])
-                shard.rows += self._dropped(task, [row], [place[index]], reason)
+                row = self._start_row(task, item.name, _unit(item), target_of[index])
+                output.rows += self._drop(task, [row], [position_of[index]], reason)
             if batch.indices:
-                targets = [wanted[index] for index in batch.indices]
+                targets = [target_of[index] for index in batch.indices]
                 pairs = zip(batch.items, targets, strict=True)
-                rows = [self._row(task, item.name, _unit(item), target) for item, target in pairs]
+                rows = [self._start_row(task, item.name, _unit(item), target) for item, target in pairs]
+                positions = [position_of[index] for index in batch.indices]
                 target = torch.tensor(targets, device=self.device)
-                places = [place[index] for index in batch.indices]
-                self._score(task, _Part(batch.inputs, target, batch.regions, rows, places), shard)
-        return shard.files(task)
+                self._score(task, _ScoringBatch(batch.inputs, target, batch.regions, rows, positions), output)
+        return output.files(task)
 
-    def _grid_rows(self, task: EvalTask) -> Files:
+    def _score_grids(self, task: EvalTask) -> Files:
         options = next(metric.options for _, metric in self._metrics if isinstance(metric, GridMetric))
-        shard, cells, known = _Shard(), options.cells**2, self._readable(task)
+        output, cells, images = _Output(), options.cells**2, self._read_grid_images(task)
         step = cells * max(1, self.plan.batch // cells)
-        for at in range(0, len(task.images), step):
-            numbers, targets = task.images[at : at + step], task.targets[at : at + step]
-            stacked = torch.stack([known[index][1] for index in numbers]).unflatten(0, (-1, cells))
+        for start in range(0, len(task.images), step):
+            indices, targets = task.images[start : start + step], task.targets[start : start + step]
+            stacked = torch.stack([images[index][1] for index in indices]).unflatten(0, (-1, cells))
             inputs = compose_grids(stacked, options.cell)  # [B,C,H,W]
-            units = [f"grid-{task.start + (at + i) // cells:05d}" for i in range(len(numbers))]
-            rows = [self._row(task, f"{unit}/{i % cells}", unit, targets[i]) for i, unit in enumerate(units)]
-            shown = [_unit(known[index][0]) for index in numbers]
-            rows = [replace(row, pictures=shown[i - i % cells :][:cells]) for i, row in enumerate(rows)]
-            target = torch.tensor(targets, device=self.device).view(-1, cells)
-            nowhere = torch.zeros_like(inputs[:, 0], dtype=torch.bool)
-            places = [task.start + at // cells + i for i in range(len(inputs))]
-            self._score(task, _Part(inputs, target, nowhere, rows, places), shard)
-        return shard.files(task)
+            positions = [task.start + start // cells + number for number in range(len(inputs))]
+            rows = []
+            for i, target in enumerate(targets):
+                unit, first = f"grid-{positions[i // cells]:05d}", i - i % cells
+                pictures = [_unit(images[index][0]) for index in indices[first : first + cells]]
+                rows.append(replace(self._start_row(task, f"{unit}/{i % cells}", unit, target), pictures=pictures))
+            grid_targets = torch.tensor(targets, device=self.device).view(-1, cells)
+            no_regions = torch.zeros_like(inputs[:, 0], dtype=torch.bool)
+            self._score(task, _ScoringBatch(inputs, grid_targets, no_regions, rows, positions), output)
+        return output.files(task)
 
-    def _row(self, task: EvalTask, image: str, unit: str, target: int) -> Row:
-        """What is known of a map before it is made."""
+    def _start_row(self, task: EvalTask, image: str, unit: str, target: int) -> Row:
+        """Return the row of a map that is not computed yet."""
         return Row(
             model=self.plan.models[task.model].label,
             method=self.plan.methods[task.method].label,
@@ -189,133 +180,137 @@ class Worker:
             unit=unit,
             target=target,
             seed=task.seed,
-            versions=format_facts(software()),
+            versions=format_facts(software_versions()),
             device=device_name(self.device),
         )
 
-    def _readable(self, task: EvalTask) -> dict[int, tuple[Item, Tensor]]:
-        """The images of grids; all could be read when the grids were built."""
-        known: dict[int, tuple[Item, Tensor]] = {}
+    def _read_grid_images(self, task: EvalTask) -> dict[int, tuple[Item, Tensor]]:
+        """Return the images of grids by index; all could be read when the grids were built."""
+        images: dict[int, tuple[Item, Tensor]] = {}
         for batch in self._batches(task):
             for _, reason in batch.failures:
                 raise ImageError(f"an image of the grids can no longer be read: {reason}")
-            known |= zip(batch.indices, zip(batch.items, batch.inputs, strict=True), strict=True)
-        return known
+            images |= zip(batch.indices, zip(batch.items, batch.inputs, strict=True), strict=True)
+        return images
 
-    def _score(self, task: EvalTask, part: _Part, shard: _Shard) -> None:
-        """Adds the rows of a batch under all metrics of its kind; in halves where memory does not suffice for it."""
-        count = len(part.inputs)
-        for made in PassSize(count).run_chunks(
-            lambda start, stop: self._scored_or_dropped(task, part.cut(start, stop)), count
+    def _score(self, task: EvalTask, batch: _ScoringBatch, output: _Output) -> None:
+        """Add the rows of a batch under all metrics of its kind; split it in halves if it does not fit into memory."""
+        count = len(batch.inputs)
+        for part in PassSize(count).run_chunks(
+            lambda start, stop: self._score_or_drop(task, batch.slice(start, stop)), count
         ):
-            shard.rows += made.rows
-            shard.maps += made.maps
+            output.rows += part.rows
+            output.maps += part.maps
 
-    def _scored_or_dropped(self, task: EvalTask, part: _Part) -> _Shard:
-        """The rows of a batch; of one image for which memory does not suffice, at the last try, without a value."""
+    def _score_or_drop(self, task: EvalTask, batch: _ScoringBatch) -> _Output:
+        """Return the rows of a batch; at the last attempt, one image that does not fit into memory has no value."""
         try:
-            return self._scored(task, part)
+            return self._score_batch(task, batch)
         except (RuntimeError, MemoryError) as error:
-            if not (task.last and len(part.inputs) == 1 and is_out_of_memory(error)):
+            if not (task.is_last_attempt and len(batch.inputs) == 1 and is_out_of_memory(error)):
                 raise
-        self.rest()
-        return _Shard(self._dropped(task, part.rows, part.places, f"out of memory on {self.device}"))
+        self.release_memory()
+        return _Output(self._drop(task, batch.rows, batch.positions, f"out of memory on {self.device}"))
 
-    def _scored(self, task: EvalTask, part: _Part) -> _Shard:
-        """The rows of a batch, whose maps are made once, and the maps where they are kept."""
-        subject, maker, made = self._model(task), self._maker(task), _Shard()
-        started = clock(part.inputs)
+    def _score_batch(self, task: EvalTask, batch: _ScoringBatch) -> _Output:
+        """Return the rows of a batch, whose maps are computed once, and the maps if they are kept."""
+        model, maker, output = self._load_model(task), self._load_maker(task), _Output()
+        started = synchronized_time(batch.inputs)
         try:
             with count_passes() as count:
-                raw = maker.raw(subject.model, part.inputs, part.target)
-        except DaveError as error:  # such as a method that finds nothing in this model
-            made.rows += self._dropped(task, part.rows, part.places, str(error))
-            return made
-        seconds = (clock(part.inputs) - started) / len(part.rows)
-        passes = count.passes / len(part.inputs)
-        rows = [replace(row, passes=passes, map_seconds=seconds) for row in part.rows]
+                raw = maker.raw(model.model, batch.inputs, batch.target)
+        except DaveError as error:  # such as a method that does not support this model
+            return _Output(self._drop(task, batch.rows, batch.positions, str(error)))
+        seconds = (synchronized_time(batch.inputs) - started) / len(batch.rows)
+        passes = count.passes / len(batch.inputs)
+        rows = [replace(row, passes=passes, map_seconds=seconds) for row in batch.rows]
         if self.plan.save_maps:
-            kept = maker.smoothed(subject.model, raw)
-            made.maps.append(([row.image for row in rows], kept.flatten(0, -3).cpu()))
-        recall = MapCache() if self._twice else None
+            maps = maker.smooth(model.model, raw).flatten(0, -3).cpu()
+            output.maps.append(([row.image for row in rows], maps))
+        cache = MapCache() if self._repeats_metrics else None
         for scorer in self._scorers(task):
-            if some := scorer.count(part.places):
-                case = _case(subject, part.cut(0, some), raw[:some], maker.with_smoothing(scorer.smoothing, recall))
-                made.rows += scorer.rows(case, rows[: some * part.target[0].numel()])
-        return made
+            if some := scorer.count_scored(batch.positions):
+                smoothed = maker.with_smoothing(scorer.smoothing, cache)
+                case = _build_case(model, batch.slice(0, some), raw[:some], smoothed)
+                output.rows += scorer.score(case, rows[: some * batch.target[0].numel()])
+        return output
 
-    def _maker(self, task: EvalTask) -> MapMaker:
-        """Kept while tasks have the same method, so that it draws once."""
-        way = task.method, task.seed
-        if self._made is None or self._made[0] != way:
-            self._made = way, MapMaker(self.plan.methods[task.method], self.plan.smoothing, task.seed)
-        return self._made[1]
+    def _drop(self, task: EvalTask, rows: Sequence[Row], positions: Sequence[int], reason: str) -> list[Row]:
+        """Return rows without a value for all metrics of the task."""
+        maps = len(rows) // len(positions)
+        scorers = ((scorer, scorer.count_scored(positions) * maps) for scorer in self._scorers(task))
+        return [row for scorer, some in scorers for row in scorer.drop(rows[:some], reason)]
 
-    def _dropped(self, task: EvalTask, rows: Sequence[Row], places: Sequence[int], reason: str) -> list[Row]:
-        """Rows without a value for all metrics of the task."""
-        each = len(rows) // len(places)
-        made = ((scorer, scorer.count(places) * each) for scorer in self._scorers(task))
-        return [row for scorer, some in made for row in scorer.dropped(rows[:some], reason)]
-
-    def _scorers(self, task: EvalTask) -> list[Scorer]:
+    def _scorers(self, task: EvalTask) -> Iterator[Scorer]:
         plan = self.plan
-        made = []
         for entry, metric in self._metrics:
             if isinstance(metric, GridMetric) == (task.kind == "grids"):
                 smoothing = entry.smoothing or plan.smoothing
-                how = [plan.methods[task.method].options, smoothing, plan.target, plan.min_confidence]
-                options = hash_content([*map(str, how), entry.metric, dict(entry.options)])[:12]
-                made.append(Scorer(entry.label, metric, options, smoothing))
-        return made
+                settings = [plan.methods[task.method].options, smoothing, plan.target, plan.min_confidence]
+                options = hash_content([*map(str, settings), entry.metric, dict(entry.options)])[:12]
+                yield Scorer(entry.label, metric, options, smoothing)
 
-    def _examples(self, task: EvalTask) -> Files:
-        subject, maker = self._model(task), self._maker(task)
-        wanted = dict(zip(task.images, task.targets, strict=True))
+    def _compute_examples(self, task: EvalTask) -> Files:
+        model, maker = self._load_model(task), self._load_maker(task)
+        target_of = dict(zip(task.images, task.targets, strict=True))
         arrays: dict[str, Any] = {}
         for batch in self._batches(task):
-            target = torch.tensor([wanted[index] for index in batch.indices], device=self.device)
-            maps = maker.maps(subject.model, batch.inputs, target).float().cpu().numpy()
+            target = torch.tensor([target_of[index] for index in batch.indices], device=self.device)
+            maps = maker.maps(model.model, batch.inputs, target).float().cpu().numpy()
             for i, index in enumerate(batch.indices):
                 arrays[f"map-{index}"] = maps[i]
                 arrays[f"region-{index}"] = batch.regions[i].cpu().numpy()
-                arrays[f"image-{index}"] = subject.picture(batch.inputs[i : i + 1])[0]
+                arrays[f"image-{index}"] = model.to_pixels(batch.inputs[i : i + 1])[0]
         return {task.file: npz_bytes(arrays)}
 
-    def _model(self, task: EvalTask) -> EvaluatedModel:
-        if self._subject is None or self._subject[0] != task.model:
-            self._subject = self._made = None  # the old one goes before the new one comes
+    def _load_maker(self, task: EvalTask) -> MapMaker:
+        """Return the method of a task, the same object while tasks have the same method, so that it draws once."""
+        key = task.method, task.seed
+        if self._maker is None or self._maker[0] != key:
+            self._maker = key, MapMaker(self.plan.methods[task.method], self.plan.smoothing, task.seed)
+        return self._maker[1]
+
+    def _load_model(self, task: EvalTask) -> EvaluatedModel:
+        if self._model is None or self._model[0] != task.model:
+            self._model = self._maker = None  # free the old one before the new one is loaded
             model = self.job.load(self.plan.models[task.model], str(self.device))
-            self._subject = (task.model, EvaluatedModel(model, self.data))
-        return self._subject[1]
+            self._model = (task.model, EvaluatedModel(model, self.data))
+        return self._model[1]
 
     def _batches(self, task: EvalTask) -> Iterator[Batch]:
-        """The images of a task on the device."""
-        subject = self._model(task)
-        likely, self._likely = self._likely, None
-        for batch in self._reading.batches(task, subject.geometries, likely):
+        """Yield the images of a task on the device."""
+        model = self._load_model(task)
+        following, self._following = self._following, None
+        for batch in self._prefetcher.batches(task, model.geometries, following):
             yield batch.to(self.device)
 
 
-def pack_maps(kept: Sequence[tuple[Sequence[str], Tensor]]) -> bytes:
-    """Maps in half precision: each over its largest magnitude, which is beside it."""
-    names = [name for part, _ in kept for name in part]
-    maps = torch.cat([part for _, part in kept]).float()
+def pack_maps(parts: Sequence[tuple[Sequence[str], Tensor]]) -> bytes:
+    """Return a file of maps in half precision, each divided by its largest magnitude, which is stored beside it."""
+    names = [name for part, _ in parts for name in part]
+    maps = torch.cat([part for _, part in parts]).float()
     scale = maps.abs().flatten(1).amax(1).nan_to_num(1.0, 1.0, 1.0)
     scale = torch.where(scale > 0, scale, 1.0)
-    halved = (maps / scale[:, None, None]).half().numpy()
-    return npz_bytes({"names": np.array(names), "maps": halved, "scale": scale.numpy()})
+    halves = (maps / scale[:, None, None]).half().numpy()
+    return npz_bytes({"names": np.array(names), "maps": halves, "scale": scale.numpy()})
 
 
-def _logits(model: nn.Module, inputs: Tensor) -> Tensor:
-    """[B,classes]; in parts where memory does not suffice for the batch."""
+def _compute_logits(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return logits ``[B, classes]``; in parts if the batch does not fit into memory."""
     parts = PassSize(len(inputs)).run_chunks(lambda start, stop: model(inputs[start:stop]).float(), len(inputs))
     return torch.cat(parts)
 
 
-def _case(subject: EvaluatedModel, part: _Part, raw: Tensor, maker: MapMaker) -> Case:
-    """What a metric looks at."""
-    maps = maker.smoothed(subject.model, raw)
-    return Case(subject.model, part.inputs, part.target, maps, part.regions, maker.maps, subject.black)
+def _scanned_image(model: EvaluatedModel, index: int, item: Item, predicted: int, confidence: float) -> ScannedImage:
+    label = model.map_label(item.label)
+    dropped = "class is not one of the model's" if item.label is not None and label is None else None
+    return ScannedImage(index, item.name, _unit(item), label, predicted, confidence, dropped)
+
+
+def _build_case(model: EvaluatedModel, batch: _ScoringBatch, raw: Tensor, maker: MapMaker) -> Case:
+    """Return the maps, smoothed, with what a metric needs besides them."""
+    maps = maker.smooth(model.model, raw)
+    return Case(model.model, batch.inputs, batch.target, maps, batch.regions, maker.maps, model.black)
 
 
 def _unit(item: Item) -> str:

@@ -1,4 +1,4 @@
-"""From what a report shows to its page: templates, and how numbers and pictures are put into them."""
+"""Pages of reports: templates, and how numbers and pictures are written into them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
 
+from dave_vit.viz.report_section import estimate_cell
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -21,26 +23,23 @@ if TYPE_CHECKING:
 def format_estimate(
     mean: float | None, low: float | None, high: float | None, *, digits: int = 3, bold: bool = False
 ) -> str:
-    """A mean with its interval as all tables write it: "0.512 [0.498, 0.526]"; "-" where there is none."""
-    if mean is None:
-        return "-"
-    stars = "**" if bold else ""
-    return f"{stars}{mean:.{digits}f}{stars} [{low:.{digits}f}, {high:.{digits}f}]"
+    """Return a mean with its interval as all tables write it: "0.512 [0.498, 0.526]"; "-" if there is none."""
+    return estimate_cell(mean, low, high, digits=digits, is_best=bold).format(bold=bold)
 
 
 def render(template: str, **content: Any) -> str:
-    """A page.
+    """Render a page.
 
     Args:
-        template: of the folder ``templates``; in those that end in ``.html`` all content is escaped.
-        content: what the template shows.
+        template: file in the folder ``templates``; content of those that end in ``.html`` is escaped.
+        content: variables of the template.
     """
     return _environment().get_template(template).render(**content).rstrip() + "\n"
 
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("dave_vit.viz"),
         autoescape=select_autoescape(["html"]),
         undefined=StrictUndefined,
@@ -48,33 +47,33 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {"bold": _bold, "source": _source, "jpeg": _jpeg, "inline": _inline}
-    tokens = resources.files("dave_vit.viz") / "static" / "tokens.css"  # reports and the page share colours
-    made.globals |= {"estimate": format_estimate, "tokens": tokens.read_text(encoding="utf-8")}
-    return made
+    environment.filters |= {"bold": _bold, "source": _encode_image, "jpeg": _encode_jpeg, "inline": _inline_svg}
+    tokens = resources.files("dave_vit.viz") / "static" / "tokens.css"  # reports have the colours of the web page
+    environment.globals["tokens"] = tokens.read_text(encoding="utf-8")
+    return environment
 
 
-def _bold(word: str) -> Markup:
-    """Markdown's two stars as HTML; everything else is escaped."""
-    return Markup(re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", str(escape(word))))
+def _bold(text: str) -> Markup:
+    """Return HTML with Markdown's ``**`` as bold; everything else is escaped."""
+    return Markup(re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", str(escape(text))))
 
 
-def _source(image: Image, kind: Literal["jpeg", "webp"]) -> str:
-    """A picture as the address that holds it."""
+def _encode_image(image: Image, kind: Literal["jpeg", "webp"]) -> str:
+    """Return a data URL of a picture."""
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, kind, quality=88, **({"method": 6} if kind == "webp" else {}))
-    return _address(buffer.getvalue(), kind)
+    return _data_url(buffer.getvalue(), kind)
 
 
-def _jpeg(data: bytes) -> str:
-    """A JPEG file as the address that holds it."""
-    return _address(data, "jpeg")
+def _encode_jpeg(data: bytes) -> str:
+    """Return a data URL of a JPEG file."""
+    return _data_url(data, "jpeg")
 
 
-def _address(data: bytes, kind: str) -> str:
+def _data_url(data: bytes, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def _inline(drawing: Drawing) -> Markup:
-    """A plot as SVG, without the head that a file of its own has."""
+def _inline_svg(drawing: Drawing) -> Markup:
+    """Return a plot as SVG without the XML header."""
     return Markup(re.sub(r"^.*?(?=<svg)", "", drawing.to_bytes("svg").decode(), flags=re.DOTALL))

@@ -1,4 +1,4 @@
-"""What an analysis hands over: words, tables, numbers and figures; the same for commands and for reports."""
+"""Parts of reports: tables, figures, and sections with the outcome of one analysis."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Number = str | int | float | None
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table for people: words in all cells.
+    """A table of texts.
 
     Attributes:
-        head: of the columns.
-        rows: one word per column.
-        caption: above it.
+        head: titles of the columns.
+        rows: one text per column.
+        caption: text above the table.
     """
 
     head: tuple[str, ...]
@@ -33,14 +33,72 @@ class ReportTable:
 
 
 @dataclass(frozen=True)
+class Cell:
+    """Cell of a detailed table: its text, a detail in smaller print, and whether it is the best of its column."""
+
+    text: str
+    detail: str = ""
+    is_best: bool = False
+
+    def format(self, *, bold: bool = False, brief: bool = False) -> str:
+        """Return one text; the best one in bold, without the detail if brief."""
+        text = f"**{self.text}**" if bold and self.is_best else self.text
+        return text if brief or not self.detail else f"{text} {self.detail}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """Column of a detailed table: a title with a detail in smaller print and a tooltip, and a cell per row."""
+
+    title: str
+    cells: Sequence[Cell]
+    detail: str = ""
+    tooltip: str = ""
+
+
+@dataclass(frozen=True)
+class DetailedTable:
+    """A table whose cells have details, which some outputs show below the text and others beside it or not at all."""
+
+    columns: Sequence[Column]
+    caption: str = ""
+
+    @property
+    def rows(self) -> list[tuple[Cell, ...]]:
+        """Cells row by row."""
+        return list(zip(*(column.cells for column in self.columns), strict=True))
+
+    def format(self, *, bold: bool = False, brief: bool = False) -> ReportTable:
+        """Return the table as texts: the best cells in bold, cells without details if brief."""
+        head = (f"{one.title} ({one.detail})" if one.detail else one.title for one in self.columns)
+        rows = (tuple(cell.format(bold=bold, brief=brief) for cell in row) for row in self.rows)
+        return ReportTable(tuple(head), tuple(rows), self.caption)
+
+
+def estimate_cell(
+    mean: float | None,
+    low: float | None,
+    high: float | None,
+    *,
+    digits: int = 3,
+    note: str = "",
+    is_best: bool = False,
+) -> Cell:
+    """Return a cell with a mean and its interval: "0.512" and "[0.498, 0.526]"; "-" if there is no mean."""
+    if mean is None:
+        return Cell("-", note.strip())
+    return Cell(f"{mean:.{digits}f}", f"[{low:.{digits}f}, {high:.{digits}f}]{note}", is_best)
+
+
+@dataclass(frozen=True)
 class ReportFigure:
-    """A figure and what it shows.
+    """A figure with its caption.
 
     Attributes:
-        name: of its files.
+        name: name of its files, without ending.
         drawing: the figure itself.
-        caption: below it.
-        is_plot: lines and words, which are kept as SVG too, rather than pictures made of pixels.
+        caption: text below the figure.
+        is_plot: whether it consists of lines and text, and is saved as SVG too.
     """
 
     name: str
@@ -49,7 +107,7 @@ class ReportFigure:
     is_plot: bool = True
 
     def files(self) -> dict[str, bytes]:
-        """Contents by name."""
+        """Return the content of its files by name."""
         files = {f"{self.name}.png": self.drawing.to_bytes("png", dpi=110)}
         return files | ({f"{self.name}.svg": self.drawing.to_bytes("svg")} if self.is_plot else {})
 
@@ -59,13 +117,13 @@ class Section:
     """The outcome of one analysis.
 
     Attributes:
-        name: of its files.
-        title: what it is about.
-        text: what was done and what was found, in sentences.
-        facts: what was run: images, samples, seed and the like.
-        tables: for people.
-        rows: all numbers, one mapping each with the same keys; they become the CSV file.
-        pictures: its figures.
+        name: name of its files, without ending.
+        title: heading.
+        text: what was done and what came out, in sentences.
+        facts: what was run: images, samples, seed and so on.
+        tables: tables to read.
+        rows: all numbers for the CSV file, mappings with the same keys.
+        pictures: figures.
     """
 
     name: str
@@ -77,7 +135,7 @@ class Section:
     pictures: Sequence[ReportFigure] = ()
 
     def record(self) -> dict[str, Any]:
-        """All but the pixels, ready for JSON."""
+        """Return everything but the pixels, ready for JSON."""
         return {
             "name": self.name,
             "title": self.title,
@@ -89,7 +147,7 @@ class Section:
         }
 
     def write(self, folder: Path) -> list[Path]:
-        """Writes figures, CSV and JSON, the JSON last; returns their paths in this order."""
+        """Write figures, CSV and JSON, the JSON last; return their paths in this order."""
         record = folder / f"{self.name}.json"
         files = {record: json_bytes(self.record())}  # named first, it appears last
         files |= {folder / name: data for picture in self.pictures for name, data in picture.files().items()}
@@ -100,7 +158,7 @@ class Section:
 
 
 def csv_bytes(rows: Sequence[Mapping[str, Number]]) -> bytes:
-    """A CSV file of rows that share their keys."""
+    """Return the content of a CSV file of rows that share their keys."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

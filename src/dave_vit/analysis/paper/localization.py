@@ -11,16 +11,13 @@ from dave_vit.analysis.catalog import method_entry
 from dave_vit.analysis.inputs import hide_folders
 from dave_vit.analysis.paper.suites import ModelGroup, SuiteCounts, published
 from dave_vit.evaluate import MetricEntry, Plan, Smoothing, create_engine, evaluate
+from dave_vit.evaluate.results_table import build_metric_column
 from dave_vit.evaluate.run import ProgressCallback
-from dave_vit.evaluate.statistics.collect import read_scores
-from dave_vit.evaluate.statistics.summary import format_sample_size
+from dave_vit.evaluate.statistics.scores import read_scores
+from dave_vit.evaluate.statistics.summary import Result
 from dave_vit.viz import Drawing
-from dave_vit.viz.pages import format_estimate
 from dave_vit.viz.plots import Floats, create_plots, draw_curves, method_style
-from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
-
-Result = Mapping[str, Any]
-"""An entry of the results in a run's summary."""
+from dave_vit.viz.report_section import Cell, Column, DetailedTable, Number, ReportFigure, ReportTable, Section
 
 _TITLES = {"gridpg": "GridPG", "energypg": "EnergyPG", "deletion": "deletion"}
 _POSTPROCESSED = ("gridpg/official", "energypg/official")  # scores of the maps with the authors' post-processing
@@ -113,32 +110,26 @@ def tables(group: ModelGroup, results: Sequence[Result]) -> list[ReportTable]:
 def _table(
     caption: str, methods: Sequence[str], metrics: Sequence[str], results: Mapping[tuple[str, str], Result]
 ) -> ReportTable:
-    columns = []
-    for metric in metrics:
-        column = [results[name, metric] for name in methods]
-        best = max(result["mean"] or 0.0 for result in column)
-        columns.append([_format_cell(result, best) for result in column])
-    rows = tuple(zip((method_style(name).label for name in methods), *columns, strict=True))
-    titles = [_TITLES[metric.partition("/")[0]] for metric in metrics]
-    sizes = (_format_sizes([results[name, metric] for name in methods]) for metric in metrics)
-    counts = "; ".join(f"{title} {size}" for title, size in zip(titles, sizes, strict=True))
-    return ReportTable(("method", *titles), rows, f"{caption}: {counts}.")
+    columns = [
+        build_metric_column(
+            _TITLES[metric.partition("/")[0]],
+            [results[name, metric] for name in methods],
+            scale=100,
+            digits=1,
+            note=_format_paper,
+        )
+        for metric in metrics
+    ]
+    sizes = "; ".join(f"{column.title} {column.detail}" for column in columns if column.detail)
+    names = Column("method", [Cell(method_style(name).label) for name in methods])
+    rows = DetailedTable([names, *columns]).format(bold=True).rows
+    return ReportTable(("method", *(column.title for column in columns)), rows, f"{caption}: {sizes}.")
 
 
-def _format_sizes(results: Sequence[Result]) -> str:
-    """Describe the sample size of a column; method by method where it differs."""
-    sizes = {result["method"]: format_sample_size(result) for result in results}
-    if len(set(sizes.values())) == 1:
-        return next(iter(sizes.values()))
-    return ", ".join(f"{method_style(method).label} {size}" for method, size in sizes.items())
-
-
-def _format_cell(result: Result, best: float) -> str:
-    """Format mean, interval, and the paper's number with the difference."""
+def _format_paper(result: Result) -> str:
+    """Format the paper's number with the difference, if it has one."""
     row: dict[str, Any] = _percent_row(result)
-    text = format_estimate(row["mean"], row["low"], row["high"], digits=1, bold=result["mean"] == best)
-    has_paper = row["difference"] is not None
-    return f"{text}; paper {row['paper']:.1f} ({row['difference']:+.1f})" if has_paper else text
+    return "" if row["difference"] is None else f"; paper {row['paper']:.1f} ({row['difference']:+.1f})"
 
 
 def read_curves(run: Path, methods: Sequence[str]) -> dict[str, dict[str, tuple[Floats, Floats]]]:

@@ -1,4 +1,4 @@
-"""What every engine is, and the table of them."""
+"""The protocol of engines, and their registry."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.store import RunFolder
 from dave_vit.evaluate.tasks import EvalTask
 
-Finished = Callable[[EvalTask], None]
-"""Is told of each task whose files are there."""
+TaskCallback = Callable[[EvalTask], None]
+"""Called with each task whose files exist."""
 
 
 class Engine(Protocol):
-    """Computes tasks somewhere and sees to it that their files are in the run's folder."""
+    """Computes tasks somewhere and puts their files into the run's folder."""
 
     def __enter__(self) -> object: ...
 
     def __exit__(self, *failure: object) -> None: ...
 
-    def run(self, job: EvalJob, folder: RunFolder, tasks: Sequence[EvalTask], finished: Finished) -> None:
-        """Returns when the files of all tasks are there."""
+    def run(self, job: EvalJob, folder: RunFolder, tasks: Sequence[EvalTask], finished: TaskCallback) -> None:
+        """Return when the files of all tasks exist."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What a user may say of an engine.
+    """Options of the command line for all engines.
 
     Attributes:
         device: "auto", or what the engine understands, such as "cpu" or "cuda:0,cuda:1".
-        workers: processes; as many as the engine thinks fit where nothing is said.
-        address: of a cluster.
+        workers: number of processes; the engine chooses if None.
+        address: address of a cluster.
     """
 
     device: str = "auto"
@@ -45,7 +45,7 @@ ENGINES: Registry[Callable[[EngineOptions], Engine]] = Registry("engine")
 
 
 def create_engine(name: str, **options: Any) -> Engine:
-    """An engine by its name.
+    """Create an engine by name.
 
     Args:
         name: one of ``ENGINES``.

@@ -1,4 +1,4 @@
-"""Two runs side by side: what differs in how they were made, and how far their scores are apart on the same images."""
+"""Comparison of two runs: how they were computed, and how far their scores are apart on the same images."""
 
 from __future__ import annotations
 
@@ -11,97 +11,93 @@ from typing import Any
 import numpy as np
 
 from dave_vit.errors import DataError, OptionError
-from dave_vit.evaluate.statistics.collect import ModelScores, ScoreTable, read_scores
 from dave_vit.evaluate.statistics.intervals import estimate_means
-from dave_vit.evaluate.store import differences
+from dave_vit.evaluate.statistics.scores import ModelScores, ScoreTable, read_scores
+from dave_vit.evaluate.store import describe_differences
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run as its folder tells it, finished or not.
+    """A run as its folder holds it, finished or not.
 
     Attributes:
-        path: of the folder.
-        plan: what was computed.
-        made_with: versions, the last ones.
-        models: rows, by the label of the model.
+        path: the folder.
+        plan: content of ``plan.json``.
+        provenance: software and weights that computed it last.
+        models: scores by the label of the model.
     """
 
     path: Path
     plan: Mapping[str, Any]
-    made_with: Mapping[str, Any]
+    provenance: Mapping[str, Any]
     models: Mapping[str, ModelScores]
+
+    @property
+    def methods(self) -> list[str]:
+        """Labels of the methods."""
+        return [one["label"] for one in self.plan["methods"]]
 
 
 def read_run(path: str | Path) -> StoredRun:
-    """Reads the rows that a folder has so far."""
+    """Read the rows that a run has so far."""
     path = Path(path)
     try:
-        plan = json.loads((path / "plan.json").read_bytes())
-        kept = path / "versions.json"
-        made_with = json.loads(kept.read_bytes())[-1] if kept.exists() else {}
+        plan, versions = (json.loads((path / name).read_bytes()) for name in ("plan.json", "versions.json"))
+        run = StoredRun(path, plan, versions[-1], {})
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no run of dave evaluate; looked for plan.json") from error
+        raise DataError(f"{path}: no run of dave evaluate; looked for plan.json and versions.json") from error
     except (ValueError, IndexError) as error:
         raise DataError(f"{path}: plan.json or versions.json is damaged") from error
     rows = sorted((path / "rows").glob("*.parquet"))
     if not rows:
         raise DataError(f"{path}: the run has no rows yet")
-    return StoredRun(path, plan, made_with, read_scores(rows, [one["label"] for one in plan["methods"]]))
+    return StoredRun(path, plan, run.provenance, read_scores(rows, run.methods))
 
 
 def compare_runs(first: StoredRun, second: StoredRun, pairs: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-    """The second run minus the first, for every model, metric and method of both, over the images that both scored.
+    """Estimate the second run minus the first for every model, metric and method of both, on images that both scored.
 
     Args:
-        first: what it is compared with.
-        second: what is new.
-        pairs: methods of the first run with those of the second that they are compared with; those of the same name
-            where nothing is said.
+        first: the baseline.
+        second: the new run.
+        pairs: methods of the first run with methods of the second; methods of the same name by default.
     """
-    names = [one["label"] for one in first.plan["methods"]]
-    wanted = dict(pairs or {name: name for name in names})
-    for run, labels in ((first, list(wanted)), (second, list(wanted.values()))):
-        known = [one["label"] for one in run.plan["methods"]]
-        for label in labels if pairs else ():
-            if label not in known:
-                raise OptionError(f"{run.path} has no method {label!r}; it has: {', '.join(known)}")
-    found = [
+    for run, labels in ((first, (pairs or {}).keys()), (second, (pairs or {}).values())):
+        for label in labels:
+            if label not in run.methods:
+                raise OptionError(f"{run.path} has no method {label!r}; it has: {', '.join(run.methods)}")
+    same = {name: name for name in first.methods if name in second.methods}
+    rows = [
         {"model": model, "metric": metric, **one}
         for model in first.models.keys() & second.models.keys()
         for metric, table in first.models[model].tables.items()
         if metric in second.models[model].tables
-        for one in _differences(table, second.models[model].tables[metric], wanted)
+        for one in _differences(table, second.models[model].tables[metric], pairs or same)
     ]
-    if not found:
+    if not rows:
         raise DataError(
             f"{first.path} and {second.path} share no model, metric and method; name methods with --pair A=B"
         )
-    return sorted(found, key=lambda one: (one["model"], one["metric"]))
-
-
-def _differences(before: ScoreTable, after: ScoreTable, wanted: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    both = [name for name in before.columns if before.shows(name) == after.shows(name)]
-    left, right = ([table.columns[name] for name in both] for table in (before, after))
-    for old, new in wanted.items():
-        if old in before.methods and new in after.methods and both:
-            values = [
-                table.values[table.methods.index(name)][columns]
-                for table, name, columns in ((before, old, left), (after, new, right))
-            ]
-            place = {unit: number for number, unit in enumerate(dict.fromkeys(before.units[one] for one in left))}
-            units, shown = [place[before.units[one]] for one in left], [before.pictures[unit] for unit in place]
-            change = estimate_means(np.stack([values[1] - values[0]]), units, pictures=shown)[0]
-            if change.n:
-                yield {"method": new if old == new else f"{old} -> {new}", **_means(values), **vars(change)}
-
-
-def _means(values: list[Any]) -> dict[str, float]:
-    """Of both runs, over the images that both scored."""
-    there = np.isfinite(values[0]) & np.isfinite(values[1])
-    return {"before": float(values[0][there].mean()), "after": float(values[1][there].mean())}
+    return sorted(rows, key=lambda one: (one["model"], one["metric"]))
 
 
 def describe_changes(first: StoredRun, second: StoredRun) -> list[str]:
-    """In what the plans and the versions of two runs differ, in words."""
-    return [*differences(first.plan, second.plan), *differences(first.made_with, second.made_with)]
+    """Describe how the plans and the versions of two runs differ."""
+    changes = (describe_differences(first.plan, second.plan), describe_differences(first.provenance, second.provenance))
+    return [change for part in changes for change in part]
+
+
+def _differences(before: ScoreTable, after: ScoreTable, pairs: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    shared = [name for name, content in before.contents.items() if after.contents.get(name) == content]
+    columns, other = ([table.columns[name] for name in shared] for table in (before, after))
+    index = {unit: number for number, unit in enumerate(dict.fromkeys(before.units[one] for one in columns))}
+    units, pictures = [index[before.units[one]] for one in columns], [before.pictures[unit] for unit in index]
+    for old, new in pairs.items():
+        values = np.stack(
+            [before.values[before.methods.index(old)][columns], after.values[after.methods.index(new)][other]]
+        )
+        change = estimate_means(values[1:] - values[:1], units, pictures=pictures)[0]
+        if change.n:
+            means = values[:, np.isfinite(values).all(0)].mean(1).tolist()
+            name = new if old == new else f"{old} -> {new}"
+            yield {"method": name, "before": means[0], "after": means[1], **vars(change)}

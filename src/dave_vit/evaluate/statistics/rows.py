@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -14,26 +14,26 @@ from dave_vit.evaluate.store import DamagedFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One result; without metric and value, what the results of one map share.
+    """One result. Without metric and value: the part that all results of one map share.
 
     Attributes:
         model: label in the plan.
         method: label in the plan.
         metric: label in the plan.
         image: name in the data set, or of a grid and its cell.
-        unit: what is scored as one: the picture or the grid.
-        pictures: what a grid shows; None where the unit is the picture itself.
+        unit: the picture or the grid; scores of one unit are resampled together.
+        pictures: pictures of a grid; None if the unit is the picture itself.
         target: explained class.
-        value: the score; None where there is none.
-        dropped: why there is none, or why it is the worst: a map that shows nothing.
-        seed: of the method.
+        value: the score, or None.
+        dropped: why there is no score, or why it is the worst one (an empty map).
+        seed: seed of the method.
         options: hash of all options that decide the value.
-        versions: of the libraries.
+        versions: versions of the libraries.
         device: where it was computed.
-        passes: how often the explained picture went forward for its maps; None where there is no map.
-        map_seconds: what the map took.
-        seconds: what the metric took.
-        curve: what the value sums up.
+        passes: forward passes of the explained picture for its map; None if there is no map.
+        map_seconds: time to compute the map.
+        seconds: time to compute the score.
+        curve: the curve that the value summarises.
         at: horizontal axis of the curve.
     """
 
@@ -59,14 +59,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ScannedImage:
-    """What a model makes of an image.
+    """An image and the model's prediction for it.
 
     Attributes:
-        index: number in the data set.
-        name: in the data set.
+        index: index in the data set.
+        name: name in the data set.
         unit: name of the picture.
-        label: as a class of the model; None where the image has none or the model does not know it.
-        predicted: class; None where the image could not be read.
+        label: label as a class of the model; None if the image has none or the model does not have the class.
+        predicted: predicted class; None if the image could not be read.
         confidence: softmax probability of the predicted class.
         dropped: why the image cannot be scored, or None.
     """
@@ -80,58 +80,63 @@ class ScannedImage:
     dropped: str | None
 
 
-_WORDS = ("model", "method", "metric", "dropped", "options", "versions", "device")  # few different ones in a column
+_FEW_VALUES = ("model", "method", "metric", "dropped", "options", "versions", "device")  # encoded as dictionaries
 
 
-def pack(rows: Sequence[Row] | Sequence[ScannedImage], kind: type[Row] | type[ScannedImage] = Row) -> bytes:
-    """A Parquet file."""
-    arrow, parquet = _pyarrow()
-    schema = _schema(arrow, kind)
-    table = arrow.Table.from_pylist([asdict(row) for row in rows], schema=schema)
+def pack_rows(rows: Sequence[Row] | Sequence[ScannedImage], kind: type[Row] | type[ScannedImage] = Row) -> bytes:
+    """Return the content of a Parquet file."""
+    arrow = import_pyarrow()
+    table = arrow.Table.from_pylist([asdict(row) for row in rows], schema=_schema(kind))
     buffer = io.BytesIO()
-    parquet.write_table(table, buffer, compression="zstd", write_page_checksum=True)
+    arrow.parquet.write_table(table, buffer, compression="zstd", write_page_checksum=True)
     return buffer.getvalue()
 
 
-def read(paths: Iterable[Path], columns: Sequence[str] | None = None) -> Iterable[dict[str, list[Any]]]:
-    """The columns of Parquet files, one file after the other.
+def read_tables(paths: Iterable[Path], columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """Yield the content of Parquet files as Arrow tables, one file after the other.
 
     Raises:
-        DamagedFile: one cannot be read, or its sums are wrong.
+        DamagedFile: a file cannot be read, or its checksums are wrong.
     """
-    parquet = _pyarrow()[1]
+    parquet = import_pyarrow().parquet
     for path in paths:
         try:
             # ParquetFile and not read_table: that one takes a folder's name for a partition
-            file = parquet.ParquetFile(path, page_checksum_verification=True)
-            content = file.read(columns=list(columns) if columns else None).to_pydict()
+            table = parquet.ParquetFile(path, page_checksum_verification=True).read(columns=columns and list(columns))
         except Exception as error:  # whatever the bytes are
             raise DamagedFile(path, first_line(error)) from error
-        if columns and set(columns) - set(content):
+        if columns and set(columns) - set(table.column_names):
             raise DamagedFile(path, "columns are missing")
-        yield content
+        yield table
 
 
-def read_scanned_images(paths: Iterable[Path]) -> Iterable[ScannedImage]:
-    """What models make of images, from Parquet files."""
-    names = [one.name for one in fields(ScannedImage)]
-    for columns in read(paths, names):
-        yield from (ScannedImage(*values) for values in zip(*(columns[name] for name in names), strict=True))
+def read_scanned_images(paths: Iterable[Path]) -> Iterator[ScannedImage]:
+    """Yield the predictions for images from Parquet files."""
+    for table in read_tables(paths, [one.name for one in fields(ScannedImage)]):
+        yield from (ScannedImage(**row) for row in table.to_pylist())
 
 
-def _schema(arrow: Any, kind: type[Row] | type[ScannedImage]) -> Any:
+def empty_table() -> Any:
+    """Return an Arrow table without rows."""
+    return _schema(Row).empty_table()
+
+
+def _schema(kind: type[Row] | type[ScannedImage]) -> Any:
+    arrow = import_pyarrow()
     text, few = arrow.string(), arrow.dictionary(arrow.int32(), arrow.string())
     whole, real, curve = arrow.int32(), arrow.float64(), arrow.list_(arrow.float32())
     types = {"target": whole, "seed": whole, "value": real, "passes": real, "map_seconds": real, "seconds": real}
     types |= {"curve": curve, "at": curve, "index": whole, "label": whole, "predicted": whole, "confidence": real}
-    types |= {"pictures": arrow.list_(text), **dict.fromkeys(_WORDS, few)}
+    types |= {"pictures": arrow.list_(text), **dict.fromkeys(_FEW_VALUES, few)}
     return arrow.schema([(one.name, types.get(one.name, text)) for one in fields(kind)])
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def import_pyarrow() -> Any:
+    """Import pyarrow with the parts that are used here, or name the extra that has it."""
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError as error:
         raise missing_extra("pyarrow", "eval") from error
-    return pyarrow, pyarrow.parquet
+    return pyarrow

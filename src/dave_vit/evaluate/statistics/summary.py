@@ -1,4 +1,4 @@
-"""The numbers of a run: means with intervals, paired differences, what was left out and why."""
+"""Summary of a run: means with intervals, paired differences, and what was left out and why."""
 
 from __future__ import annotations
 
@@ -8,84 +8,95 @@ from typing import Any
 
 from dave_vit.evaluate.plan import Plan
 from dave_vit.evaluate.plan_entries import MetricEntry
-from dave_vit.evaluate.statistics.collect import ModelScores, ScoreTable
-from dave_vit.evaluate.statistics.intervals import NOTHING, estimate_differences, estimate_means
+from dave_vit.evaluate.statistics.intervals import estimate_differences, estimate_means
 from dave_vit.evaluate.statistics.rows import ScannedImage
+from dave_vit.evaluate.statistics.scores import ModelScores, ScoreTable
 from dave_vit.metrics import GridMetric
+
+Result = Mapping[str, Any]
+"""An entry of "results" in ``summary.json``."""
 
 
 def summarise(
     plan: Plan,
     images: int,
-    collected: Sequence[ModelScores],
+    scores: Sequence[ModelScores],
     left_out: Sequence[Mapping[str, str]],
-    skipped: Sequence[ScannedImage],
+    unreadable: Sequence[ScannedImage],
 ) -> dict[str, Any]:
-    """The content of ``summary.json``.
+    """Return the content of ``summary.json``.
 
     Args:
-        plan: of the run.
-        images: of the data set.
-        collected: rows of each model.
-        left_out: of each model, images that no method was tried on, with the reason.
-        skipped: images that could not be read.
+        plan: the plan of the run.
+        images: size of the data set.
+        scores: scores of each model.
+        left_out: for each model, images that no method was tried on, with the reason.
+        unreadable: images that could not be read.
     """
-    results: list[dict[str, Any]] = []
-    differences: list[dict[str, Any]] = []
-    for entry, rows, missing in zip(plan.models, collected, left_out, strict=True):
-        for metric in plan.metrics:
-            table = rows.tables.get(metric.label) or ScoreTable([one.label for one in plan.methods])
-            results += _results(entry.label, metric, table, missing)
-            differences += _differences(entry.label, metric, table)
+    results: list[Result] = []
+    differences: list[Result] = []
+    for entry, own, missing in zip(plan.models, scores, left_out, strict=True):
+        results += summarise_model(plan, entry.label, own, missing)
+        differences += [one for metric in plan.metrics for one in _differences(entry.label, metric, own)]
     return {
         "results": results,
         "differences": differences,
-        "skipped": [{"image": one.name, "reason": one.dropped} for one in skipped],
+        "skipped": [{"image": one.name, "reason": one.dropped} for one in unreadable],
         "data": plan.data,
         "images": images,
-        "versions": sorted({version for rows in collected for version in rows.versions}),
-        "devices": sorted({device for rows in collected for device in rows.devices}),
+        "versions": sorted({version for own in scores for version in own.versions}),
+        "devices": sorted({device for own in scores for device in own.devices}),
     }
 
 
-def format_sample_size(one: Mapping[str, Any]) -> str:
-    """How many numbers a mean is of, and of how many distinct images they are."""
-    return f"n = {one['n']}" if one["n"] == one["images"] else f"n = {one['n']} of {one['images']} images"
+def summarise_model(plan: Plan, model: str, scores: ModelScores, left_out: Mapping[str, str]) -> list[Result]:
+    """Return the results of one model: an entry for each metric and method."""
+    methods = [entry.label for entry in plan.methods]
+    return [
+        one
+        for metric in plan.metrics
+        for one in _results(model, metric, scores.tables.get(metric.label) or ScoreTable(methods), left_out)
+    ]
 
 
-def over_budget(plan: Plan, results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """That some methods took more passes than the plan allows, and how many, where there are such."""
-    if plan.budget is None:
-        return []
-    # Maps of the cells of a grid share their passes; those of one image do not.
-    first = min(plan.metrics, key=lambda entry: isinstance(entry.create(), GridMetric)).label
-    taken = [(one["method"], one["passes"]) for one in results if one["metric"] == first and one["passes"]]
-    above = dict(sorted((pair for pair in taken if pair[1] > plan.budget), key=lambda pair: pair[1]))
+def format_sample_size(result: Result) -> str:
+    """Return the number of scores of a mean, and of distinct images if that is another number."""
+    return f"n = {result['n']}" + ("" if result["n"] == result["images"] else f" of {result['images']} images")
+
+
+def select_cost_metric(metrics: Sequence[MetricEntry]) -> str:
+    """Return the metric whose rows tell what a map costs: maps of the cells of a grid share their passes."""
+    return min(metrics, key=lambda entry: isinstance(entry.create(), GridMetric)).label
+
+
+def describe_budget_overruns(plan: Plan, results: Sequence[Result]) -> list[str]:
+    """Return a note on the methods that took more passes than the plan allows, if there are any."""
+    metric, budget = select_cost_metric(plan.metrics), plan.budget
+    passes = sorted((one["passes"], one["method"]) for one in results if one["metric"] == metric and one["passes"])
+    above = {method: count for count, method in passes if budget is not None and count > budget}
     if not above:
         return []
-    each = ", ".join(f"{method} {passes:.4g}" for method, passes in above.items())
+    each = ", ".join(f"{method} {count:.4g}" for method, count in above.items())
     why = "their number is fixed, or images began again in a narrower neighbourhood"
-    return [f"more than the budget of {plan.budget} passes a map took {each}: {why}"]
+    return [f"more than the budget of {budget} passes a map took {each}: {why}"]
 
 
-def _results(model: str, entry: MetricEntry, table: ScoreTable, missing: Mapping[str, str]) -> list[dict[str, Any]]:
+def _results(model: str, entry: MetricEntry, table: ScoreTable, left_out: Mapping[str, str]) -> list[Result]:
     metric = entry.create()
-    some = isinstance(metric, GridMetric) or metric.images is not None  # and the others are not its business
-    before: Counter[str] = Counter() if some else Counter(missing.values())
-    nothing = [NOTHING] * len(table.methods)
-    means = estimate_means(table.values, table.units, pictures=table.pictures) if table.columns else nothing
-    rows = []
-    for number, (method, estimate) in enumerate(zip(table.methods, means, strict=True)):
-        reasons = table.reasons(number) + before
+    selects = isinstance(metric, GridMetric) or metric.images is not None  # it leaves out images by itself
+    before: Counter[str] = Counter() if selects else Counter(left_out.values())
+    rows: list[Result] = []
+    for number, estimate in enumerate(estimate_means(table.values, table.units, pictures=table.pictures)):
+        reasons = table.count_reasons(number) + before
         rows.append(
             {
                 "model": model,
-                "method": method,
+                "method": table.methods[number],
                 "metric": entry.label,
                 **vars(estimate),
                 "dropped": reasons.total(),
                 "reasons": dict(reasons.most_common()),
-                "empty": table.empty(number).total(),
+                "empty": table.count_empty(number),
                 "higher_is_better": metric.higher_is_better,
                 **table.costs(number),
             }
@@ -93,16 +104,12 @@ def _results(model: str, entry: MetricEntry, table: ScoreTable, missing: Mapping
     return rows
 
 
-def _differences(model: str, entry: MetricEntry, table: ScoreTable) -> list[dict[str, Any]]:
-    if not table.columns:
+def _differences(model: str, entry: MetricEntry, scores: ModelScores) -> list[Result]:
+    table = scores.tables.get(entry.label)
+    if table is None:
         return []
+    shared = {"model": model, "metric": entry.label}
     return [
-        {
-            "model": model,
-            "metric": entry.label,
-            "first": table.methods[i],
-            "second": table.methods[j],
-            **vars(estimate),
-        }
-        for i, j, estimate in estimate_differences(table.values, table.units, pictures=table.pictures)
+        {**shared, "first": table.methods[first], "second": table.methods[second], **vars(estimate)}
+        for first, second, estimate in estimate_differences(table.values, table.units, pictures=table.pictures)
     ]
