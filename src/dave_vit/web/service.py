@@ -179,9 +179,10 @@ class ExplainService:
         return f"{kept[0].picture.name}.both.png", _draw_maps(results, view, scales).to_bytes("png")
 
     def _find_result(self, token: str) -> _KeptResult:
-        if token not in self._kept:
+        kept = self._kept.get(token)  # once: the thread that explains may drop it meanwhile
+        if kept is None:
             raise ResultExpired("this result is no longer kept; make it again")
-        return self._kept[token]
+        return kept
 
     def _keep(self, kept: _KeptResult) -> str:
         token = secrets.token_urlsafe(12)
