@@ -1,4 +1,4 @@
-"""Models: loaded by a spec, with preprocessing and class names."""
+"""Models: load them by a spec, with preprocessing and class names."""
 
 from dave_vit.engine.token_layout import TokenLayout, find_token_layout
 from dave_vit.models.adapter import Adapter, Preprocessing

@@ -1,4 +1,4 @@
-"""What the package knows of a model: the model itself, its preprocessing and the names of its classes."""
+"""Adapter of a model: the model itself, its preprocessing, class names and traits."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ImageLike = Image.Image | str | Path
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """From a picture to the tensor that a model takes.
+    """Turns an image into the tensor that a model takes.
 
     Attributes:
-        transform: the model library's own transform of an RGB picture: ``[C, H, W]`` or ``[1, C, H, W]``.
-        mean: what the transform subtracts from each of the three colours in [0, 1].
-        std: what it divides by.
+        transform: the model library's transform of an RGB image: ``[C, H, W]`` or ``[1, C, H, W]``.
+        mean: subtracted from each of the three colours in [0, 1].
+        std: divides each of them.
         parts: from the width and height of a picture to the parts of it (left, top, right, bottom) that are looked at
             one by one; None where the picture is looked at as a whole.
     """
@@ -43,7 +43,7 @@ class Preprocessing:
         return cls(transform, tuple(processor.image_mean), tuple(processor.image_std))
 
     def __call__(self, image: ImageLike) -> Tensor:
-        """A picture or the path of one, as a batch of one: ``[1, C, H, W]``."""
+        """Preprocess an image or an image file: ``[1, C, H, W]``."""
         if isinstance(image, Image.Image):
             check_size(image.size, "image")
             picture = to_rgb(image)[0]
@@ -53,21 +53,21 @@ class Preprocessing:
         return tensor.reshape(1, *tensor.shape[-3:])
 
     def picture(self, inputs: Tensor) -> Tensor:
-        """Preprocessed images back as colours in [0, 1], as the model sees them: ``[B, 3, H, W]``."""
+        """Undo the normalisation: colours in [0, 1], ``[B, 3, H, W]``."""
         colours = inputs[:, :3].detach().float().cpu()
         mean, std = (torch.tensor(part).view(1, -1, 1, 1) for part in (self.mean, self.std))
         return (colours * std + mean).clamp(0, 1)
 
 
 class Adapter(nn.Module):
-    """A model that maps preprocessed inputs to logits, with what is known of it.
+    """A model that maps preprocessed inputs to logits, with its preprocessing, class names and traits.
 
     Args:
-        model: the user's or the library's model; it stays as it is, under ``.model``.
-        preprocess: from a picture to an input tensor.
-        class_names: one name a logit.
+        model: the user's or the library's model; it is unchanged, under ``.model``.
+        preprocess: turns an image into an input tensor.
+        class_names: one name per logit.
         spec: the name under which the model was loaded.
-        traits: what else is known of it; nothing by default.
+        traits: facts about the model; the defaults if None.
     """
 
     def __init__(
@@ -85,19 +85,19 @@ class Adapter(nn.Module):
         self.class_names = list(class_names)
         self.spec = spec
         self.traits = traits or Traits()
-        self.prepare: Any = None  # a `Prepare`, where the user said anything of the preprocessing
+        self.prepare: Any = None  # a `Prepare` where the user changed the preprocessing
         self.eval()
 
     @property
     def default_cfg(self) -> dict[str, Any]:
-        """The model's own configuration, where it has one; timm's names the architecture."""
+        """The model's configuration, where it has one; that of timm names the architecture."""
         return dict(getattr(self.model, "default_cfg", None) or {})
 
     def preprocess(self, image: ImageLike | Sequence[ImageLike]) -> Tensor:
-        """Pictures as the model takes them, ``[B, C, H, W]``, on the model's device.
+        """Preprocess images: ``[B, C, H, W]``, on the model's device.
 
         Args:
-            image: a picture, the path of one, or a list of such.
+            image: an image, the path of one, or a list of these.
         """
         images = [image] if isinstance(image, Image.Image | str | Path) else list(image)
         if not images:
@@ -105,6 +105,6 @@ class Adapter(nn.Module):
         return torch.cat([self.preprocessing(each) for each in images]).to(next(self.parameters()))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits ``[B, classes]``."""
+        """Return logits ``[B, classes]``."""
         logits: Tensor = self.model(inputs)
         return logits

@@ -1,4 +1,4 @@
-"""Names of classes: ImageNet's, and those of a text or JSON file."""
+"""Class names: those of ImageNet, and those of a text or JSON file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Classes = str | Path | Sequence[str]
 
 
 def class_names(count: int, classes: Classes | None = None, *, known: Sequence[str] | None = None) -> list[str]:
-    """One name for each of ``count`` logits.
+    """Return one name for each of ``count`` logits.
 
     Args:
-        count: how many logits the model has.
-        classes: what the user gave, if anything.
+        count: number of logits.
+        classes: names or a file given by the user, if any.
         known: names that came with the model or its weights.
     """
     names = read_classes(classes) if classes is not None else known
@@ -30,13 +30,13 @@ def class_names(count: int, classes: Classes | None = None, *, known: Sequence[s
 
 
 def read_classes(classes: Classes) -> list[str]:
-    """Names out of a text file (one a line) or a JSON file (a list, or an object from index to name)."""
+    """Read names from a text file (one a line) or a JSON file (a list, or an object from index to name)."""
     if not isinstance(classes, str | Path):
         return [str(name) for name in classes]
     path = Path(classes)
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # of no text, or of a name that no file can have
+    except (OSError, ValueError) as error:  # binary content, or a name that no file can have
         raise ModelError(f"{path}: cannot be read; give a text file with one class name a line, or JSON") from error
     if path.suffix.lower() != ".json":
         return [line.strip() for line in text.splitlines() if line.strip()]
@@ -58,7 +58,7 @@ def _from_json(value: object) -> list[str]:
     return [str(name[-1] if isinstance(name, list) else name) for name in value]
 
 
-# The first lemma names two classes here.
+# Classes whose first lemma is that of another class.
 _TWINS = {134: "crane (bird)", 517: "crane (machine)", 638: "maillot", 639: "maillot, tank suit"}
 
 
@@ -71,5 +71,5 @@ def _imagenet() -> tuple[str, ...]:
 
 
 def imagenet_names() -> list[str]:
-    """The thousand names of ImageNet-1k, short and each of its own."""
+    """Return the thousand class names of ImageNet-1k, short and unique."""
     return list(_imagenet())

@@ -1,4 +1,4 @@
-"""Access to model hubs that fails at once, and in one line, where there is no network."""
+"""Access model hubs; without a network, fail at once and in one line."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from urllib.parse import urlparse
 
 from dave_vit.errors import ModelError, first_line
 
-_SECONDS = 3.0  # longest wait for the hub's first answer
+_SECONDS = 3.0  # timeout of the first connection
 
 
 @lru_cache
 def _is_reachable(address: str) -> bool:
-    """Whether a server can be reached, found out once; behind a proxy, whether the proxy can."""
+    """Return whether a server, or the proxy before it, can be reached; tested once."""
     proxies = (os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
     parts = urlparse(next(filter(None, proxies), address))
     try:
@@ -33,19 +33,19 @@ def _is_reachable(address: str) -> bool:
 def hub_access(
     what: str, address: str | None = None, *, fix: str = "give a local file with --weights FILE"
 ) -> Iterator[None]:
-    """Downloads inside, or an error in one line.
+    """Allow downloads inside the context; raise errors in one line.
 
-    Without a network only files already in the cache are used, so nothing is tried again and again for minutes.
+    Without a network only cached files are used, so nothing is retried for minutes.
 
     Args:
         what: the model, for the error message.
         address: where it is published; Hugging Face's hub by default.
-        fix: what helps without a download.
+        fix: advice that works without a download.
     """
     from huggingface_hub import constants, errors
 
-    wanted = address or constants.ENDPOINT
-    reachable = not (constants.HF_HUB_OFFLINE and address is None) and _is_reachable(wanted)
+    host = address or constants.ENDPOINT
+    reachable = not (constants.HF_HUB_OFFLINE and address is None) and _is_reachable(host)
     try:
         # torch announces downloads on standard output, where results go
         with redirect_stdout(sys.stderr) if reachable else _offline():
@@ -56,24 +56,24 @@ def hub_access(
         raise _offline_error(what, fix) from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
         raise ModelError(f"{what} does not exist on the hub, or is private; check its name, or {fix}") from error
-    except OSError as error:  # all other errors of networks, and what transformers makes of them
+    except OSError as error:  # all other network errors, also as transformers wraps them
         raise _translate_error(what, error, fix, reachable=reachable) from error
 
 
 @contextmanager
 def _offline() -> Iterator[None]:
-    """The hub's client uses its cache only, and other downloads give up soon."""
+    """Make the hub's client use its cache only, and other downloads give up soon."""
     from huggingface_hub import constants
 
-    before, patience = constants.HF_HUB_OFFLINE, socket.getdefaulttimeout()
+    before, timeout = constants.HF_HUB_OFFLINE, socket.getdefaulttimeout()
     constants.HF_HUB_OFFLINE = True
     socket.setdefaulttimeout(_SECONDS)
     try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # of downloads that cannot come
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):  # reports of downloads that fail
             yield
     finally:
         constants.HF_HUB_OFFLINE = before
-        socket.setdefaulttimeout(patience)
+        socket.setdefaulttimeout(timeout)
 
 
 def _translate_error(what: str, error: OSError, fix: str, *, reachable: bool) -> ModelError:

@@ -1,4 +1,4 @@
-"""Models that take more than pixels: one input is explained, the others are constant."""
+"""Models with several inputs: one input is explained, the others are constant."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from dave_vit.errors import InputError, OptionError
 from dave_vit.models.traits import traits_of
 
 Arrange = Callable[[Tensor], dict[str, Any]]
-"""From the explained input to the named inputs that a model takes it in."""
+"""Converts the explained input to named inputs of the model."""
 
 
 def with_inputs(model: nn.Module, explained: str | Arrange = "pixel_values", /, **constants: Any) -> WithInputs:
-    """A model of one input, the explained one; all others keep the values given here.
+    """Return a model of one input, the explained one; all others are constant.
 
     Args:
-        model: takes its inputs by name; it stays as it is.
+        model: takes its inputs by name; it is unchanged.
         explained: the name of the input to explain; or a function from it to one or more named inputs, for models that
-            take pictures in another form, such as tiles or packed patches.
-        constants: the other inputs. Tensors have one row, ``[1, ...]``, which serves all images of a batch and all
-            their views; anything else is handed on as it is.
+            take images in another format, such as tiles or packed patches.
+        constants: the other inputs. Tensors have one row, ``[1, ...]``, which is repeated for all images of a batch
+            and their views; other values are passed unchanged.
 
     Example:
-        >>> asked = dave_vit.with_inputs(model, input_ids=ids, attention_mask=mask, use_cache=False)
-        >>> attribution = dave_vit.DAVE(asked).attribute(pixels, dave_vit.scores.Token(42))
+        >>> prompted = dave_vit.with_inputs(model, input_ids=ids, attention_mask=mask, use_cache=False)
+        >>> attribution = dave_vit.DAVE(prompted).attribute(pixels, dave_vit.scores.Token(42))
     """
     return WithInputs(model, explained, constants)
 
@@ -54,14 +54,14 @@ class WithInputs(nn.Module):
         self.train(model.training)
 
     def forward(self, inputs: Tensor) -> Any:
-        """The model's output, as it is."""
+        """Return the model's output."""
         others = {name: _expand_constant(value, inputs) for name, value in self.constants.items()}
         own = {self.explained: inputs} if isinstance(self.explained, str) else self.explained(inputs)
         return self.model(**own, **others)
 
 
 def _expand_constant(value: Any, inputs: Tensor) -> Any:
-    """A constant for as many rows as the explained input has, on its device and in its precision."""
+    """Repeat a constant for each row of the explained input, on its device and in its precision."""
     if not isinstance(value, Tensor):
         return value
     value = value.to(inputs.device, inputs.dtype if value.is_floating_point() else None)
@@ -79,16 +79,16 @@ def _check_names(model: nn.Module, names: list[str]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ImageTokens:
-    """Words among which features of the picture stand, as embeddings: for Idefics 3 and SmolVLM.
+    """Embeds text with the features of an image in between: for Idefics 3 and SmolVLM.
 
-    These look for empty pictures among the pixels, which makes the pixels say how many pictures there are; here there
-    is one, of as many tiles as are told.
+    These models drop empty images, so the number of images would depend on the pixels; here there is always one image,
+    with the given tiles.
 
     Attributes:
         model: of transformers.
-        input_ids: ``[1, L]``, with as many image tokens as the picture has features.
-        tiles: rows and columns of tiles that the picture is cut into; the whole picture follows them, made smaller.
-            None for the whole picture alone.
+        input_ids: ``[1, L]``, with one image token per feature of the image.
+        tiles: rows and columns of tiles that the image is cut into; the whole image follows them, downscaled. None for
+            the whole image alone.
     """
 
     model: Any
@@ -96,7 +96,7 @@ class ImageTokens:
     tiles: tuple[int, int] | None = None
 
     def __call__(self, images: Tensor) -> dict[str, Any]:
-        """The embeddings ``[B, L, D]`` of words and picture."""
+        """Return the embeddings ``[B, L, D]`` of text and image."""
         body, patch = self.model.model, self.model.config.vision_config.patch_size
         pieces = images if self.tiles is None else _cut_tiles(images, *self.tiles)  # [B * tiles, C, h, w]
         grid = (len(pieces), pieces.shape[-2] // patch, pieces.shape[-1] // patch)
@@ -113,7 +113,7 @@ class ImageTokens:
 
 
 def _cut_tiles(images: Tensor, rows: int, columns: int) -> Tensor:
-    """Tiles of ``[B, C, H, W]``, row by row, then the whole in the size of one: ``[B * tiles, C, h, w]``."""
+    """Cut ``[B, C, H, W]`` into tiles, row by row, and append the downscaled whole: ``[B * tiles, C, h, w]``."""
     height, width = images.shape[-2] // rows, images.shape[-1] // columns
     tiles = images.unflatten(3, (columns, width)).unflatten(2, (rows, height))  # [B, C, rows, h, columns, w]
     tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # [B, rows * columns, C, h, w]
@@ -122,7 +122,7 @@ def _cut_tiles(images: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def join_tiles(tiles: Tensor, rows: int, columns: int) -> Tensor:
-    """The picture ``[1, C, H, W]`` that tiles ``[tiles, C, h, w]`` were cut out of, row by row."""
+    """Join tiles ``[tiles, C, h, w]``, row by row, to the image ``[1, C, H, W]``."""
     grid = tiles[: rows * columns].unflatten(0, (rows, columns))  # [rows, columns, C, h, w]
     picture: Tensor = grid.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)  # [C, H, W]
     return picture.unsqueeze(0)
@@ -130,12 +130,12 @@ def join_tiles(tiles: Tensor, rows: int, columns: int) -> Tensor:
 
 @dataclass(frozen=True)
 class PackedPatches:
-    """Pictures ``[B, C, H, W]`` as Qwen's vision models take them: one row for each patch, in groups that are merged.
+    """Packs images ``[B, C, H, W]`` as Qwen's vision models take them: one row per patch, in groups that are merged.
 
     Attributes:
         patch: side of a patch in pixels.
         merge: side of a group in patches.
-        frames: how often a picture is repeated to make a clip of it.
+        frames: how often an image is repeated to form a clip.
     """
 
     patch: int = 14
@@ -143,7 +143,7 @@ class PackedPatches:
     frames: int = 2
 
     def __call__(self, images: Tensor) -> dict[str, Any]:
-        """Patches ``[B * N, C * frames * patch * patch]`` and the grid ``[B, 3]`` of each picture."""
+        """Return patches ``[B * N, C * frames * patch * patch]`` and the grid ``[B, 3]`` of each image."""
         batch, channels, height, width = images.shape
         side = self.patch * self.merge
         if height % side or width % side:
@@ -156,7 +156,7 @@ class PackedPatches:
         return {"pixel_values": cut.flatten(0, 4).flatten(1), "image_grid_thw": grid.repeat(batch, 1)}
 
     def unpack(self, patches: Tensor, rows: int, columns: int) -> Tensor:
-        """The picture ``[1, C, H, W]`` behind its patches ``[rows * columns, C * frames * patch * patch]``."""
+        """Return the image ``[1, C, H, W]`` of patches ``[rows * columns, C * frames * patch * patch]``."""
         groups = (rows // self.merge, columns // self.merge, self.merge, self.merge)
         cut = patches.unflatten(1, (-1, self.frames, self.patch, self.patch))[:, :, 0].unflatten(0, groups)
         placed: Tensor = cut.permute(4, 0, 2, 5, 1, 3, 6)  # [C, rows, merge, patch, columns, merge, patch]
@@ -164,11 +164,11 @@ class PackedPatches:
 
 
 def with_embeddings(model: nn.Module, embedding: nn.Module | None = None, /, **constants: Any) -> WithEmbeddings:
-    """A model whose explained input are the embeddings of its words, ``[1, L, D]``; all else is constant.
+    """Return a model of its word embeddings, ``[1, L, D]``; all other inputs are constant.
 
     Args:
-        model: takes ``input_ids`` and whatever else by name; it stays as it is.
-        embedding: the module that embeds the words; by default the one that transformers knows of.
+        model: takes ``input_ids`` and other inputs by name; it is unchanged.
+        embedding: the module that embeds the words; by default that of transformers.
         constants: all inputs, ``input_ids`` among them.
 
     Example:
@@ -191,14 +191,14 @@ class WithEmbeddings(nn.Module):
         super().__init__()
         if "input_ids" not in constants:
             raise OptionError("the words to explain are missing; give input_ids")
-        self.model, self._embedding = model, (embedding,)  # in a tuple: it is the model's module already
+        self.model, self._embedding = model, (embedding,)  # in a tuple, so that it is not registered twice
         self.constants = constants
         with torch.no_grad():
             self.embedded: Tensor = embedding(constants["input_ids"])
         self.train(model.training)
 
     def forward(self, inputs: Tensor) -> Any:
-        """The model's output, as it is, with these embeddings in the place of its own."""
+        """Return the model's output with these embeddings instead of its own."""
         others = {name: _expand_constant(value, inputs) for name, value in self.constants.items()}
         handle = self._embedding[0].register_forward_hook(lambda *_: inputs)
         try:

@@ -1,4 +1,4 @@
-"""One door to all model families."""
+"""Load a model of any family by its spec."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  # timm's own prefixes
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model as commands, plans and analyses name it; the fields are arguments of `load_model`."""
+    """A model to load; the fields are arguments of `load_model`."""
 
     spec: str = "builtin"
     weights: str | None = None
@@ -29,7 +29,7 @@ class ModelSpec:
     prepare: Prepare | None = None
 
     def load(self, device: str | torch.device | None = None) -> Adapter:
-        """The model itself."""
+        """Load the model."""
         return load_model(self.spec, self.weights, device, classes=self.classes, prepare=self.prepare)
 
 
@@ -42,20 +42,20 @@ def load_model(
     prompts: Sequence[str] | None = None,
     prepare: Prepare | None = None,
 ) -> Adapter:
-    """A model with its preprocessing and class names.
+    """Load a model with its preprocessing and class names.
 
     Args:
         spec: "builtin", "timm:NAME" (a bare name means timm), "hf:NAME_OR_FOLDER", "torchvision:NAME",
-            "openclip:NAME", "bcos:NAME", or "FILE.py:FUNCTION", a function of your own that makes a model.
+            "openclip:NAME", "bcos:NAME", or "FILE.py:FUNCTION", a function of yours that returns a model.
         weights: a local .safetensors or .pth file instead of a download, or "random" for none at all.
-        device: where the model is put; the CPU where nothing is said.
+        device: of the model; the CPU by default.
         classes: a file of class names (text, one a line, or JSON), or the names themselves.
         prompts: sentences that become the classes of a zero-shot classifier (CLIP, SigLIP).
-        prepare: what is done to photographs, in the place of the model's own preprocessing.
+        prepare: options that replace parts of the model's preprocessing.
 
     Returns:
-        A module in evaluation mode that maps preprocessed inputs ``[B, C, H, W]`` to logits; ``.preprocess`` turns a
-        picture or its path into such an input, ``.class_names`` names the logits.
+        A module in evaluation mode that maps preprocessed inputs ``[B, C, H, W]`` to logits; ``.preprocess`` turns an
+        image or its path into such an input, ``.class_names`` names the logits.
 
     Example:
         >>> model = load_model("timm:vit_base_patch16_224")
@@ -79,14 +79,14 @@ def load_model(
 
 
 def _check_finite(model: Adapter, source: str) -> None:
-    """Refuses weights that would make every map NaN."""
+    """Raise ModelError for weights that would make every map NaN."""
     for name, parameter in model.model.named_parameters():
         if not parameter.isfinite().all():
             raise ModelError(f"{source}: weight {name!r} holds NaN or infinity; download or save the file again")
 
 
 def parse_spec(spec: str) -> tuple[str, str]:
-    """Family and name of a spec; a bare name is timm's."""
+    """Return family and name of a spec; a bare name is a timm model."""
     family, colon, name = spec.partition(":")
     if re.fullmatch(r".+\.py:\w+", spec):
         return "module", spec
@@ -100,7 +100,7 @@ def parse_spec(spec: str) -> tuple[str, str]:
 
 
 def backbone(spec: str, weights: str | None, names: Sequence[str]) -> tuple[Adapter, str]:
-    """A model with an untrained head for these classes, and the path of that head inside of ``.model``."""
+    """Return a model with an untrained head for these classes, and the path of that head inside of ``.model``."""
     kind, name = parse_spec(spec)
     make = FAMILIES[kind].backbone
     if make is None:
@@ -110,15 +110,15 @@ def backbone(spec: str, weights: str | None, names: Sequence[str]) -> tuple[Adap
 
 
 def _names(families: Iterable[str]) -> str:
-    """Families in a message, the one that a bare name means first."""
+    """Return families for a message, the default first."""
     return " and ".join(f"{name}:" for name in sorted(families, key=lambda name: name != "timm"))
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """A device that exists on this machine, and computes."""
+    """Return a device after a test computation on it."""
     try:
-        chosen = torch.device(device)
-        torch.ones(1, device=chosen).item()
-    except Exception as error:  # each backend refuses in its own way
+        resolved = torch.device(device)
+        torch.ones(1, device=resolved).item()
+    except Exception as error:  # each backend raises its own exception
         raise OptionError(f"device {str(device)!r} is not available on this machine; use cpu") from error
-    return chosen
+    return resolved

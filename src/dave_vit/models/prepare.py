@@ -1,4 +1,4 @@
-"""A user's own preprocessing, and ways to fit photographs into a model's input other than the model's own."""
+"""Options of the preprocessing: size, normalisation, and how a photograph is fitted into the input."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from dave_vit.models.adapter import Preprocessing
 Fit = Literal["crop", "pad", "squash", "tiles"]
 Corners = tuple[int, int, int, int]
 _MAX_SIZE = 10_000  # as many pixels as a picture may have that is read
-_PROBE = 400  # side of the picture by which a preprocessing shows what it cuts off
+_PROBE = 400  # side of the image with which a preprocessing is measured
 _TILE_OVERLAP = 0.1  # of a tile's side, at least, between neighbours
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """What is done to photographs in the place of what the model's own preprocessing does.
+    """Options that replace parts of a model's preprocessing.
 
     Attributes:
         size: side of the square input, in pixels.
-        mean: what is subtracted from each of the three colours in [0, 1].
-        std: what they are then divided by.
+        mean: subtracted from each of the three colours in [0, 1].
+        std: divides each of them.
         crop: share of the photograph's shorter side that the input shows.
-        fit: "crop" to the middle; "pad" with the mean colour, so that all is seen; "squash" all of it into the input;
-            "tiles" that overlap and together cover it, each explained by itself.
+        fit: "crop" to the middle; "pad" with the mean colour, so that nothing is cut off; "squash" the whole into the
+            input; "tiles" that overlap and cover the photograph, each explained by itself.
 
     Example:
         >>> model = load_model("hf:my-model", prepare=Prepare(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)))
@@ -57,20 +57,21 @@ class Prepare:
 
     @property
     def complete(self) -> bool:
-        """Whether it does without a preprocessing of the model's own."""
+        """Whether it replaces the model's preprocessing completely."""
         return self.size is not None and self.mean is not None and self.std is not None
 
     @property
     def flags(self) -> list[str]:
-        """What says the same on the command line."""
-        said = {name: value for name, value in vars(self).items() if value is not None}
+        """The same options on the command line."""
+        options = {name: value for name, value in vars(self).items() if value is not None}
         texts = {
-            name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value) for name, value in said.items()
+            name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            for name, value in options.items()
         }
         return [word for name, text in texts.items() for word in (f"--{name}", text)]
 
     def of(self, own: Preprocessing) -> Preprocessing:
-        """The preprocessing to use, where `own` is the model's."""
+        """Return the preprocessing to use, where `own` is the model's."""
         base = own if (self.size, self.mean, self.std, self.crop) == (None,) * 4 else self._standard(own)
         if self.fit is None:
             return base
@@ -85,14 +86,14 @@ class Prepare:
         return self.standard(Standard(size, self.mean or own.mean, self.std or own.std))
 
     def standard(self, transform: Standard) -> Preprocessing:
-        """The usual preprocessing, with the share of photographs that is said."""
-        chosen = replace(transform, crop=self.crop or 1.0)
-        return Preprocessing(chosen, tuple(chosen.mean), tuple(chosen.std))
+        """Return the standard preprocessing with this crop."""
+        cropped = replace(transform, crop=self.crop or 1.0)
+        return Preprocessing(cropped, tuple(cropped.mean), tuple(cropped.std))
 
 
 @dataclass(frozen=True)
 class Standard:
-    """The usual transform: resize, cut the middle out, subtract the mean, divide by the standard deviation."""
+    """The standard transform: resize, crop the centre, subtract the mean, divide by the standard deviation."""
 
     size: int
     mean: tuple[float, ...]
@@ -100,7 +101,7 @@ class Standard:
     crop: float = 1.0
 
     def __call__(self, picture: Image.Image) -> Tensor:
-        """A picture as ``[3, size, size]``."""
+        """Transform an image: ``[3, size, size]``."""
         side = min(picture.size) * self.crop
         left, top = ((extent - side) / 2 for extent in picture.size)
         box = (left, top, left + side, top + side)
@@ -112,7 +113,7 @@ class Standard:
 
 @dataclass(frozen=True)
 class _FitTransform:
-    """A preprocessing that is shown a photograph amid what it cuts off, so that it cuts off no part of it."""
+    """A preprocessing of photographs with added margins, so that it cuts off no part of them."""
 
     own: Preprocessing
     fit: Literal["crop", "pad", "squash"]
@@ -132,7 +133,7 @@ class _FitTransform:
         return Geometry.measure(self.own, (_PROBE, _PROBE))
 
     def _crop(self, picture: Image.Image) -> Image.Image:
-        """The largest middle part of the input's proportions; the preprocessing's own crop comes on top."""
+        """Crop the largest centre with the input's proportions; the preprocessing's own crop follows."""
         (across, down), (width, height) = _largest_inside(picture.size, self.aspect), picture.size
         left, top = (width - across) // 2, (height - down) // 2
         return picture.crop((left, top, left + across, top + down))
@@ -148,7 +149,7 @@ class _FitTransform:
         return self._add_cropped_margin(picture.resize(size, Image.Resampling.BICUBIC))
 
     def _add_cropped_margin(self, picture: Image.Image) -> Image.Image:
-        """A picture of the input's proportions amid what is cut off."""
+        """Add the margin that the preprocessing cuts off."""
         shares = [self._geometry.input_size[axis] * self._geometry.scale[axis] / _PROBE for axis in (0, 1)]
         across, down = (max(side, round(side / share)) for side, share in zip(picture.size, shares, strict=True))
         return self._paste_centred(picture, (across, down))
@@ -161,13 +162,13 @@ class _FitTransform:
 
 
 def _largest_inside(size: tuple[int, int], aspect: float) -> tuple[int, int]:
-    """The largest width and height of these proportions inside of others."""
+    """Return the largest width and height of these proportions that fit into a size."""
     width, height = size
     return max(1, min(width, round(height * aspect))), max(1, min(height, round(width / aspect)))
 
 
 def tiles(aspect: float, size: tuple[int, int]) -> list[Corners]:
-    """Parts of the input's proportions, evenly spread and overlapping, that together cover a photograph.
+    """Return overlapping tiles of the input's proportions that cover a photograph.
 
     Args:
         aspect: width of the input over its height.

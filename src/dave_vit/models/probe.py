@@ -1,4 +1,4 @@
-"""A linear probe: one layer trained on the features of a frozen backbone (appendix B: DINO)."""
+"""Train a linear probe: one layer on the features of a frozen backbone (appendix B: DINO)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _FORWARD = 32  # images in one forward pass
 
 @dataclass(frozen=True)
 class Training:
-    """How a probe is trained; the defaults are those of the paper.
+    """Training options of a probe; the defaults are those of the paper.
 
     Attributes:
         epochs: passes over the training images.
         rate: learning rate at the start of the cosine schedule.
         momentum: of stochastic gradient descent.
         batch: images in one step.
-        views: random crops, half of them flipped, whose features are kept of each image; epochs take turns in them.
+        views: random crops of each image, half of them flipped, whose features are cached; epochs use them in turn.
         seed: the same seed gives the same probe.
     """
 
@@ -56,9 +56,9 @@ class Probe:
     Attributes:
         model: backbone and head as one classifier.
         accuracy: on the validation images.
-        training_accuracy: on the training images as they are, without random crops.
-        images: how many images it was trained on.
-        validation_images: how many it was scored on.
+        training_accuracy: on the training images without random crops.
+        images: number of training images.
+        validation_images: number of validation images.
     """
 
     model: Adapter
@@ -96,14 +96,14 @@ def train_probe(
     """Train a linear layer on the features of a backbone.
 
     Args:
-        spec: a timm: or hf: model; its own pooling makes the features, which is the class token for DINO.
+        spec: a timm: or hf: model; its own pooling gives the features, the class token for DINO.
         training: images with labels and class names.
-        validation: the same for scoring; by default a part of each class is held back from training.
+        validation: the same for scoring; by default a part of each class is held out.
         weights: a local file of the backbone's weights instead of a download.
         device: where the backbone runs.
-        settings: of the training.
-        split: the part that is held back where there is no validation set.
-        report: told which part of the forward passes is done, from 0 to 1; they are most of the work.
+        settings: training options.
+        split: fraction of the images held out where there is no validation set.
+        report: called with the fraction of forward passes that are done; they are most of the work.
     """
     settings = settings or Training()
     names = _check_class_names(training, validation)
@@ -142,7 +142,7 @@ def _check_class_names(training: Dataset, validation: Dataset | None) -> list[st
 
 
 def _split(training: Dataset, validation: Dataset | None, split: float, seed: int) -> tuple[_Samples, _Samples]:
-    """What is trained on and what is scored on."""
+    """Return training and validation samples."""
     labelled = [index for index in range(len(training)) if training[index].label is not None]
     if validation is not None:
         held = [(validation, index) for index in range(len(validation)) if validation[index].label is not None]
@@ -177,14 +177,14 @@ class _Progress:
 
 
 def _iterate_views(settings: Training) -> Iterator[int]:
-    """View numbers; torchvision's transforms draw from the global generator, which is given back as it was."""
+    """Yield view indices; torchvision's transforms use the global generator, which is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         yield from range(settings.views)
 
 
 def _augmentation(model: Adapter) -> Callable[[Image.Image], Tensor]:
-    """Random resized crop and horizontal flip, at the size and in the colours of the model's own preprocessing."""
+    """Return random resized crop and horizontal flip, with the model's size and normalisation."""
     from torchvision.transforms import v2
 
     size = model.preprocess(Image.new("RGB", (64, 64))).shape[-2:]
@@ -202,7 +202,7 @@ def _augmentation(model: Adapter) -> Callable[[Image.Image], Tensor]:
 def _extract_features(
     model: Adapter, part: _Samples, progress: _Progress, transform: Callable[[Image.Image], Tensor] | None = None
 ) -> Tensor:
-    """Features ``[n, D]`` of images, on the CPU."""
+    """Compute features ``[n, D]`` of images, on the CPU."""
     parts = []
     place = next(model.parameters())
     for start in range(0, len(part), _FORWARD):
@@ -218,7 +218,7 @@ def _extract_features(
 
 
 def _train_head(features: Tensor, labels: Tensor, classes: int, settings: Training) -> nn.Linear:
-    """The head, trained on cached features ``[views, n, D]``; a new view each epoch."""
+    """Train the head on cached features ``[views, n, D]``, with the next view in each epoch."""
     draw = torch.Generator().manual_seed(settings.seed)
     layer = nn.Linear(features.shape[-1], classes)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Weights from a file: safetensors, or a pickle that holds tensors and nothing else."""
+"""Read weights from a safetensors file, or from a pickle that holds only tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dave_vit.errors import ModelError
 
 State = dict[str, Tensor]
 RANDOM = "random"
-"""In place of a file: leave the weights as they were initialised."""
+"""Instead of a file: keep the random initial weights."""
 
 _CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "teacher", "module", "net")
 _DEPTH = 8  # of such containers; pickles can contain themselves
@@ -24,12 +24,12 @@ PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 
 @dataclass(frozen=True)
 class Weights:
-    """What a file of weights holds.
+    """Contents of a file of weights.
 
     Attributes:
         state: parameter names to tensors.
-        metadata: text that the file carries beside them (safetensors only).
-        path: where it came from.
+        metadata: text of the file (safetensors only).
+        path: of the file.
     """
 
     state: State
@@ -38,7 +38,7 @@ class Weights:
 
 
 def read_weights(path: str | Path) -> Weights:
-    """A state dict and its metadata; nothing in the file is executed."""
+    """Read a state dict and its metadata; no code of the file is executed."""
     path = Path(path)
     if not path.is_file():
         raise ModelError(f"{path}: no such file; give a .safetensors or .pth file of weights")
@@ -46,7 +46,7 @@ def read_weights(path: str | Path) -> Weights:
         return _read_safetensors(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # unpicklers meet strange bytes with any exception
+    except Exception as error:  # unpicklers raise any exception on strange bytes
         if "GLOBAL" not in str(error) and "TorchScript" not in str(error) and "Unsupported" not in str(error):
             raise ModelError(f"{path}: not a file of weights; give a .safetensors or .pth file") from error
         raise ModelError(
@@ -67,7 +67,7 @@ def _read_safetensors(path: Path) -> Weights:
 
 
 def _state_of(content: Any, path: Path) -> State:
-    """The parameters inside a checkpoint, without the wrappings of the program that trained it."""
+    """Return the parameters inside a checkpoint of any training program."""
     for _ in range(_DEPTH):
         if not isinstance(content, dict) or _is_state(content):
             break
@@ -82,7 +82,7 @@ def _is_state(content: dict[Any, Any]) -> bool:
 
 
 def strip_prefixes(state: State, expected: set[str]) -> State:
-    """The state dict without a prefix such as ``module.``, where that makes its names those of the model."""
+    """Strip a prefix such as ``module.`` where all names have it and none matches the model."""
     for prefix in PREFIXES:
         if state and all(key.startswith(prefix) for key in state) and not expected.intersection(state):
             state = {key.removeprefix(prefix): value for key, value in state.items()}
@@ -90,7 +90,7 @@ def strip_prefixes(state: State, expected: set[str]) -> State:
 
 
 def count_classes(weights: Weights, model: nn.Module, count: int) -> int:
-    """How many classes the head of these weights has, for a model built with ``count`` classes."""
+    """Return the number of classes of the weights' head, for a model built with ``count`` classes."""
     own = model.state_dict()
     state = strip_prefixes(weights.state, set(own))
     heads = [key for key in own if own[key].shape[:1] == (count,) and key in state and state[key].ndim == own[key].ndim]
@@ -99,25 +99,25 @@ def count_classes(weights: Weights, model: nn.Module, count: int) -> int:
 
 
 def build_with_weights(build: Callable[..., nn.Module], weights: str, count: int) -> tuple[nn.Module, int]:
-    """A model with the weights of a file, or with random ones, and the number of its classes.
+    """Build a model with the weights of a file or with random ones; also return its number of classes.
 
     Args:
-        build: makes the model; takes ``num_classes``.
+        build: builds the model; takes ``num_classes``.
         weights: a local file, or "random".
-        count: how many classes it has where nothing is said; the head takes as many as the file has.
+        count: default number of classes; the head takes as many as the file has.
     """
     model = build()
     if weights == RANDOM:
         return model, count
-    given = read_weights(weights)
-    wanted = count_classes(given, model, count)
-    model = model if wanted == count else build(num_classes=wanted)
-    load_state(model, given)
-    return model, wanted
+    loaded = read_weights(weights)
+    classes = count_classes(loaded, model, count)
+    model = model if classes == count else build(num_classes=classes)
+    load_state(model, loaded)
+    return model, classes
 
 
 def saved_class_names(weights: Weights) -> list[str] | None:
-    """Class names that were saved beside the weights."""
+    """Return the class names saved with the weights, or None."""
     text = weights.metadata.get("class_names")
     try:
         return [str(name) for name in json.loads(text)] if text else None
@@ -126,7 +126,7 @@ def saved_class_names(weights: Weights) -> list[str] | None:
 
 
 def load_state(model: nn.Module, weights: Weights) -> None:
-    """Fill a model with weights that must fit it exactly."""
+    """Load weights into a model; they must fit it exactly."""
     own = model.state_dict()
     state = strip_prefixes(weights.state, set(own))
     if own.keys() != state.keys() or any(own[key].shape != state[key].shape for key in own):
@@ -135,7 +135,7 @@ def load_state(model: nn.Module, weights: Weights) -> None:
 
 
 def mismatch_error(path: Path, own: State, state: State) -> ModelError:
-    """The error for weights of another model."""
+    """Return the error for weights of another model."""
     wrong = sorted(key for key in own.keys() & state.keys() if own[key].shape != state[key].shape)
     kinds = {
         "missing": sorted(own.keys() - state.keys()),

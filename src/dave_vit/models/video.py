@@ -1,4 +1,4 @@
-"""Video classifiers of transformers: clips in, class logits out."""
+"""Video classifiers of transformers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Frame:
 
 
 def _colours(processor: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What is subtracted from colours in [0, 1], and what they are divided by; ViViT brings them to [-1, 1] first."""
+    """Return mean and standard deviation for colours in [0, 1]; ViViT scales them to [-1, 1] first."""
     scale = 255 * processor.rescale_factor
     shift = 1.0 if getattr(processor, "offset", False) else 0.0
     mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ([0.0] * 3, [1.0] * 3)
@@ -41,12 +41,12 @@ class VideoModel(Adapter):
     Args:
         model: of transformers.
         processor: of its clips.
-        class_names: one name a logit.
+        class_names: one name per logit.
         spec: the name under which the model was loaded.
-        traits: what else is known of it.
+        traits: facts about the model.
 
     Attributes:
-        frames: how many a clip has.
+        frames: number of frames of a clip.
     """
 
     frames: int
@@ -69,6 +69,6 @@ class VideoModel(Adapter):
         return torch.cat([self.clip([still] * self.frames) for still in stills])
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits ``[B, classes]``."""
+        """Return logits ``[B, classes]``."""
         logits: Tensor = self.model(inputs).logits
         return logits

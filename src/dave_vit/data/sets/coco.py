@@ -1,4 +1,4 @@
-"""Boxes in the form of COCO: one JSON file of images, categories and annotations."""
+"""Data sets in COCO format: one JSON file of images, categories and annotations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Coco(FileDataset):
 
     Args:
         root: the folder with annotations and images, or the JSON file itself.
-        limit: use the first so many items, in the order of the file names.
+        limit: use at most this many items, sorted by file name.
     """
 
     def __init__(self, root: str | Path, limit: int | None = None) -> None:
@@ -60,7 +60,7 @@ def _annotations(root: Path) -> Path:
 
 
 def _boxes(annotations: list[dict[str, Any]]) -> dict[tuple[Any, int], list[Box]]:
-    """Boxes by image and category; COCO writes left, top, width, height."""
+    """Return boxes by image and category; COCO writes left, top, width, height."""
     boxes: dict[tuple[Any, int], list[Box]] = {}
     for one in annotations:
         if not one.get("iscrowd"):
@@ -71,7 +71,7 @@ def _boxes(annotations: list[dict[str, Any]]) -> dict[tuple[Any, int], list[Box]
 
 
 def _image_folder(root: Path, files: list[str]) -> str:
-    """The folder that holds the first of the images that exists anywhere."""
+    """Return the folder that holds the images."""
     if not files:
         raise DataError(f"{root}: the annotations name no image with a box")
     for file in files[:100]:

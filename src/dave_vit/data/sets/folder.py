@@ -1,4 +1,4 @@
-"""Any data set of class folders, with boxes in a table or masks in pictures where there are some."""
+"""Data sets of class folders, with optional boxes in a table or masks as images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Folder(FileDataset):
 
     Args:
         root: the folder.
-        limit: use the first so many images, in the order of their paths.
+        limit: use at most this many images, sorted by path.
     """
 
     def __init__(self, root: str | Path, limit: int | None = None) -> None:
@@ -49,7 +49,7 @@ class Folder(FileDataset):
 
 
 def read_boxes(path: Path) -> dict[str, tuple[Box, ...]]:
-    """Boxes by image of a table with the columns image, left, top, right, bottom; empty where there is none."""
+    """Read boxes by image from a table with the columns image, left, top, right, bottom; empty without a table."""
     boxes: dict[str, tuple[Box, ...]] = {}
     if not path.is_file():
         return boxes

@@ -1,4 +1,4 @@
-"""ImageNet's validation set, in the layouts in which people have it.
+"""The ImageNet validation set in its usual folder layouts.
 
 Images lie in one folder or in one folder per class; labels and boxes come from Kaggle's `LOC_val_solution.csv` or from
 the XML files of `ILSVRC2012_bbox_val_v3`; classes are numbered as in `LOC_synset_mapping.txt`.
@@ -31,8 +31,8 @@ _WNID = re.compile(r"n\d{8}")
 
 
 @dataclass(frozen=True)
-class _Truth:
-    """What annotations say of an image."""
+class _Annotation:
+    """Label and boxes of an image."""
 
     wnid: str
     boxes: tuple[Box, ...]
@@ -43,8 +43,8 @@ class ImageNet(FileDataset):
     """Validation images with labels and, where annotations are present, the boxes of the label's objects.
 
     Args:
-        root: the folder; the layout is found by itself.
-        limit: use the first so many images, in the order of their names.
+        root: the folder; its layout is detected.
+        limit: use at most this many images, sorted by name.
     """
 
     def __init__(self, root: str | Path, limit: int | None = None) -> None:
@@ -53,7 +53,7 @@ class ImageNet(FileDataset):
         number = {wnid: index for index, wnid in enumerate(names)}
         self.class_names = list(names.values())
         self.items, self.unlabelled = [], 0
-        truths = _Truths(self.root)
+        truths = _Annotations(self.root)
         for path in _images(self.root):
             if limit is not None and len(self.items) == limit:
                 break
@@ -73,16 +73,16 @@ class ImageNet(FileDataset):
             raise DataError(f"{self.root}: {self.unlabelled} images and no label for any; looked for {looked}")
 
 
-class _Truths:
-    """Annotations by image name: the table whole, XML files one by one as they are asked for."""
+class _Annotations:
+    """Annotations by image name: the whole table, or XML files read on access."""
 
     def __init__(self, root: Path) -> None:
         table = _first(root, _TABLES)
         self.table = dict(read_table(table)) if table else {}
         self.folder = None if table else _first(root, _XML_FOLDERS)
 
-    def of(self, name: str, wnid: str) -> _Truth | None:
-        """Label and boxes of an image; ``wnid`` is its label where the folder tells it."""
+    def of(self, name: str, wnid: str) -> _Annotation | None:
+        """Return label and boxes of an image; ``wnid`` is its label where the folder names it."""
         if self.folder is None:
             return self.table.get(name)
         for path in (self.folder / f"{name}.xml", self.folder / wnid / f"{name}.xml"):
@@ -91,8 +91,8 @@ class _Truths:
         return None
 
 
-def read_table(path: Path) -> Iterator[tuple[str, _Truth]]:
-    """Names and truths of Kaggle's table: ``ImageId,PredictionString`` with ``wnid x0 y0 x1 y1``, repeated."""
+def read_table(path: Path) -> Iterator[tuple[str, _Annotation]]:
+    """Read names and annotations of Kaggle's table: ``ImageId,PredictionString`` with ``wnid x0 y0 x1 y1 ...``."""
     for number, row in read_csv(path):
         if row[0] == "ImageId":
             continue
@@ -103,16 +103,16 @@ def read_table(path: Path) -> Iterator[tuple[str, _Truth]]:
             boxes = [(words[i], box(*words[i + 1 : i + 5])) for i in range(0, len(words), 5)]
         except ValueError:
             raise DataError(f"{path.name}, line {number}: expected 'name,wnid x0 y0 x1 y1 ...', got {row}") from None
-        yield row[0], _Truth(words[0], tuple(at for wnid, at in boxes if wnid == words[0]))
+        yield row[0], _Annotation(words[0], tuple(at for wnid, at in boxes if wnid == words[0]))
 
 
-def read_xml(path: Path, wnid: str = "") -> _Truth:
-    """Label and boxes of an annotation file; the first object's class where ``wnid`` is not given."""
+def read_xml(path: Path, wnid: str = "") -> _Annotation:
+    """Read label and boxes of an annotation file; the first object's class where ``wnid`` is not given."""
     objects = read_objects(path)
     if not objects:
         raise DataError(f"{path}: expected an <annotation> with <object>, <name> and <bndbox>")
     wnid = wnid or objects[0][0]
-    return _Truth(wnid, tuple(at for name, at in objects if name == wnid))
+    return _Annotation(wnid, tuple(at for name, at in objects if name == wnid))
 
 
 def _first(root: Path, names: tuple[str, ...]) -> Path | None:
@@ -120,7 +120,7 @@ def _first(root: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def _synsets(root: Path) -> dict[str, str]:
-    """wnid to name, in the order of the class indices; timm's copy where the data set has none."""
+    """Return names by wnid in the order of the class indices; from timm where the data set has no list."""
     path = _first(root, _SYNSETS)
     if path is None:
         from timm.data import ImageNetInfo
@@ -132,7 +132,7 @@ def _synsets(root: Path) -> dict[str, str]:
 
 
 def _images(root: Path) -> list[Path]:
-    """All images, sorted by name: of the first folder that has some, or of the class folders in it."""
+    """Return all images, sorted by name, of the first folder that has some, or of its class folders."""
     for name in _IMAGE_FOLDERS:
         folder = root / name
         if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Boxes in the form of PASCAL VOC: one XML file per image."""
+"""Data sets in PASCAL VOC format: one XML file per image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Voc(FileDataset):
 
     Args:
         root: the folder with ``JPEGImages`` and ``Annotations``.
-        limit: use the first so many items, in the order of the file names.
+        limit: use at most this many items, sorted by file name.
     """
 
     def __init__(self, root: str | Path, limit: int | None = None) -> None:
@@ -33,11 +33,11 @@ class Voc(FileDataset):
         images, notes = self.root / "JPEGImages", self.root / "Annotations"
         if not images.is_dir() or not notes.is_dir():
             raise DataError(f"{self.root}: looked for the folders JPEGImages and Annotations; one of them is missing")
-        wanted = _read_image_list(self.root)
+        listed = _read_image_list(self.root)
         things: list[tuple[Path, str, tuple[Box, ...]]] = []
         for path in image_files(images):
             note = notes / f"{path.stem}.xml"
-            if note.is_file() and (wanted is None or path.stem in wanted):
+            if note.is_file() and (listed is None or path.stem in listed):
                 things += [(path, name, boxes) for name, boxes in sorted(_boxes_by_class(note).items())]
         if not things:
             raise DataError(f"{self.root}: no image in JPEGImages has objects in an XML file of Annotations")

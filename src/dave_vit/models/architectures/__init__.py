@@ -1,1 +1,1 @@
-"""Architectures that no library carries."""
+"""Architectures of the embedded models."""

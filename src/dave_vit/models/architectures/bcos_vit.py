@@ -1,6 +1,6 @@
 """A B-cos Vision Transformer (Böhle et al., 2024), free of biases; parameter names are those of the ``bcos`` package.
 
-Written anew so that the embedded B-cos model needs no extra; weights of the package's SimpleViT load unchanged.
+Reimplemented so that the embedded B-cos model needs no extra; weights of the package's SimpleViT load unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Detachable(nn.Module):
     detach = False
 
     def set_explanation_mode(self, activate: bool = True) -> None:  # noqa: FBT001 - the package's signature
-        """Hold the dynamic weights constant, or let them go."""
+        """Hold the dynamic weights constant, or not."""
         self.detach = activate
 
     def _detach(self, value: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class BcosAttention(Detachable):
 
 
 class FeedForward(nn.Module):
-    """Two B-cos layers; their own non-linearity takes the activation's place."""
+    """Two B-cos layers; their non-linearity replaces the activation."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class FeedForward(nn.Module):
 
 
 class BcosBlock(nn.Module):
-    """One block."""
+    """A transformer block."""
 
     def __init__(self, dim: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class BcosBlock(nn.Module):
 
 
 def sincos_positions(side: int, dim: int) -> Tensor:
-    """Fixed positions [side * side, dim] of a square of patches: sines and cosines of x, then of y."""
+    """Return fixed positions [side * side, dim] of a square of patches: sines and cosines of x, then of y."""
     omega = 10_000.0 ** -(torch.arange(dim // 4) / (dim // 4 - 1))
     y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     x, y = x.reshape(-1, 1) * omega, y.reshape(-1, 1) * omega
@@ -126,7 +126,7 @@ class PatchEmbedding(nn.Module):
         self.linear = BcosLinear(patch * patch * channels, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pictures [B, C, H, W] to tokens [B, N, D]."""
+        """Images [B, C, H, W] to tokens [B, N, D]."""
         x = x.unflatten(3, (-1, self.patch)).unflatten(2, (-1, self.patch))  # [B, C, h, p, w, p]
         return self.linear(x.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2))  # type: ignore[no-any-return]
 
@@ -152,7 +152,7 @@ class BcosViT(nn.Module):
         self.logit_bias = math.log(1 / (classes - 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pictures [B, 6, H, W] to logits [B, C]."""
+        """Images [B, 6, H, W] to logits [B, C]."""
         x = self.to_patch_embedding(x) + self.positions
         x = self.transformer(x).mean(dim=1)
         return self.linear_head(x) + self.logit_bias  # type: ignore[no-any-return]

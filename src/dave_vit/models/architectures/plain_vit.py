@@ -1,6 +1,6 @@
 """A plain Vision Transformer, module for module and name for name as timm's VisionTransformer of the same size.
 
-Written anew because importing timm takes seconds, and the embedded model should load at once; weights go both ways.
+Reimplemented because importing timm takes seconds, and the embedded model should load at once; weights are compatible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _EPS = 1e-6  # of the layer norms, as in timm
 
 
 class PatchEmbed(nn.Module):
-    """Pictures [B, 3, H, W] to tokens [B, N, D], one for each patch."""
+    """Images [B, 3, H, W] to tokens [B, N, D], one for each patch."""
 
     def __init__(self, patch: int, dim: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class PlainViT(nn.Module):
         nn.init.normal_(self.pos_embed, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W] to logits [B, classes]."""
+        """Images [B, 3, H, W] to logits [B, classes]."""
         if x.shape[-2:] != (self.size, self.size):
             given = f"{x.shape[-2]}x{x.shape[-1]}"
             raise InputError(f"pictures of {given}; this model takes {self.size}x{self.size}: resize them first")

@@ -1,4 +1,4 @@
-"""B-cos networks of the ``bcos`` package: colours and their complements in, additive noise around them."""
+"""B-cos networks of the ``bcos`` package; their inputs are colours and complements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dave_vit.models.traits import Traits
 from dave_vit.neighborhood import Noise
 
 BCOS_NOISE = Noise("additive", 0.2)
-"""What the paper uses for B-cos networks (appendix D.2)."""
+"""The noise that the paper uses for B-cos networks (appendix D.2)."""
 BCOS = Traits(BCOS_NOISE, fill=0.5, compete=False)
 """Channels are colours and their complements, so that half is the grey one; training is with sigmoids."""
 
@@ -28,7 +28,7 @@ _CLASSES = 1000  # of all published networks
 
 
 def load(name: str, weights: str | None = None, classes: Classes | None = None) -> Adapter:
-    """A network of the package by its name, such as ``simple_vit_b_patch16_224`` or ``vitc_b_patch1_14``.
+    """Load a network of the package by its name, such as ``simple_vit_b_patch16_224`` or ``vitc_b_patch1_14``.
 
     Args:
         name: as the package spells it.
@@ -45,14 +45,14 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
 
 
 def preprocessing(model: nn.Module) -> Preprocessing:
-    """The transform that a network of the package carries, and the colours behind it."""
+    """Return the preprocessing that a network of the package carries."""
     steps: Any = model.transform
     scaling = next((step for step in steps.transforms.transforms if hasattr(step, "mean")), None)
     return Preprocessing(steps, tuple(scaling.mean), tuple(scaling.std)) if scaling else Preprocessing(steps)
 
 
 def build(name: str, **options: Any) -> nn.Module:
-    """The architecture, with the package's preprocessing as ``.transform``."""
+    """Build the architecture, with the package's preprocessing as ``.transform``."""
     package = _import_bcos()
     known = package.list_available()
     if name not in known:

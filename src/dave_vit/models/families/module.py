@@ -1,4 +1,4 @@
-"""A user's own Python file: a function in it makes the model."""
+"""A function in a user's Python file that returns the model."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from dave_vit.models.state import RANDOM, load_state, read_weights
 def load(
     name: str, weights: str | None = None, classes: Classes | None = None, prepare: Prepare | None = None
 ) -> Adapter:
-    """A model that a function without arguments makes.
+    """Load the model that a function without arguments returns.
 
     Args:
         name: FILE.py:FUNCTION.
         weights: a local file that is loaded into it, or None.
         classes: names of the classes, or a file of them.
-        prepare: what is done to photographs; needed, unless the function returns an `Adapter`.
+        prepare: the preprocessing; required unless the function returns an `Adapter`.
     """
     model = _build(name)
     if weights not in (None, RANDOM):

@@ -24,13 +24,13 @@ from dave_vit.models.zero_shot import SimilarityClassifier, resolve_prompts
 def load(
     name: str, weights: str | None = None, classes: Classes | None = None, prompts: Sequence[str] | None = None
 ) -> Adapter:
-    """An open_clip model by its name, as a classifier of prompts.
+    """Load an open_clip model as a classifier of prompts.
 
     Args:
         name: as open_clip spells it; ``NAME@TAG`` chooses among published weights.
         weights: a local file, "random", or None for the published weights.
         classes: names under which the prompts are shown, or the prompts themselves.
-        prompts: one sentence a class.
+        prompts: one sentence per class.
     """
     spec = f"openclip:{name}"
     sentences, names = resolve_prompts(prompts, classes, spec)
@@ -47,7 +47,7 @@ def load(
 
 
 def wrap(model: nn.Module, tokens: Tensor, names: Sequence[str], *, spec: str) -> Adapter:
-    """A model of open_clip that classifies by prompts."""
+    """Return the zero-shot classifier of an open_clip model."""
     clip: Any = model.eval()
     with torch.no_grad():
         text = clip.encode_text(tokens)
@@ -57,12 +57,12 @@ def wrap(model: nn.Module, tokens: Tensor, names: Sequence[str], *, spec: str) -
 
 
 def encode_image(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Features ``[B, D]`` of images."""
+    """Return features ``[B, D]`` of images."""
     return model.encode_image(inputs)  # type: ignore[operator,no-any-return]
 
 
 def build(name: str, **options: Any) -> nn.Module:
-    """The architecture, initialised at random unless options say otherwise."""
+    """Build the architecture, initialised at random unless options say otherwise."""
     with _quiet():
         model: nn.Module = import_open_clip().create_model(name, **options)
     return model
@@ -78,7 +78,7 @@ def _build_pretrained(name: str, tag: str) -> nn.Module:
     with hub_access(f"openclip:{name}"):
         try:
             return build(name, pretrained=chosen)
-        except RuntimeError as error:  # what open_clip makes of every failed download
+        except RuntimeError as error:  # open_clip raises this for every failed download
             raise OSError(str(error)) from error
 
 
@@ -101,7 +101,7 @@ def _quiet() -> Iterator[None]:
 
 
 def import_open_clip() -> Any:
-    """The library, or an error that says how to install it."""
+    """Import the library, or raise an error that says how to install it."""
     try:
         import open_clip
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""timm: every image model of the library, with its own preprocessing and class names."""
+"""timm: its image models, with their preprocessing and class names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from dave_vit.models.traits import Traits, square_side
 
 
 def load(name: str, weights: str | None = None, classes: Classes | None = None) -> Adapter:
-    """A timm model by its name.
+    """Load a timm model by its name.
 
     Args:
         name: as timm spells it, with or without a tag; ``hf-hub:`` names are passed on.
@@ -58,7 +58,7 @@ def _no_head_error(name: str) -> ModelError:
 
 
 def wrap(model: nn.Module, classes: Classes | None, known: Sequence[str] | None, *, spec: str) -> Adapter:
-    """A timm model with its own preprocessing and the names of its classes."""
+    """Return the adapter of a timm model."""
     count = int(model.num_classes)  # type: ignore[arg-type]
     names = class_names(count, classes, known=known or _config_class_names(model, count))
     return Adapter(model, preprocessing(model), names, spec=spec, traits=_traits(model, count))
@@ -66,13 +66,13 @@ def wrap(model: nn.Module, classes: Classes | None, known: Sequence[str] | None,
 
 def _traits(model: nn.Module, count: int) -> Traits:
     config = getattr(model, "pretrained_cfg", None) or {}
-    # A head of another size was trained by somebody else, who knows how.
+    # A head of another size was trained by somebody else, with an unknown loss.
     compete = True if count == config.get("num_classes") else None
     return Traits(patch=square_side(getattr(getattr(model, "patch_embed", None), "patch_size", None)), compete=compete)
 
 
 def _config_class_names(model: nn.Module, count: int) -> list[str] | None:
-    """Class names of the model's configuration, or of the part of ImageNet that it is known to be trained on."""
+    """Return class names of the model's configuration, or of the ImageNet subset that it was trained on."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     config = getattr(model, "pretrained_cfg", None) or {}
@@ -89,7 +89,7 @@ def _config_class_names(model: nn.Module, count: int) -> list[str] | None:
 
 
 def preprocessing(model: nn.Module) -> Preprocessing:
-    """What the model's configuration says, as timm itself reads it."""
+    """Return the preprocessing of the model's configuration."""
     from timm.data import create_transform, resolve_model_data_config
 
     config = resolve_model_data_config(model)
@@ -97,7 +97,7 @@ def preprocessing(model: nn.Module) -> Preprocessing:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that timm does not know."""
+    """Raise UnknownName for a name that timm does not know."""
     import timm
 
     base, _, tag = name.partition(".")
@@ -111,7 +111,7 @@ def check_name(name: str) -> None:
 
 
 def _suggest_spec(name: str) -> str:
-    """What a name means that is one of the user's files or folders."""
+    """Suggest the spec for a name that is one of the user's files or folders."""
     path = Path(name).expanduser()
     if path.is_dir():
         return f"; {name} is a folder: write --model hf:{name} if a model of transformers is saved in it"
@@ -121,7 +121,7 @@ def _suggest_spec(name: str) -> str:
 
 
 def build(name: str, **options: Any) -> nn.Module:
-    """The architecture; plain ViTs are told to take images of any size."""
+    """Build the architecture; plain ViTs take images of any size."""
     import timm
 
     try:
@@ -134,7 +134,7 @@ def build(name: str, **options: Any) -> nn.Module:
 
 
 def _build_without_file(name: str, weights: str | None, **options: Any) -> nn.Module:
-    """The architecture with its published weights, or with random ones."""
+    """Build the architecture with its published weights, or with random ones."""
     if weights == RANDOM:
         return build(name, **options)
     what = f"timm:{name}"
@@ -148,7 +148,7 @@ def _build_without_file(name: str, weights: str | None, **options: Any) -> nn.Mo
 
 
 def from_weights(name: str, weights: Weights) -> nn.Module:
-    """The architecture filled from a file; the head takes as many classes as the weights have."""
+    """Build the architecture with the weights of a file; the head takes as many classes as they have."""
     saved = weights.metadata.get("architecture", name)
     if saved.partition(".")[0] != name.partition(".")[0]:
         raise ModelError(f"{weights.path}: these weights are of timm:{saved}, not timm:{name}; load them by that name")
@@ -160,7 +160,7 @@ def from_weights(name: str, weights: Weights) -> nn.Module:
 
 
 def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adapter, str]:
-    """A model with an untrained head, and the path of that head; the file's own head is left out, if it has one."""
+    """Return a model with an untrained head, and the path of that head; the head of the file is left out."""
     check_name(name)
     if weights is None or weights == RANDOM:
         model = _build_without_file(name, weights, num_classes=0)
@@ -184,7 +184,7 @@ def _config_field(name: str, field: str) -> Any:
 
 
 def _head_keys(name: str, state: State) -> list[str]:
-    """The names of the head's tensors in a state dict, whatever stands before them; weights first."""
+    """Return the names of the head's tensors in a state dict, with any prefix; weights first."""
     named = _config_field(name, "classifier") or "head"
     heads = (named,) if isinstance(named, str) else tuple(named)
     before = "|".join(map(re.escape, PREFIXES))

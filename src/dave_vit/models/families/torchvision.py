@@ -20,7 +20,7 @@ _HOST = "https://download.pytorch.org"
 
 
 def load(name: str, weights: str | None = None, classes: Classes | None = None) -> Adapter:
-    """A torchvision classifier by its name, such as ``vit_b_16``.
+    """Load a torchvision classifier by its name, such as ``vit_b_16``.
 
     Args:
         name: as torchvision spells it.
@@ -41,13 +41,13 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
         model, count = build_with_weights(partial(build, name), weights, own)
     transform: Any = published.transforms()
     preprocessing = Preprocessing(transform, tuple(transform.mean), tuple(transform.std))
-    # A head of another size was trained by somebody else, who knows how.
+    # A head of another size was trained by somebody else, with an unknown loss.
     traits = Traits(patch=getattr(model, "patch_size", None), compete=True if count == own else None)
     return Adapter(model, preprocessing, class_names(count, classes), spec=f"torchvision:{name}", traits=traits)
 
 
 def build(name: str, **options: Any) -> nn.Module:
-    """The architecture; without options it is initialised at random."""
+    """Build the architecture; without options it is initialised at random."""
     from torchvision.models import get_model
 
     if name in ("googlenet", "inception_v3") and "weights" not in options:
