@@ -1,4 +1,4 @@
-"""The documentation tells the truth: examples run, names and options exist, generated pages are current."""
+"""Check the documentation: examples run, names and options exist, generated pages are current."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def command_lines() -> Iterator[tuple[str, str]]:
             yield from ((name_of(path), line) for line in block.splitlines() if line.startswith("dave "))
 
 
-def complaint(line: str) -> str | None:
-    """Why the command line would not take this line; nothing is run."""
+def parse_error(line: str) -> str | None:
+    """Return why the command line rejects this line, or None; nothing is run."""
     from dave_vit.cli import app
 
     command = typer.main.get_command(app)
@@ -152,14 +152,15 @@ def test_every_command_line_is_understood(monkeypatch):
     )  # files that examples speak of are not there
     lines = list(command_lines())
     assert len(lines) > 20
-    assert [(page, line, why) for page, line in lines if (why := complaint(line))] == []
+    assert [(page, line, why) for page, line in lines if (why := parse_error(line))] == []
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that examples speak of, and registries that forget what examples add."""
+def example_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that examples name; registries forget what examples add."""
     from dave_vit.analysis import ANALYSES
     from dave_vit.data import DATASETS
+    from dave_vit.engine.score_registry import SCORES
     from dave_vit.evaluate import ENGINES
     from dave_vit.methods import METHODS
     from dave_vit.methods.presets import PRESETS
@@ -167,7 +168,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from dave_vit.models.families import FAMILIES
     from dave_vit.reduce import REDUCERS
 
-    for registry in (METHODS, METRICS, DATASETS, FAMILIES, ANALYSES, ENGINES, PRESETS, REDUCERS):
+    for registry in (METHODS, METRICS, DATASETS, FAMILIES, ANALYSES, ENGINES, PRESETS, REDUCERS, SCORES):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     pixels = torch.randint(0, 256, (40, 50, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     picture = Image.fromarray(pixels.numpy())
@@ -181,7 +182,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tiny_load_model(real):
-    """What `load_model` gives, in the place of any model: a tiny one with random weights and the right classes."""
+    """Return a `load_model` that loads a tiny model with random weights and the right classes instead of any other."""
     from torchvision import transforms
 
     from dave_vit.data.builtin import CLASS_NAMES
@@ -202,7 +203,7 @@ def tiny_load_model(real):
 
 
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_of)
-def test_examples_run_on_a_tiny_model(page: Path, desk: Path, monkeypatch: pytest.MonkeyPatch):
+def test_examples_run_on_a_tiny_model(page: Path, example_folder: Path, monkeypatch: pytest.MonkeyPatch):
     import dave_vit
     import dave_vit.models
 
@@ -220,7 +221,7 @@ def run_examples(page: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["methods.md", "howto/own-method.md", "howto/own-metric.md", "concepts.md"])
-def test_examples_run_on_the_embedded_model(page: str, desk: Path):
+def test_examples_run_on_the_embedded_model(page: str, example_folder: Path):
     run_examples(DOCS / page)
 
 
@@ -342,7 +343,7 @@ def outside_requests(site: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_warnings_and_asks_nobody(tmp_path: Path):
+def test_the_site_builds_without_warnings_and_outside_requests(tmp_path: Path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr[-2000:]

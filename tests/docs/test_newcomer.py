@@ -1,4 +1,4 @@
-"""A newcomer: the wheel is built and installed into a bare environment; what the README says works there."""
+"""Build the wheel, install it into a bare environment and run the commands of the README there."""
 
 from __future__ import annotations
 
@@ -32,22 +32,24 @@ STAND_INS = {
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A program in an environment that knows nothing of this checkout, and that keeps what it compiles."""
+    """Run a program in an environment without this checkout."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     environment = {**kept, "OMP_NUM_THREADS": "1"}
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)
 
 
-def said(folder: Path, *words: str) -> str:
+def run_checked(folder: Path, *words: str) -> str:
     done = run(folder, *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def installed(folder: Path, uv: str) -> None:
-    """Builds the wheel, and installs it with what it needs and nothing else."""
-    said(folder, uv, "build", "--wheel", "--no-build-isolation", "--python", sys.executable, "-o", "dist", str(ROOT))
-    said(folder, uv, "venv", "--python", sys.executable, ".venv")
+def install(folder: Path, uv: str) -> None:
+    """Build the wheel, and install it with its dependencies only."""
+    run_checked(
+        folder, uv, "build", "--wheel", "--no-build-isolation", "--python", sys.executable, "-o", "dist", str(ROOT)
+    )
+    run_checked(folder, uv, "venv", "--python", sys.executable, ".venv")
     (wheel,) = (folder / "dist").glob("*.whl")
     locked = ROOT / "requirements" / "core.txt"
     done = run(folder, uv, "pip", "install", "--python", ".venv/bin/python", "--constraints", str(locked), str(wheel))
@@ -57,7 +59,7 @@ def installed(folder: Path, uv: str) -> None:
 
 
 def bring_compiled(folder: Path) -> None:
-    """What this environment has compiled of the same files, which takes longer than what is asked of them."""
+    """Copy the bytecode that this environment has compiled, since compiling takes longer than the test."""
     here = Path(sysconfig.get_path("purelib"))
     (there,) = (folder / ".venv").glob("lib/python*/site-packages")
     for cache in here.glob("*/**/__pycache__"):
@@ -73,7 +75,7 @@ def empty(tmp_path_factory) -> Iterator[Path]:
     if uv is None:
         pytest.skip("needs uv")
     folder = tmp_path_factory.mktemp("newcomer")
-    installed(folder, uv)
+    install(folder, uv)
     bring_compiled(folder)
     shutil.copy(ROOT / "docs" / "photos" / "chelsea.jpg", folder / "photo.jpg")
     yield folder
@@ -81,9 +83,9 @@ def empty(tmp_path_factory) -> Iterator[Path]:
 
 
 def test_the_package_is_the_wheel_and_needs_only_what_it_says(empty):
-    found = said(empty, ".venv/bin/python", "-c", "import dave_vit; print(dave_vit.__file__)")
+    found = run_checked(empty, ".venv/bin/python", "-c", "import dave_vit; print(dave_vit.__file__)")
     assert Path(found.strip()).is_relative_to(empty / ".venv")
-    assert "explain" in said(empty, ".venv/bin/dave", "--help")
+    assert "explain" in run_checked(empty, ".venv/bin/dave", "--help")
     metadata = (empty / ".venv").glob("lib/python*/site-packages/*.dist-info")
     names = {path.name.partition("-")[0].replace("_", "-").lower() for path in metadata}
     locked = set(re.findall(r"^([\w-]+)==", (ROOT / "requirements" / "core.txt").read_text(), re.MULTILINE))
@@ -97,7 +99,7 @@ def test_the_python_of_the_readme_ends_in_a_picture(empty):
     assert PYTHON
     for block in PYTHON:
         few = block.replace("timm:deit_tiny_patch16_224", "builtin").replace("DAVE(model)", "DAVE(model, samples=4)")
-        said(empty, ".venv/bin/python", "-c", few)
+        run_checked(empty, ".venv/bin/python", "-c", few)
     assert (empty / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -107,7 +109,7 @@ def followed(empty) -> Path:
     for line in (line for line in SHELL if not line.startswith(SKIPPED)):
         for written, here in STAND_INS.items():
             line = line.replace(written, here)
-        said(empty, "bash", "-c", line)
+        run_checked(empty, "bash", "-c", line)
     return empty
 
 

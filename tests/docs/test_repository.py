@@ -1,4 +1,4 @@
-"""What the repository promises about itself: no addresses of one machine, one version everywhere, complete locks."""
+"""Check the repository: no paths of one machine, one version everywhere, complete locks."""
 
 from __future__ import annotations
 
