@@ -103,7 +103,7 @@ class Half(Method):
     info = MethodInfo("Half of the image.", "mine", "none")
 
     def _explain(self, images, target, pass_size):
-        return Explanation(images.unsqueeze(1) / 2, self._resolved(images, target, passes).indices)
+        return Explanation(images.unsqueeze(1) / 2, self._resolve_target(images, target, pass_size).indices)
 """
 
 

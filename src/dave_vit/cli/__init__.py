@@ -44,7 +44,7 @@ _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(s
 
 
 class Stopped(BaseException):
-    """A signal asks the program to end; what it has begun is left in order, as after Ctrl-C."""
+    """A signal ended the program; temporary files and processes end with it, as after Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         self.code = 128 + number  # what shells report for it
@@ -52,7 +52,7 @@ class Stopped(BaseException):
 
 
 class _Commands(TyperGroup):
-    """Commands whose modules are imported when they are asked for."""
+    """Commands whose modules are imported only when they are used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for name in COMMANDS if importlib.util.find_spec(f"{__name__}.{name}")]
@@ -86,18 +86,18 @@ def _dave(version: Annotated[bool, typer.Option("--version", help="Show the vers
 
 
 def run(args: list[str] | None = None) -> int:
-    """Runs one command and returns its exit code.
+    """Run one command and return its exit code.
 
     Args:
-        args: what follows `dave`; the process's own arguments by default.
+        args: arguments after `dave`; those of the process by default.
 
     Returns:
-        0 where all went well, 2 after an error of the user's, which is one line on stderr, 128 and its number after a
+        0 for success, 2 after an error that the user can fix (one line on standard error), 128 plus the number of a
         signal that ended it (130 after Ctrl-C).
     """
     given = sys.argv[1:] if args is None else args
     try:
-        with _ending_in_order():
+        with _raise_on_signals():
             import_plugins(_plugin_files(given))  # before any name is looked up, also that of a subcommand
             code = app(given or ["--help"], prog_name="dave", standalone_mode=False, obj=given)
     except DaveError as error:
@@ -111,8 +111,10 @@ def run(args: list[str] | None = None) -> int:
         code = INTERRUPTED
     except Exception as error:
         if is_out_of_memory(error):
-            said = first_line(error).partition(". ")[0]
-            return _fail(f"memory does not suffice ({said}); end what else uses it, or take another --device")
+            reason = first_line(error).partition(". ")[0]
+            return _fail(
+                f"memory does not suffice ({reason}); end other programs that use it, or take another --device"
+            )
         if not hasattr(error, "format_message"):  # typer's own errors have it, in all of its versions
             raise
         return _fail(error.format_message(), where=getattr(getattr(error, "ctx", None), "command_path", "dave"))
@@ -127,8 +129,8 @@ def _plugin_files(arguments: list[str]) -> list[str]:
 
 
 @contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """Turns signals that end the program into an exception, so that temporary files and processes end with it."""
+def _raise_on_signals() -> Iterator[None]:
+    """Turn signals that end the program into an exception, so that temporary files and processes end with it."""
     alone = threading.current_thread() is threading.main_thread()  # nobody else may listen to signals
     heard = [one for one in _SIGNALS if alone and signal.getsignal(one) is not signal.SIG_IGN]  # as under nohup
     before = {one: signal.signal(one, _stop) for one in heard}

@@ -1,4 +1,4 @@
-"""How commands are made and where their words go."""
+"""How commands are declared, and where their output goes."""
 
 from __future__ import annotations
 
@@ -69,26 +69,26 @@ class _App(typer.Typer):
 
 
 def command(**options: Any) -> typer.Typer:
-    """What a module of a command calls `app`."""
+    """Create the `app` of a module that holds a command."""
     return _App(add_completion=False, rich_markup_mode=None, **options)
 
 
 def examples(*lines: str) -> str:
-    """The end of a help text, to be given as `epilog`; each example keeps its line."""
+    """Format examples as the `epilog` of a help text; each example keeps its line."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def command_line(context: typer.Context) -> str:
-    """The whole command, ready to be run again."""
+    """Return the whole command line, ready to be run again."""
     return shlex.join(["dave", *(context.obj or [])])
 
 
 @dataclass
 class Output:
-    """Where a command's words go.
+    """Output of a command.
 
-    People read standard output; with `as_json` one JSON document goes there instead. Progress and notes always go to
-    standard error. `quiet` leaves errors and JSON only.
+    Text goes to standard output; with `as_json` one JSON document goes there instead. Progress and notes go to standard
+    error. `quiet` leaves errors and JSON only.
     """
 
     as_json: Json = False
@@ -96,45 +96,45 @@ class Output:
     _bar: Any = field(default=None, init=False)  # while one is shown
 
     def print(self, *renderables: Any) -> None:
-        """For people, on standard output: text, or anything that rich can print."""
+        """Print text, or anything that rich can print, on standard output."""
         if not (self.quiet or self.as_json):
-            with self._aside():
+            with self._without_bar():
                 for renderable in renderables:
                     shown = escape_unprintable(renderable) if isinstance(renderable, str) else renderable
                     _console().print(shown, soft_wrap=isinstance(shown, str))
 
     def note(self, text: str) -> None:
-        """Worth knowing and no error, on standard error."""
+        """Print a note on standard error."""
         if not self.quiet:
-            with self._aside():
+            with self._without_bar():
                 typer.echo(f"note: {escape_unprintable(text)}", err=True)
 
     def advise(self, model: Adapter) -> None:
-        """Says what a model knows, where most people want another one."""
+        """Print what a model was trained for, where most people need another one."""
         from dave_vit.models.domain import domain_advice
 
-        said = domain_advice(model)
-        if said is not None:
-            self.note(f"{model.spec} {said}")
+        advice = domain_advice(model)
+        if advice is not None:
+            self.note(f"{model.spec} {advice}")
 
     def error(self, text: str) -> None:
-        """One item of several failed; the command goes on and exits with 2 at its end."""
-        with self._aside():
+        """Print that one item of several failed; the command continues and exits with 2."""
+        with self._without_bar():
             typer.echo(f"error: {' '.join(escape_unprintable(text).split())}", err=True)
 
     def json(self, data: Any) -> None:
-        """For machines, on standard output, where it was asked for."""
+        """Print JSON on standard output if --json was given."""
         if self.as_json:
             typer.echo(escape_unprintable(json.dumps(data, indent=2, ensure_ascii=False)))
 
     @property
     def on_terminal(self) -> bool:
-        """Whether progress is looked at; otherwise it goes to a log."""
+        """Whether standard error is a terminal, so that progress can be redrawn."""
         return _console(stderr=True).is_terminal
 
     @contextmanager
     def progress(self, total: float, text: str = "") -> Iterator[Progress]:
-        """A progress bar on standard error; it vanishes when done, and shows on terminals only."""
+        """Show a progress bar on standard error; it vanishes when done, and shows on terminals only."""
         from rich import progress
 
         columns = (
@@ -157,7 +157,7 @@ class Output:
 
     @contextmanager
     def live(self) -> Iterator[LiveDisplay]:
-        """A place on standard error whose content changes; where that is no terminal, each content is printed."""
+        """Show content on standard error that is redrawn in place; each update is printed where that is no terminal."""
         from rich.live import Live as Place
 
         console = _console(stderr=True)
@@ -165,11 +165,11 @@ class Output:
             yield LiveDisplay(None if self.quiet else console.print, is_terminal=False)
             return
         with Place(console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as place:
-            yield LiveDisplay(lambda *parts: place.update(_stacked(*parts), refresh=True), is_terminal=True)
+            yield LiveDisplay(lambda *parts: place.update(_stack_parts(*parts), refresh=True), is_terminal=True)
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Takes the progress bar away while something else is printed."""
+    def _without_bar(self) -> Iterator[None]:
+        """Hide the progress bar while something else is printed."""
         bar = self._bar
         if bar is not None:
             bar.stop()
@@ -180,31 +180,31 @@ class Output:
 
 @dataclass(frozen=True)
 class LiveDisplay:
-    """What `Output.live` gives: called with texts and tables, it shows them."""
+    """Display of `Output.live`: shows the texts and tables that it is called with."""
 
     _show: Callable[..., None] | None
     is_terminal: bool
 
     def __call__(self, *parts: Any) -> None:
-        """Shows what there is; parts that are None are left out."""
+        """Show the parts that are not None."""
         if self._show is not None:
             self._show(*(part for part in parts if part is not None))
 
 
-def _stacked(*parts: Any) -> Any:
+def _stack_parts(*parts: Any) -> Any:
     from rich.console import Group
 
     return Group(*parts)
 
 
 class Progress:
-    """One bar of `Output.progress`."""
+    """Progress bar of `Output.progress`."""
 
     def __init__(self, bar: Any, task: Any) -> None:
         self._bar, self._task = bar, task
 
     def update(self, *, done: float | None = None, advance: float | None = None, text: str | None = None) -> None:
-        """Moves the bar to `done`, or by `advance`, and changes the words before it."""
+        """Move the bar to `done`, or by `advance`, and change the text before it."""
         self._bar.update(self._task, completed=done, advance=advance, description=text)
 
 

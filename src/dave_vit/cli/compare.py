@@ -1,4 +1,4 @@
-"""`dave compare`: the maps of several methods beside each other."""
+"""`dave compare`: draw the maps of several methods side by side."""
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ app = command()
 
 _DEFAULT = MethodsOptions("dave,attn_lrp,chefer_lrp,legrad,smoothgrad,integrated_gradients,input_x_gradient")
 _COLUMNS = 4
-_LOOK = DrawingOptions(
+_DRAWING = DrawingOptions(
     scales="own"
 )  # side by side the maps of gradients are a hundred times larger than those of relevance
 
 Target = Annotated[
     str,
-    typer.Option("--target", "-t", metavar="CLASS", help="Name, part of a name or index of a class, or top1 to top5."),
+    typer.Option(
+        "--target", "-t", metavar="CLASS", help="Class to explain: name, part of a name, index, or top1 to top5."
+    ),
 ]
-Figure = Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the figure.")]
+Figure = Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Format of the figure.")]
 
 
 @dataclass(frozen=True)
-class Where:
-    """Where the object is."""
+class ObjectArea:
+    """The area of the object."""
 
     boxes: Annotated[
         list[str] | None,
@@ -73,8 +75,8 @@ def compare(
     methods: MethodsOptions = _DEFAULT,
     model: PreparedModel,
     target: Target = "top1",
-    where: Where,
-    look: DrawingOptions = _LOOK,
+    area: ObjectArea,
+    drawing: DrawingOptions = _DRAWING,
     out: Out = Path("dave-out"),
     figure: Figure = "png",
     plugins: Plugins,
@@ -91,29 +93,29 @@ def compare(
     from dave_vit.data.images import read_image
     from dave_vit.explain.output_files import OutputFolder
 
-    names = _names(methods.names)
+    names = _method_names(methods.names)
     picture = read_image(image)
     for note in picture.notes:
         output.note(f"{image}: {note}")
     loaded = model.load()
     output.advise(loaded)
-    region = _region(loaded, picture, where)
-    results = _results(loaded, picture, names, target, methods, output)
+    region = _region(loaded, picture, area)
+    results = _explain_all(loaded, picture, names, target, methods, output)
     rows = [_row(name, result, region) for name, result in results.items()]
     explained = next(iter(results.values())).targets[0]
-    labels = ["" if target == "top1" else target, "compare", "" if look.view == "map" else look.view]
-    asked = {"model": asdict(model), "methods": asdict(methods), "where": asdict(where), "target": target}
-    asked["look"] = asdict(look)
-    files: dict[str, bytes] = {figure: _drawing(results, rows, region, look).to_bytes(figure)}
+    labels = ["" if target == "top1" else target, "compare", "" if drawing.view == "map" else drawing.view]
+    question = {"model": asdict(model), "methods": asdict(methods), "where": asdict(area), "target": target}
+    question["drawing"] = asdict(drawing)
+    files: dict[str, bytes] = {figure: _draw(results, rows, region, drawing).to_bytes(figure)}
     record = {"source": escape_unprintable(image), "target": asdict(explained), "maps": rows}
-    record = OutputFolder(out, [image, *filter(None, [where.mask])]).write(picture, asked, files, record, labels)
+    record = OutputFolder(out, [image, *filter(None, [area.mask])]).write(picture, question, files, record, labels)
     output.print(f"{image}: {explained.name} ({explained.index}), {explained.probability:.1%}")
     output.print(_table(rows), *(f"  {path}" for path in record["files"]))
     output.json(record)
 
 
-def _names(text: str) -> list[str]:
-    """The methods asked for, each of them known."""
+def _method_names(text: str) -> list[str]:
+    """Return the names of the methods; raise UnknownName for one that is not registered."""
     from dave_vit.methods import METHODS
 
     names = split_names(text, METHODS)
@@ -124,26 +126,26 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _region(model: Adapter, picture: LoadedImage, where: Where) -> Tensor | None:
-    """Where the object is in the model's input, [H, W]; None where it was not said."""
+def _region(model: Adapter, picture: LoadedImage, area: ObjectArea) -> Tensor | None:
+    """Return the area of the object in the model's input, [H, W]; None where none was given."""
     import numpy as np
     import torch
 
     from dave_vit.data.geometry import Geometry
     from dave_vit.data.images import read_image
 
-    if not where.boxes and where.mask is None:
+    if not area.boxes and area.mask is None:
         return None
-    if where.boxes and where.mask is not None:
+    if area.boxes and area.mask is not None:
         raise OptionError("--box and --mask are both given; give one of them")
     geometry = Geometry.measure(model.preprocess, picture.image.size)
-    if where.mask is None:
-        region = geometry.boxes_to_mask([_box(text) for text in where.boxes or []])
+    if area.mask is None:
+        region = geometry.boxes_to_mask([_box(text) for text in area.boxes or []])
     else:
-        drawn = read_image(where.mask).image
+        drawn = read_image(area.mask).image
         if drawn.size != picture.image.size:
             raise ImageError(
-                f"--mask {where.mask} has {drawn.size} pixels and the image {picture.image.size}; give one mask "
+                f"--mask {area.mask} has {drawn.size} pixels and the image {picture.image.size}; give one mask "
                 "of the image's size"
             )
         region = geometry.mask_to_input(np.asarray(drawn.convert("L")) > 0)
@@ -166,18 +168,18 @@ def _box(text: str) -> tuple[float, float, float, float]:
     return left, top, right, bottom
 
 
-def _results(
+def _explain_all(
     model: Adapter, picture: LoadedImage, names: list[str], target: str, methods: MethodsOptions, output: Output
 ) -> dict[str, ClassExplanation]:
-    """What each method found, by its name."""
+    """Return the explanation of each method, by its name."""
     from dave_vit.explain.classes import classify, explain_classes
     from dave_vit.explain.explainer import Explainer
     from dave_vit.methods.options import filter_options
 
     classified = classify(model, picture)
-    wanted = classified.pick(target)
-    if len(wanted) > 1:
-        raise OptionError(f"--target {target} means {len(wanted)} classes; compare draws the maps of one")
+    targets = classified.pick(target)
+    if len(targets) > 1:
+        raise OptionError(f"--target {target} means {len(targets)} classes; compare draws the maps of one")
     results: dict[str, ClassExplanation] = {}
     reason = ""
     with output.progress(len(names)) as progress:
@@ -186,7 +188,7 @@ def _results(
             options = filter_options(name, samples=methods.samples, seed=methods.seed)
             try:
                 explainer = Explainer(model, name, against=methods.against, **options)
-                results[name] = explain_classes(explainer, classified, wanted)
+                results[name] = explain_classes(explainer, classified, targets)
             except DaveError as error:
                 if len(names) == 1:
                     raise
@@ -198,7 +200,7 @@ def _results(
 
 
 def _row(name: str, result: ClassExplanation, region: Tensor | None) -> dict[str, Any]:
-    """What the record tells of one map; scores are None where there is nothing positive to score."""
+    """Return the record of one map; scores are None where the map has no positive part."""
     import torch
 
     from dave_vit.metrics import energypg, pointing
@@ -211,10 +213,10 @@ def _row(name: str, result: ClassExplanation, region: Tensor | None) -> dict[str
     return row | {key: round(float(score), 4) if score.isfinite() else None for key, score in scores.items()}
 
 
-def _drawing(
-    results: dict[str, ClassExplanation], rows: Sequence[dict[str, Any]], region: Tensor | None, look: DrawingOptions
+def _draw(
+    results: dict[str, ClassExplanation], rows: Sequence[dict[str, Any]], region: Tensor | None, drawing: DrawingOptions
 ) -> Drawing:
-    """The image and all maps, scaled by one rule."""
+    """Draw the image and all maps, scaled by one rule."""
     from dave_vit.viz import HUES, draw_grid, image_cell
 
     first = next(iter(results.values()))
@@ -222,24 +224,24 @@ def _drawing(
     cells = [image_cell(photo.frame_seen_area(photo.image))]
     if region is not None:
         cells = [replace(cells[0], contours=(photo.place([region.double()]).numpy(), ((0.5, HUES[1]),)))]
-    for row, cell in zip(rows, _cells(results, look), strict=True):
+    for row, cell in zip(rows, _cells(results, drawing), strict=True):
         score = f", energy {row['energy']:.1%}" if row.get("energy") is not None else ""
         cells.append(cell.with_title(f"{row['method']}{score}"))
-    scaled = "one scale for maps of logits" if look.scales == "shared" else "each map on its own scale"
+    scaled = "one scale for maps of logits" if drawing.scales == "shared" else "each map on its own scale"
     title = f"{first.picture.name}: {first.panels[0].target}, {first.explainer.model.spec}; {scaled}"
     return draw_grid([cells[start : start + _COLUMNS] for start in range(0, len(cells), _COLUMNS)], title=title)
 
 
-def _cells(results: dict[str, ClassExplanation], look: DrawingOptions) -> list[Cell]:
-    """The maps; those that are parts of a logit share a scale where that is asked for."""
+def _cells(results: dict[str, ClassExplanation], drawing: DrawingOptions) -> list[Cell]:
+    """Return the maps; those that are parts of a logit share a scale if --scales shared was given."""
     from dave_vit.viz import panel_cells
 
     panels = {name: result.placed[0] for name, result in results.items()}
-    together = [name for name, panel in panels.items() if panel.unit and look.scales == "shared"]
-    shared = panel_cells([panels[name] for name in together], view=look.view)
-    alone = {name: panel_cells([panel], view=look.view)[0] for name, panel in panels.items() if name not in together}
-    found = alone | dict(zip(together, shared, strict=True))
-    return [found[name] for name in panels]
+    together = [name for name, panel in panels.items() if panel.unit and drawing.scales == "shared"]
+    shared = panel_cells([panels[name] for name in together], view=drawing.view)
+    alone = {name: panel_cells([panel], view=drawing.view)[0] for name, panel in panels.items() if name not in together}
+    cells = alone | dict(zip(together, shared, strict=True))
+    return [cells[name] for name in panels]
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -1,4 +1,4 @@
-"""`dave doctor`: is this model explained exactly?"""
+"""`dave doctor`: check whether a model is explained exactly."""
 
 from __future__ import annotations
 
@@ -82,24 +82,24 @@ def _facts(found: Any) -> dict[str, Any]:
 
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    seen = sorted(facts["functions"].items(), key=lambda item: -item[1])
+    counts = sorted(facts["functions"].items(), key=lambda item: -item[1])
     grid, prefix = facts["token_grid"], facts["prefix_tokens"]
     return [
         ("model", f"{facts['model']}, {facts['classes']} classes, input {'x'.join(map(str, facts['input']))}"),
         ("gap", f"{facts['gap']:.1e} ({facts['dtype']})"),
         ("forward", f"{facts['forward_difference']:.1e} away from the plain forward pass"),
-        ("constants", f"{facts['constants']}, {_steady(facts['changing_constant'])}"),
-        ("held", _replay(facts["held_difference"])),
+        ("constants", f"{facts['constants']}, {_describe_constants(facts['changing_constant'])}"),
+        ("held", _describe_replay(facts["held_difference"])),
         ("tokens", f"{grid[0]} x {grid[1]} patches, {prefix} before them" if grid else facts["token_note"]),
-        ("functions", ", ".join(f"{name} {count}" for name, count in seen)),
+        ("functions", ", ".join(f"{name} {count}" for name, count in counts)),
     ]
 
 
-def _steady(changing: str | None) -> str:
+def _describe_constants(changing: str | None) -> str:
     return f"but one of {changing} changes with the image" if changing else "the same for every image tried"
 
 
-def _replay(difference: float | None) -> str:
+def _describe_replay(difference: float | None) -> str:
     if difference is None:
         return "not replayed: the model writes in a way that cannot be followed"
     return f"{difference:.1e} away from the map, for another image with all operators held"

@@ -1,4 +1,4 @@
-"""`dave methods`: what there is to choose from."""
+"""`dave methods`: list the attribution methods."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Options that several commands share, each declared once, and what makes groups of them.
+"""Options that several commands share, each declared once, and groups of them.
 
 A group is a dataclass whose fields are options as typer declares them. A command names groups in its signature and is
-put under `expand_groups`; typer then sees the fields in place of the group:
+decorated with `expand_groups`; typer then sees the fields instead of the group:
 
     @app.command()
     @expand_groups
@@ -31,29 +31,29 @@ R = TypeVar("R")
 
 
 def expand_groups(command: Callable[..., R]) -> Callable[..., R]:
-    """A command with groups in its signature, as typer reads it: with an option for each field of each group."""
+    """Decorate a command with groups in its signature, so that typer sees an option for each field of a group."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         alone = [parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)]
-        parameters += _unfolded(groups[name], parameter.default) if name in groups else alone
+        parameters += _group_parameters(groups[name], parameter.default) if name in groups else alone
 
     @functools.wraps(command)
-    def unfolded(**given: Any) -> R:
-        made = {
-            name: group(**{one.name: given.pop(one.name) for one in fields(group) if one.init})
+    def run(**values: Any) -> R:
+        built = {
+            name: group(**{one.name: values.pop(one.name) for one in fields(group) if one.init})
             for name, group in groups.items()
         }
-        return command(**given, **made)
+        return command(**values, **built)
 
-    unfolded.__annotations__ = {one.name: one.annotation for one in parameters}
-    unfolded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return unfolded
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
 
 
-def _unfolded(group: Any, defaults: Any) -> Iterator[inspect.Parameter]:
-    """The fields of a group as parameters; `defaults` is a group of this kind, or nothing."""
+def _group_parameters(group: Any, defaults: Any) -> Iterator[inspect.Parameter]:
+    """Yield the fields of a group as parameters; `defaults` is a group of this kind, or nothing."""
     hints = get_type_hints(group, include_extras=True)
     for one in fields(group):
         own = inspect.Parameter.empty if one.default is MISSING else one.default
@@ -65,44 +65,54 @@ def _unfolded(group: Any, defaults: Any) -> Iterator[inspect.Parameter]:
 
 
 def explicit_options(context: typer.Context, group: Any) -> dict[str, Any]:
-    """The fields of a group that the command line gave, without those that are defaults."""
+    """Return the fields of a group that the command line gave, without defaults."""
     sources = {one.name: context.get_parameter_source(one.name) for one in fields(group) if one.init}
     return {name: getattr(group, name) for name, source in sources.items() if source and source.name != "DEFAULT"}
 
 
 def model_flag(text: str, **more: Any) -> Any:
-    """The flag --model under a help text of its own."""
+    """Return the option --model with this help text."""
     return typer.Option("--model", "-m", metavar="SPEC", help=text, **more)
 
 
 def data_flag(text: str) -> Any:
-    """The flag --data under a help text of its own."""
+    """Return the option --data with this help text."""
     return typer.Option("--data", metavar="SPEC", help=text)
 
 
 Model = Annotated[
     str,
-    model_flag("{models}."),
+    model_flag("Model to explain: {models}."),
 ]
-Models = Annotated[list[str] | None, model_flag("As of `dave explain`; repeatable.", show_default="builtin")]
+Models = Annotated[list[str] | None, model_flag("Model, as of `dave explain`; repeatable.", show_default="builtin")]
 Weights = Annotated[
     str | None,
-    typer.Option("--weights", metavar="FILE", help="Local .safetensors or .pth file instead of a download."),
+    typer.Option(
+        "--weights", metavar="FILE", help="Load weights from a local .safetensors or .pth file instead of a download."
+    ),
 ]
-Classes = Annotated[Path | None, typer.Option("--classes", metavar="FILE", help="Class names: one a line, or JSON.")]
+Classes = Annotated[
+    Path | None,
+    typer.Option("--classes", metavar="FILE", help="Read class names from a text file, one per line, or from JSON."),
+]
 Device = Annotated[
-    str, typer.Option("--device", metavar="NAME", help="cpu, cuda, cuda:1 ...; auto takes the GPU where there is one.")
+    str,
+    typer.Option(
+        "--device", metavar="NAME", help="Device: cpu, cuda, cuda:1 and so on; auto takes the GPU where there is one."
+    ),
 ]
-Data = Annotated[str, data_flag("{data}.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, max=2**31 - 1, help="The same seed gives the same result.")]
+Data = Annotated[str, data_flag("Data set: {data}.")]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, max=2**31 - 1, help="Random seed; the same seed gives the same result.")
+]
 
 
 def _samples(text: str) -> int | str:
-    """A number of samples, or auto."""
+    """Parse a number of samples, or auto."""
     if text.strip() == "auto":
         return "auto"
     if not text.strip().isdigit() or int(text) < 1:
-        raise typer.BadParameter(f"{text!r} is no number of at least 1; give one, or auto")
+        raise typer.BadParameter(f"{text!r} is not a whole number of at least 1; give one, or auto")
     return int(text)
 
 
@@ -113,8 +123,8 @@ Samples = Annotated[
         "-n",
         metavar="N|auto",
         parser=_samples,
-        help="Perturbed copies of each image; auto for as many as DAVE's map needs to settle.",
-        show_default="the preset's own",
+        help="Number of perturbed copies of each image; auto draws until DAVE's map settles.",
+        show_default="the preset's",
     ),
 ]
 Against = Annotated[
@@ -122,13 +132,18 @@ Against = Annotated[
     typer.Option(
         "--against",
         metavar="rivals|CLASS",
-        help="Explain the class against its rivals, or against one class by name or index; none for the class alone.",
-        show_default="as the method has it",
+        help="Explain the class in contrast to its rivals, or to one class by name or index; none for the class alone.",
+        show_default="the method's",
     ),
 ]
 Method = Annotated[str, typer.Option("--method", metavar="NAME", help="Attribution method: {methods}.")]
 Methods = Annotated[
-    str, typer.Option("--methods", metavar="A,B,...", help="Names of `dave methods`, with commas between, or all.")
+    str,
+    typer.Option(
+        "--methods",
+        metavar="A,B,...",
+        help="Attribution methods with commas between, or all; `dave methods` lists them.",
+    ),
 ]
 Preset = Annotated[
     str | None,
@@ -141,16 +156,18 @@ Preset = Annotated[
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Any other option of the method, such as rotation=0; repeatable."),
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Set any other option of the method, such as rotation=0; repeatable."
+    ),
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results; made if absent.")]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results; created if absent.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """One model, and where it runs."""
+    """One model and its device."""
 
     spec: Model = "builtin"
     weights: Weights = None
@@ -159,7 +176,7 @@ class ModelOptions:
 
     @property
     def prepare(self) -> Prepare | None:
-        """What is said of the preprocessing, if anything."""
+        """The preprocessing that replaces the model's own, if any."""
         return None
 
     def load(self, prompt: str | None = None) -> Adapter:
@@ -176,14 +193,14 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class ModelsOptions:
-    """Several models, and where they run."""
+    """Several models and their device."""
 
     specs: Models = None
     weights: Weights = None
     device: Device = "auto"
 
     def entries(self, *otherwise: str) -> tuple[ModelEntry, ...]:
-        """The models as plans name them; `otherwise` where none was given."""
+        """Return the models as entries of a plan; `otherwise` where none was given."""
         from dave_vit.evaluate import ModelEntry
 
         specs = self.specs or otherwise
@@ -204,25 +221,25 @@ class MethodOptions:
     against: Against = None
 
     def options(self) -> dict[str, Any]:
-        """Options of the method; samples or a preset that it does not take are an error, a seed is not."""
+        """Return the options of the method; samples or a preset that it does not take are an error, a seed is not."""
         from dave_vit.methods.options import check_options, declared_options, filter_options, parse_options
 
-        said = {"samples": self.samples, "preset": self.preset}
-        for name, value in said.items():
+        flags = {"samples": self.samples, "preset": self.preset}
+        for name, value in flags.items():
             if value is not None and name not in declared_options(self.name):
                 raise OptionError(f"method {self.name!r} takes no --{name}; leave it out")
-        check_options(self.name, {name: value for name, value in said.items() if value is not None})
+        check_options(self.name, {name: value for name, value in flags.items() if value is not None})
         texts = dict(parse_setting(text, "NAME=VALUE, such as --set rotation=0") for text in self.settings or [])
         if "against" in texts:
             raise OptionError(f"--set against={texts['against']}; give --against {texts['against']} instead")
-        return check_options(self.name, filter_options(self.name, **said, seed=self.seed)) | parse_options(
+        return check_options(self.name, filter_options(self.name, **flags, seed=self.seed)) | parse_options(
             self.name, texts
         )
 
 
 @dataclass(frozen=True)
 class MethodsOptions:
-    """Several methods, with what those of them take that take it."""
+    """Several methods, with options that go to every method that takes them."""
 
     names: Methods = "dave"
     samples: Samples = None
@@ -230,46 +247,36 @@ class MethodsOptions:
     against: Against = None
 
 
-def _imported(paths: list[Path] | None) -> list[Path] | None:
-    """Registers what is in a user's own files, before anything else is read."""
-    from dave_vit._internal.registry import import_plugins
-
-    import_plugins(paths or [])
-    return paths
-
-
 @dataclass(frozen=True)
 class Plugins:
-    """Files of the user's own."""
+    """Python files of the user."""
 
     plugins: Annotated[
         list[Path] | None,
         typer.Option(
             "--plugin",
             metavar="FILE",
-            callback=_imported,
-            is_eager=True,
-            help="A Python file that registers methods, metrics or other things of your own; repeatable.",
+            help="Import a Python file that registers methods, metrics or anything else of your own; repeatable.",
         ),
     ] = None
 
 
 @dataclass(frozen=True)
 class DrawingOptions:
-    """How maps are drawn."""
+    """Colours of maps."""
 
     view: Annotated[
         Literal["map", "signed"],
-        typer.Option("--view", help="What speaks for the class, or signed: violet for it and orange against it."),
+        typer.Option("--view", help="Show what speaks for the class, or signed: violet for it and orange against it."),
     ] = "map"
     scales: Annotated[
         Literal["shared", "own"],
-        typer.Option("--scales", help="One colour scale for maps beside each other, or one for each."),
+        typer.Option("--scales", help="Colour scale of maps beside each other: one for all, or one for each."),
     ] = "shared"
 
 
 def parse_setting(text: str, expected: str) -> tuple[str, str]:
-    """Name and value of one `--set`."""
+    """Split one `--set` into name and value."""
     name, equals, value = text.partition("=")
     if not equals:
         raise OptionError(f"--set {text}; expected {expected}")
@@ -277,7 +284,7 @@ def parse_setting(text: str, expected: str) -> tuple[str, str]:
 
 
 def pick_device(name: str) -> str:
-    """The device of `--device`; whether it can be used is seen by who puts something there."""
+    """Return the device of `--device`; load_model checks whether it exists."""
     import torch
 
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

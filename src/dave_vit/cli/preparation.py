@@ -1,4 +1,4 @@
-"""What is done to photographs before a model sees them, as the command line says it."""
+"""Preprocessing options of the command line."""
 
 from __future__ import annotations
 
@@ -16,50 +16,64 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """What is done to photographs before a model sees them."""
+    """Preprocessing that replaces the model's own."""
 
     fit: Annotated[
         Literal["crop", "pad", "squash", "tiles"] | None,
         typer.Option(
             "--fit",
-            help="How photographs become the model's input: their middle, all of them with margins, all of them "
-            "squashed, or tiles one by one.",
-            show_default="the model's own",
+            help="Fit photographs into the model's input: crop the middle, pad to show all, squash all, or explain "
+            "tiles one by one.",
+            show_default="the model's",
         ),
     ] = None
     size: Annotated[
-        int | None, typer.Option("--size", metavar="PIXELS", help="Side of the model's input.", show_default="its own")
+        int | None,
+        typer.Option("--size", metavar="PIXELS", help="Side of the model's input.", show_default="the model's"),
     ] = None
     mean: Annotated[
         str | None,
-        typer.Option("--mean", metavar="R,G,B", help="Subtracted from colours in 0 to 1.", show_default="its own"),
+        typer.Option(
+            "--mean",
+            metavar="R,G,B",
+            help="Mean that is subtracted from colours in 0 to 1.",
+            show_default="the model's",
+        ),
     ] = None
     std: Annotated[
-        str | None, typer.Option("--std", metavar="R,G,B", help="Colours are divided by it.", show_default="its own")
+        str | None,
+        typer.Option(
+            "--std", metavar="R,G,B", help="Standard deviation that colours are divided by.", show_default="the model's"
+        ),
     ] = None
     crop: Annotated[
         float | None,
         typer.Option(
-            "--crop", metavar="SHARE", help="Of the photograph's shorter side that is seen.", show_default="its own"
+            "--crop",
+            metavar="SHARE",
+            help="Share of the photograph's shorter side that is shown.",
+            show_default="the model's",
         ),
     ] = None
 
     @property
     def prepare(self) -> Prepare | None:
-        """What is said of the preprocessing, if anything."""
+        """The preprocessing that replaces the model's own, if any."""
         from dave_vit.models import Prepare
 
-        said = Prepare(self.size, _colours("mean", self.mean), _colours("std", self.std), self.crop, self.fit)
-        return None if said == Prepare() else said
+        prepare = Prepare(
+            self.size, _parse_colour("mean", self.mean), _parse_colour("std", self.std), self.crop, self.fit
+        )
+        return None if prepare == Prepare() else prepare
 
 
 @dataclass(frozen=True)
 class PreparedModel(PrepareOptions, ModelOptions):
-    """One model, where it runs, and what is done to photographs before it sees them."""
+    """One model, its device and its preprocessing."""
 
 
-def _colours(name: str, text: str | None) -> tuple[float, float, float] | None:
-    """Three numbers, or one for all three colours."""
+def _parse_colour(name: str, text: str | None) -> tuple[float, float, float] | None:
+    """Parse three numbers, or one for all three colours."""
     if text is None:
         return None
     try:

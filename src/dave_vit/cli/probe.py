@@ -20,9 +20,9 @@ app = command()
 
 @dataclass(frozen=True)
 class BackboneOptions:
-    """A model without a head of its own, and where it runs."""
+    """A model without a class head, and its device."""
 
-    spec: Annotated[str, model_flag("A timm: or hf: model.")]
+    spec: Annotated[str, model_flag("Backbone: a timm: or hf: model.")]
     weights: Weights = None
     device: Device = "auto"
 
@@ -31,12 +31,14 @@ class BackboneOptions:
 class TrainingOptions:
     """The fields of `Training` that have a flag."""
 
-    views: Annotated[
-        int, typer.Option("--views", min=1, metavar="N", help="Random crops whose features are kept of each image.")
-    ] = 10
-    epochs: Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Passes over the features.")] = 100
+    views: Annotated[int, typer.Option("--views", min=1, metavar="N", help="Number of random crops of each image.")] = (
+        10
+    )
+    epochs: Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Number of passes over the features.")] = (
+        100
+    )
     rate: Annotated[float, typer.Option("--rate", help="Learning rate at the start of the cosine schedule.")] = 0.001
-    batch: Annotated[int, typer.Option("--batch", min=1, metavar="N", help="Images in one step.")] = 128
+    batch: Annotated[int, typer.Option("--batch", min=1, metavar="N", help="Images per training step.")] = 128
     seed: Seed = 0
 
 
@@ -56,12 +58,15 @@ def probe(
         str | None, typer.Option("--val", metavar="DIR", help="Validation images, in folders of the same names.")
     ] = None,
     split: Annotated[
-        float, typer.Option("--split", metavar="PART", help="Part of each class to hold back where there is no --val.")
+        float,
+        typer.Option(
+            "--split", metavar="PART", help="Part of each class to hold back for validation where there is no --val."
+        ),
     ] = 0.2,
     training: TrainingOptions,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where backbone and head are saved.")] = Path(
-        "probe.safetensors"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="File for the backbone and its head.")
+    ] = Path("probe.safetensors"),
     output: Output,
 ) -> None:
     """Train a linear layer on a frozen backbone, such as DINO, and save both as weights.
@@ -87,10 +92,10 @@ def probe(
             report=lambda part: bar.update(done=part),
         )
     trained.save(out)
-    _tell(output, trained, out)
+    _print_result(output, trained, out)
 
 
-def _tell(output: Output, trained: Probe, out: Path) -> None:
+def _print_result(output: Output, trained: Probe, out: Path) -> None:
     facts = {
         "model": trained.model.spec,
         "classes": trained.model.class_names,

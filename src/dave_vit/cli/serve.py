@@ -24,12 +24,14 @@ _CONNECTIONS = 64
 
 @dataclass(frozen=True)
 class ServedModels:
-    """The models to choose among."""
+    """The models that the page offers."""
 
     specs: Models = None
     weights: Annotated[
         list[str] | None,
-        typer.Option("--weights", metavar="FILE", help="Local weights of the first --model, of the second, and so on."),
+        typer.Option(
+            "--weights", metavar="FILE", help="Load local weights for the first --model, the second, and so on."
+        ),
     ] = None
     classes: Classes = None
     device: Device = "auto"
@@ -37,7 +39,7 @@ class ServedModels:
 
 @dataclass(frozen=True)
 class ServedOptions(PrepareOptions, ServedModels):
-    """The models to choose among, and what is done to photographs before they see them."""
+    """The models that the page offers, and their preprocessing."""
 
 
 @app.command(
@@ -52,11 +54,13 @@ class ServedOptions(PrepareOptions, ServedModels):
 def serve(
     *,
     models: ServedOptions,
-    port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="0 takes any that is free.")] = 8000,
+    port: Annotated[
+        int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on; 0 takes any free one.")
+    ] = 8000,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 lets others in.")] = "127.0.0.1",
     name: Annotated[
         list[str] | None,
-        typer.Option("--name", metavar="HOST", help="A further name under which browsers reach it; repeatable."),
+        typer.Option("--name", metavar="HOST", help="Answer to a further host name; repeatable."),
     ] = None,
     seed: Seed = 0,
     plugins: Plugins,
@@ -82,7 +86,7 @@ def serve(
     if host not in LOOPBACK:
         output.note(f"listening on {host}: everyone who reaches this machine can use it, there is no password")
         output.note(f"it answers for its addresses and for {', '.join(names)}; --name allows another name")
-    output.print(f"http://{_shown(host)}:{listening.getsockname()[1]}  (Ctrl-C ends it)")
+    output.print(f"http://{_url_host(host)}:{listening.getsockname()[1]}  (Ctrl-C ends it)")
     config = uvicorn.Config(
         application,
         log_level="warning",
@@ -98,13 +102,13 @@ def serve(
 
 
 def allowed_names(host: str, further: list[str]) -> tuple[str, ...]:
-    """Names that browsers may ask for; one that somebody else points at this machine is none of them."""
+    """Return the host names that requests may use; a name that somebody else points at this machine is refused."""
     own = () if host in LOOPBACK else (host, socket.gethostname(), socket.getfqdn())
     return tuple(dict.fromkeys(name.lower().rstrip(".") for name in (*LOOPBACK, *own, *further)))
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Opened before any model is loaded, so that a port that is taken is known at once."""
+    """Open the socket before any model is loaded, so that a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
@@ -124,13 +128,13 @@ def _models(options: ServedOptions) -> list[ServedModel]:
     if options.fit == "tiles":
         raise OptionError("--fit tiles makes several inputs of an image, and the page shows one; take pad or squash")
     files = [*weights, *[None] * (len(specs) - len(weights))]
-    said = {one.name: getattr(options, one.name) for one in fields(PrepareOptions)}
+    prepare = {one.name: getattr(options, one.name) for one in fields(PrepareOptions)}
     chosen = [
-        PreparedModel(spec, file, options.classes, options.device, **said)
+        PreparedModel(spec, file, options.classes, options.device, **prepare)
         for spec, file in zip(specs, files, strict=True)
     ]
     return [ServedModel(one.load(), weights=one.weights is not None, classes=one.classes is not None) for one in chosen]
 
 
-def _shown(host: str) -> str:
+def _url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
