@@ -48,7 +48,7 @@ def _share(model: Any, method: Any, images: torch.Tensor) -> float:
         check(*args)
         spent.append(time.thread_time() - start)
 
-    sound._SOUND.pop(model, None)
+    sound._CHECKED.pop(model, None)
     sound._SoundnessCheck.check = timed  # type: ignore[method-assign]
     try:
         start = time.thread_time()

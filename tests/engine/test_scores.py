@@ -215,7 +215,7 @@ class TestMemory:
         for column in range(3):
             effective_transformation(model, torch.rand(2, 3, 2, 2), lambda out, column=column: out[:, column])
             gc.collect()
-        assert len(sound._SOUND[model]) <= 1
+        assert len(sound._CHECKED[model]) <= 1
 
     def test_a_method_of_an_object_is_known_again(self, monkeypatch):
         class Holder:

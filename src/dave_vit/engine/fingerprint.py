@@ -31,22 +31,22 @@ class Fingerprint:
     hooked: bool
 
 
-_HELD: ContextVar[dict[nn.Module, Fingerprint] | None] = ContextVar("surveys", default=None)
+_CACHE: ContextVar[dict[nn.Module, Fingerprint] | None] = ContextVar("surveys", default=None)
 
 
 @contextmanager
 def cache_fingerprints() -> Iterator[None]:
     """Cache fingerprints inside of the context, until a model runs code of its own."""
-    token = _HELD.set({})
+    token = _CACHE.set({})
     try:
         yield
     finally:
-        _HELD.reset(token)
+        _CACHE.reset(token)
 
 
 def forget_fingerprints() -> None:
     """Clear the cache; called before a model's own code runs, which may change anything."""
-    held = _HELD.get()
+    held = _CACHE.get()
     if held is not None:
         held.clear()
 
@@ -58,7 +58,7 @@ def fingerprint_model(model: nn.Module) -> Fingerprint:
         TrainingModeError: it acts at random, or learns while it runs.
         CheckpointingError: it recomputes its forward pass.
     """
-    held = _HELD.get()
+    held = _CACHE.get()
     found = None if held is None else held.get(model)
     if found is None:
         found = _walk_modules(model)

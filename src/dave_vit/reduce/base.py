@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from dave_vit._internal.registry import Registry
@@ -48,6 +50,33 @@ class Reducer(Protocol):
 
 
 REDUCERS: Registry[Callable[..., Reducer]] = Registry("reducer")
+
+
+class MeanAndError(ABC):
+    """What accumulators derive from the mean of the channel-summed samples and its error."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._dtype = torch.float32  # of the results
+
+    def mean(self) -> Tensor:
+        """Return the channel-summed average of the samples: [B,H,W]."""
+        check_count(self.count)
+        return self._mean_and_error()[0].to(self._dtype)
+
+    def standard_error(self) -> Tensor:
+        """Return the standard error of the channel-summed mean: [B,H,W]."""
+        check_count(self.count)
+        return self._mean_and_error()[1].to(self._dtype)
+
+    def error_share(self) -> Tensor:
+        """Return the share of the mean map's energy that is sampling error: [B]."""
+        check_count(self.count)
+        return energy_share(*self._mean_and_error())
+
+    @abstractmethod
+    def _mean_and_error(self) -> tuple[Tensor, Tensor]:
+        """Return both in the type of the sums: [B,H,W] each."""
 
 
 def check_count(count: int) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit.errors import InputError, OptionError
-from dave_vit.reduce.base import REDUCERS, Accumulator, check_count, check_samples, energy_share
+from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError, check_count, check_samples
 from dave_vit.reduce.weighted import Moments, weighted_sums
 
 Factor = Callable[[Tensor, Tensor], Tensor]  # (mean map [B,H,W], standard error [B,H,W]) -> factor [B,H,W]
@@ -22,7 +24,7 @@ class Mean:
     """The plain average, eq. (8)."""
 
     def accumulator(self) -> Accumulator:
-        """A fresh accumulator."""
+        """Return a new accumulator."""
         return _Running(None)
 
 
@@ -35,7 +37,7 @@ class Shrinkage:
     """
 
     def accumulator(self) -> Accumulator:
-        """A fresh accumulator."""
+        """Return a new accumulator."""
         return _Running(_shrinkage)
 
 
@@ -56,7 +58,7 @@ class SoftThreshold:
         _check_k(self.k)
 
     def accumulator(self) -> Accumulator:
-        """A fresh accumulator."""
+        """Return a new accumulator."""
         return _Running(lambda a, e: (a.abs() - self.k * e).clamp(min=0) / _nonzero(a.abs()))
 
 
@@ -83,23 +85,22 @@ class TrimmedMean:
             raise OptionError(f"floor is {self.floor}; expected a finite number, 0 or above")
 
     def accumulator(self) -> Accumulator:
-        """A fresh accumulator."""
+        """Return a new accumulator."""
         return _Trimmed(self)
 
 
-class _Running:
+class _Running(MeanAndError):
     """Mean of the samples, and squared deviations of their channel sums, merged chunk by chunk (Chan et al.).
 
     The sums are kept in float64, so that how the samples were chunked does not show in the result.
     """
 
     def __init__(self, factor: Factor | None) -> None:
-        self.count = 0
+        super().__init__()
         self._factor = factor
         self._mean = torch.empty(0)  # [B,C,H,W]
         self._squares = torch.empty(0)  # [B,H,W]
         self._moments: Moments | None = None  # in their place where samples have weights
-        self._dtype = torch.float32
 
     def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
         samples = check_samples(samples, weights, tuple(self._mean.shape) if self.count else None)
@@ -133,28 +134,15 @@ class _Running:
         check_count(self.count)
         if self._factor is None or self.count < 2:
             return self._mean.to(self._dtype)
-        factor = self._factor(self._mean.sum(1), self._error())  # [B,H,W]
+        factor = self._factor(*self._mean_and_error())  # [B,H,W]
         return (self._mean * factor[:, None]).to(self._dtype)
-
-    def mean(self) -> Tensor:
-        check_count(self.count)
-        return self._mean.sum(1).to(self._dtype)
-
-    def standard_error(self) -> Tensor:
-        check_count(self.count)
-        return self._error().to(self._dtype)
-
-    def error_share(self) -> Tensor:
-        check_count(self.count)
-        return energy_share(self._mean.sum(1), self._error())
 
     def significant(self) -> Tensor:
         check_count(self.count)
         return torch.ones(len(self._mean), dtype=torch.bool, device=self._mean.device)
 
-    def select(self, images: Tensor) -> _Running:
-        part, at = _Running(self._factor), images.to(self._mean.device)
-        part.count, part._dtype = self.count, self._dtype
+    def select(self, images: Tensor) -> Self:
+        part, at = copy(self), images.to(self._mean.device)
         part._mean = self._mean[at]
         if self._moments is None:
             part._squares = self._squares[at]
@@ -162,29 +150,25 @@ class _Running:
             part._moments = self._moments.select(images)
         return part
 
-    def _error(self) -> Tensor:
+    def _mean_and_error(self) -> tuple[Tensor, Tensor]:
         if self._moments is not None:
-            return self._moments.error
+            return self._mean.sum(1), self._moments.error
         # With one sample the squares are zero, and so is the error.
-        return (self._squares / (max(self.count - 1, 1) * self.count)).sqrt()
+        return self._mean.sum(1), (self._squares / (max(self.count - 1, 1) * self.count)).sqrt()
 
 
-class _Trimmed:
+class _Trimmed(_Running):
     """Keeps every sample, as given: callers must not write over what they handed in."""
 
     def __init__(self, options: TrimmedMean) -> None:
+        super().__init__(None)
         self._options = options
-        self._all = _Running(None)
         self._chunks: list[Tensor] = []
-
-    @property
-    def count(self) -> int:
-        return self._all.count
 
     def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
         if weights is not None:
             raise InputError("the trimmed mean takes no weights; use another reducer, or views that count alike")
-        self._all.update(samples)
+        super().update(samples)
         self._chunks.append(samples.detach().to(working_dtype(samples.dtype)))
 
     def attribution(self) -> Tensor:
@@ -193,21 +177,8 @@ class _Trimmed:
         # One image at a time: the medians' working memory is several times that of what they look at.
         return torch.stack([_trimmed_mean(samples, self._options) for samples in self._chunks[0].unbind(1)])
 
-    def mean(self) -> Tensor:
-        return self._all.mean()
-
-    def standard_error(self) -> Tensor:
-        return self._all.standard_error()
-
-    def error_share(self) -> Tensor:
-        return self._all.error_share()
-
-    def significant(self) -> Tensor:
-        return self._all.significant()
-
-    def select(self, images: Tensor) -> _Trimmed:
-        part = _Trimmed(self._options)
-        part._all = self._all.select(images)
+    def select(self, images: Tensor) -> Self:
+        part = super().select(images)
         part._chunks = [chunk[:, images.to(chunk.device)] for chunk in self._chunks]
         return part
 

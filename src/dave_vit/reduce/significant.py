@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit.errors import OptionError
-from dave_vit.reduce.base import REDUCERS, Accumulator, check_count, check_samples, energy_share
+from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError, check_count, check_samples
 from dave_vit.reduce.weighted import Moments
 
 _MIDDLE, _COARSE = 3 / 16, 1 / 2  # standard deviations of the Gaussians, in patches
@@ -46,20 +47,19 @@ class Significant:
                 raise OptionError(f"{name} is {value}; expected a finite number, 0 or above")
 
     def accumulator(self) -> Accumulator:
-        """A fresh accumulator."""
+        """Return a new accumulator."""
         return _Scales(self)
 
 
-class _Scales:
+class _Scales(MeanAndError):
     """Weighted moments of the samples and of their averages at two coarser scales."""
 
     def __init__(self, options: Significant) -> None:
-        self.count = 0
+        super().__init__()
         self._options, self._k = options, options.k
         self._sigmas = (_MIDDLE * options.patch, _COARSE * options.patch)
         self._fine, self._coarser = Moments(), (Moments(), Moments())
         self._shape: tuple[int, ...] | None = None
-        self._dtype = torch.float32
         self._cached_evidence: tuple[Tensor, Tensor, Tensor] | None = None  # the evidence of all samples so far
 
     def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
@@ -83,31 +83,21 @@ class _Scales:
         found = self.significant().view(-1, 1, 1, 1)
         return torch.where(found, (shared + spread) * scale.view(-1, 1, 1, 1), mean).to(self._dtype)
 
-    def mean(self) -> Tensor:
-        check_count(self.count)
-        return self._fine.mean.sum(1).to(self._dtype)
-
-    def standard_error(self) -> Tensor:
-        check_count(self.count)
-        return self._fine.error.to(self._dtype)
-
-    def error_share(self) -> Tensor:
-        check_count(self.count)
-        return energy_share(self._fine.mean.sum(1), self._fine.error)
-
     def significant(self) -> Tensor:
         check_count(self.count)
         fine, middle, _ = self._evidence()
         return (fine > 0).flatten(1).any(1) | (middle > 0).flatten(1).any(1)
 
     def select(self, images: Tensor) -> _Scales:
-        part = _Scales(self._options)
-        part.count, part._dtype = self.count, self._dtype
-        part._fine = self._fine.select(images)
+        part = copy(self)
+        part._fine, part._cached_evidence = self._fine.select(images), None
         first, second = (moments.select(images) for moments in self._coarser)
         part._coarser = (first, second)
         part._shape = None if self._shape is None else (len(images), *self._shape[1:])
         return part
+
+    def _mean_and_error(self) -> tuple[Tensor, Tensor]:
+        return self._fine.mean.sum(1), self._fine.error
 
     def _evidence(self) -> tuple[Tensor, Tensor, Tensor]:
         """Fine, middle and coarse evidence, [B,H,W] each."""
