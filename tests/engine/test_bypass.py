@@ -202,7 +202,7 @@ class TestCompiled:
             )
 
     def test_it_is_compiled_again_when_the_model_changed(self, monkeypatch):
-        monkeypatch.setattr("dave_vit.engine.fast.compiled.inductor", lambda graph, given: graph)
+        monkeypatch.setattr("dave_vit.engine.fast.compiled.compile_graph", lambda graph, given: graph)
         model, x = vit(depth=1), images(1)
         compiled, target = CompiledGradient(model, EFFECTIVE), Target(torch.tensor([[0]]))
         changes = [

@@ -63,11 +63,11 @@ def oracle(query, key, grad, mask=None, *, is_causal=False, scale=None):
 
 def check(query, key, grad, mask=None, *, tolerance=1e-5, **options):
     """Both kernels against the oracle."""
-    from dave_vit.engine.fast.kernels.attention import log_sum_exp, values_gradient
+    from dave_vit.engine.fast.attention import fused_values_gradient, log_sum_exp
 
     options = {"is_causal": False, "scale": None, **options}
     lse = log_sum_exp(query, key, mask, **options)
-    pulled = values_gradient(grad, query, key, lse, mask, **options)
+    pulled = fused_values_gradient(grad, query, key, lse, mask, **options)
     expected_lse, expected = oracle(query, key, grad, mask, **options)
     assert lse.dtype == torch.float32
     torch.testing.assert_close(lse.double().cpu(), expected_lse, rtol=1e-5, atol=1e-5)
@@ -157,10 +157,10 @@ def test_tracers_see_operators_and_their_kernels():
     from torch._subclasses.functional_tensor import dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from dave_vit.engine.fast.kernels.attention import values_gradient
+    from dave_vit.engine.fast.attention import fused_values_gradient
 
     def attended(grad, query, key, lse):
-        return values_gradient(grad, query, key, lse, is_causal=False, scale=None)
+        return fused_values_gradient(grad, query, key, lse, is_causal=False, scale=None)
 
     query, key, _, grad = draw(length=5)
     given = (grad, query, key, torch.zeros(2, 2, 5, device=DEVICE))
@@ -195,7 +195,7 @@ def compiled(kernel, types, fixed, **options):
     ],
 )
 def test_kernels_compile_for_a_gpu_that_is_not_here(dtype, precision, units):
-    from dave_vit.engine.fast.kernels.operators import _tile
+    from dave_vit.engine.fast.kernels.launchers import _tile
     from dave_vit.engine.fast.kernels.triton_kernels import values_gradient_kernel as kernel
 
     tile = _tile(torch.empty(1, 1, 1, 64, dtype=dtype), 64, targets=1)
@@ -212,14 +212,21 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(dtype, precision, units):
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
 @pytest.mark.parametrize(
     ("name", "width"),
-    [("row_sizes_kernel", 3072), ("shared_kernel", 3072), ("add_favoured_kernel", 3072), ("centred_kernel", 768)],
+    [
+        ("row_sizes_kernel", 3072),
+        ("share_gradient_kernel", 3072),
+        ("add_favoured_kernel", 3072),
+        ("center_gradient_kernel", 768),
+    ],
 )
 def test_kernels_over_rows_move_sixteen_bytes_at_a_time(name, width):
     from dave_vit.engine.fast.kernels import triton_kernels as kernels
-    from dave_vit.engine.fast.kernels.operators import _row_tile
+    from dave_vit.engine.fast.kernels.launchers import _row_tile
 
     kernel, tile = getattr(kernels, name), _row_tile(width)
-    wide = {"x", "grad", "value", "plain", "like"} | ({"out"} if name in ("shared_kernel", "centred_kernel") else set())
+    wide = {"x", "grad", "value", "plain", "like"} | (
+        {"out"} if name in ("share_gradient_kernel", "center_gradient_kernel") else set()
+    )
     types = {one: "*bf16" if one in wide else "*fp32" for one in kernel.arg_names if one.islower()}
     types |= {"favour": "fp32"} if "favour" in types else {}
     fixed = {"WIDTH": width, "BLOCK": tile["BLOCK"]}
@@ -233,8 +240,8 @@ def test_kernels_over_rows_move_sixteen_bytes_at_a_time(name, width):
 @pytest.mark.parametrize(("kind", "at_zero"), [("gelu", 0.5), ("gelu", 1.0), ("tanh", 0.5), ("silu", 0.5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_gates_on_the_way_back(kind, at_zero, dtype):
-    from dave_vit.engine.fast.kernels.gates import gate_gradient
-    from dave_vit.engine.rules.activations import gelu_gate, silu_gate
+    from dave_vit.engine.fast.gates import gelu_gate, silu_gate
+    from dave_vit.engine.fast.kernels.launchers import gate_gradient
 
     generator = torch.Generator().manual_seed(0)
     x, grad = (torch.randn(3, 700, generator=generator).mul(3).to(DEVICE, dtype) for _ in range(2))
@@ -253,8 +260,8 @@ def test_gates_on_the_way_back(kind, at_zero, dtype):
 @pytest.mark.parametrize("shape", [(6,), (4, 6), (1300,)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
 def test_layer_norms_on_the_way_back(affine, shape, dtype, tolerance):
-    from dave_vit.engine.fast.kernels.norms import centred as fused
-    from dave_vit.engine.rules.norms import centred
+    from dave_vit.engine.fast.norms import center_gradient as fused
+    from dave_vit.engine.rules.norms import center_gradient
 
     generator = torch.Generator().manual_seed(0)
     grad = (torch.randn(3, 5, *shape, generator=generator) + 1).to(DEVICE, dtype).transpose(0, 1)
@@ -262,7 +269,7 @@ def test_layer_norms_on_the_way_back(affine, shape, dtype, tolerance):
     weight = torch.randn(shape, generator=generator).to(DEVICE) if affine else None
     found = fused(grad, inverse, weight, dtype=dtype)
     given = (None if one is None else one.double().cpu() for one in (grad, inverse, weight))
-    expected = centred(*given, dims=tuple(range(-len(shape), 0)))
+    expected = center_gradient(*given, dims=tuple(range(-len(shape), 0)))
     assert found.dtype == dtype
     assert (found.double().cpu() - expected).norm() <= tolerance * expected.norm()
 
@@ -277,16 +284,16 @@ def layer(inputs, outputs, rows=(2, 5), dtype=torch.float32, bias=True):
 
 def check_flat_gamma(x, weight, bias, grad, *, tolerance=1e-5):
     """The kernels against the rule in plain torch functions and float64."""
-    from dave_vit.engine.rules.gamma import _Flat, _Fused
+    from dave_vit.engine.fast.flat_gamma import FlatForm, KernelForm
 
     def pulled(form, *tensors):
         x, weight, bias, grad = tensors
-        made = form(torch.nn.functional.linear, 0.3, 0)
-        kept = made.kept(x, weight, bias, torch.nn.functional.linear(x.to(grad.dtype), weight, bias))
-        return made.pull(grad, x, weight, *kept)
+        made = form(torch.nn.functional.linear, 0.3)
+        kept = made.keep(x, weight, bias, torch.nn.functional.linear(x.to(grad.dtype), weight, bias))
+        return made.pull_back(grad, x, weight, *kept)
 
-    found = pulled(_Fused, x, weight, bias, grad)
-    expected = pulled(_Flat, *(None if one is None else one.double().cpu() for one in (x, weight, bias, grad)))
+    found = pulled(KernelForm, x, weight, bias, grad)
+    expected = pulled(FlatForm, *(None if one is None else one.double().cpu() for one in (x, weight, bias, grad)))
     assert found.dtype == grad.dtype
     assert found.shape == x.shape
     assert found.isfinite().all()
@@ -329,20 +336,19 @@ class TestFlatGamma:
     def test_of_a_model(self, monkeypatch):
         import tiny_models
         from dave_vit.engine import gradient
-        from dave_vit.engine.fast.kernels import flat_gamma as flat
-        from dave_vit.engine.fast.kernels import norms
+        from dave_vit.engine.fast import flat_gamma, norms
         from dave_vit.engine.fast.recorded_model import RecordedModel
         from dave_vit.engine.rule_sets.lrp import RELEVANCE
-        from dave_vit.engine.rules import gamma
 
-        seen, kernel = [], flat.shared
-        monkeypatch.setattr(flat, "shared", lambda *args, **kwargs: seen.append(1) or kernel(*args, **kwargs))
-        monkeypatch.setattr(flat, "applicable", lambda *tensors: True)
-        monkeypatch.setattr(gamma, "products_win", lambda input: True)  # as on a GPU
+        seen, launchers = [], flat_gamma.kernels.load()
+        kernel = launchers.share_gradient
+        monkeypatch.setattr(launchers, "share_gradient", lambda *args: seen.append(1) or kernel(*args))
+        monkeypatch.setattr(flat_gamma, "choose_kernel_form", lambda *tensors: flat_gamma.KernelForm)
+        monkeypatch.setattr(flat_gamma, "prefers_product", lambda input: True)  # as on a GPU
         model, x = tiny_models.vit(), tiny_models.images(2)
         expected = gradient(model.double(), x.double(), [0, 1], rules=RELEVANCE).weight
         assert not seen  # the model itself may write over what they keep
-        monkeypatch.setattr(norms, "applicable", lambda *given: True)
+        monkeypatch.setattr(norms, "kernel_takes", lambda *given: True)
         found = RecordedModel(model.to(DEVICE, torch.float32)).gradient(x.to(DEVICE), [0, 1], RELEVANCE).weight
         assert len(seen) == 6  # two layers in each of two blocks, patches and classes
         torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-3, atol=1e-5 * expected.abs().max().item())
@@ -352,7 +358,7 @@ class TestFlatGamma:
 @pytest.mark.parametrize("channels", [1, 3, 6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_weighted_sums_of_samples(channels, dtype):
-    from dave_vit.engine.fast.kernels import operators
+    from dave_vit.engine.fast.kernels import launchers
     from dave_vit.reduce import weighted
 
     generator = torch.Generator().manual_seed(channels)
@@ -360,6 +366,6 @@ def test_weighted_sums_of_samples(channels, dtype):
     weights = torch.rand(5, 2, generator=generator, dtype=torch.float64)
     spread = samples.to(DEVICE).transpose(-2, -1).contiguous().transpose(-2, -1)  # not as memory has it
     for found, expected in zip(
-        operators.weighted_sums(spread, weights.to(DEVICE)), weighted.weighted_sums(samples, weights), strict=True
+        launchers.weighted_sums(spread, weights.to(DEVICE)), weighted.weighted_sums(samples, weights), strict=True
     ):
         torch.testing.assert_close(found.cpu(), expected, rtol=1e-13, atol=1e-13)

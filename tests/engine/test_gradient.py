@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from dave_vit import conservation_gap, effective_transformation
 from dave_vit.engine import gradient
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.fast.compiled import CompiledGradient, fold
+from dave_vit.engine.fast.compiled import CompiledGradient, fold_constants
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Contrast, Target
@@ -335,7 +335,7 @@ class TestPrecision:
         with torch.no_grad():
             graph = make_fx(step)(x)
             expected = graph(x)
-            fold(graph)
+            fold_constants(graph)
             for _ in range(2):
                 torch.testing.assert_close(graph(x), expected, rtol=0, atol=0)
         left = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]

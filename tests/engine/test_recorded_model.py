@@ -13,9 +13,9 @@ from torch import nn
 from dave_vit import DAVE, effective_transformation
 from dave_vit.engine import fingerprint
 from dave_vit.engine.fast.compiled import CompiledGradient
-from dave_vit.engine.fast.narrowing import narrowed
+from dave_vit.engine.fast.narrowing import narrow
 from dave_vit.engine.fast.recorded_model import RecordedModel
-from dave_vit.engine.fast.recording import Unrecordable, record
+from dave_vit.engine.fast.recording import RecordingError, record_calls
 from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rule_sets.lrp import RELEVANCE
@@ -37,43 +37,43 @@ def images():
     return torch.randn(3, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
 
 
-def shapes(tape, name):
-    """Shapes of what a function gave, call by call, when the tape is played."""
+def shapes(recording, name):
+    """Shapes of what a function gave, call by call, when the recording is played."""
     seen = []
 
-    class Watch(torch.overrides.TorchFunctionMode):
+    class Spy(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
             if getattr(func, "__name__", "") == name:
                 seen.append(tuple(result.shape))
             return result
 
-    with Watch(), torch.no_grad():
-        tape.play(torch.zeros(tape.input_shape))
+    with Spy(), torch.no_grad():
+        recording.run(torch.zeros(recording.input_shape))
     return seen
 
 
-class TestTape:
+class TestRecording:
     @pytest.mark.parametrize("name", MODELS)
     def test_plays_what_the_model_computes(self, name, images):
         model = MODELS[name]()
         try:
-            tape = record(model, images)
-        except Unrecordable:
+            recording = record_calls(model, images)
+        except RecordingError:
             assert name == "cnn"  # its ReLUs write in place in other versions
             return
         other = images.flip(0)
         with torch.no_grad():
             expected = getattr(model(other), "logits", None)
             expected = model(other) if expected is None else expected
-            assert torch.equal(tape.play(other), expected)
-            torch.testing.assert_close(narrowed(tape).play(other), expected)
-        assert tape.classes == CLASSES
+            assert torch.equal(recording.run(other), expected)
+            torch.testing.assert_close(narrow(recording).run(other), expected)
+        assert recording.classes == CLASSES
 
     def test_records_without_computing(self, images):
         model = vit()
         model.blocks[0].mlp.fc1.weight.data.fill_(torch.nan)
-        assert record(model, images).classes == CLASSES
+        assert record_calls(model, images).classes == CLASSES
 
     @pytest.mark.parametrize(
         "forward",
@@ -87,8 +87,8 @@ class TestTape:
         ids=["in place", "looks at values", "leaves torch", "its own derivative", "no logits"],
     )
     def test_refuses_what_it_cannot_hold(self, forward, images):
-        with pytest.raises(Unrecordable):
-            record(forward, images)
+        with pytest.raises(RecordingError):
+            record_calls(forward, images)
 
 
 class Doubled(torch.autograd.Function):
@@ -103,55 +103,55 @@ class Doubled(torch.autograd.Function):
 
 class TestSelections:
     def test_only_the_class_token_passes_the_last_mlp(self, images):
-        tape = record(vit(), images)
+        recording = record_calls(vit(), images)
         tokens = (SIZE // 8) ** 2 + 1
-        assert shapes(tape, "gelu") == [(3, tokens, 96)] * 2
-        assert shapes(narrowed(tape), "gelu") == [(3, tokens, 96), (3, 1, 96)]
+        assert shapes(recording, "gelu") == [(3, tokens, 96)] * 2
+        assert shapes(narrow(recording), "gelu") == [(3, tokens, 96), (3, 1, 96)]
 
     def test_only_its_query_is_made(self, images):
-        mixed = shapes(narrowed(record(vit(), images)), "scaled_dot_product_attention")
+        mixed = shapes(narrow(record_calls(vit(), images)), "scaled_dot_product_attention")
         assert [shape[2] for shape in mixed] == [(SIZE // 8) ** 2 + 1, 1]
 
     def test_queries_keys_and_values_are_products_of_their_own(self, images):
-        tape = record(vit(), images)
-        assert 72 in {shape[-1] for shape in shapes(tape, "linear")}
-        assert 72 not in {shape[-1] for shape in shapes(narrowed(tape), "linear")}
+        recording = record_calls(vit(), images)
+        assert 72 in {shape[-1] for shape in shapes(recording, "linear")}
+        assert 72 not in {shape[-1] for shape in shapes(narrow(recording), "linear")}
 
     def test_nothing_changes_where_all_tokens_count(self, images):
-        tape = record(vit(class_token=False, global_pool="avg"), images)
-        assert shapes(narrowed(tape), "gelu") == shapes(tape, "gelu")
+        recording = record_calls(vit(class_token=False, global_pool="avg"), images)
+        assert shapes(narrow(recording), "gelu") == shapes(recording, "gelu")
 
     def test_what_is_selected_twice_is_computed_once(self, images):
         def forward(x):
             hidden = nn.functional.gelu(x.flatten(1))
             return hidden[:, :4] + hidden[:, 2:6]
 
-        assert len(shapes(narrowed(record(forward, images)), "gelu")) == 1
+        assert len(shapes(narrow(record_calls(forward, images)), "gelu")) == 1
 
     def test_indices_of_the_input_are_no_selection(self, images):
         def forward(x):
             hidden = nn.functional.gelu(x.flatten(1))
             return hidden[:, :8][torch.arange(3) * (x.sum((1, 2, 3)) > -1e9).long()]
 
-        tape = record(forward, images)
-        torch.testing.assert_close(narrowed(tape).play(images), forward(images))
+        recording = record_calls(forward, images)
+        torch.testing.assert_close(narrow(recording).run(images), forward(images))
 
     def test_parts_that_do_not_meet_are_computed_apart(self, images):
         def forward(x):
             hidden = nn.functional.gelu(x.flatten(1))
             return hidden[:, :4] + hidden[:, 4:8]
 
-        assert shapes(narrowed(record(forward, images)), "gelu") == [(3, 4), (3, 4)]
+        assert shapes(narrow(record_calls(forward, images)), "gelu") == [(3, 4), (3, 4)]
 
 
-class TestLeanModel:
+class TestRecordedModel:
     @pytest.mark.parametrize("name", MODELS)
     def test_gives_the_models_own_derivative(self, name, images):
         model = MODELS[name]().double()
         images = images.double()
         target = torch.tensor([[0, 1], [2, 3], [4, 0]])
-        lean = RecordedModel(model).gradient(images, target, EFFECTIVE)
-        torch.testing.assert_close(lean.weight, effective_transformation(model, images, target))
+        recorded = RecordedModel(model).gradient(images, target, EFFECTIVE)
+        torch.testing.assert_close(recorded.weight, effective_transformation(model, images, target))
 
     def test_a_model_that_cannot_be_recorded_runs_as_it_is(self, images):
         class InPlace(nn.Module):
@@ -159,29 +159,29 @@ class TestLeanModel:
                 return x.clone().mul_(2).flatten(1)[:, :4]
 
         model = InPlace()
-        assert RecordedModel(model).of(images) is model
+        assert RecordedModel(model).find_run(images) is model
 
     def test_hooks_are_called(self, images):
         model, seen = vit(), []
-        lean = RecordedModel(model)
-        lean.gradient(images, 0, EFFECTIVE)
+        recorded = RecordedModel(model)
+        recorded.gradient(images, 0, EFFECTIVE)
         model.blocks[0].register_forward_hook(lambda module, given, made: seen.append(len(made)))
-        lean.gradient(images, 0, EFFECTIVE)
+        recorded.gradient(images, 0, EFFECTIVE)
         assert seen == [3]
 
     def test_follows_its_weights(self, images):
         model = vit()
-        lean = RecordedModel(model)
+        recorded = RecordedModel(model)
         for change in (lambda: None, lambda: model.head.weight.data.mul_(2), lambda: setattr(model, "head", head())):
             change()
             with torch.no_grad():
-                torch.testing.assert_close(lean.of(images)(images), model(images))
+                torch.testing.assert_close(recorded.find_run(images)(images), model(images))
 
     def test_one_recording_serves_all_methods_of_a_model_and_dies_with_it(self, images):
         model = vit()
-        tape = RecordedModel(model).of(images).__self__
-        assert RecordedModel(model).of(images).__self__ is tape
-        assert RecordedModel(model, torch.bfloat16).of(images).__self__ is not tape
+        recording = RecordedModel(model).find_run(images).__self__
+        assert RecordedModel(model).find_run(images).__self__ is recording
+        assert RecordedModel(model, torch.bfloat16).find_run(images).__self__ is not recording
         gone = weakref.ref(model)
         del model
         gc.collect()
@@ -189,14 +189,14 @@ class TestLeanModel:
 
     def test_follows_its_settings(self, images):
         model = Scaled()
-        assert torch.equal(RecordedModel(model).of(images)(images), model(images))
+        assert torch.equal(RecordedModel(model).find_run(images)(images), model(images))
         model.factor = 3
-        assert torch.equal(RecordedModel(model).of(images)(images), model(images))
+        assert torch.equal(RecordedModel(model).find_run(images)(images), model(images))
 
     def test_a_model_that_counts_its_passes_runs_as_it_is(self, images):
         model = Scaled(step=1)
-        lean = RecordedModel(model)
-        assert [lean.of(images) for _ in range(2)] == [model, model]
+        recorded = RecordedModel(model)
+        assert [recorded.find_run(images) for _ in range(2)] == [model, model]
         assert model.factor == 3, "recorded once, and never again"
 
     def test_an_unsupported_function_is_named_with_its_module(self, images):
@@ -232,7 +232,7 @@ class TestLeanModel:
         assert not torch.allclose(next(steps).attribution, expected)
 
     def test_knows_the_number_of_classes(self, images):
-        assert RecordedModel(vit()).classes(images) == CLASSES
+        assert RecordedModel(vit()).count_classes(images) == CLASSES
 
 
 class Scaled(nn.Module):
@@ -260,7 +260,7 @@ class TestCompiled:
 
     @pytest.fixture(autouse=True)
     def uncompiled(self, monkeypatch):
-        monkeypatch.setattr("dave_vit.engine.fast.compiled.inductor", lambda graph, given: graph)
+        monkeypatch.setattr("dave_vit.engine.fast.compiled.compile_graph", lambda graph, given: graph)
 
     def test_equals_eager(self, images):
         model = vit()
@@ -269,9 +269,9 @@ class TestCompiled:
         for part in (slice(0, 3), slice(1, 3)):  # a smaller batch is filled up
             expected = effective_transformation(model, images[part], target[part])
             torch.testing.assert_close(compiled(images[part], Target(target[part]))[0], expected, rtol=1e-4, atol=1e-6)
-        assert [list(known) for known in compiled._steps.values()] == [[3]]
+        assert [list(known) for known in compiled._functions.values()] == [[3]]
         compiled(images[:1], Target(target[:1]))  # and one that is much smaller gets its own
-        assert [list(known) for known in compiled._steps.values()] == [[3, 1]]
+        assert [list(known) for known in compiled._functions.values()] == [[3, 1]]
 
     @pytest.mark.parametrize("options", [{}, {"act_layer": nn.SiLU}, {"act_layer": lambda: nn.GELU("tanh")}])
     def test_gates_in_closed_form(self, options, images):
@@ -288,7 +288,7 @@ class TestCompiled:
 
     def test_one_graph_for_all_chunks_of_a_call(self, images, monkeypatch):
         made = []
-        monkeypatch.setattr("dave_vit.engine.fast.compiled.inductor", lambda graph, given: made.append(1) or graph)
+        monkeypatch.setattr("dave_vit.engine.fast.compiled.compile_graph", lambda graph, given: made.append(1) or graph)
         model = vit()
         found = DAVE(model, samples=20, chunk=30, compiled=True).attribute(images, [0, 1, 2])
         assert len(made) == 1
@@ -317,7 +317,7 @@ class TestCompiled:
         def broken(graph, given):
             raise RuntimeError("no compiler here\nand more")
 
-        monkeypatch.setattr("dave_vit.engine.fast.compiled.inductor", broken)
+        monkeypatch.setattr("dave_vit.engine.fast.compiled.compile_graph", broken)
         model = vit()
         dave = DAVE(model, samples=4, compiled=True)
         with pytest.warns(UserWarning, match="no compiler here"):

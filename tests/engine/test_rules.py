@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from dave_vit.engine import gradient
 from dave_vit.engine.conservation import conservation_gap
+from dave_vit.engine.fast import PassKind, substitute_rules
+from dave_vit.engine.fast.gates import gelu_gate
 from dave_vit.engine.gradient import effective_transformation
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets.effective import EFFECTIVE, OFFICIAL_GATE
 from dave_vit.engine.rule_sets.plain import PLAIN
-from dave_vit.engine.rules.activations import gelu_gate
 
 D = 6
 
@@ -138,7 +139,7 @@ class TestActivations:
         share = torch.special.erfc(-wide * math.sqrt(0.5)) / 2
         assert (gelu_gate(x).double() - share).abs().max() <= 4e-7
         entered = x.clone().requires_grad_().clone()
-        with Interception(EFFECTIVE, traced=True) as mode:
+        with Interception(substitute_rules(EFFECTIVE, PassKind.TRACED)) as mode:
             found = F.gelu(mode.enter(entered)).detach()
         assert found.dtype == dtype
         steps = found.view(torch.int16).int() - (wide * share).to(dtype).view(torch.int16).int()
@@ -335,7 +336,7 @@ class TestAttention:
         w, b = weights(3 * D, D), weights(3 * D, seed=2)
         model = Fn(lambda x: F.scaled_dot_product_attention(*self.qkv(x, w, b)))
         whole = effective_transformation(model, x, 7)
-        monkeypatch.setattr("dave_vit.engine.rules.attention._SLICE_BYTES", 1)
+        monkeypatch.setattr("dave_vit.engine.fast.attention._SLICE_BYTES", 1)
         torch.testing.assert_close(effective_transformation(model, x, 7), whole)
 
 

@@ -9,12 +9,13 @@ from torch import nn
 import tiny_models
 from dave_vit import conservation_gap, effective_transformation
 from dave_vit.engine import gradient
+from dave_vit.engine.fast import flat_gamma, patches
 from dave_vit.engine.fast.compiled import CompiledGradient
+from dave_vit.engine.fast.flat_gamma import sum_last
 from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rule_sets.lrp import CP_LRP, RELEVANCE, with_gamma
-from dave_vit.engine.rules import gamma, products
-from dave_vit.engine.rules.gamma import Gamma, _summed
+from dave_vit.engine.rules.gamma import Gamma
 from dave_vit.engine.targets import Target
 
 X = tiny_models.images(2, torch.float64)
@@ -94,11 +95,11 @@ def test_patches_as_a_product_are_the_convolution(form, on_gpu, size, monkeypatc
     model = nn.Sequential(nn.Conv2d(3, 5, 4, stride=4), nn.Flatten()).double().eval()
     rules = EFFECTIVE if form is None else with_gamma(EFFECTIVE, form)
     with monkeypatch.context() as patched:
-        for place in (products, gamma):
-            patched.setattr(place, "side_by_side", lambda *args, **kwargs: False)
+        for place in (patches, flat_gamma):
+            patched.setattr(place, "are_windows_adjacent", lambda *args, **kwargs: False)
         expected = effective_transformation(model, x, 7, rules=rules)
-    for place in (products, gamma):
-        monkeypatch.setattr(place, "products_win", lambda input: on_gpu)
+    for place in (patches, flat_gamma):
+        monkeypatch.setattr(place, "prefers_product", lambda input: on_gpu)
     found = gradient(model, x, 7, rules=rules)
     torch.testing.assert_close(found.weight[:, 0], expected, rtol=1e-10, atol=1e-10)
     assert conservation_gap(model, x, 7, rules=rules) < 1e-9
@@ -108,7 +109,7 @@ def test_patches_as_a_product_are_the_convolution(form, on_gpu, size, monkeypatc
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_written_for_a_compiler_it_is_the_same(bias, monkeypatch):
-    monkeypatch.setattr("dave_vit.engine.fast.compiled.inductor", lambda graph, given: graph)
+    monkeypatch.setattr("dave_vit.engine.fast.compiled.compile_graph", lambda graph, given: graph)
     model = tiny_models.vit().double()
     if not bias:
         model.blocks[0].mlp.fc1.bias = None
@@ -120,7 +121,7 @@ def test_written_for_a_compiler_it_is_the_same(bias, monkeypatch):
 @pytest.mark.parametrize("width", [5, 1024, 1025, 3072, 4304])
 def test_long_rows_are_summed_in_pieces(width):
     values = torch.randn(2, 3, width, dtype=torch.float64)
-    torch.testing.assert_close(_summed(values), values.sum(-1, keepdim=True))
+    torch.testing.assert_close(sum_last(values), values.sum(-1, keepdim=True))
 
 
 CONVOLUTIONS = {

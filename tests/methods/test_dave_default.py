@@ -218,8 +218,8 @@ class TestNeighborhood:
         assert several.significant.shape == (3, 2)
 
     def test_only_forms_of_input_that_come_again_are_recorded(self, mixed, monkeypatch):
-        rows, record = [], RecordedModel._recorded
-        monkeypatch.setattr(RecordedModel, "_recorded", lambda self, x: rows.append(len(x)) or record(self, x))
+        rows, record = [], RecordedModel._record
+        monkeypatch.setattr(RecordedModel, "_record", lambda self, x: rows.append(len(x)) or record(self, x))
         DAVE(deepcopy(mixed), chunk=100).explain(MIXED, 0)
         assert rows == [3 * 28]  # not the views of one image or two, which left or stayed
 

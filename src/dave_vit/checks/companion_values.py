@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dave_vit.engine import function_names as names
-from dave_vit.engine.calls import function_name
 from dave_vit.engine.forward import Read, forward, isolate_pass
 from dave_vit.engine.interception import Interception, find_out_of_place
+from dave_vit.engine.operators import Kind, function_name, names_of_kind
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.rules.activations import ACTIVATIONS
 from dave_vit.engine.states import State, is_carrier, map_tensors, state_of, tensors
 
 _LIVE = "_dave_companion"
@@ -98,7 +96,7 @@ class _CompanionInterception(Interception):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one call, then its held form on the companions."""
         spelling, kwargs = function_name(func), kwargs or {}
-        if spelling.name in names.CONSTANT_RESULT or not any(map(is_carrier, tensors((args, kwargs)))):
+        if spelling.operator.has_constant_result or not any(map(is_carrier, tensors((args, kwargs)))):
             return super().__torch_function__(func, types, args, kwargs)
         writes = spelling.inplace or spelling.name == "__setitem__" or bool(kwargs.get("inplace"))
         values = _Values((args, kwargs), written=args[0] if writes else None)
@@ -263,14 +261,14 @@ def _same(func: Any, values: _Values, input: Any, *args: Any, **kwargs: Any) -> 
 
 
 _FORMS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(names.MOVES | names.REDUCTIONS | names.TRANSFORMS, _first),
-    **dict.fromkeys(names.SUMS | frozenset(["lerp", "batch_norm"]), _affine),
-    **dict.fromkeys(names.PRODUCTS, _product),
-    **dict.fromkeys(names.WEIGHTED, _weighted_sum),
-    **dict.fromkeys(names.FUSED_PRODUCTS, _fused_product),
-    **dict.fromkeys(names.SELECTIONS, _selection),
-    **dict.fromkeys(names.DROPOUTS, _same),
-    **dict.fromkeys(ACTIVATIONS, _gate),
+    **dict.fromkeys(names_of_kind(Kind.MOVE, Kind.REDUCTION, Kind.TRANSFORM), _first),
+    **dict.fromkeys([*names_of_kind(Kind.SUM), "lerp", "batch_norm"], _affine),
+    **dict.fromkeys(names_of_kind(Kind.PRODUCT), _product),
+    **dict.fromkeys(names_of_kind(Kind.WEIGHTED), _weighted_sum),
+    **dict.fromkeys(names_of_kind(Kind.FUSED_PRODUCT), _fused_product),
+    **dict.fromkeys(names_of_kind(Kind.SELECTION), _selection),
+    **dict.fromkeys(names_of_kind(Kind.DROPOUT), _same),
+    **dict.fromkeys(names_of_kind(Kind.ACTIVATION), _gate),
     **dict.fromkeys(["pow", "square"], _power),
     **dict.fromkeys(["var_mean", "std_mean"], _mean_and_spread),
     "div": _division,

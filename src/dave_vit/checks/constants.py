@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.engine.calls import function_name
 from dave_vit.engine.forward import Read, forward, isolate_pass
-from dave_vit.engine.function_names import CONSTANT_RESULT
 from dave_vit.engine.interception import Interception
+from dave_vit.engine.operators import function_name
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.states import depends_on_input
 
@@ -67,7 +66,7 @@ class _ConstantRecorder(Interception):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record the constants, then run the call."""
         spelling = function_name(func)
-        if spelling.name not in CONSTANT_RESULT:
+        if not spelling.operator.has_constant_result:
             writes = spelling.inplace or spelling.name == "__setitem__"  # into memory that may hold anything before
             named = {key: value for key, value in (kwargs or {}).items() if key != "out"}
             constants = _facts((args[1:] if writes else args, named))

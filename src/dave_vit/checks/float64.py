@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from dave_vit.engine.calls import function_name
+from dave_vit.engine.operators import function_name
 from dave_vit.engine.states import tensors
 
 

@@ -1,5 +1,6 @@
 """The engine: a model under a rule set, its derivative, and the checks that the derivative is exact."""
 
+from dave_vit._internal.registry import import_all
 from dave_vit.engine.calls import Call, Rule, RuleSet
 from dave_vit.engine.gradient import Gradient, effective_transformation, gradient
 from dave_vit.engine.interception import Interception
@@ -30,3 +31,5 @@ __all__ = [
     "effective_transformation",
     "gradient",
 ]
+
+import_all("dave_vit.engine.fast")  # each module registers its substitutes

@@ -1,4 +1,4 @@
-"""The graph that autograd keeps: what may be in it, and what others have done to it."""
+"""Checks of the autograd graph: which derivatives, leaves and hooks may be in it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dave_vit.errors import CheckpointingError, UnsupportedOperator
 
 @contextmanager
 def enable_autograd() -> Iterator[None]:
-    """Gradients on, whatever the caller's grad mode or inference mode is."""
+    """Switch gradients on, whatever the caller's grad mode or inference mode is."""
     with torch.inference_mode(mode=False), torch.enable_grad():
         yield
 
 
 def saved_tensor_hooks() -> Any:
-    """The innermost hooks on tensors that autograd saves; new ones inside of a model were installed by it."""
+    """Return the innermost hooks on tensors that autograd saves; a model that installs hooks changes them."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def check_saved_tensor_hooks(hooks: Any) -> None:
-    """Refuse hooks that compute again (checkpointing) or that nobody knows; torch's own only store elsewhere."""
+    """Refuse hooks that recompute (checkpointing) or are unknown; those of torch itself only store elsewhere."""
     home = getattr(hooks[0], "__module__", None) if hooks else "torch.autograd.graph"
     if home == "torch.utils.checkpoint":
         raise checkpointing_error()
@@ -37,7 +37,7 @@ def check_saved_tensor_hooks(hooks: Any) -> None:
 
 
 def checkpointing_error() -> CheckpointingError:
-    """The error for models that recompute their forward pass during the backward pass."""
+    """Return the error for models that recompute their forward pass during the backward pass."""
     return CheckpointingError(
         "the model uses gradient checkpointing, which runs the forward pass again outside of the interception; "
         "switch it off, for example model.set_grad_checkpointing(False) or model.gradient_checkpointing_disable()"
@@ -45,14 +45,14 @@ def checkpointing_error() -> CheckpointingError:
 
 
 def check_graph(output: Tensor, leaves: tuple[Tensor, ...] | None = None) -> None:
-    """Refuse a graph that holds somebody else's derivative, or that leads to somebody else's leaves.
+    """Refuse a graph with derivatives that are not the rules', or with leaves that are not the input.
 
     Args:
         output: what is explained.
         leaves: the input and the recorded constants; a parameter at the end of a graph shows that a part of the model
             ran out of the interception's sight. None where there was no interception.
     """
-    ours = {id(leaf) for leaf in leaves or ()}
+    known = {id(leaf) for leaf in leaves or ()}
     todo, visited = [output.grad_fn], set()
     while todo:
         node = todo.pop()
@@ -61,28 +61,28 @@ def check_graph(output: Tensor, leaves: tuple[Tensor, ...] | None = None) -> Non
         visited.add(node)
         todo.extend(parent for parent, _ in node.next_functions)
         variable = getattr(node, "variable", None)
-        if leaves is not None and variable is not None and id(variable) not in ours:
+        if leaves is not None and variable is not None and id(variable) not in known:
             raise hidden_error(f"the gradient of a parameter of shape {tuple(variable.shape)}")
         forward = getattr(node, "_forward_cls", None)
         if forward is not None and forward is not Surrogate:
             raise _foreign_function(forward)
 
 
-def looking_only(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], None]:
-    """A user's hook on a gradient, which may look at it and not change it."""
+def reject_gradient_changes(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], None]:
+    """Wrap a hook on a gradient so that it may read the gradient but not change it."""
 
-    def look(grad: Tensor) -> None:
+    def check(grad: Tensor) -> None:
         before = grad._version
         if hook(grad) is not None or grad._version != before:
             raise UnsupportedOperator(
                 "a hook of the model changes a gradient, and so the map; let the hook return None, or remove it"
             )
 
-    return look
+    return check
 
 
 def hidden_error(what: str, where: str = "") -> UnsupportedOperator:
-    """The error for what was computed out of the interception's sight."""
+    """Return the error for what was computed out of the interception's sight."""
     return UnsupportedOperator(
         f"{what}{where} was made out of the interception's sight: by torch.jit, by torch.func, in another thread, with "
         "torch functions switched off, or before the call; run the plain module in the calling thread, and detach what "
@@ -99,5 +99,5 @@ def _foreign_function(forward: Any) -> Exception:
         )
     return UnsupportedOperator(
         f"the custom autograd function {forward.__module__}.{forward.__qualname__} is not supported: its derivative "
-        "cannot be intercepted; use plain torch functions in its place"
+        "cannot be intercepted; use plain torch functions instead"
     )

@@ -69,12 +69,10 @@ def forward(
     The logits are checked to depend on the inputs and to hold no foreign derivative. What reads them out of the model's
     output is intercepted as well: a score that divides by a norm holds it, as a layer of the model would.
     """
-    if not mode.traced:  # then the graph is counted whenever it runs
-        record_pass(inputs)
+    record_pass(inputs)
     leaf = (inputs.clone() if inputs.is_inference() else inputs.detach()).requires_grad_()
     entered = leaf.clone()  # no leaf, so that it is not taken for a parameter; the model may write into it
-    mode.writes = isinstance(model, nn.Module)  # and no tape of it
-    if mode.writes:
+    if isinstance(model, nn.Module):  # and no recording of it
         forget_fingerprints()
     with autocast_context(inputs, autocast), mode:
         logits = read(model(mode.enter(entered)), len(inputs))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.fast import PassKind, substitute_rules
 from dave_vit.engine.forward import check_inputs, forward, isolate_pass, prepare_model
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
@@ -117,7 +118,9 @@ def gradient(
         check_inputs(inputs)
     target = Target.of(target, len(inputs), class_names(model))
     model = prepare_model(model)
-    mode = Interception(rules, model, record_constants=record_constants or combine is not None)
+    kind = PassKind.EAGER if run is None or isinstance(run, nn.Module) else PassKind.RECORDED
+    constants_needed = record_constants or combine is not None
+    mode = Interception(substitute_rules(rules, kind), model, record_constants=constants_needed)
     with isolate_pass(inputs):
         leaf, logits = forward(run or model, inputs, mode, autocast, target.read)
         checked = logits.detach() if target.places is None else None  # a place that views moved is another score

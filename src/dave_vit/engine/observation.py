@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import Call, Rule, RuleSet
+from dave_vit.engine.fast import substitute_rules
 from dave_vit.engine.forward import Read, check_inputs, forward, isolate_pass, prepare_model
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets.plain import PLAIN
-from dave_vit.engine.rules.attention import is_attention, multi_head_attention, spelled_out
+from dave_vit.engine.rules.attention import attention_in_parts, is_attention, multi_head_attention
 from dave_vit.engine.targets import class_logits
 
 
@@ -77,7 +78,7 @@ def observe(
     """
     check_inputs(inputs)
     observed = Observation(prepare_model(model))
-    mode = Interception(_Observer(rules, observed, len(inputs)).rules(), observed.model)
+    mode = Interception(_Observer(substitute_rules(rules), observed, len(inputs)).rules(), observed.model)
     with isolate_pass(inputs):
         _, observed.logits = forward(observed.model, inputs, mode, autocast, read)
         yield observed
@@ -103,7 +104,7 @@ class _Observer:
             "conv2d": self._convolution,
             **dict.fromkeys(["softmax", "_softmax"], self._softmax),
             **dict.fromkeys(["mean", "flatten", "adaptive_avg_pool2d"], self._pooling),
-            "scaled_dot_product_attention": spelled_out,
+            "scaled_dot_product_attention": attention_in_parts,
             "multi_head_attention_forward": self._packed,
         }
         return self.base.extend(f"{self.base.name}, attention observed", rules)

@@ -1,6 +1,6 @@
 """Check whether a model can be explained exactly, before its first map; results are cached.
 
-Once for each model, size of input and rule set, one image is run under the interception with a ``Watch`` beneath, and
+Once for each model, size of input and rule set, one image is run under the interception with a tracker beneath, and
 once more as it is. What depends on the image out of the interception's sight, logits that the interception changes, and
 images that are mixed with the others of their batch are refused.
 """
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.dataflow import TrackedInterception
+from dave_vit.engine.fast import substitute_rules
 from dave_vit.engine.fingerprint import fingerprint_model, forget_fingerprints
 from dave_vit.engine.forward import autocast_context, isolate_pass
-from dave_vit.engine.interception import Interception
 from dave_vit.engine.states import tensors
 from dave_vit.engine.targets import Score, Target
 from dave_vit.errors import OutputError, UnsupportedOperator
@@ -137,13 +138,13 @@ class _SoundnessCheck:
 
     def _run_intercepted(self, images: Tensor) -> tuple[list[Tensor], bool]:
         """Return the output under the interception, if nothing escapes it, and whether the model draws at random."""
-        mode = Interception(self.rules, self.model)
+        mode = TrackedInterception(substitute_rules(self.rules), self.model)
         with isolate_pass(images), autocast_context(images, self.autocast):
             before = _random_state(images)
             entered = images.detach().requires_grad_().clone()
-            with mode, mode.watched(entered) as watch:
+            with mode, mode.track(entered) as tracker:
                 output = self._select_outputs(self.model(mode.enter(entered)), len(images))
-            watch.check()
+            tracker.check()
             return [tensor.detach() for tensor in output], not torch.equal(before, _random_state(images))
 
     def _run_alone(self, image: Tensor, *, batch: int) -> list[Tensor] | None:

@@ -2,7 +2,7 @@
 
 * constant: it does not depend on the input.
 * carrier: the input reaches it linearly, so it carries gradient.
-* gate: a carrier whose numbers are an activation's output, at most moved or scaled since.
+* gate: a carrier whose numbers are the output of an activation, at most moved or scaled since.
 * operator: it depends on the input and is frozen.
 
 Where tensors meet, one rule says what comes out, whatever the spelling:
@@ -23,14 +23,13 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 _STATE = "_dave_state"
-_SIGN = "_dave_sign"
 _LISTS = (list, tuple)
 _NESTS = (list, tuple, dict)
 _T = TypeVar("_T")
 
 
 class State(Enum):
-    """What a tensor is to the input."""
+    """How a tensor depends on the input."""
 
     CONSTANT = "constant"
     CARRIER = "carrier"
@@ -39,56 +38,44 @@ class State(Enum):
 
 
 def state_of(value: Any) -> State:
-    """The state of a tensor; anything else is a constant."""
+    """Return the state of a tensor; anything else is a constant."""
     if not isinstance(value, Tensor):
         return State.CONSTANT
     marked = getattr(value, _STATE, None)
-    if value.requires_grad:  # it says by itself that it carries; a mark from before an in-place write may be outdated
+    if value.requires_grad:  # takes precedence: a mark from before an in-place write may be outdated
         return State.GATE if marked is State.GATE else State.CARRIER
     return State.OPERATOR if marked is State.OPERATOR else State.CONSTANT
 
 
 def is_carrier(value: Any) -> bool:
-    """Whether a value is a tensor that the input reaches linearly: a plain carrier or a gate."""
+    """Return whether a value is a tensor that the input reaches linearly: a plain carrier or a gate."""
     return isinstance(value, Tensor) and value.requires_grad
 
 
 def is_operator(value: Any) -> bool:
-    """Whether a value is a tensor that depends on the input but is frozen."""
+    """Return whether a value is a tensor that depends on the input but is frozen."""
     return state_of(value) is State.OPERATOR
 
 
 def depends_on_input(value: Any) -> bool:
-    """Whether a value is a tensor that depends on the input, carried or frozen."""
+    """Return whether a value is a tensor that depends on the input, carried or frozen."""
     return state_of(value) is not State.CONSTANT
 
 
 def is_known(carrier: Tensor) -> bool:
-    """Whether a carrier was made under the interception, or is part of one that was."""
+    """Return whether a carrier was made under the interception, or is a view of one that was."""
     return hasattr(carrier, _STATE) or (carrier._base is not None and hasattr(carrier._base, _STATE))
 
 
 def mark(value: _T, state: State) -> _T:
-    """Give all tensors of a result their state."""
+    """Set the state of all tensors of a result."""
     for tensor in (value,) if isinstance(value, Tensor) else tensors(value):
         setattr(tensor, _STATE, state)
     return value
 
 
-def with_signs_of(result: Tensor, source: Tensor) -> Tensor:
-    """Remember that a result has the signs of a tensor that is kept anyway."""
-    setattr(result, _SIGN, source)
-    return result
-
-
-def same_sign(value: Tensor) -> Tensor:
-    """A tensor with the signs of this one; to be asked for only where nothing is written in place."""
-    found: Tensor = getattr(value, _SIGN, value)
-    return found.detach()
-
-
 def product_state(states: Iterable[State]) -> State:
-    """The state of a product."""
+    """Return the state of a product of tensors in these states."""
     factors = list(states)
     plain, gates = factors.count(State.CARRIER), factors.count(State.GATE)
     if plain + gates == 0:
@@ -99,7 +86,7 @@ def product_state(states: Iterable[State]) -> State:
 
 
 def sum_state(states: Iterable[State]) -> State:
-    """The state of a sum, or of a concatenation."""
+    """Return the state of a sum, or of a concatenation, of tensors in these states."""
     terms = list(states)
     if State.OPERATOR in terms:
         return State.OPERATOR
@@ -108,51 +95,51 @@ def sum_state(states: Iterable[State]) -> State:
 
 
 def mixed_state(state: State) -> State:
-    """The state of what is left when numbers of a tensor are mixed with each other."""
+    """Return the state after the numbers of a tensor are mixed with each other."""
     return State.CARRIER if state is State.GATE else state
 
 
 def without_gates(factors: Any) -> Any:
-    """The factors of a product, their gates frozen where a plain carrier is among them."""
+    """Return the factors of a product, with gates frozen where a plain carrier is among them."""
     if State.CARRIER not in map(state_of, tensors(factors)):
         return factors
     return map_tensors(lambda factor: factor.detach() if state_of(factor) is State.GATE else factor, factors)
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """All tensors in nested lists, tuples and dicts."""
+    """Return all tensors in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return [value]
-    found: list[Tensor] = []
-    _collect(value, found)
-    return found
+    collected: list[Tensor] = []
+    _collect(value, collected)
+    return collected
 
 
-def _collect(value: Any, found: list[Tensor]) -> None:
-    # Called for every argument of every function: a list that is filled is much quicker than nested generators.
+def _collect(value: Any, collected: list[Tensor]) -> None:
+    # Called for every argument of every function: filling a list is much faster than nested generators.
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, _LISTS) else ():
         if isinstance(item, Tensor):
-            found.append(item)
+            collected.append(item)
         elif isinstance(item, _NESTS):
-            _collect(item, found)
+            _collect(item, collected)
 
 
-def _mapped(function: Callable[[Tensor], Tensor], item: Any) -> Any:
-    # Most arguments are a tensor or a number, for which a call more would cost as much as what it does.
+def _map_item(function: Callable[[Tensor], Tensor], item: Any) -> Any:
+    # Most arguments are a tensor or a number, for which one more call would cost as much as the work itself.
     if isinstance(item, Tensor):
         return function(item)
     return map_tensors(function, item) if isinstance(item, _NESTS) else item
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The same nesting with every tensor replaced; other values are kept as they are."""
+    """Apply a function to every tensor in nested lists, tuples and dicts; other values are kept."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, _LISTS):
-        items = [_mapped(function, item) for item in value]
+        items = [_map_item(function, item) for item in value]
         if all(map(is_, items, value)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return {key: _mapped(function, item) for key, item in value.items()}
+        return {key: _map_item(function, item) for key, item in value.items()}
     return value

@@ -1,4 +1,4 @@
-"""A value with a derivative of our own choosing: the one primitive that all rules are made of."""
+"""A value with a chosen derivative: the one primitive that all rules are made of."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Pullback = Callable[..., "Tensor | tuple[Tensor | None, ...]"]
 
 
 class Surrogate(torch.autograd.Function):
-    """Returns ``compute()`` unchanged and sends gradients to the carriers through ``pullback``.
+    """Function that returns ``compute()`` unchanged and sends gradients to the carriers through ``pullback``.
 
-    The forward value is whatever the model's own kernel returns, bit for bit; only the derivative is ours.
+    The forward value is what the model's own kernel returns, bit for bit; only the derivative is replaced.
     """
 
     @staticmethod
@@ -36,7 +36,7 @@ class Surrogate(torch.autograd.Function):
 def carry(
     compute: Callable[[], Tensor], pullback: Pullback, *carriers: Tensor, saved: tuple[Tensor | None, ...] = ()
 ) -> Tensor:
-    """The value of ``compute()``, with a derivative of our own with respect to ``carriers``.
+    """Return the value of ``compute()`` with a chosen derivative with respect to ``carriers``.
 
     Args:
         compute: returns the forward value, as a tensor of its own (no view of a carrier).

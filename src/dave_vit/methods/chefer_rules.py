@@ -22,16 +22,15 @@ from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.calls import Call, Rule, RuleSet
-from dave_vit.engine.function_names import MOVES, OPERATORS, PRODUCTS, REDUCTIONS, SELECTIONS, WEIGHTED
+from dave_vit.engine.operators import Kind, names_of_kind
 from dave_vit.engine.rules import linear
-from dave_vit.engine.rules.activations import ACTIVATIONS
 from dave_vit.engine.states import is_carrier, map_tensors, tensors
 from dave_vit.engine.surrogate import carry
 
 _TINY = 1e-9  # keeps quotients finite, as in the authors' code
 
 _CASTS = frozenset("to type float double half bfloat16 type_as".split())
-_NORMS = frozenset("layer_norm rms_norm group_norm instance_norm normalize batch_norm".split())
+_RECTIFIERS = frozenset("relu leaky_relu prelu rrelu abs".split())
 # Each element keeps its relevance.
 _JOINS = frozenset("cat stack hstack vstack dstack pad where masked_fill".split())
 
@@ -188,15 +187,17 @@ def alpha_beta(alpha: float = 1.0) -> RuleSet:
         alpha: weight of positive contributions; those against the class weigh ``alpha - 1``.
     """
     rules: dict[str, Rule] = {
-        **dict.fromkeys(OPERATORS | {"abs"}, linear.frozen),
-        **dict.fromkeys(MOVES | {"affine_grid"}, linear.move),
-        **dict.fromkeys(REDUCTIONS | {"neg"} | SELECTIONS - {"relu", "leaky_relu", "prelu", "rrelu", "abs"}, shared),
+        **dict.fromkeys([*names_of_kind(Kind.FROZEN), "abs"], linear.freeze),
+        **dict.fromkeys([*names_of_kind(Kind.MOVE), "affine_grid"], linear.move),
+        **dict.fromkeys([*names_of_kind(Kind.REDUCTION, Kind.SELECTION) - _RECTIFIERS, "neg"], shared),
         **dict.fromkeys(_CASTS, kept),
         **dict.fromkeys(_JOINS, linear.ordinary),
-        **dict.fromkeys([*ACTIVATIONS, *_NORMS, "relu", "leaky_relu", "prelu", "softmax", "_softmax"], passed),
+        **dict.fromkeys(
+            [*names_of_kind(Kind.ACTIVATION, Kind.NORM), "relu", "leaky_relu", "prelu", "softmax", "_softmax"], passed
+        ),
         **dict.fromkeys(["div", "pow", "square"], passed),
-        **dict.fromkeys(PRODUCTS, partial(matrix_product, alpha=alpha)),
-        **dict.fromkeys(WEIGHTED, partial(weighted, alpha=alpha)),
+        **dict.fromkeys(names_of_kind(Kind.PRODUCT), partial(matrix_product, alpha=alpha)),
+        **dict.fromkeys(names_of_kind(Kind.WEIGHTED), partial(weighted, alpha=alpha)),
         "add": add,
         "sub": subtract,
         "mul": multiply,

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.fast.compiled import CompiledGradient
-from dave_vit.engine.fast.recorded_model import RecordedModel
+from dave_vit.engine.fast.compiled import CompiledGradient, RecordedGradient
 from dave_vit.engine.fingerprint import cache_fingerprints
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.targets import Target, TargetLike
@@ -29,7 +28,7 @@ from dave_vit.methods.base import (
     multiply_by_input,
 )
 from dave_vit.methods.clean_prediction import CleanPrediction
-from dave_vit.methods.pass_size import PassSize, clean_logits
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.presets import NOISE_SWITCHES, Against, load_preset
 from dave_vit.methods.sampling import SampleEstimate
 from dave_vit.neighborhood import Neighborhood, Views
@@ -106,8 +105,8 @@ class DAVE(Method):
         self.limit = _max_views(self.samples, limit or chosen.samples)
         self.seed = seed
         self._views = ViewCache(self.levels, self.limit, seed)
-        self._compiled = CompiledGradient(model, self.rules, autocast) if compiled else None
-        self._recorded_model = RecordedModel(model, autocast) if self._compiled is None else self._compiled.lean
+        self._is_compiled = compiled
+        self._passes = (CompiledGradient if compiled else RecordedGradient)(model, self.rules, autocast)
         self._needs_clean = bool(self.weighted or self.narrower or self.against == "rivals")
         is_auto = self.samples == "auto"
         self._sampler = AdaptiveSampler(
@@ -178,10 +177,7 @@ class DAVE(Method):
 
     def _effective(self, rows: Tensor, target: Target, *, once: bool) -> tuple[Tensor, Tensor]:
         """Return W ``[n, K, C, H, W]`` and logits of each view."""
-        if self._compiled is not None:
-            return self._compiled(rows, target)
-        passed = self._recorded_model.gradient(rows, target, self.rules, once=once)
-        return passed.weight, passed.logits
+        return self._passes(rows, target, once=once)
 
     def _target_of_views(self, target: Target, views: Views, images: Tensor) -> Target:
         """Return the target of each view; the place that a score looks at moves with the image."""
@@ -204,20 +200,18 @@ class DAVE(Method):
         return (target.resolve(logits) if is_decided else clean.contrast(target, logits)), clean
 
     def _resolve_target(self, images: Tensor, target: Target, pass_size: PassSize) -> Target:
-        if self._compiled is None:
+        if not self._is_compiled:
             return super()._resolve_target(images, target, pass_size)
         if target.score is not None:
             raise TargetError("a compiled graph explains classes; leave compiled out to explain a score function")
-        classes = self._recorded_model.classes(images) if target.is_resolved else None
+        classes = self._passes.recorded_model.count_classes(images) if target.is_resolved else None
         if classes is None:
             return target.resolve(self._clean_logits(images, pass_size))
         return target.resolve(images.new_empty(len(images), classes))  # the graph checks no ranges
 
     def _clean_logits(self, images: Tensor, pass_size: PassSize) -> Tensor:
         """Return the logits of the clean images, ``[b, classes]``."""
-        if self._compiled is None:
-            return clean_logits(self.model, images, pass_size, autocast=self.autocast)
-        logits = self._compiled.logits
+        logits = self._passes.logits
         return torch.cat(pass_size.run_chunks(lambda start, stop: logits(images[start:stop]), len(images)))
 
 

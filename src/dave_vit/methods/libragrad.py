@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import Call
-from dave_vit.engine.function_names import PRODUCTS, SCALINGS
 from dave_vit.engine.observation import observe
+from dave_vit.engine.operators import OPERATORS, Kind, names_of_kind
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rule_sets.lrp import uniform_product
 from dave_vit.engine.rules.products import product
@@ -58,10 +58,13 @@ def _no_softmax(grad: Tensor) -> NoReturn:
     )
 
 
-LIBRA = EFFECTIVE.extend("LibraGrad", dict.fromkeys(PRODUCTS, halved_product))
+_PRODUCTS = names_of_kind(Kind.PRODUCT)
+_MATRIX_PRODUCTS = [name for name in _PRODUCTS if not OPERATORS[name].scales]
+
+LIBRA = EFFECTIVE.extend("LibraGrad", dict.fromkeys(_PRODUCTS, halved_product))
 """Attention, the scales of norms and the gates of activations are frozen; gated products are halved."""
 
-LIBRA_OBSERVED = LIBRA.extend("LibraGrad, attention observed", dict.fromkeys(PRODUCTS - SCALINGS, observable_scores))
+LIBRA_OBSERVED = LIBRA.extend("LibraGrad, attention observed", dict.fromkeys(_MATRIX_PRODUCTS, observable_scores))
 """``LIBRA`` for passes in which attention is observed."""
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit.engine.fast.kernels.attention import operators
+from dave_vit.engine.fast import kernels
 
 _LEAST = 1e-30  # weights that are all zero are then all alike
 _CHANNELS = 16  # up to which a tile of the kernel fits
@@ -22,8 +22,8 @@ def weighted_sums(samples: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Ten
     Returns:
         ``[B,C,...]``, ``[B,...]`` and ``[B,...]`` in that type.
     """
-    if samples.is_cuda and samples.shape[2] <= _CHANNELS and operators() is not None:
-        found: tuple[Tensor, Tensor, Tensor] = operators().weighted_sums(samples, weights)
+    if samples.shape[2] <= _CHANNELS and kernels.are_available(samples):
+        found: tuple[Tensor, Tensor, Tensor] = kernels.load().weighted_sums(samples, weights)
         return found
     x = samples.to(weights.dtype)
     sums, squares = x.sum(2), weights.square()  # [n,B,...], [n,B]

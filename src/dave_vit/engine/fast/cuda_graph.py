@@ -1,4 +1,4 @@
-"""A computation on a GPU as one launch: its kernels are recorded once, and played again on other inputs."""
+"""A computation on a GPU as one launch: its kernels are captured once and replayed on other inputs."""
 
 from __future__ import annotations
 
@@ -9,49 +9,50 @@ from torch import Tensor
 
 from dave_vit.errors import is_out_of_memory
 
-Step = Callable[..., tuple[Tensor, ...]]
+BatchFunction = Callable[..., tuple[Tensor, ...]]
+"""A function of tensors to tensors, all with one row for each image."""
 
 
-class Replayed:
-    """A step as a CUDA graph: Python and the launching of kernels, which a small batch waits for, are left out.
+class CudaGraph:
+    """A function as a CUDA graph, without Python and the launching of kernels, for which a small batch waits.
 
-    Smaller batches are filled up with what was there before. What is returned belongs to the caller.
+    Smaller batches are padded with what was there before. What is returned belongs to the caller.
 
     Args:
-        step: computes on the device alone and looks at no values; its inputs and results have a row for each image.
-        given: inputs; others of their shapes, or with fewer rows, may follow.
+        function: computes on the device alone and reads no values.
+        inputs: example inputs; others of their shapes, or with fewer rows, may follow.
     """
 
-    def __init__(self, step: Step, given: list[Tensor]) -> None:
-        self._given = [part.clone() for part in given]
-        self._step = step  # what its kernels read stays where it is as long as it is there
-        with torch.cuda.device(given[0].device):
-            beside, here = torch.cuda.Stream(), torch.cuda.current_stream()
-            beside.wait_stream(here)
-            with torch.cuda.stream(beside):
-                step(*self._given)  # what is only set up on the first call cannot be recorded
-            here.wait_stream(beside)
+    def __init__(self, function: BatchFunction, inputs: list[Tensor]) -> None:
+        self._inputs = [part.clone() for part in inputs]
+        self._function = function  # what its kernels read stays in memory as long as it does
+        with torch.cuda.device(inputs[0].device):
+            side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                function(*self._inputs)  # what is only set up on the first call cannot be captured
+            current.wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-                self._made = step(*self._given)
+                self._outputs = function(*self._inputs)
 
-    def __call__(self, *given: Tensor) -> tuple[Tensor, ...]:
-        """The results for inputs of as many rows as were recorded, or fewer."""
-        rows = len(given[0])
-        for place, part in zip(self._given, given, strict=True):
-            place[:rows].copy_(part)
-        with torch.cuda.device(given[0].device):
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Compute the results for inputs of as many rows as were captured, or fewer."""
+        rows = len(inputs[0])
+        for buffer, part in zip(self._inputs, inputs, strict=True):
+            buffer[:rows].copy_(part)
+        with torch.cuda.device(inputs[0].device):
             self._graph.replay()
-        return tuple(made[:rows].clone() for made in self._made)
+        return tuple(output[:rows].clone() for output in self._outputs)
 
 
-def replayed(step: Step, given: list[Tensor]) -> Step:
-    """The step as one launch where its inputs are on a CUDA device and it can be recorded; else as it is."""
-    if not given[0].is_cuda:
-        return step
+def capture_cuda_graph(function: BatchFunction, inputs: list[Tensor]) -> BatchFunction:
+    """Return a function as a CUDA graph where its inputs are on CUDA and it can be captured; else the function."""
+    if not inputs[0].is_cuda:
+        return function
     try:
-        return Replayed(step, given)
+        return CudaGraph(function, inputs)
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        return step
+        return function

@@ -2,7 +2,7 @@
 
 Relevance is the product of a value and its derivative, so that every propagation rule is a changed derivative. Both
 methods propagate through norms and activations by the identity rule, which is what the effective transformation does;
-CP-LRP also holds the attention matrices, so that without gamma it *is* the effective transformation. AttnLRP lets
+CP-LRP also freezes the attention matrices, so that without gamma it *is* the effective transformation. AttnLRP lets
 relevance through the matrices: by the Taylor rule through softmax, whose derivative is the ordinary one, and by the
 uniform rule through products of two input-dependent tensors, which get half of the relevance each.
 """
@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from dave_vit.engine.calls import Call, RuleSet
-from dave_vit.engine.function_names import FUSED_PRODUCTS, PRODUCTS, WEIGHTED
+from dave_vit.engine.operators import Kind, names_of_kind
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.rules.attention import FusedAttention
+from dave_vit.engine.rules.attention import AttentionArguments
 from dave_vit.engine.rules.gamma import Gamma
 from dave_vit.engine.rules.linear import ordinary
 from dave_vit.engine.rules.products import fused_product, product
@@ -25,8 +25,8 @@ from dave_vit.engine.states import is_carrier, is_operator, map_tensors, tensors
 from dave_vit.engine.surrogate import carry
 
 
-def _scaled(tensor: Tensor, share: float) -> Tensor:
-    """The same value with its derivative times ``share``."""
+def _scale_gradient(tensor: Tensor, share: float) -> Tensor:
+    """Return the same value with its derivative times ``share``."""
     return carry(tensor.clone, lambda grad: grad * share, tensor) if tensor.requires_grad else tensor
 
 
@@ -36,7 +36,7 @@ def uniform_product(call: Call, *args: Any, **kwargs: Any) -> Any:
     if len(carriers) < 2:
         return product(call, *args, **kwargs)
     share = 1.0 / len(carriers)
-    args, kwargs = map_tensors(lambda t: _scaled(t, share), (args, kwargs))
+    args, kwargs = map_tensors(lambda t: _scale_gradient(t, share), (args, kwargs))
     return call.func(*args, **kwargs)
 
 
@@ -44,21 +44,21 @@ def uniform_fused_product(call: Call, addend: Tensor, left: Tensor, right: Tenso
     """An addend plus a product, such as masked attention scores."""
     if is_operator(addend) or not (is_carrier(left) and is_carrier(right)):
         return fused_product(call, addend, left, right, **kwargs)
-    return call.func(addend, _scaled(left, 0.5), _scaled(right, 0.5), **kwargs)
+    return call.func(addend, _scale_gradient(left, 0.5), _scale_gradient(right, 0.5), **kwargs)
 
 
 def attention(call: Call, *args: Any, **kwargs: Any) -> Tensor:
     """Fused attention: V and the matrix take half of the relevance each, Q and K half of the matrix's each."""
-    given = FusedAttention.of(call, *args, **kwargs)
-    query, key = _scaled(given.query, 0.25), _scaled(given.key, 0.25)
-    return replace(given, query=query, key=key, value=_scaled(given.value, 0.5)).compute(call)
+    arguments = AttentionArguments.bind(call, *args, **kwargs)
+    query, key = _scale_gradient(arguments.query, 0.25), _scale_gradient(arguments.key, 0.25)
+    return replace(arguments, query=query, key=key, value=_scale_gradient(arguments.value, 0.5)).compute(call)
 
 
 ATTN_LRP = EFFECTIVE.extend(
     "AttnLRP",
     {
-        **dict.fromkeys(PRODUCTS, uniform_product),
-        **dict.fromkeys(FUSED_PRODUCTS, uniform_fused_product),
+        **dict.fromkeys(names_of_kind(Kind.PRODUCT), uniform_product),
+        **dict.fromkeys(names_of_kind(Kind.FUSED_PRODUCT), uniform_fused_product),
         "scaled_dot_product_attention": attention,
         # By its first-order Taylor expansion: R_i = x_i (R_i - s_i sum_j R_j), the ordinary derivative.
         **dict.fromkeys(["softmax", "_softmax"], ordinary),
@@ -71,8 +71,8 @@ CP_LRP = EFFECTIVE.extend("CP-LRP", {})
 
 
 def with_gamma(base: RuleSet, gamma: Gamma) -> RuleSet:
-    """The same rules with the gamma rule for linear layers and convolutions."""
-    return base.extend(f"{base.name} with gamma", dict.fromkeys(WEIGHTED, gamma.rule))
+    """Return the rules of ``base`` with the gamma rule for linear layers and convolutions."""
+    return base.extend(f"{base.name} with gamma", dict.fromkeys(names_of_kind(Kind.WEIGHTED), gamma))
 
 
 RELEVANCE = with_gamma(CP_LRP, Gamma(flat=True))

@@ -1,4 +1,4 @@
-"""Rules for functions that are linear already, at least piece by piece: they only look after the states."""
+"""Rules for functions that are linear already, at least piece by piece: they only keep the states of tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from dave_vit.engine.calls import Call
-from dave_vit.engine.function_names import PLACES
 from dave_vit.engine.states import State, depends_on_input, is_carrier, map_tensors, mark, state_of, sum_state, tensors
 from dave_vit.errors import training_error
 
@@ -19,38 +18,38 @@ def affine(call: Call, *args: Any, **kwargs: Any) -> Any:
     value = call.func(*args, **kwargs)
     if not isinstance(value, Tensor):
         return value
-    return call.mode.record_constant(value, lambda: _constant(call, args, kwargs), call.name)
+    return call.mode.record_constant(value, lambda: _compute_constant(call, args, kwargs), call.name)
 
 
-def _constant(call: Call, args: Any, kwargs: Any) -> Any:
-    """What a function gives where all carriers are zero; of a linear layer it is known without computing it."""
+def _compute_constant(call: Call, args: Any, kwargs: Any) -> Any:
+    """Call a function with all carriers zero; of a linear layer the result is its bias."""
     if call.name == "linear" and len(args) > 1 and not args[1].requires_grad:
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
-        return args[1].new_zeros(()) if bias is None else _zeroed(bias)
-    return call.func(*_zeroed(args), **_zeroed(kwargs))
+        return None if bias is None else _zero_carriers(bias)
+    return call.func(*_zero_carriers(args), **_zero_carriers(kwargs))
 
 
-def _zeroed(value: Any) -> Any:
+def _zero_carriers(value: Any) -> Any:
     return map_tensors(lambda t: torch.zeros_like(t) if t.requires_grad else t, value)
 
 
 def move(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Rearranging and casting: a gate stays a gate."""
-    value = reduction(call, *args, **kwargs)
+    value = reduce(call, *args, **kwargs)
     return mark(value, state_of(args[0])) if args and is_carrier(args[0]) else value
 
 
-def reduction(call: Call, *args: Any, **kwargs: Any) -> Any:
+def reduce(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Sums and means: linear in the first argument, whose numbers are mixed with each other."""
     if not args or not is_carrier(args[0]):
         return call.mode.run_frozen(call, *args, **kwargs)
     return call.func(args[0], *map_tensors(Tensor.detach, args[1:]), **map_tensors(Tensor.detach, kwargs))
 
 
-def total(call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Sums and concatenations of several tensors; what says where they go is no term."""
-    place = 1 if call.func is Tensor.where else PLACES.get(call.name, -1)  # x.where(mask, y), torch.where(mask, x, y)
-    terms = [term for position, term in enumerate(args) if position != place]
+def add(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Sums and concatenations of several tensors; the mask or index that places them is no term."""
+    index = 1 if call.func is Tensor.where else call.operator.index_argument  # x.where(mask, y)
+    terms = [term for position, term in enumerate(args) if position != index]
     named = {name: term for name, term in kwargs.items() if name not in ("condition", "mask", "index", "indices")}
     state = sum_state(state_of(term) for term in tensors((terms, named)))
     if state is State.OPERATOR:
@@ -58,7 +57,7 @@ def total(call: Call, *args: Any, **kwargs: Any) -> Any:
     return mark(affine(call, *args, **kwargs), state)
 
 
-def selection(call: Call, *args: Any, **kwargs: Any) -> Any:
+def select(call: Call, *args: Any, **kwargs: Any) -> Any:
     """ReLU, max-pool, abs: piecewise linear, so the ordinary derivative is the effective one."""
     others = [t for t in tensors((args[1:], kwargs)) if t.is_floating_point()]
     if others and (call.name != "prelu" or is_carrier(others[0])):  # max(x, y) is not homogeneous in x
@@ -71,7 +70,7 @@ def ordinary(call: Call, *args: Any, **kwargs: Any) -> Any:
     return call.func(*args, **kwargs)
 
 
-def frozen(call: Call, *args: Any, **kwargs: Any) -> Any:
+def freeze(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Functions that can only be part of an operator."""
     return call.mode.run_frozen(call, *args, **kwargs)
 
@@ -82,8 +81,8 @@ def set_item(call: Call, target: Tensor, index: Any, value: Any) -> None:
     if state is State.OPERATOR:
         _set_operator(call, target, index, value)
         return
-    constant = _zeroed(target).clone()
-    constant[index] = _zeroed(value)
+    constant = _zero_carriers(target).clone()
+    constant[index] = _zero_carriers(value)
     call.func(target, index, value)
     recorded = call.mode.record_constant(target, lambda: constant, call.name)
     if recorded is not target:
@@ -107,13 +106,13 @@ def copy_into(call: Call, target: Tensor, source: Tensor, non_blocking: bool = F
     return affine(everywhere, source.to(target.dtype), target)  # type: ignore[no-any-return]
 
 
-def undetached(call: Call, input: Tensor) -> Any:
+def ignore_detach(call: Call, input: Tensor) -> Any:
     """``detach`` as if it were not there."""
     return move(Call(call.mode, Tensor.clone, "clone"), input)
 
 
 def iterate(call: Call, tensor: Tensor) -> Any:
-    """Looping over a tensor: the parts keep what the whole was."""
+    """Looping over a tensor: the parts keep the state of the whole."""
     return iter(move(Call(call.mode, Tensor.unbind, "unbind"), tensor))
 
 
@@ -144,6 +143,6 @@ def difference(
     """``diff``: linear in the whole, of which its ends are parts."""
     parts = [part for part in (prepend, input, append) if part is not None]
     if len(parts) == 1:
-        return reduction(call, input, n, dim)
+        return reduce(call, input, n, dim)
     with call.mode:
         return torch.diff(torch.cat(parts, dim), n, dim)

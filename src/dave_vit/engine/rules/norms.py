@@ -12,7 +12,6 @@ from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
 from dave_vit.engine.calls import Call
-from dave_vit.engine.fast.kernels import norms as fused
 from dave_vit.engine.states import depends_on_input, is_carrier, mark, state_of
 from dave_vit.engine.surrogate import carry
 from dave_vit.errors import training_error
@@ -28,35 +27,22 @@ def layer_norm(
     *args: Any,
 ) -> Tensor:
     """(x - mean) / sigma * gamma + beta, sigma frozen."""
+    shape = tuple(normalized_shape)
     if depends_on_input(weight) or depends_on_input(bias):
-        norm = partial(F.layer_norm, input, normalized_shape, eps=eps)
-        return _in_parts(call, norm, weight, bias, tuple(normalized_shape))
-    dims = tuple(range(-len(tuple(normalized_shape)), 0))
-    x, *scales = _in_types(call, input.detach(), weight, bias)
-    # The kernel behind F.layer_norm, which gives 1 / sigma away as well.
-    value, _, inverse = torch.native_layer_norm(x, tuple(normalized_shape), scales[0], scales[1], eps)
-
-    fits = not call.mode.traced and fused.applicable(input, tuple(normalized_shape))  # a compiler makes its own kernel
-    pullback = partial(fused.centred, dtype=input.dtype) if fits else partial(centred, dims=dims)
-
-    carried = carry(lambda: value, pullback, input, saved=(inverse, weight))
-    return carried if bias is None else call.mode.record_constant(carried, lambda: bias, call.name)
+        return _norm_in_parts(call, partial(F.layer_norm, input, shape, eps=eps), weight, bias, shape)
+    dims = tuple(range(-len(shape), 0))
+    x = input.detach().to(working_dtype(input.dtype))
+    inverse = (x.var(dims, unbiased=False, keepdim=True) + eps).rsqrt()
+    compute = partial(call.func, input.detach(), shape, weight, bias, eps, *args)
+    carried = carry(compute, partial(center_gradient, dims=dims), input, saved=(inverse, weight))
+    return call.mode.record_constant(carried, lambda: bias, call.name)
 
 
-def _in_types(call: Call, x: Tensor, *parts: Tensor | None) -> list[Any]:
-    """Input, weight and bias in the types in which a layer norm runs."""
-    if x.dtype is call.mode.stream:  # the kernel computes in float32 anyway
-        wanted = x.dtype if x.is_cuda else None  # on a CPU weights in float32 have it give 1 / sigma in it
-    else:
-        wanted = working_dtype(x.dtype) if torch.is_autocast_enabled(x.device.type) else None
-    return [part if part is None or wanted is None else part.to(wanted) for part in (x, *parts)]
-
-
-def centred(grad: Tensor, inverse: Tensor, weight: Tensor | None, dims: tuple[int, ...]) -> Tensor:
-    """What goes back through a layer norm with sigma frozen: (g - mean g) / sigma, with g = grad * gamma."""
-    scaled = grad.to(inverse.dtype, copy=weight is None)
+def center_gradient(grad: Tensor, inverse: Tensor, weight: Tensor | None, dims: tuple[int, ...]) -> Tensor:
+    """Compute (g - mean g) / sigma with g = grad * gamma, the derivative of a layer norm with sigma frozen."""
+    scaled = grad.to(inverse.dtype)
     scaled = scaled if weight is None else scaled * weight
-    return scaled.sub_(scaled.mean(dims, keepdim=True)).mul_(inverse)
+    return (scaled - scaled.mean(dims, keepdim=True)) * inverse
 
 
 def rms_norm(
@@ -65,7 +51,7 @@ def rms_norm(
     """x / rms * gamma, rms frozen."""
     if depends_on_input(weight):
         norm = partial(F.rms_norm, input, normalized_shape, eps=eps)
-        return _in_parts(call, norm, weight, None, tuple(normalized_shape))
+        return _norm_in_parts(call, norm, weight, None, tuple(normalized_shape))
     x = input.detach().to(working_dtype(input.dtype))
     dims = tuple(range(-len(tuple(normalized_shape)), 0))
     floor = torch.finfo(input.dtype).eps if eps is None else eps
@@ -91,7 +77,7 @@ def group_norm(
     """Layer norm over groups of channels."""
     per_channel = (1, -1, *[1] * (input.ndim - 2))
     if depends_on_input(weight) or depends_on_input(bias):
-        return _in_parts(call, partial(F.group_norm, input, num_groups, eps=eps), weight, bias, per_channel)
+        return _norm_in_parts(call, partial(F.group_norm, input, num_groups, eps=eps), weight, bias, per_channel)
     x = input.detach().to(working_dtype(input.dtype))
     groups = (x.shape[0], num_groups, -1)
     inverse = (x.reshape(groups).var(-1, unbiased=False, keepdim=True) + eps).rsqrt()
@@ -102,7 +88,7 @@ def group_norm(
 
     compute = partial(call.func, input, num_groups, weight, bias, eps, *args)
     value = carry(compute, pullback, input, saved=(inverse, weight))
-    return value if bias is None else call.mode.record_constant(value, lambda: bias.view(per_channel), call.name)
+    return call.mode.record_constant(value, lambda: None if bias is None else bias.view(per_channel), call.name)
 
 
 def instance_norm(
@@ -152,7 +138,7 @@ def batch_norm(
     mean, variance, shape = running_mean, running_var, (1, -1, *[1] * (input.ndim - 2))
     if any(map(depends_on_input, (mean, variance, weight, bias))):
         norm = lambda: (input - mean.view(shape)) * (variance.view(shape) + eps).rsqrt()  # noqa: E731
-        return _in_parts(call, norm, weight, bias, shape)
+        return _norm_in_parts(call, norm, weight, bias, shape)
     scale = (variance + eps).rsqrt() if weight is None else weight * (variance + eps).rsqrt()
     scale = scale.view(shape)
     compute = partial(call.func, input, running_mean, running_var, weight, bias, training, momentum, eps)
@@ -162,10 +148,10 @@ def batch_norm(
     return call.mode.record_constant(value, constant, call.name)
 
 
-def _in_parts(
+def _norm_in_parts(
     call: Call, norm: Callable[[], Tensor], weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...] = (-1,)
 ) -> Tensor:
-    """A norm whose own parameters depend on the input: norm, scale and shift each meet their rule."""
+    """Compute a norm whose own parameters depend on the input: norm, scale and shift each meet their rule."""
     with call.mode:
         value = norm()
         value = value if weight is None else value * weight.view(shape)

@@ -1,4 +1,4 @@
-"""Triton kernels: attention's values on the way back, log-sum-exp, gates, norms, the gamma rule, sums of samples.
+"""Triton kernels: gradients of attention values, gates and norms, log-sum-exp, the gamma rule, sums of samples.
 
 The attention matrix A = exp(scale Q K^T + mask - lse) is rebuilt tile by tile and never written to memory. Strides are
 compile-time constants: inside a compiled graph run-time strides would lose what Triton knows of their alignment.
@@ -29,7 +29,7 @@ def _scores(
     MASK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Transposed scores of one tile in units of log 2: [keys, queries]; -inf where a query must not look."""
+    """Transposed scores of one tile in units of log 2: [keys, queries]; -inf where a query must not attend."""
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * _LOG2E)
     if MASK != "none":
         inside = (columns[:, None] < S) & (rows[None, :] < L)
@@ -114,7 +114,7 @@ def values_gradient_kernel(
             queries = query + batch * q_b + h * q_h + rows[:, None] * q_l + e[None, :] * q_e
             q = tl.load(queries, mask=(rows[:, None] < L) & (e[None, :] < E), other=0.0)
             norm = tl.load(lse + batch * l_b + h * l_h + rows * l_l, mask=rows < L, other=float("inf"))
-            norm = tl.where(norm == float("-inf"), float("inf"), norm)  # a query that sees nothing gives nothing
+            norm = tl.where(norm == float("-inf"), float("inf"), norm)  # all keys are masked: gives nothing
             here = mask + batch * m_b + h * m_h if MASK != "none" else mask
             scores = _scores(q, k, rows, columns, here, L, S, m_l, m_s, scale, CAUSAL, MASK, PRECISION)
             weight = tl.exp2(scores - norm[None, :] * _LOG2E)  # [KEYS, QUERIES]
@@ -173,7 +173,7 @@ def log_sum_exp_kernel(
         scores = _scores(q, k, rows, columns, here, L, S, m_l, m_s, scale, CAUSAL, MASK, PRECISION)
         scores = tl.where(columns[:, None] < S, scores, float("-inf"))  # [KEYS, QUERIES]
         top = tl.maximum(highest, tl.max(scores, 0))
-        still = tl.where(top == float("-inf"), 0.0, top)  # nothing seen so far: -inf - -inf would be NaN
+        still = tl.where(top == float("-inf"), 0.0, top)  # all masked so far: -inf - -inf would be NaN
         total = total * tl.exp2(highest - still) + tl.sum(tl.exp2(scores - still[None, :]), 0)
         highest = top
     seen = tl.where(total == 0.0, 1.0, total)
@@ -207,7 +207,7 @@ def gate_gradient_kernel(
 
 
 @triton.jit
-def centred_kernel(
+def center_gradient_kernel(
     grad,  # [rows, WIDTH]
     inverse,  # [rows]
     weight,  # [WIDTH]
@@ -250,7 +250,7 @@ def row_sizes_kernel(
 
 
 @triton.jit
-def shared_kernel(
+def share_gradient_kernel(
     grad,  # [rows, WIDTH]
     value,  # [rows, WIDTH]
     size,  # [rows]
@@ -320,7 +320,7 @@ def weighted_sums_kernel(
     CHANNEL_TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Of some pixels of one image: sums of w x, w^2 s and w^2 s^2, with s the sum of x over its channels."""
+    """Sum w x, w^2 s and w^2 s^2 of some pixels of one image, with s the sum of x over its channels."""
     image = tl.program_id(1).to(tl.int64)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.arange(0, CHANNEL_TILE)

@@ -1,6 +1,6 @@
-"""How the kernels are launched; those that compiled graphs need are operators of torch as well.
+"""Launches the kernels; those that compiled graphs need are operators of torch as well.
 
-Importing this imports Triton and torch's compiler, which takes seconds: it is imported where a GPU is met.
+Importing this imports Triton and torch's compiler, which takes seconds: it is imported when tensors are on a GPU.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from dave_vit.engine.fast.kernels.triton_kernels import (
     add_favoured_kernel,
-    centred_kernel,
+    center_gradient_kernel,
     gate_gradient_kernel,
     log_sum_exp_kernel,
     row_sizes_kernel,
-    shared_kernel,
+    share_gradient_kernel,
     values_gradient_kernel,
     weighted_sums_kernel,
 )
@@ -28,30 +28,30 @@ _P = ParamSpec("_P")
 
 
 def _operator(launch: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
-    """An operator that tracers see through; elsewhere its function is called, since dispatching takes 0.1 ms and more.
+    """Make an operator that tracers see; elsewhere its function is called, since dispatching takes 0.1 ms and more.
 
     The function must name ``wrap_triton`` where it launches, by which torch finds the kernels of an operator.
     """
-    seen = torch.library.triton_op(f"dave_vit::{launch.__name__}", launch, mutates_args={})  # torch 2.6 and later
+    operator = torch.library.triton_op(f"dave_vit::{launch.__name__}", launch, mutates_args={})  # torch 2.6 and later
 
     @wraps(launch)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
-        if _followed():
-            return seen(*args, **kwargs)  # type: ignore[no-any-return]
+        if _is_traced():
+            return operator(*args, **kwargs)  # type: ignore[no-any-return]
         with torch.cuda.device_of(args[0]):  # Triton launches on the current device
             return launch(*args, **kwargs)
 
     return call
 
 
-def _followed() -> bool:
-    """Whether somebody follows torch's operators, such as a tracer, to whom a kernel alone would be invisible."""
+def _is_traced() -> bool:
+    """Return whether a dispatch mode, such as a tracer, is active, to which a kernel alone would be invisible."""
     return torch._C._len_torch_dispatch_stack() > 0
 
 
 def wrap_triton(kernel: Any) -> Any:
-    """The kernel in the form that tracers see; as it is where nobody looks, since an interpreted one has no other."""
-    return torch.library.wrap_triton(kernel) if _followed() else kernel
+    """Return the kernel in the form that tracers see; without a tracer as it is, as an interpreted one must be."""
+    return torch.library.wrap_triton(kernel) if _is_traced() else kernel
 
 
 @_operator
@@ -66,7 +66,7 @@ def values_gradient(
     scale: float,
     precision: str,
 ) -> Tensor:
-    """A^T grad for targets that share the matrix: [K, B, Hk, S, Ev]."""
+    """Compute A^T grad for targets that share the matrix: ``[K, B, Hk, S, Ev]``."""
     targets, batch, _, length, wide = grad.shape
     heads, keys = key.shape[1:3]
     out = torch.empty((targets, batch, keys, heads, wide), dtype=grad.dtype, device=grad.device).transpose(2, 3)
@@ -95,7 +95,7 @@ def values_gradient(
         E=query.shape[3],
         EV=wide,
         CAUSAL=is_causal,
-        MASK=_kind(mask),
+        MASK=_mask_kind(mask),
         PRECISION=precision,
         **tile,
     )
@@ -106,7 +106,7 @@ def values_gradient(
 def log_sum_exp(
     query: Tensor, key: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float, precision: str
 ) -> Tensor:
-    """Of the scores of each query: [B, Hq, L]."""
+    """Compute the log-sum-exp of the scores of each query: ``[B, Hq, L]``."""
     batch, heads, length, dim = query.shape
     out = torch.empty((batch, heads, length), dtype=torch.float32, device=query.device)
     masked = (query, (0, 0, 0, 0)) if mask is None else (mask, mask.stride())
@@ -128,7 +128,7 @@ def log_sum_exp(
         KEYS=64,
         QUERIES=64,
         CAUSAL=is_causal,
-        MASK=_kind(mask),
+        MASK=_mask_kind(mask),
         PRECISION=precision,
         num_warps=4,
         num_stages=2,
@@ -137,20 +137,20 @@ def log_sum_exp(
 
 
 def gate_gradient(grad: Tensor, x: Tensor, *, kind: str, at_zero: float) -> Tensor:
-    """grad * phi(x) for contiguous tensors of one shape."""
+    """Compute grad * phi(x) for contiguous tensors of one shape; ``kind`` is "gelu", "tanh" or "silu"."""
     out = torch.empty_like(grad)
     grid = (triton.cdiv(grad.numel(), 1024),)
     gate_gradient_kernel[grid](grad, x, out, grad.numel(), AT_ZERO=at_zero, KIND=kind, BLOCK=1024, num_warps=4)
     return out
 
 
-def centred(grad: Tensor, inverse: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """(g - mean g) * inverse with g = grad * weight, for [rows, width], [rows] and [width], all contiguous."""
+def center_gradient(grad: Tensor, inverse: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Compute (g - mean g) * inverse with g = grad * weight, for [rows, width], [rows] and [width], all contiguous."""
     rows, width = grad.shape
     out = torch.empty_like(grad, dtype=dtype)
     block = _power_of_two(width)
     scale = inverse if weight is None else weight
-    centred_kernel[(rows,)](
+    center_gradient_kernel[(rows,)](
         *(grad, inverse, scale, out),
         WEIGHT=weight is not None,
         WIDTH=width,
@@ -161,7 +161,7 @@ def centred(grad: Tensor, inverse: Tensor, weight: Tensor | None, dtype: torch.d
 
 
 def row_sizes(x: Tensor, of_input: Tensor) -> Tensor:
-    """The mean of |x| in each row, weighted by ``of_input``: [rows] for [rows, I] and [I], both contiguous."""
+    """Compute the mean of |x| in each row, weighted by ``of_input``: [rows] for [rows, I] and [I], both contiguous."""
     rows, width = x.shape
     out = torch.empty(rows, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):  # on the way back autograd has chosen it
@@ -169,21 +169,21 @@ def row_sizes(x: Tensor, of_input: Tensor) -> Tensor:
     return out
 
 
-def shared(
+def share_gradient(
     grad: Tensor, value: Tensor, size: Tensor, bias: Tensor | None, of_output: Tensor, favour: float
 ) -> tuple[Tensor, Tensor]:
-    """grad * |s|, and in each row the mean of grad * s: [rows, O] and [rows]; all contiguous."""
+    """Compute grad * |s|, and in each row the mean of grad * s: [rows, O] and [rows]; all contiguous."""
     rows, width = grad.shape
     out, summed = torch.empty_like(grad), torch.empty_like(size)
     shift = of_output if bias is None else bias
-    shared_kernel[(rows,)](
+    share_gradient_kernel[(rows,)](
         grad, value, size, shift, of_output, out, summed, favour, BIAS=bias is not None, WIDTH=width, **_row_tile(width)
     )
     return out, summed
 
 
 def add_favoured_(plain: Tensor, like: Tensor, summed: Tensor, of_input: Tensor, favour: float) -> None:
-    """plain += c sign(like) summed of_input, for [rows, I], [rows, I], [rows] and [I], all contiguous."""
+    """Add c sign(like) summed of_input to ``plain``, for [rows, I], [rows, I], [rows] and [I], all contiguous."""
     rows, width = plain.shape
     tile = _row_tile(width)
     grid = (rows, triton.cdiv(width, tile["BLOCK"]))
@@ -191,7 +191,7 @@ def add_favoured_(plain: Tensor, like: Tensor, summed: Tensor, of_input: Tensor,
 
 
 def weighted_sums(samples: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of samples [n,B,C,...] with weights [n,B] in float64: [B,C,...], [B,...] and [B,...] in float64."""
+    """Sum samples [n,B,C,...] with weights [n,B] in float64: [B,C,...], [B,...] and [B,...] in float64."""
     n, batch, channels, *sides = samples.shape
     block = 256  # pixels
     pixels = samples[0, 0, 0].numel()
@@ -209,21 +209,21 @@ def weighted_sums(samples: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Ten
     return total, first, second
 
 
-def _strides(several: Tensor) -> tuple[int, ...]:
-    """Of a tensor with a leading dimension of targets.
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor with a leading dimension of targets, 0 for that of a single target.
 
-    That of a single one would tell the size of the batch alone, for each of which the kernel would be compiled again.
+    It would be the size of the batch, for each of which the kernel would be compiled again.
     """
-    first, *rest = several.stride()
-    return (first if len(several) > 1 else 0, *rest)
+    first, *rest = tensor.stride()
+    return (first if len(tensor) > 1 else 0, *rest)
 
 
 def _row_tile(width: int) -> dict[str, int]:
-    """How much of a row is read at a time: 16 bytes a thread in half types."""
+    """Return how much of a row is read at a time: 16 bytes a thread in half types."""
     return {"BLOCK": min(1024, _power_of_two(width)), "num_warps": 4}
 
 
-def _kind(mask: Tensor | None) -> str:
+def _mask_kind(mask: Tensor | None) -> str:
     return "none" if mask is None else "boolean" if mask.dtype == torch.uint8 else "additive"
 
 
@@ -232,7 +232,7 @@ def _power_of_two(size: int) -> int:
 
 
 def _tile(query: Tensor, wide: int, targets: int) -> dict[str, int]:
-    """Sizes of a tile: 128 keys x 32 queries measured best for head dimension 64 on an H200."""
+    """Return the sizes of a tile: 128 keys x 32 queries measured best for head dimension 64 on an H200."""
     e, ev = _power_of_two(query.shape[-1]), _power_of_two(wide)
     together = max(1, min(1 << (targets - 1).bit_length(), 256 // ev))
     large = max(e, together * ev) > 64

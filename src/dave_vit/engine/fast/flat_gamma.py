@@ -1,0 +1,224 @@
+"""The flat gamma rule without its second product: the rank-one mean u v of absolute weights is used by its factors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dave_vit._internal.precision import working_dtype
+from dave_vit.engine.calls import Call
+from dave_vit.engine.fast import PassKind, kernels, register_substitute
+from dave_vit.engine.fast.gates import same_signs
+from dave_vit.engine.fast.patches import are_windows_adjacent, arrange_in_grid, prefers_product, windows_of
+from dave_vit.engine.rules.gamma import Gamma, Layer, adjoint, bias_part, by_output, rank_one_factors, sees_all_inputs
+from dave_vit.engine.rules.products import weighted
+from dave_vit.engine.surrogate import carry
+
+_MAX_ROW = 768  # numbers of a row; with more at once, or in a loop, a compiler's kernel takes up to twice the time
+
+
+@dataclass(frozen=True)
+class FlatForm:
+    """The flat rule of one layer; any layer, in any pass.
+
+    Attributes:
+        layer: the layer as a function of input, weight and bias.
+        c: how much the sign is favoured.
+    """
+
+    layer: Layer
+    c: float
+
+    def keep(self, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor) -> tuple[Tensor | None, ...]:
+        """Return what the backward pass needs, beside the weight and the signs of x."""
+        of_output, of_input = rank_one_factors(weight.abs())
+        size = self.layer(x.abs(), of_input)  # one output
+        if bias is None:
+            size = size * by_output(of_output, weight)
+        else:
+            size = torch.addcmul(by_output(bias.abs(), weight), size, by_output(of_output, weight))
+        return self._share(value, size).to(value.dtype), of_output, of_input
+
+    def pull_back(self, grad: Tensor, signs: Tensor, weight: Tensor, *kept: Any) -> Tensor:
+        """Compute the gradient of the inputs, whose signs are those of ``signs``."""
+        share, of_output, of_input = (part.to(grad.dtype) for part in kept)
+        buffer = share.abs().mul_(grad)  # and again below: memory that is new has to be cleared first
+        plain = adjoint(self.layer, buffer, weight, signs)
+        favoured = self._favoured(torch.mul(grad, share, out=buffer), of_output, of_input, signs)
+        return plain.addcmul_(signs.sign().to(grad.dtype), favoured, value=self.c)
+
+    def bias_part(self, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor) -> Tensor | None:
+        """Compute the part of the output that is the bias's."""
+        if bias is None:
+            return None
+        share = FlatForm.keep(self, x, weight, bias, value)[0]
+        assert share is not None
+        return bias_part(by_output(bias, weight), share, value, self.c)
+
+    @torch.no_grad()
+    def _share(self, value: Tensor, size: Tensor) -> Tensor:
+        """Compute s of z and a, in at least float32."""
+        z = value.to(working_dtype(value.dtype))
+        whole = self._whole(z, size)
+        return torch.div(z, whole, out=whole)
+
+    def _whole(self, z: Tensor, size: Tensor) -> Tensor:
+        """Compute |z| + c a, above 0; where there is nothing to share, z is 0."""
+        whole = z.abs().add_(size, alpha=self.c)
+        return whole.clamp_min_(torch.finfo(whole.dtype).tiny)
+
+    def _favoured(self, grad: Tensor, of_output: Tensor, of_input: Tensor, signs: Tensor) -> Tensor:
+        if of_input.ndim == 2:
+            return (grad @ of_output.flatten()).unsqueeze(-1) * of_input[0]
+        summed = (grad * by_output(of_output, of_input)).sum(1 - of_input.ndim, keepdim=True)
+        return adjoint(self.layer, summed, of_input, signs)
+
+
+class TracedForm(FlatForm):
+    """The flat rule of a linear layer for a compiler.
+
+    Products with one row are written as sums, which are fused into the kernels beside them, and s is recomputed on the
+    way back: of z, which is there anyway, and of one number a token.
+    """
+
+    def keep(self, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor) -> tuple[Tensor | None, ...]:
+        """Return what the backward pass needs."""
+        of_output, of_input = rank_one_factors(weight.abs())
+        wide = working_dtype(value.dtype)
+        size = sum_last(x.to(wide).abs() * of_input[0].to(wide))  # [..., 1]
+        return value, size, bias, of_output.flatten(), of_input
+
+    def pull_back(self, grad: Tensor, signs: Tensor, weight: Tensor, *kept: Any) -> Tensor:
+        """Compute the gradient of the inputs."""
+        value, size, bias, of_output, of_input = kept
+        amount = size * of_output if bias is None else size * of_output + bias.abs()
+        share = self._share(value, amount)
+        plain = (grad * share.abs()).to(grad.dtype) @ weight.to(grad.dtype)
+        favoured = self.c * sum_last(grad * share * of_output) * of_input[0]
+        signed = torch.where(signs > 0, favoured, torch.where(signs < 0, -favoured, 0))  # faster than a product
+        return plain + signed
+
+    def _share(self, value: Tensor, size: Tensor) -> Tensor:
+        z = value.to(working_dtype(value.dtype))
+        if z.dtype == value.dtype:
+            return z / self._whole(z, size)
+        root = self._whole(z, size).rsqrt()
+        return z * (root * root)  # of half types, in a third of a quotient's instructions
+
+
+class KernelForm(FlatForm):
+    """The flat rule of a linear layer by three kernels (CUDA, Triton), each for all that is done to a row at a time.
+
+    Of the weights they need the sums of absolute values alone, by input and by output: their product divided by the sum
+    of all is the rank-one mean. The kernels divide, since they go over all of one anyway.
+    """
+
+    def keep(self, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor) -> tuple[Tensor | None, ...]:
+        """Return what the backward pass needs."""
+        of_output, of_input = (torch.linalg.vector_norm(weight, 1, dim, dtype=torch.float32) for dim in (1, 0))
+        return value, kernels.load().row_sizes(_rows(x), of_input), bias, of_output, of_input
+
+    def pull_back(self, grad: Tensor, signs: Tensor, weight: Tensor, *kept: Any) -> Tensor:
+        """Compute the gradient of the inputs."""
+        value, size, bias, of_output, of_input = kept
+        shift, launch = None if bias is None else bias.contiguous(), kernels.load()
+        shared, summed = launch.share_gradient(_rows(grad), _rows(value), size, shift, of_output, self.c)
+        plain: Tensor = shared @ weight.to(grad.dtype)
+        launch.add_favoured_(plain, _rows(signs), summed, of_input, self.c)
+        return plain.view(signs.shape)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def sum_last(values: Tensor) -> Tensor:
+    """Sum over the last axis, ``[..., 1]``; long rows in equal pieces that a compiler's kernel holds at once."""
+    width = values.shape[-1]
+    sizes = range(_MAX_ROW, 255, -1)
+    piece = width if width <= _MAX_ROW else next((size for size in sizes if width % size == 0), width)
+    pieces: Tensor = values.unflatten(-1, (-1, piece))
+    return pieces.sum(-1).sum(-1, keepdim=True)
+
+
+def _applies(plain: Gamma, call: Call, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> bool:
+    return plain.flat and sees_all_inputs(call, input, weight)
+
+
+@register_substitute(Gamma, applies=_applies, passes=(PassKind.EAGER,))
+def eager_gamma(plain: Gamma, call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Run the flat rule on a copy of the signs: the model may write over its tensors later."""
+    return _run(plain, call, lambda *tensors: FlatForm, lambda input: input.detach().sign(), *args, **kwargs)
+
+
+@register_substitute(Gamma, applies=_applies, passes=(PassKind.RECORDED,))
+def recorded_gamma(plain: Gamma, call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Run the flat rule by kernels, which keep a layer's output as it is."""
+    return _run(plain, call, choose_kernel_form, same_signs, *args, **kwargs)
+
+
+@register_substitute(Gamma, applies=_applies, passes=(PassKind.TRACED,))
+def traced_gamma(plain: Gamma, call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Write the flat rule out for a compiler."""
+    return _run(plain, call, lambda *tensors: TracedForm, same_signs, *args, **kwargs)
+
+
+def choose_kernel_form(*tensors: Tensor | None) -> type[FlatForm]:
+    """Return the form by kernels where they take the tensors of a linear layer."""
+    return KernelForm if kernels.take(*tensors) else FlatForm
+
+
+def _run(
+    plain: Gamma,
+    call: Call,
+    choose_form: Callable[..., type[FlatForm]],
+    keep_signs: Callable[[Tensor], Tensor],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    c = plain.favour(call, input, weight, bias)
+    if c == 0.0:
+        return weighted(call, input, weight, bias, *args, **kwargs)
+    run = partial(_run_form, c=c, choose_form=choose_form, keep_signs=keep_signs)
+    layer = partial(_call_layer, call.func, args, kwargs)
+    if call.name != "conv2d" or not are_windows_adjacent(input, weight, *args, **kwargs):
+        return run(call, layer, layer(input.detach(), weight, bias), input, weight, bias)
+    windows, matrix = windows_of(input, weight), weight.flatten(1)
+    if prefers_product(input):
+        value = F.linear(windows.detach(), matrix, bias)
+    else:
+        value = layer(input.detach(), weight, bias).flatten(2).transpose(1, 2)
+    return arrange_in_grid(run(call, F.linear, value, windows, matrix, bias), input, weight)
+
+
+def _call_layer(func: Any, args: Any, kwargs: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return func(x, weight, bias, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+def _run_form(
+    call: Call,
+    layer: Layer,
+    value: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    c: float,
+    choose_form: Callable[..., type[FlatForm]],
+    keep_signs: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Return the layer's own value with the derivative of a form of the rule."""
+    x = input.detach()
+    form = (choose_form(x, weight, bias, value) if weight.ndim == 2 else FlatForm)(layer, c)
+    saved = (keep_signs(input), weight, *form.keep(x, weight, bias, value))
+    carried = carry(lambda: value, form.pull_back, input, saved=saved)
+    return call.mode.record_constant(carried, lambda: form.bias_part(x, weight, bias, value), call.name)
