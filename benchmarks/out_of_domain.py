@@ -1,4 +1,4 @@
-"""How often the embedded models call a picture out of domain: their own, which is a false alarm, and photographs.
+"""Measure how often the embedded models call images out of domain: their own (false alarms), and photographs.
 
 python benchmarks/out_of_domain.py --photos FOLDER
 """
@@ -20,23 +20,23 @@ from dave_vit.models.domain import is_out_of_domain
 
 
 def share(model: Adapter, pictures: Sequence[Image.Image]) -> float:
-    """Of pictures that are called out of domain."""
-    found = []
+    """Return the fraction of images that are called out of domain."""
+    flags = []
     for start in range(0, len(pictures), 16):
         with torch.inference_mode():
-            found.append(is_out_of_domain(model, model(model.preprocess(pictures[start : start + 16]))))
-    return float(torch.cat(found).float().mean())
+            flags.append(is_out_of_domain(model, model(model.preprocess(pictures[start : start + 16]))))
+    return float(torch.cat(flags).float().mean())
 
 
 def embedded(split: str, family: str, seed: int, count: int) -> list[Image.Image]:
-    """Pictures of the embedded benchmark, each once."""
+    """Return images of the embedded benchmark, each once."""
     step = 2 if split == "pair" else 1  # a picture of two targets is two items
     data = open_dataset(f"builtin:{split}:{family}:{seed}", limit=step * count)
     return [data.image(index) for index in range(0, step * count, step)]
 
 
 def main() -> None:
-    """Prints a table."""
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--photos", help="a folder of photographs, with its subfolders")
     parser.add_argument("--seed", type=int, default=12)

@@ -1,4 +1,4 @@
-"""Folders of detectors, segmentation, depth and video models, as save_pretrained leaves them: small ones."""
+"""Save small detectors, segmentation, depth and video models in folders, as save_pretrained does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _words() -> Any:
 
 
 def save(family: str, folder: Path) -> Path:
-    """A folder with model and processor of a family."""
+    """Save model and processor of a family in a folder."""
     import transformers
 
     (entry,) = [entry for entry in architectures("transformers") if entry.family == family]

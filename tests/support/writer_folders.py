@@ -1,4 +1,4 @@
-"""Folders of models that write text, as save_pretrained leaves them: small configurations, processors, 64 words."""
+"""Save small text generators in folders, as save_pretrained does, with a vocabulary of 64 words."""
 
 from __future__ import annotations
 

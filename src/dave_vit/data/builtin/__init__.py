@@ -1,4 +1,4 @@
-"""The embedded benchmark: composed pictures whose object pixels are known exactly."""
+"""The embedded benchmark: composed images with exact object masks."""
 
 from __future__ import annotations
 

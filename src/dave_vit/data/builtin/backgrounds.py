@@ -1,7 +1,7 @@
 """Backgrounds: gradients, value noise, stripes, Voronoi cells, shapes, photographed textures; integers throughout.
 
 Structural parameters (angles, periods, counts, lattices) are even here. The training recipe draws odd ones, and its
-textures come from the other half of each photograph, so no background of a test was seen in training.
+textures come from the other half of each photograph, so no background of a test occurs in training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _colour(draws: Draws) -> Ints:
 
 
 def _blend(weight: Ints, first: Ints, second: Ints) -> Bytes:
-    """From ``first`` to ``second`` where ``weight`` [n, n] goes from 0 to 255; by table, since it has few values."""
+    """Blend from ``first`` to ``second`` by ``weight`` [n, n], 0 to 255; by table, since it has few values."""
     steps = np.arange(256, dtype=np.int32)[:, None]
     table = (first * (255 - steps) + second * steps + 127) // 255
     blended: Bytes = table.astype(np.uint8)[weight]
@@ -34,21 +34,21 @@ def _blend(weight: Ints, first: Ints, second: Ints) -> Bytes:
 
 
 def _along(size: int, angle: int) -> Ints:
-    """Distance [n, n] of each pixel from the centre along a direction, in 1/16 pixel."""
+    """Return the distance [n, n] of each pixel from the centre along a direction, in 1/16 pixel."""
     ruler = 2 * np.arange(size, dtype=np.int32) + 1 - size
     projected: Ints = (ruler * cos(angle) + ruler[:, None] * sin(angle)) * 8 // ONE
     return projected
 
 
 def gradient(size: int, draws: Draws) -> Bytes:
-    """A linear gradient between two colours."""
+    """Paint a linear gradient between two colours."""
     reach = 12 * size  # beyond the corners: sqrt(2) / 2 of 16 * size
     weight = (_along(size, draws.even(0, TURN - 2)) + reach) * 255 // (2 * reach)
     return _blend(weight, _colour(draws), _colour(draws))
 
 
 def radial(size: int, draws: Draws) -> Bytes:
-    """A gradient that spreads from a point, with the square of the distance."""
+    """Paint a radial gradient, with the square of the distance."""
     x = np.arange(size, dtype=np.int32) - draws.even(0, size - 2)
     y = np.arange(size, dtype=np.int32) - draws.even(0, size - 2)
     weight = np.minimum((x * x + (y * y)[:, None]) * 255 // (size * size), 255)
@@ -56,7 +56,7 @@ def radial(size: int, draws: Draws) -> Bytes:
 
 
 def _smooth(size: int, cells: int, lattice: Ints) -> Ints:
-    """Lattice values [cells + 1, cells + 1, C] interpolated to [n, n, C] with the smoothstep 3t^2 - 2t^3."""
+    """Interpolate lattice values [cells + 1, cells + 1, C] to [n, n, C] with the smoothstep 3t^2 - 2t^3."""
     place = np.arange(size, dtype=np.int32) * cells * 256 // size
     cell, t = place >> 8, place & 255
     t = (t * t * (768 - 2 * t)) >> 16  # 0..255
@@ -69,7 +69,7 @@ def _smooth(size: int, cells: int, lattice: Ints) -> Ints:
 
 
 def _octaves(size: int, draws: Draws, channels: int) -> Bytes:
-    """Value noise of four octaves, stretched to 0..255, [n, n, C]."""
+    """Return value noise of four octaves, stretched to 0..255, [n, n, C]."""
     cells = draws.even(2, 8)
     total = np.zeros((size, size, channels), dtype=np.int32)
     for octave in range(4):
@@ -81,17 +81,17 @@ def _octaves(size: int, draws: Draws, channels: int) -> Bytes:
 
 
 def clouds(size: int, draws: Draws) -> Bytes:
-    """Value noise between two colours."""
+    """Paint value noise between two colours."""
     return _blend(_octaves(size, draws, 1)[..., 0].astype(np.int32), _colour(draws), _colour(draws))
 
 
 def confetti(size: int, draws: Draws) -> Bytes:
-    """Value noise in each colour channel on its own."""
+    """Paint value noise in each colour channel."""
     return _octaves(size, draws, 3)
 
 
 def stripes(size: int, draws: Draws) -> Bytes:
-    """Stripes of two colours, hard or soft."""
+    """Paint stripes of two colours, hard or soft."""
     period = 16 * draws.even(size // 28 * 2, size // 4 // 2 * 2)
     phase = (_along(size, draws.even(0, TURN - 2)) + 64 * size) % period * 510 // period
     wave = np.where(phase < 256, phase, 510 - phase)
@@ -100,7 +100,7 @@ def stripes(size: int, draws: Draws) -> Bytes:
 
 
 def voronoi(size: int, draws: Draws) -> Bytes:
-    """Cells around random points, each of one colour, darker away from its point."""
+    """Paint Voronoi cells of random points, each of one colour, darker away from its point."""
     count = draws.even(6, 16)
     points = _points(size, draws, count)
     ruler = np.arange(size, dtype=np.int32)
@@ -118,7 +118,7 @@ def _points(size: int, draws: Draws, count: int) -> Ints:
 
 
 def shapes(size: int, draws: Draws) -> Bytes:
-    """Turned rectangles and ellipses over a gradient."""
+    """Paint rotated rectangles and ellipses over a gradient."""
     canvas = gradient(size, draws)
     for _ in range(draws.even(4, 12)):
         _shape(canvas, draws)
@@ -148,7 +148,7 @@ def _photograph(name: str) -> Bytes:
 
 
 def texture(size: int, draws: Draws) -> Bytes:
-    """A piece of a photographed surface in two colours; mirrored at its edges where the picture is larger."""
+    """Paint a crop of a photographed surface in two colours; mirrored where the image is larger."""
     photograph = _photograph(draws.choice(TEXTURES))
     rows, columns = (_mirror_indices(size, length, draws) for length in photograph.shape)
     piece = photograph[rows[:, None], columns]
@@ -166,5 +166,5 @@ PAINTERS: tuple[Painter, ...] = (gradient, radial, clouds, confetti, stripes, vo
 
 
 def paint(size: int, draws: Draws) -> Bytes:
-    """A background of a random kind, [n, n, 3]."""
+    """Paint a background of a random kind, [n, n, 3]."""
     return draws.choice(PAINTERS)(size, draws)

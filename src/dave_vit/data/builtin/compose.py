@@ -1,4 +1,4 @@
-"""One picture: pieces of art laid over a background, with the exact pixels of each."""
+"""Compose one image: objects over a background, with the exact pixels of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
 Window = tuple[slice, slice]
 
-# One size range for all objects (longest side over picture side, in 1/224), so that size tells nothing of the label.
+# One size range for all objects (longest side over picture side, in 1/224), so that size does not reveal the label.
 SMALLEST, LARGEST = 60, 116
 TARGET_VISIBLE, DISTRACTOR_VISIBLE = 60, 50  # least visible part in percent, against the whole silhouette
 _TILT = TURN * 25 // 360
@@ -25,7 +25,7 @@ _TRIES = 24
 
 @dataclass(frozen=True)
 class Art:
-    """Which sprite an object shows: the label is -1 for a distractor."""
+    """The sprite of an object; the label is -1 for a distractor."""
 
     label: int
     name: str
@@ -44,7 +44,7 @@ class Piece:
 
 
 def make_piece(art: Art, size: int, draws: Draws, *, easy: bool) -> Piece:
-    """The object at a random size, tilt and tint; upright and in its own colours where ``easy``."""
+    """Render an object at a random size, tilt and tint; upright and in its own colours where ``easy``."""
     length = draws.integer(SMALLEST * size // 224, LARGEST * size // 224)
     turn = 0 if easy else draws.integer(-_TILT, _TILT)
     rgba = render(load_sprite(art.style, art.cell), length, turn, flip=draws.integer(0, 1) == 1)
@@ -56,16 +56,16 @@ def make_piece(art: Art, size: int, draws: Draws, *, easy: bool) -> Piece:
 
 
 def _windows(size: int, top: int, left: int, height: int, width: int) -> tuple[Window, Window]:
-    """The part of the picture that a piece covers, and the part of the piece that lies in the picture."""
+    """Return the part of the image that a piece covers, and the part of the piece inside of the image."""
     y0, y1, x0, x1 = max(top, 0), min(top + height, size), max(left, 0), min(left + width, size)
     there = (slice(y0, max(y0, y1)), slice(x0, max(x0, x1)))
     return there, (slice(y0 - top, max(y0, y1) - top), slice(x0 - left, max(x0, x1) - left))
 
 
 def lay_out(pieces: list[Piece], size: int, draws: Draws) -> tuple[list[tuple[int, int]], Ints]:
-    """Corners (top, left) of the pieces, bottom to top, and the owner [n, n] of each pixel (-1: background).
+    """Return the corners (top, left) of the pieces, bottom to top, and the owner [n, n] of each pixel (-1: background).
 
-    Places are drawn until every object shows enough of itself; after too many vain tries all start again.
+    Positions are drawn until enough of every object is visible; after too many failures all start again.
     """
     while True:
         owner = np.full((size, size), -1, dtype=np.int32)
@@ -81,7 +81,7 @@ def lay_out(pieces: list[Piece], size: int, draws: Draws) -> tuple[list[tuple[in
 
 
 def _place(pieces: list[Piece], visible: list[int], owner: Ints, draws: Draws) -> tuple[int, int] | None:
-    """Put the next piece on top, or say that it has no place; ``visible`` and ``owner`` are kept up to date."""
+    """Place the next piece on top and update ``visible`` and ``owner``; return None where it does not fit."""
     size, piece = len(owner), pieces[len(visible)]
     height, width = piece.silhouette.shape
     for _ in range(_TRIES):
@@ -104,14 +104,14 @@ def _enough(piece: Piece, visible: int) -> bool:
 
 
 def _over(canvas: Bytes, rgba: Bytes, there: Window, here: Window) -> None:
-    """Lay premultiplied colours over the canvas."""
+    """Composite premultiplied colours over the canvas."""
     front = rgba[here].astype(np.int32)
     rest = 255 - front[..., 3:]
     canvas[there] = np.minimum(front[..., :3] + (canvas[there] * rest + 127) // 255, 255)
 
 
 def _box(values: Ints, radius: int) -> Ints:
-    """Mean over 2 * radius + 1 rows, transposed; the output is shorter by 2 * radius."""
+    """Return the mean over 2 * radius + 1 rows, transposed; the output is shorter by 2 * radius."""
     width = 2 * radius + 1
     sums = np.cumsum(values, axis=0, dtype=np.int32)
     sums[width:] -= sums[:-width].copy()
@@ -120,7 +120,7 @@ def _box(values: Ints, radius: int) -> Ints:
 
 
 def _shadow(canvas: Bytes, piece: Piece, corner: tuple[int, int], draws: Draws) -> None:
-    """A soft shadow of the piece, down and to one side."""
+    """Draw a soft shadow of the piece, down and to one side."""
     size = len(canvas)
     radius = draws.integer(1, 3) * size // 224 + 1
     strength = draws.integer(50, 150)
@@ -135,7 +135,7 @@ def _shadow(canvas: Bytes, piece: Piece, corner: tuple[int, int], draws: Draws) 
 
 
 def _grain(canvas: Bytes, draws: Draws) -> Bytes:
-    """Additive noise, triangular, up to 24 levels in each direction."""
+    """Add triangular noise of up to 24 levels in each direction."""
     level = draws.integer(0, 24)
     noise = draws.bytes(2 * canvas.size).reshape(2, *canvas.shape).astype(np.int16)
     spread = (noise[0] + noise[1] - 255) * np.int16(level) >> 8
@@ -144,7 +144,7 @@ def _grain(canvas: Bytes, draws: Draws) -> Bytes:
 
 
 def compose(pieces: list[Piece], size: int, draws: Draws, *, easy: bool) -> tuple[Bytes, Ints]:
-    """The picture [n, n, 3] and the owner [n, n] of each of its pixels."""
+    """Compose the image [n, n, 3] and return it with the owner [n, n] of each pixel."""
     canvas = gradient(size, draws) if easy else paint(size, draws)
     corners, owner = lay_out(pieces, size, draws)
     for piece, corner in zip(pieces, corners, strict=True):

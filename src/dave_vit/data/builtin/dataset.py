@@ -1,4 +1,4 @@
-"""The benchmark as a data set: any picture by its number, with masks and boxes."""
+"""The benchmark: images by index, with masks and boxes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DISTRACTOR_NAMES: tuple[str, ...] = tuple(catalogue()["distractors"])
 
 @dataclass(frozen=True)
 class _Mix:
-    """How many targets and (at least, at most) distractors a picture has, and whether it is made easy."""
+    """Number of targets, range of the number of distractors, and whether the image is easy."""
 
     targets: int
     distractors: tuple[int, int]
@@ -33,7 +33,7 @@ _FAMILIES = list(STYLES)
 
 @dataclass(frozen=True)
 class SceneObject:
-    """An object of a picture.
+    """An object of an image.
 
     Attributes:
         label: index in CLASS_NAMES, or -1 for a distractor.
@@ -52,7 +52,7 @@ class SceneObject:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture [H, W, 3] and its objects, targets first."""
+    """An image [H, W, 3] and its objects, targets first."""
 
     image: npt.NDArray[np.uint8]
     objects: tuple[SceneObject, ...]
@@ -69,15 +69,15 @@ def _tight_box(mask: Mask) -> tuple[int, int, int, int]:
 
 
 class BuiltinDataset(Sequence[Scene]):
-    """Pictures with exact masks; seed, split, family and index alone decide each, on every machine alike.
+    """Images with exact masks; each is determined by seed, split, family and index, on every machine.
 
     Args:
         split: "single" (a target and 2 to 4 distractors), "pair" (targets of two classes and 1 or 2 distractors) or
             "plain" (a target alone, upright, over a gradient).
         size: side of the pictures in pixels, from 64 to 512.
-        seed: another seed gives other pictures.
-        family: "seen" for art that the embedded models were trained on, "unseen" for a design they never saw.
-        length: number of pictures; every hundred in a row shows each class once.
+        seed: another seed gives other images.
+        family: "seen" for art that the embedded models were trained on, "unseen" for another design.
+        length: number of images; every hundred in a row show each class once.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class BuiltinDataset(Sequence[Scene]):
         return Scene(image, tuple(objects))
 
     def _targets(self, index: int, count: int, draws: Draws) -> list[Art]:
-        """The labels run through all classes, from another start in every hundred; the second differs at random."""
+        """Choose targets: labels run through all classes, from another start in every hundred; the second is random."""
         block, place = divmod(index, len(CLASS_NAMES))
         start = Draws(self.seed, block).integer(0, len(CLASS_NAMES) - 1)
         first = (start + 37 * place) % len(CLASS_NAMES)  # 37 and 100 have no common divisor
@@ -122,7 +122,7 @@ class BuiltinDataset(Sequence[Scene]):
         return [self._art("targets", CLASS_NAMES[label], label, draws) for label in labels]
 
     def _distractors(self, count: int, draws: Draws) -> list[Art]:
-        """Different distractor classes, of those that the family has drawn."""
+        """Choose different distractor classes, of those that exist in all styles of the family."""
         styles = STYLES[self.family]
         names = [name for name, art in catalogue()["distractors"].items() if all(style in art for style in styles)]
         chosen = [names.pop(draws.integer(0, len(names) - 1)) for _ in range(count)]
@@ -134,7 +134,7 @@ class BuiltinDataset(Sequence[Scene]):
 
 
 def _shuffle_indices(count: int, draws: Draws) -> list[int]:
-    """The numbers below ``count`` in random order (Fisher and Yates)."""
+    """Return the indices below ``count`` in random order (Fisher and Yates)."""
     order = list(range(count))
     for i in range(count - 1, 0, -1):
         j = draws.integer(0, i)

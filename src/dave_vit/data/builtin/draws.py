@@ -1,7 +1,7 @@
 """Random integers and fixed-point angles that are the same on every machine.
 
 numpy keeps the streams of its generators for a release, not for ever, and the last bit of ``sin`` belongs to the
-platform's mathematics library. A golden picture bears neither, so both are done here in integers.
+platform's mathematics library. Reproducible images need both, so both are done here in integers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _GAMMA = 0x9E3779B97F4A7C15
 
 
 def _mix(z: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _WORD
     return z ^ (z >> 31)
@@ -41,35 +41,35 @@ class Draws:
             self._state = _mix((self._state + _GAMMA + (part & _WORD)) & _WORD)
 
     def words(self, count: int) -> npt.NDArray[np.uint64]:
-        """The next ``count`` 64-bit words, as that many single draws would give."""
+        """Return the next ``count`` 64-bit words, as that many single draws would give."""
         steps = np.arange(1, count + 1, dtype=np.uint64)
-        z = np.uint64(self._state) + steps * np.uint64(_GAMMA)  # arrays wrap around, as the algorithm wants
+        z = np.uint64(self._state) + steps * np.uint64(_GAMMA)  # arrays wrap around, as the algorithm requires
         self._state = (self._state + count * _GAMMA) & _WORD
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return z ^ (z >> np.uint64(31))
 
     def bytes(self, count: int) -> npt.NDArray[np.uint8]:
-        """The next ``count`` bytes, little end first."""
+        """Return the next ``count`` bytes, little end first."""
         return self.words(-(-count // 8)).astype("<u8").view(np.uint8)[:count]
 
     def integer(self, low: int, high: int) -> int:
-        """An integer from ``low`` to ``high``, both included."""
+        """Draw an integer from ``low`` to ``high``, both included."""
         self._state = (self._state + _GAMMA) & _WORD
         return low + ((_mix(self._state) * (high - low + 1)) >> 64)
 
     def even(self, low: int, high: int) -> int:
-        """An even integer from ``low`` to ``high``, both even and included."""
+        """Draw an even integer from ``low`` to ``high``, both even and included."""
         return 2 * self.integer(low // 2, high // 2)
 
     def choice(self, items: Sequence[T]) -> T:
-        """One of the items."""
+        """Draw one of the items."""
         return items[self.integer(0, len(items) - 1)]
 
 
 @cache
 def _sine_table() -> npt.NDArray[np.int64]:
-    """sin of TURN steps times ONE, from the Taylor series in 60-bit integers."""
+    """Compute the sine of TURN steps times ONE, from the Taylor series in 60-bit integers."""
     unit = 1 << 60
     pi = 3622009729038561421  # pi * 2**60, rounded
     table = []
@@ -84,10 +84,10 @@ def _sine_table() -> npt.NDArray[np.int64]:
 
 
 def sin(step: int) -> int:
-    """ONE times the sine of ``step`` / TURN of a turn."""
+    """Return ONE times the sine of ``step`` / TURN of a turn."""
     return int(_sine_table()[step % TURN])
 
 
 def cos(step: int) -> int:
-    """ONE times the cosine of ``step`` / TURN of a turn."""
+    """Return ONE times the cosine of ``step`` / TURN of a turn."""
     return sin(step + TURN // 4)

@@ -1,7 +1,7 @@
-"""The art: sprite sheets, and sprites turned, scaled and tinted in integer arithmetic.
+"""Sprites: load them from sheets; rotate, scale and tint them in integer arithmetic.
 
-Pillow only decodes (lossless WebP has one right answer). Its resampling is not used: that code has several SIMD paths,
-and nothing promises that they round alike, while integers do.
+Pillow only decodes (lossless WebP has one right answer). Its resampling is not used: it has several SIMD paths that may
+round differently, while integers do not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LANES = np.uint32(0x00FF00FF)  # two bytes of four, with room for 16-bit produc
 
 
 def read_asset(name: str) -> bytes:
-    """The bytes of a file that ships with the benchmark."""
+    """Return the bytes of a file of the benchmark."""
     file = resources.files("dave_vit.data.builtin") / "assets" / name
     if not file.is_file():
         raise DataError(f"the benchmark's file {name} is not installed; install dave-vit again from its wheel")
@@ -38,14 +38,14 @@ def read_asset(name: str) -> bytes:
 
 
 def decode(name: str, mode: str) -> Bytes:
-    """A picture that ships with the benchmark, [H, W] or [H, W, C]."""
+    """Decode an image of the benchmark: [H, W] or [H, W, C]."""
     with Image.open(io.BytesIO(read_asset(name))) as image:
         return np.asarray(image.convert(mode))
 
 
 @cache
 def catalogue() -> dict[str, dict[str, dict[str, list[int]]]]:
-    """The groups targets and distractors: class name -> style -> cells of the style's sheet."""
+    """Return targets and distractors: class name -> style -> cells of the style's sheet."""
     content: dict[str, dict[str, dict[str, list[int]]]] = json.loads(read_asset("classes.json"))
     return content
 
@@ -83,7 +83,7 @@ def _pack(channels: npt.NDArray[np.int32]) -> Words:
 
 @cache
 def load_sprite(style: str, cell: int) -> Sprite:
-    """A sprite by its style and its cell in the sheet."""
+    """Load a sprite by its style and its cell in the sheet."""
     row, column = divmod(cell, _COLUMNS)
     rgba = _sheet(style)[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
     rows = np.flatnonzero((rgba[..., 3] >= 128).any(axis=1))
@@ -96,7 +96,7 @@ def load_sprite(style: str, cell: int) -> Sprite:
 
 
 def _lerp(first: Words, second: Words, weight: Words) -> Words:
-    """Between two arrays of packed words, ``weight`` / 256 of the second; four bytes at once, two per product."""
+    """Interpolate packed words, ``weight`` / 256 of the second; four bytes at once, two per product."""
     rest = np.uint32(256) - weight
     low = ((first & _LANES) * rest + (second & _LANES) * weight) >> np.uint32(8) & _LANES
     high = ((first >> np.uint32(8)) & _LANES) * rest + ((second >> np.uint32(8)) & _LANES) * weight
@@ -105,9 +105,9 @@ def _lerp(first: Words, second: Words, weight: Words) -> Words:
 
 
 def render(sprite: Sprite, size: int, turn: int, *, flip: bool) -> Bytes:
-    """The sprite with its longest side ``size`` pixels long, turned by ``turn`` steps; [h, w, 4], premultiplied.
+    """Render a sprite with longest side ``size``, turned by ``turn`` steps: [h, w, 4], premultiplied.
 
-    Bilinear, from the level whose pixels are nearest to the wanted ones.
+    Bilinear, from the level with the closest resolution.
     """
     step = (sprite.length << 16) // size  # source pixels per output pixel, 16.16
     level = 1 if step >= 3 << 15 else 0
@@ -125,7 +125,7 @@ def render(sprite: Sprite, size: int, turn: int, *, flip: bool) -> Bytes:
 
 
 def _sample(art: Words, u: npt.NDArray[np.int64], v: npt.NDArray[np.int64]) -> Words:
-    """Packed words at the fixed-point places (column u, row v); the border of the art goes on outside."""
+    """Sample packed words at fixed-point positions (column u, row v); the border continues outside."""
     height, width = art.shape
     u = np.clip(u, 0, ((width - 1) << 16) - 1)
     v = np.clip(v, 0, ((height - 1) << 16) - 1)
@@ -138,7 +138,7 @@ def _sample(art: Words, u: npt.NDArray[np.int64], v: npt.NDArray[np.int64]) -> W
 
 
 def tint(rgba: Bytes, hue: int, saturation: int, brightness: int) -> Bytes:
-    """The colours turned by ``hue`` steps about the grey axis; saturation and brightness in units of 1/256.
+    """Rotate the colours by ``hue`` steps about the grey axis; saturation and brightness in units of 1/256.
 
     The matrix keeps luminance (weights 54, 183, 19 of 256) before the brightness applies, and it is linear, so
     premultiplied colours need no division; they stay at or below their alpha.
