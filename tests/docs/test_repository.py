@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from itertools import chain
 from pathlib import Path
 
@@ -81,6 +84,27 @@ def test_locks_fit_the_ranges_of_the_project(lock, extras):
         found = [str(pin.specifier).removeprefix("==") for pin in pins if canonicalize_name(pin.name) == name]
         assert found, f"{requirement} is missing from {lock}; run: make lock"
         assert all(requirement.specifier.contains(Version(pin)) for pin in found), (requirement, found)
+
+
+def imported_packages() -> set[str]:
+    """Top-level names of all packages that the source imports, apart from the standard library and itself."""
+    names: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.partition(".")[0])
+    return names - sys.stdlib_module_names - {"dave_vit"}
+
+
+def test_every_imported_package_is_declared():
+    table = project()["project"]
+    requirements = chain(table["dependencies"], *table["optional-dependencies"].values())
+    declared = {canonicalize_name(Requirement(line).name) for line in requirements} | {"triton"}  # comes with torch
+    homes = packages_distributions()
+    imported = {name: {canonicalize_name(home) for home in homes.get(name, [name])} for name in imported_packages()}
+    assert [name for name, found in sorted(imported.items()) if not found & declared] == []
 
 
 def test_locks_fit_into_one_environment():
