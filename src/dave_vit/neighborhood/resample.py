@@ -1,4 +1,4 @@
-"""Reading an image at the points of an affine map, and the transpose of that reading.
+"""Resample images at the points of an affine map, and the transpose of that.
 
 Pixel centres are at integers, x to the right and y down; the image is zero outside of its pixels. Points that fall on
 pixels are read by index, so flips, shifts and the identity are exact; all others are interpolated bilinearly. The
@@ -22,9 +22,9 @@ Size = tuple[int, int]  # (H, W)
 
 
 class Resampler:
-    """Reads images at ``matrix @ ((p - roll) mod size)`` for every pixel p.
+    """Resamples images at ``matrix @ ((p - roll) mod size)`` for every pixel p.
 
-    Where that is, is computed once: a reading may be kept for other images of the same size, type and device.
+    The points are computed once: a resampler can be reused for other images of the same size, type and device.
 
     Args:
         matrix: [n,3,3] on the CPU; takes (x, y, 1).
@@ -46,7 +46,7 @@ class Resampler:
                 self._samplers.append((rows, sampler))
 
     def part(self, start: int, stop: int) -> Resampler:
-        """That of the samples ``start`` to ``stop``, without computing anything again."""
+        """Select the samples ``start`` to ``stop``; nothing is computed again."""
         part = copy(self)
         part._samplers = []
         for rows, sampler in self._samplers:
@@ -64,7 +64,7 @@ class Resampler:
         return self._each(values, lambda sampler, part: sampler.spread(part))
 
     def _each(self, image: Tensor, act: Callable[[_Sampler, Tensor], Tensor]) -> Tensor:
-        """Each sample through the sampler that its matrix needs."""
+        """Apply to each sample the sampler that its matrix needs."""
         wide = image.to(self._dtype)
         with torch.autocast(image.device.type, enabled=False):
             if len(self._samplers) == 1:

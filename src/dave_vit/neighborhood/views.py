@@ -20,7 +20,7 @@ PullBack = Literal["inverse", "adjoint"]
 
 @dataclass(frozen=True)
 class Neighborhood:
-    """What views are drawn from, and how what was found on them is pulled back. The defaults are the paper's.
+    """What views are drawn from, and how attributions on them are pulled back. The defaults are the paper's.
 
     Args:
         spatial: ranges of the warps.
@@ -54,7 +54,7 @@ class Neighborhood:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Views:
-        """Draws start..stop-1 out of ``samples``; draw i depends on the seed and i only, however they are chunked.
+        """Draw views start..stop-1 out of ``samples``; draw i depends on the seed and i only, however they are chunked.
 
         The views hold draws, not images: they may be kept and applied to other images of the same shape.
 
@@ -123,14 +123,14 @@ class Views:
         return len(self.warp)
 
     def part(self, start: int, stop: int) -> Views:
-        """Some of the draws; what is computed to apply and pull back the same ones again is kept."""
+        """Select draws; the parts are cached with what was computed to apply and pull them back."""
         if (start, stop) not in self._parts:
             eps = None if self.eps is None else self.eps[start:stop]
             self._parts[start, stop] = replace(self, warp=self.warp.part(start, stop), t=self.t[start:stop], eps=eps)
         return self._parts[start, stop]
 
     def apply(self, x: Tensor) -> Tensor:
-        """The views of every image: [B,C,H,W] -> [n,B,C,H,W], or of every clip with T before C, in x's type."""
+        """Return the views of every image: [B,C,H,W] -> [n,B,C,H,W], or of every clip with T before C, in x's type."""
         fits = x.ndim in (4, 5) and (self.eps is None or x.shape[1:] == self.eps.shape[1:])
         if not fits or not x.is_floating_point():
             expected = "[B,C,H,W]" if self.eps is None else f"[B,{','.join(map(str, self.eps.shape[1:]))}]"
@@ -143,11 +143,11 @@ class Views:
         return out.to(x.dtype)
 
     def move_mask(self, place: Tensor) -> Tensor:
-        """Where a part of the image went in each view, as floats from 0 to 1: [H,W] -> [n,H,W]."""
+        """Warp a mask of the image as each view does, as floats from 0 to 1: [H,W] -> [n,H,W]."""
         return self.warp.apply(place.expand(len(self), 1, *place.shape))[:, 0]
 
     def pull_back(self, w: Tensor) -> Tensor:
-        """What was found on the views, in the frame of the image: [n,B,C,H,W] -> [n,B,C,H,W].
+        """Map attributions on the views back into the frame of the image: [n,B,C,H,W] -> [n,B,C,H,W].
 
         "inverse" warps back and scales nothing. "adjoint" is the gradient with respect to the image before noise and
         warp. A view is tau(signal x + spread eps) or signal tau(x) + spread eps; both are signal tau(x) plus a

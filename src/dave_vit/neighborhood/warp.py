@@ -45,11 +45,11 @@ class Warp:
         return len(self.matrix)
 
     def part(self, start: int, stop: int) -> Warp:
-        """Some of the warps, which share with the others what is known of where they read."""
+        """Select the warps ``start`` to ``stop``; they share the resamplers of all warps."""
         return Warp(self.matrix[start:stop], self.roll[start:stop], (self, (start, stop)))
 
     def apply(self, x: Tensor, *, fill: float = 0.0) -> Tensor:
-        """The warped images: [n,C,H,W] -> [n,C,H,W]; the very same tensor where every warp is the identity.
+        """Warp images: [n,C,H,W] -> [n,C,H,W]; the very same tensor where every warp is the identity.
 
         Args:
             x: images.
@@ -82,7 +82,7 @@ class Warp:
         return _is_identity(self.matrix) and not bool(self.roll.any())
 
     def _resampler(self, way: str, x: Tensor) -> Resampler:
-        """How images like these are read; kept, since the same warps serve batch after batch."""
+        """Return the resampler for images of this form; cached, since the same warps serve batch after batch."""
         key = (way, x.shape[2:], x.dtype, x.device)
         if key not in self._resamplers:
             self._resamplers[key] = (
