@@ -190,6 +190,20 @@ def test_ray_is_an_engine(words):
     assert (words["engine"].address, words["engine"].workers) == ("auto", 3)
 
 
+def test_an_engine_of_a_plugin_is_used_by_its_name(world, tmp_path, monkeypatch, capsys):
+    from dave_vit.evaluate import ENGINES
+
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "own-engine.md").read_text()
+    (tmp_path / "engine.py").write_text(re.search(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1])
+    monkeypatch.setattr(ENGINES, "_entries", dict(ENGINES._entries))
+    line = "--metric energypg --methods effective --threads 1 --json --engine plain".split()
+    words = ["evaluate", *world, *line, "--plugin", str(tmp_path / "engine.py"), "--out", str(tmp_path / "run")]
+    assert cli.run(words) == 0
+    assert json.loads(capsys.readouterr().out)["results"][0]["n"] == 5
+    assert cli.run(["evaluate", "--engine", "plian"]) == 2
+    assert "unknown engine 'plian'; did you mean plain" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
