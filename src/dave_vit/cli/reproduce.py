@@ -30,7 +30,7 @@ Show = Annotated[
 
 @dataclass(frozen=True)
 class SuiteModels(ModelsOptions):
-    """Models in the place of a suite's own."""
+    """Models instead of the suite's own."""
 
     specs: Annotated[list[str] | None, model_flag("Instead of the suite's models; repeatable.")] = None
     probe: Annotated[
@@ -81,17 +81,17 @@ def reproduce(
     """Make every table and figure of the paper, or the same from the embedded models.
 
     The folder gets report.html (one file, needs no other), report.md, figures/ (PNG and SVG), tables/ (CSV) and runs/
-    (what is needed to resume). The same command on the same folder goes on where it was stopped.
+    (what is needed to resume). The same command on the same folder resumes where it was stopped.
     """
     from dave_vit.analysis.paper.reproduce import ReproduceOptions
 
-    suite = _suite(name, amount, data, models)
+    suite = _build_suite(name, amount, data, models)
     for note in suite.notes:
         output.note(note)
-    given: dict[str, Any] = {"--data": data, "--weights": models.weights, "--probe": models.probe}
-    given |= {"--samples": amount.samples, "--grids": amount.grids, "--images": amount.images}
-    given |= {"--seed": seed or None, "--out": out}
-    text = _command(name, models.specs or [], given, quick=amount.quick, show=show)
+    flags: dict[str, Any] = {"--data": data, "--weights": models.weights, "--probe": models.probe}
+    flags |= {"--samples": amount.samples, "--grids": amount.grids, "--images": amount.images}
+    flags |= {"--seed": seed or None, "--out": out}
+    text = _format_command(name, models.specs or [], flags, quick=amount.quick, show=show)
     records = _run(suite, ReproduceOptions(out, text, pick_device(models.device), show, seed), output)
     output.print(*(f"  {record['seconds']:7.1f} s  {record['title']}" for record in records))
     output.print(f"  {out / 'report.html'}", f"  {out / 'report.md'}")
@@ -99,7 +99,7 @@ def reproduce(
 
 
 def _run(suite: Suite, options: ReproduceOptions, output: Output) -> list[dict[str, Any]]:
-    """The suite under a progress bar."""
+    """Run the suite under a progress bar."""
     from dave_vit.analysis.paper.reproduce import reproduce as run_suite
 
     with output.progress(1, "loading the models") as bar:
@@ -113,8 +113,8 @@ def _run(suite: Suite, options: ReproduceOptions, output: Output) -> list[dict[s
         return run_suite(suite, replace(options, on_section=on_section, progress=progress))
 
 
-def _suite(name: str, amount: Amount, data: str | None, models: SuiteModels) -> Suite:
-    """The suite of the flags."""
+def _build_suite(name: str, amount: Amount, data: str | None, models: SuiteModels) -> Suite:
+    """Return the suite that the flags describe."""
     from dave_vit.analysis.paper.suites import read_suite, with_counts, with_models, with_probe
 
     entries = models.entries()
@@ -124,12 +124,12 @@ def _suite(name: str, amount: Amount, data: str | None, models: SuiteModels) -> 
     return replace(suite, data=data) if data else suite
 
 
-def _command(name: str, specs: list[str], given: dict[str, Any], *, quick: bool, show: bool) -> str:
-    """The command as captions tell it: without folders, which say nothing to a reader."""
+def _format_command(name: str, specs: list[str], flags: dict[str, Any], *, quick: bool, show: bool) -> str:
+    """Return the command for captions, without folders, which mean nothing to a reader."""
     words = ["dave", "reproduce", name, *(["--quick"] if quick else []), *([] if show else ["--no-pictures"])]
     for spec in specs:
         words += ["--model", spec]
-    for flag, value in given.items():
+    for flag, value in flags.items():
         if value is not None:
             kind, colon, rest = str(value).partition(":")
             words += [flag, f"{kind}{colon}{Path(rest).name}" if colon else Path(kind).name]

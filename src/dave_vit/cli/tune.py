@@ -1,4 +1,4 @@
-"""`dave tune`: the neighbourhood that fits a model."""
+"""`dave tune`: choose the neighbourhood that fits a model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.options import Plugins, Seed, data_flag, expand_groups
 from dave_vit.cli.preparation import PreparedModel
+from dave_vit.cli.tables import rich_table
 from dave_vit.errors import ImageError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 app = command()
 
 Data = Annotated[str, data_flag("A folder of images, or a data set as of `dave evaluate`, such as imagenet:DIR.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Images to look at.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Number of images.")]
 File = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The preset file to write.")]
 
 
@@ -49,17 +50,17 @@ def tune(
 
     Views are drawn from five neighbourhoods. The widest one is taken on whose views the model still gives its own
     prediction most of its probability; deletion and insertion of these predictions are shown beside it. The result is
-    a preset file that every --preset takes. What was measured is kept in FILE.json, so that a command that was stopped
-    goes on where it was.
+    a preset file for --preset. Measurements are kept in FILE.json, so that the same command resumes where it was
+    stopped.
     """
     from dave_vit._internal.atomic_files import write_json
     from dave_vit.analysis.tuning import CANDIDATES
     from dave_vit.analysis.tuning import tune as tune_model
 
-    loaded, pictures = model.load(), _pictures(data, limit)
-    key = _key(model, pictures, seed)
+    loaded, pictures = model.load(), _load_images(data, limit)
+    key = _hash_inputs(model, pictures, seed)
     notes = Path(f"{out}.json")
-    known = _known(notes, key)
+    known = _read_measured(notes, key)
     with output.progress(len(CANDIDATES), "measuring") as progress:
         progress.update(done=len(known))
 
@@ -81,48 +82,48 @@ def tune(
     output.json({**record, "chosen": tuning.chosen, "preset": str(out)})
 
 
-def _pictures(data: str, limit: int) -> list[Image]:
-    """The first images of a folder or of a data set."""
+def _load_images(data: str, limit: int) -> list[Image]:
+    """Return the first images of a folder or of a data set."""
     from dave_vit.data import open_dataset
     from dave_vit.data.images import find_images, read_image
     from dave_vit.data.sets import DATASETS
 
     if data.partition(":")[0] in DATASETS and not Path(data).is_dir():
-        found = open_dataset(data, limit)
-        return [found.image(number) for number in range(min(limit, len(found)))]
+        dataset = open_dataset(data, limit)
+        return [dataset.image(index) for index in range(min(limit, len(dataset)))]
     paths = find_images([data])[:limit]
     if not paths:
         raise ImageError(f"{data}: no images; give a folder with some, or a data set such as imagenet:DIR")
     return [read_image(path).image for path in paths]
 
 
-def _key(model: PreparedModel, pictures: list[Image], seed: int) -> str:
-    """Changes with all that decides the numbers."""
+def _hash_inputs(model: PreparedModel, pictures: list[Image], seed: int) -> str:
+    """Return a hash of everything that decides the numbers."""
     content = hashlib.sha256(repr((model.spec, model.weights, model.prepare, seed)).encode())
     for picture in pictures:
         content.update(picture.tobytes())
     return content.hexdigest()
 
 
-def _known(path: Path, key: str) -> dict[int, MeasuredNeighborhood]:
-    """What an earlier command measured of the same."""
+def _read_measured(path: Path, key: str) -> dict[int, MeasuredNeighborhood]:
+    """Return what an earlier command with the same inputs measured, by index."""
     from dave_vit.analysis.tuning import MeasuredNeighborhood
 
     try:
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        rows = kept["rungs"] if kept["key"] == key else []
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        rows = stored["rungs"] if stored["key"] == key else []
         return {int(row.pop("number")): MeasuredNeighborhood(**row) for row in rows}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
 def _table(tuning: Tuning) -> Any:
-    from rich.table import Table
+    from dave_vit.viz.report_section import ReportTable
 
-    shown = Table("", "rotation", "shift", "noise", "survival", "deletion", "insertion", box=None)
+    rows = []
     for number, one in enumerate(tuning.neighborhoods):
-        values = (one.rotation, one.translation, round(one.noise_level, 3), one.survival)
-        scores = (f"{100 * one.deletion:.1f}", f"{100 * one.insertion:.1f}")
-        chosen = "chosen" if number == tuning.chosen else ""
-        shown.add_row(chosen, *(f"{value:g}" for value in values[:3]), f"{values[3]:.2f}", *scores)
-    return shown
+        settings = (f"{one.rotation:g}", f"{one.translation:g}", f"{round(one.noise_level, 3):g}")
+        scores = (f"{one.survival:.2f}", f"{100 * one.deletion:.1f}", f"{100 * one.insertion:.1f}")
+        rows.append(("chosen" if number == tuning.chosen else "", *settings, *scores))
+    head = ("", "rotation", "shift", "noise", "survival", "deletion", "insertion")
+    return rich_table(ReportTable(head, tuple(rows)))

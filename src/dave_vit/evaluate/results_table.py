@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dave_vit.evaluate.plan import Plan
 from dave_vit.evaluate.plan_entries import MetricEntry
 from dave_vit.evaluate.statistics.summary import Result, format_sample_size, select_cost_metric
-from dave_vit.viz.report_section import Cell, Column, DetailedTable, estimate_cell
+from dave_vit.viz.report_section import Column, DetailedTable, TableCell, estimate_cell
 
 
 def build_results_table(
@@ -30,7 +30,7 @@ def build_results_table(
         return build_metric_column(format_title(entry), own, tooltip=tooltip, sizes_in_cells=sizes_in_cells)
 
     columns = [
-        Column("method", [Cell(method) for method in methods]),
+        Column("method", [TableCell(method) for method in methods]),
         *map(metric_column, plan.metrics),
         Column("passes per map", [_number_cell(one["passes"]) for one in costs]),
         Column("seconds per map", [_number_cell(one["map_seconds"]) for one in costs]),
@@ -76,5 +76,5 @@ def format_title(entry: MetricEntry) -> str:
     return f"{entry.label} {'↑' if entry.create().higher_is_better else '↓'}"
 
 
-def _number_cell(value: float | None) -> Cell:
-    return Cell("-" if value is None else f"{value:.3g}")
+def _number_cell(value: float | None) -> TableCell:
+    return TableCell("-" if value is None else f"{value:.3g}")

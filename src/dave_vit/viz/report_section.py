@@ -33,7 +33,7 @@ class ReportTable:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """Cell of a detailed table: its text, a detail in smaller print, and whether it is the best of its column."""
 
     text: str
@@ -51,7 +51,7 @@ class Column:
     """Column of a detailed table: a title with a detail in smaller print and a tooltip, and a cell per row."""
 
     title: str
-    cells: Sequence[Cell]
+    cells: Sequence[TableCell]
     detail: str = ""
     tooltip: str = ""
 
@@ -64,7 +64,7 @@ class DetailedTable:
     caption: str = ""
 
     @property
-    def rows(self) -> list[tuple[Cell, ...]]:
+    def rows(self) -> list[tuple[TableCell, ...]]:
         """Cells row by row."""
         return list(zip(*(column.cells for column in self.columns), strict=True))
 
@@ -83,11 +83,11 @@ def estimate_cell(
     digits: int = 3,
     note: str = "",
     is_best: bool = False,
-) -> Cell:
+) -> TableCell:
     """Return a cell with a mean and its interval: "0.512" and "[0.498, 0.526]"; "-" if there is no mean."""
     if mean is None:
-        return Cell("-", note.strip())
-    return Cell(f"{mean:.{digits}f}", f"[{low:.{digits}f}, {high:.{digits}f}]{note}", is_best)
+        return TableCell("-", note.strip())
+    return TableCell(f"{mean:.{digits}f}", f"[{low:.{digits}f}, {high:.{digits}f}]{note}", is_best)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dave_vit.evaluate.statistics.scores import read_scores
 from dave_vit.evaluate.statistics.summary import Result
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import Floats, create_plots, draw_curves, method_style
-from dave_vit.viz.report_section import Cell, Column, DetailedTable, Number, ReportFigure, ReportTable, Section
+from dave_vit.viz.report_section import Column, DetailedTable, Number, ReportFigure, ReportTable, Section, TableCell
 
 _TITLES = {"gridpg": "GridPG", "energypg": "EnergyPG", "deletion": "deletion"}
 _POSTPROCESSED = ("gridpg/official", "energypg/official")  # scores of the maps with the authors' post-processing
@@ -121,7 +121,7 @@ def _table(
         for metric in metrics
     ]
     sizes = "; ".join(f"{column.title} {column.detail}" for column in columns if column.detail)
-    names = Column("method", [Cell(method_style(name).label) for name in methods])
+    names = Column("method", [TableCell(method_style(name).label) for name in methods])
     rows = DetailedTable([names, *columns]).format(bold=True).rows
     return ReportTable(("method", *(column.title for column in columns)), rows, f"{caption}: {sizes}.")
 
