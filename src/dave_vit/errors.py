@@ -1,4 +1,4 @@
-"""Every error a user can meet. Each message is one line: what was given, what was expected, how to fix it."""
+"""All errors that a user can fix. A message is one line: what was given, what was expected, how to fix it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from unicodedata import category
 
 
 class DaveError(Exception):
-    """Base of all errors that a user can cause and repair; the command line prints it and exits with 2."""
+    """Base of all errors that a user can fix; the command line prints the message and exits with 2."""
 
 
 class UnsupportedOperator(DaveError):
@@ -48,7 +48,7 @@ class OptionError(DaveError):
 
 
 class UnknownName(DaveError):
-    """A name is in no registry; the message carries the nearest ones."""
+    """A name is not registered; the message suggests the nearest ones."""
 
 
 class MissingExtra(DaveError):
@@ -68,37 +68,37 @@ class DataError(DaveError):
 
 
 class OutOfMemory(DaveError):
-    """A device has no room for one image, or for the model itself."""
+    """A device has too little memory for one image, or for the model itself."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception of torch, of any device, or of Python says that memory does not suffice."""
+    """Return whether an exception of torch, on any device, or of Python means that memory does not suffice."""
     # CUDA's libraries fail to allocate, or to begin at all, where nothing is left for them.
     known = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "create(handle)")
     # Torch's own by its name: torch is slow to import.
-    told = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return told or any(part in str(error).lower() for part in known)
+    is_own_type = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return is_own_type or any(part in str(error).lower() for part in known)
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception of another library says, in one line; its type where it says nothing."""
+    """Return the first line of an exception's message, or its type where there is none."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def escape_unprintable(text: str) -> str:
-    """Text that can be printed and encoded: control characters, and bytes of file names that are no UTF-8, escaped."""
-    return "".join(ascii(letter)[1:-1] if _hidden(letter) else letter for letter in text)
+    """Escape control characters, and bytes of file names that are not UTF-8, so that a text can be printed."""
+    return "".join(ascii(letter)[1:-1] if _is_unprintable(letter) else letter for letter in text)
 
 
-def _hidden(letter: str) -> bool:
+def _is_unprintable(letter: str) -> bool:
     return category(letter) in ("Cc", "Cs") and letter not in "\n\t"
 
 
 def missing_extra(package: str, extra: str) -> MissingExtra:
-    """The error for an import that failed because an extra is not installed."""
+    """Return the error for an import that failed because an extra is not installed."""
     return MissingExtra(f"{package} is not installed; run: pip install 'dave-vit[{extra}]'")
 
 
 def training_error(what: str) -> TrainingModeError:
-    """The error for layers that act at random, or learn, in training mode."""
+    """Return the error for layers that are random, or learn, in training mode."""
     return TrainingModeError(f"the model is in training mode and {what} is active; call model.eval() first")

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written under another name first, then renamed.
+"""Atomic writes: files are written under a temporary name first, then renamed.
 
 Whatever interrupts a write, an exception, Ctrl-C or a lost machine, the file keeps its old content or does not exist.
 """
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def replace_atomically(path: Path, *, durable: bool = False) -> Iterator[Path]:
-    """A temporary name beside `path`, which takes its place where the block ends well and vanishes otherwise.
+    """Yield a temporary name beside `path`; it replaces `path` if the block succeeds, and is deleted otherwise.
 
-    An error of the disk, which knows no file where it comes from writing or syncing, gets the name of this one.
+    An OSError from writing or syncing carries no file name; it gets the name of this file.
 
     Args:
-        path: of the file.
-        durable: whether it is on the disk when the block has ended, so that a machine that stops does not lose it.
+        path: the file.
+        durable: sync the file to the disk before returning, so that a crash of the machine does not lose it.
 
     Example:
         >>> with replace_atomically(folder / "rows.parquet") as temporary:
@@ -52,19 +52,19 @@ def replace_atomically(path: Path, *, durable: bool = False) -> Iterator[Path]:
 
 
 def write_files(contents: Mapping[Path, bytes], *, durable: bool = False) -> None:
-    """Writes files that belong together: none is put in its place before all have been written, the first one last."""
+    """Write files that belong together: none is renamed before all have been written, the first one last."""
     with ExitStack() as stack:
         for path, data in contents.items():
             stack.enter_context(replace_atomically(path, durable=durable)).write_bytes(data)
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Writes one file."""
+    """Write one file."""
     write_files({path: data}, durable=durable)
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Writes one JSON file."""
+    """Write one JSON file."""
     write_bytes(path, json_bytes(data))
 
 
@@ -77,18 +77,18 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename last; on Windows, where folders cannot be opened, renames already do."""
+    """Sync a folder so that a rename is durable; on Windows, where folders cannot be opened, it already is."""
     if os.name != "nt":
         _sync(folder, os.O_RDONLY)
 
 
 def json_bytes(data: Any) -> bytes:
-    """Indented JSON with a newline at its end."""
+    """Encode as indented JSON with a newline at the end."""
     return (json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def npz_bytes(arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
-    """A compressed numpy archive."""
+    """Encode arrays as a compressed numpy archive."""
     import numpy as np
 
     buffer = io.BytesIO()
@@ -97,7 +97,7 @@ def npz_bytes(arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
 
 
 def png_bytes(image: Image) -> bytes:
-    """A PNG file."""
+    """Encode an image as a PNG file."""
     buffer = io.BytesIO()
     image.save(buffer, "png")
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""What a result was computed with and on, as every kind of result says it."""
+"""Versions and device of a result, for records."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _PACKAGES = ("torch", "timm", "numpy", "pillow")
 
 @cache
 def versions() -> MappingProxyType[str, str]:
-    """Of the software that a result depends on."""
-    found = {"dave-vit": __version__, "python": platform.python_version()}
+    """Return the versions of the software that a result depends on."""
+    result = {"dave-vit": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            result[package] = version(package)
         except PackageNotFoundError:
             continue
-    return MappingProxyType(found)
+    return MappingProxyType(result)
 
 
 def format_facts(facts: Mapping[str, Any]) -> str:
-    """Facts as one line: "images 16, seed 0"."""
+    """Format facts as one line: "images 16, seed 0"."""
     return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's name, or the kind of processor."""
+    """Return the name of the GPU, or the kind of processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu {platform.machine()}" if device.type == "cpu" else device.type

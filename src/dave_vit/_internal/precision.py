@@ -1,4 +1,4 @@
-"""In which floating-point type arithmetic is done, whatever the model's own type is."""
+"""Floating-point types of arithmetic, for models of any type."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import torch
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """At least float32: half types are widened, float64 stays."""
+    """Return at least float32: half types are widened, float64 stays."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def precise_dtype(device: torch.device) -> torch.dtype:
-    """The widest type of the device, for coordinates and running sums; Apple's GPUs know no float64."""
+    """Return the widest type of the device, for coordinates and running sums; Apple's GPUs have no float64."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -1,4 +1,4 @@
-"""One table from names to objects, with a hint at the nearest name when one is misspelt."""
+"""Registries: names to objects, with a suggestion of the nearest name when one is misspelt."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ T = TypeVar("T")
 
 
 def suggest_names(name: str, names: list[str]) -> str:
-    """A clause that names up to three close matches, or nothing where none is close.
+    """Return a clause with up to three close matches, or "" where none is close.
 
-    Names that begin with what was typed come first, the shortest of them before others: `deit_tiny` means
+    Names that start with the given one come first, the shortest before others: `deit_tiny` means
     `deit_tiny_patch16_224`.
     """
-    begun = sorted((known for known in names if name and known.startswith(name)), key=lambda known: (len(known), known))
-    close = [*begun, *difflib.get_close_matches(name, names, n=3, cutoff=0.5)]
+    prefixed = sorted(
+        (known for known in names if name and known.startswith(name)), key=lambda known: (len(known), known)
+    )
+    close = [*prefixed, *difflib.get_close_matches(name, names, n=3, cutoff=0.5)]
     close = list(dict.fromkeys(close))[:3]
     return f"; did you mean {', '.join(close)}?" if close else ""
 
@@ -36,13 +38,13 @@ def split_names(text: str, every: Iterable[str]) -> list[str]:
 
 
 def import_all(package: str) -> None:
-    """Import every module of a package, so that each registers what it holds: one file more is all it takes."""
+    """Import every module of a package, so that each registers its entries; a new file needs no other change."""
     for module in pkgutil.iter_modules(import_module(package).__path__):
         import_module(f"{package}.{module.name}")
 
 
 def import_file(path: str | Path) -> ModuleType:
-    """A user's own Python file, imported as a module of its name; what it registers is known from then on."""
+    """Import a user's Python file as a module, so that it registers its entries."""
     file = Path(path)
     if not file.is_file():
         raise OptionError(f"{path}: no such file; give a Python file")
@@ -61,17 +63,17 @@ _PLUGINS: set[Path] = set()
 
 
 def import_plugins(paths: Iterable[str | Path]) -> tuple[str, ...]:
-    """Imports files that register something, each once in a process; where they lie."""
-    given = list(paths)
-    for path in given:
+    """Import files that register entries, each once in a process, and return their resolved paths."""
+    files = list(paths)
+    for path in files:
         if not isinstance(path, str | Path):
             raise OptionError(f"plugin {path!r}; give the path of a Python file")
-    found = [Path(path).resolve() for path in given]
-    for file in found:
+    resolved = [Path(path).resolve() for path in files]
+    for file in resolved:
         if file not in _PLUGINS:
             import_file(file)
             _PLUGINS.add(file)
-    return tuple(map(str, found))
+    return tuple(map(str, resolved))
 
 
 class Registry(Generic[T]):
@@ -86,7 +88,7 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that files its object under ``name``."""
+        """Return a decorator that registers an object under ``name``."""
 
         def add(entry: T) -> T:
             if name in self._entries:

@@ -1,4 +1,4 @@
-"""Whether values that people wrote are of the types that annotations ask for: one schema for options and plans."""
+"""Check values that users wrote against type annotations, for options and plans."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from dave_vit._internal.registry import suggest_names
 from dave_vit.errors import OptionError
 
 SEEDS = 2**31
-"""Seeds are below this one: tables and random generators keep so many."""
+"""Seeds are below this number: tables and random generators store 31 bits."""
 _LIMITS: dict[Any, Any] = {
     int: 2**63,
     float: math.inf,
-}  # below them are all that torch can count with; NaN is below nothing
+}  # torch takes values below these; NaN is below nothing
 
 
 def check_values(values: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:
-    """Refuses values under unknown names, and values of another type.
+    """Raise OptionError for values with unknown names, and for values of another type.
 
     Args:
-        values: by name.
+        values: the values by name.
         known: the annotation of each name.
-        what: has the values, in words, such as "method 'dave'".
+        what: what the values belong to, for messages, such as "method 'dave'".
     """
     for name, value in values.items():
         if name not in known:
@@ -38,19 +38,19 @@ def check_values(values: Mapping[str, Any], known: Mapping[str, Any], what: str)
 
 
 def check_fields(holder: Any, what: str) -> None:
-    """Refuses a dataclass that holds values of other types than its annotations say."""
+    """Raise OptionError for a dataclass whose values do not match its annotations."""
     check_values(vars(holder), get_type_hints(type(holder)), what)
 
 
 def check_seed(seed: int) -> None:
-    """Refuses seeds that cannot be kept."""
+    """Raise OptionError for seeds out of range."""
     if not 0 <= seed < SEEDS:
         raise OptionError(f"seed {seed}; expected 0 to {SEEDS - 1}")
 
 
-def matches_type(value: Any, wanted: Any) -> bool:
-    """Whether a value is of a type; numbers must be finite, and a list does for any sequence."""
-    kind, parts = get_origin(wanted) or wanted, get_args(wanted)
+def matches_type(value: Any, annotation: Any) -> bool:
+    """Return whether a value matches an annotation; numbers must be finite, and a list matches any sequence."""
+    kind, parts = get_origin(annotation) or annotation, get_args(annotation)
     if kind in (Union, types.UnionType):
         return any(matches_type(value, one) for one in parts)
     if kind is Literal:
@@ -62,7 +62,7 @@ def matches_type(value: Any, wanted: Any) -> bool:
         return isinstance(value, list | tuple) and _parts_fit(value, kind, parts)
     if kind in (dict, Mapping):
         return isinstance(value, Mapping) and (not parts or all(matches_type(name, parts[0]) for name in value))
-    return _is_one(value, kind)
+    return _is_instance(value, kind)
 
 
 def _parts_fit(value: Sequence[Any], kind: Any, parts: tuple[Any, ...]) -> bool:
@@ -71,18 +71,18 @@ def _parts_fit(value: Sequence[Any], kind: Any, parts: tuple[Any, ...]) -> bool:
     return all(matches_type(one, parts[0]) for one in value) if parts else True
 
 
-def _is_one(value: Any, kind: Any) -> bool:
+def _is_instance(value: Any, kind: Any) -> bool:
     if kind is Callable:
         return callable(value)
     try:
         return isinstance(value, kind)
-    except TypeError:  # no class, such as Any: nothing is asked for
+    except TypeError:  # not a class, such as Any: anything matches
         return True
 
 
-def describe_type(wanted: Any) -> str:
-    """A type in words."""
-    kind, parts = get_origin(wanted) or wanted, get_args(wanted)
+def describe_type(annotation: Any) -> str:
+    """Describe a type for messages."""
+    kind, parts = get_origin(annotation) or annotation, get_args(annotation)
     if kind in (Union, types.UnionType):
         return " or ".join(describe_type(one) for one in parts if one is not type(None))
     if kind is Literal:

@@ -56,7 +56,7 @@ def demo(*, seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), ou
 def _explain(
     model: Adapter, data: Dataset, index: int, seed: int, out: Path, output: Output, progress: Progress
 ) -> ClassExplanation:
-    """Explains one picture with DAVE, keeps the result and prints the top 5."""
+    """Explain one picture with DAVE, write the result and print the top 5."""
     from dave_vit.data.images import LoadedImage
     from dave_vit.explain.classes import classify, explain_classes
     from dave_vit.explain.explainer import Explainer
@@ -67,8 +67,8 @@ def _explain(
     explainer = Explainer(model, "dave", samples=SAMPLES["drawn"], seed=seed)
     classified = classify(model, LoadedImage(name, data.image(index)))
     result = explain_classes(explainer, classified, classified.pick("top1"))
-    asked = {"data": "builtin", "samples": SAMPLES["drawn"], "seed": seed}
-    OutputFolder(out, []).write(classified.picture, asked, result.files(), result.record())
+    question = {"data": "builtin", "samples": SAMPLES["drawn"], "seed": seed}
+    OutputFolder(out, []).write(classified.picture, question, result.files(), result.record())
     label = data[index].label
     output.print(f"{name} shows: {data.class_names[label] if label is not None else 'unknown'}")
     for prediction in classified.top5:
@@ -78,7 +78,7 @@ def _explain(
 
 
 def _figure(results: list[ClassExplanation], seed: int) -> Drawing:
-    """A row for each picture: image, DAVE, its sureness, and the other methods."""
+    """Draw a row for each picture: image, DAVE, its sureness, and the other methods."""
     from dave_vit.explain.classes import explain_classes
     from dave_vit.explain.explainer import Explainer
     from dave_vit.methods.options import filter_options
@@ -98,7 +98,7 @@ def _figure(results: list[ClassExplanation], seed: int) -> Drawing:
 
 
 def _scores(model: Adapter, data: Dataset, seed: int, progress: Progress) -> dict[str, Any]:
-    """GridPG and EnergyPG of each method on a few pictures, in percent."""
+    """Return GridPG and EnergyPG of each method on a few pictures, in percent."""
     from dave_vit.data.batches import load_batch
     from dave_vit.data.geometry import GeometryCache
     from dave_vit.methods import create_method
@@ -118,7 +118,7 @@ def _scores(model: Adapter, data: Dataset, seed: int, progress: Progress) -> dic
 
 
 def _grids(model: Adapter, data: Dataset) -> tuple[Tensor, list[tuple[int, ...]]]:
-    """Grids of four pictures that the model is sure of, [B, C, H, W], and the classes of their cells."""
+    """Return grids of four pictures that the model is sure of, [B, C, H, W], and the classes of their cells."""
     import torch
 
     from dave_vit.data.batches import load_batch
