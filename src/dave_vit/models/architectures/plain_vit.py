@@ -26,7 +26,7 @@ class PatchEmbed(nn.Module):
         return self.proj(x).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]
 
 
-class SelfAttention(nn.Module):
+class Attention(nn.Module):
     """Self-attention with one projection for queries, keys and values."""
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -63,7 +63,7 @@ class Block(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=_EPS)
-        self.attn = SelfAttention(dim, heads)
+        self.attn = Attention(dim, heads)
         self.norm2 = nn.LayerNorm(dim, eps=_EPS)
         self.mlp = Mlp(dim, 4 * dim)
 
