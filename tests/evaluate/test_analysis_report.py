@@ -248,6 +248,31 @@ def test_a_registered_analysis_is_a_command(tiny, counting, tmp_path, capsys):
     assert "did you mean counting" in capsys.readouterr().err
 
 
+PLUGIN = """
+from dataclasses import dataclass
+from dave_vit.analysis import analysis, flag
+from dave_vit.viz.report_section import Section
+
+@dataclass(frozen=True)
+class DoublingOptions:
+    number: int = flag(1, "Number to double.")
+    seed: int = 0
+
+@analysis("doubling")
+def double(options: DoublingOptions) -> Section:
+    \"\"\"Double a number.\"\"\"
+    return Section("doubling", "Doubling", str(2 * options.number))
+"""
+
+
+def test_an_analysis_of_a_plugin_is_a_command(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(ANALYSES, "_entries", dict(ANALYSES._entries))
+    (tmp_path / "doubling.py").write_text(PLUGIN)
+    line = ["analyze", "--plugin", str(tmp_path / "doubling.py"), "doubling", "--number", "4", "--json"]
+    assert cli.run([*line, "--out", str(tmp_path / "out")]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "8"
+
+
 def test_a_registered_analysis_is_a_section_of_every_suite(tiny, counting, tmp_path):
     suite = suites.read_suite("builtin", quick=True)
     makers = dict(reproduce._list_sections(suite, reproduce.ReproduceOptions(tmp_path, "dave", seed=3), 10))

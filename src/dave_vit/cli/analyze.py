@@ -60,8 +60,9 @@ _OF_ALL = {
 
 
 @app.callback()
-def _analyze() -> None:
-    """Only what typer needs to make a group."""
+@expand_groups
+def _analyze(*, plugins: Plugins) -> None:
+    """Import plugins before the name of the analysis is looked up: `dave analyze --plugin FILE NAME`."""
 
 
 def _function(analysis: Analysis) -> Callable[..., None]:

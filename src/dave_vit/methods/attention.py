@@ -31,7 +31,7 @@ _OUTER = (3, 3)  # layers that keep all edges where a network is thinned: enough
 _UNITS = 2**20  # capacities are counted in whole millionths, since flow is solved in integers
 
 
-def _fused(graph: TokenGraph, heads: Heads) -> list[Tensor]:
+def _fuse_heads(graph: TokenGraph, heads: Heads) -> list[Tensor]:
     """One matrix ``[b, N, N]`` a layer."""
     return [_FUSE[heads](wide(layer)) for layer in graph.layers]
 
@@ -70,7 +70,7 @@ class RawAttention(TokenMethod):
         return _for_all(self._scores(graph), graph, target)
 
     def _scores(self, graph: TokenGraph) -> Tensor:
-        layers = _fused(graph, self.heads)
+        layers = _fuse_heads(graph, self.heads)
         if not -len(layers) <= self.layer < len(layers):
             raise OptionError(f"layer {self.layer}; the model has layers 0 to {len(layers) - 1}")
         if graph.pooling is not None and self.layer == -1:  # nothing comes between the pooling and the head
@@ -108,7 +108,7 @@ class Rollout(TokenMethod):
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
-        matrices = from_layer(_fused(graph, self.heads), self.start_layer)
+        matrices = from_layer(_fuse_heads(graph, self.heads), self.start_layer)
         kept = [_without_smallest(matrix, self.discard) for matrix in matrices]
         return _for_all(rollout(kept, graph.readout()), graph, target)
 
@@ -183,7 +183,7 @@ class AttentionFlow(TokenMethod):
                 f"attention_flow on {graph.layout.tokens} tokens would take very long (see its cost); use rollout, "
                 f"smaller images, or allow it with max_tokens={graph.layout.tokens}"
             )
-        layers = [residual(matrix) for matrix in from_layer(_fused(graph, self.heads), self.start_layer)]
+        layers = [residual(matrix) for matrix in from_layer(_fuse_heads(graph, self.heads), self.start_layer)]
         stacked = torch.stack(layers, 1)  # [b, layers, N, N]
         flows = [flow(matrices, read[0]) for matrices, read in zip(stacked, graph.readout(), strict=True)]
         return _for_all(torch.stack(flows), graph, target)
@@ -208,7 +208,7 @@ def flow(matrices: Tensor, readout: Tensor) -> Tensor:
     capacity, read = ((part.double().cpu() * _UNITS).round().int() for part in (matrices, readout))
     end = (len(capacity) + 1) * len(read)
     whole = _graph(capacity, read)
-    thin = _graph(_thinned(capacity), read) if len(capacity) > sum(_OUTER) else whole
+    thin = _graph(_remove_middle_edges(capacity), read) if len(capacity) > sum(_OUTER) else whole
     leaving, entering = capacity[0].sum(0), int(torch.minimum(capacity[-1].sum(1), read).sum())
     flows = []
     for token in range(len(read)):
@@ -232,7 +232,7 @@ def _graph(capacity: Tensor, read: Tensor) -> Any:
     return csr_matrix((values.numpy(), (sources.numpy(), targets.numpy())), shape=(end + 1, end + 1))
 
 
-def _thinned(capacity: Tensor) -> Tensor:
+def _remove_middle_edges(capacity: Tensor) -> Tensor:
     """The same network without the edges between different tokens in the layers between the outer ones."""
     first, last = _OUTER
     middle = torch.diag_embed(capacity[first : len(capacity) - last].diagonal(dim1=1, dim2=2))

@@ -96,10 +96,10 @@ def _contributions(functions: list[str], parts: list[Any], images: Tensor) -> It
     """What each constant contributes to one image, in turn; they are large."""
     for function, (value, derivative) in zip(functions, parts, strict=True):
         amount = torch.where(derivative == 0, 0.0, value * derivative)  # a mask may be -inf
-        yield _placed(function, amount.to(precise_dtype(images.device)), (images.shape[-2], images.shape[-1]))
+        yield _place_constant(function, amount.to(precise_dtype(images.device)), (images.shape[-2], images.shape[-1]))
 
 
-def _placed(name: str, amount: Tensor, size: tuple[int, int]) -> Contribution:
+def _place_constant(name: str, amount: Tensor, size: tuple[int, int]) -> Contribution:
     """Find the places of a constant's values by its shape and the layout of the function that added it."""
     if amount.ndim == 4 and len(amount) == 1:  # [1, D, h, w] or [1, h, w, D]
         grid = amount[0] if _channels_first(name, amount, size) else amount[0].movedim(-1, 0)
@@ -139,7 +139,7 @@ def per_channel(maps: Tensor, channels: int) -> Tensor:
     return (maps / channels).unsqueeze(-3).expand(*maps.shape[:-2], channels, *maps.shape[-2:])
 
 
-def summed(maps: Iterable[Tensor], direct: Tensor) -> Tensor:
+def sum_maps(maps: Iterable[Tensor], direct: Tensor) -> Tensor:
     """Maps ``[H, W]`` added up in the widest type, as an attribution ``[C, H, W]`` like ``direct``."""
     total = torch.zeros_like(direct[0], dtype=precise_dtype(direct.device))
     for each in maps:

@@ -19,7 +19,7 @@ from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, gradients, token_graph
 
 
-def _gathered(
+def _relevance_grids(
     graph: TokenGraph, slopes: Sequence[Sequence[Tensor]], values: Sequence[Sequence[Tensor]], start_layer: int
 ) -> Tensor:
     """Token grids ``[b, K, h, w]``, out of a list for each of the K classes: a gradient and a value of each matrix."""
@@ -65,7 +65,9 @@ class CheferGeneric(TokenMethod):
         graph = token_graph(observed, images)
         matrices = [attention.matrix for attention in graph.all]
         slopes = gradients(graph.logits, target, matrices)
-        return _gathered(graph, slopes, [[matrix.detach() for matrix in matrices]] * len(slopes), self.start_layer)
+        return _relevance_grids(
+            graph, slopes, [[matrix.detach() for matrix in matrices]] * len(slopes), self.start_layer
+        )
 
 
 @METHODS.register("chefer_lrp")
@@ -105,7 +107,7 @@ class CheferLRP(TokenMethod):
             self._relevances(images[i : i + 1], target.part(i, i + 1).without_contrast()) for i in range(len(images))
         ]
         values = [[torch.cat(layer) for layer in zip(*column, strict=True)] for column in zip(*single, strict=True)]
-        return _gathered(graph, slopes, values, self.start_layer)
+        return _relevance_grids(graph, slopes, values, self.start_layer)
 
     def _relevances(self, image: Tensor, target: Target) -> Sequence[Sequence[Tensor]]:
         """A list for each of the K classes: the relevance of each attention matrix of one image."""

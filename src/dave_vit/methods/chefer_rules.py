@@ -40,7 +40,7 @@ def _share(relevance: Tensor, total: Tensor) -> Tensor:
     return torch.where(total == 0, 0, relevance / (total + _TINY))
 
 
-def passed(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def pass_on(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Activations, norms, softmax and scale factors hand relevance on as it is."""
     if not is_carrier(input):
         return call.mode.run_frozen(call, input, *args, **kwargs)  # type: ignore[no-any-return]
@@ -49,7 +49,7 @@ def passed(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return carry(value, lambda relevance: relevance.sum_to_size(shape), input)
 
 
-def shared(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def divide_among(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Sums, means and maxima divide relevance by what each element contributes."""
     x, func = input.detach(), call.func
     value = func(x, *args, **kwargs)
@@ -57,12 +57,12 @@ def shared(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         raise call.mode.refusal(call.name, "it returns more than one tensor")
 
     def pullback(relevance: Tensor, x: Tensor) -> Tensor:
-        return _divided(lambda x: func(x, *args, **kwargs), relevance, x)[0]
+        return _divide_relevance(lambda x: func(x, *args, **kwargs), relevance, x)[0]
 
     return carry(lambda: value, pullback, input, saved=(x,))
 
 
-def _divided(function: Callable[..., Tensor], relevance: Tensor, *arguments: Tensor) -> list[Tensor]:
+def _divide_relevance(function: Callable[..., Tensor], relevance: Tensor, *arguments: Tensor) -> list[Tensor]:
     """x * J^T (R / f(x)) for each argument x of a linear function f."""
     with torch.enable_grad():
         leaves = [argument.detach().requires_grad_() for argument in arguments]
@@ -71,7 +71,7 @@ def _divided(function: Callable[..., Tensor], relevance: Tensor, *arguments: Ten
     return [leaf.detach() * part for leaf, part in zip(leaves, pulled, strict=True)]
 
 
-def kept(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def keep_precision(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Casts only move to another device: relevance keeps the precision it began with."""
     probe = call.func(input.detach().new_empty(0), *args, **kwargs)
     if not probe.is_floating_point():
@@ -124,7 +124,7 @@ def matrix_product(call: Call, *args: Any, alpha: float, **kwargs: Any) -> Tenso
 
     def pullback(relevance: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
         if len(carriers) == 2:
-            return tuple(part / 2 for part in _divided(product, relevance, *saved))
+            return tuple(part / 2 for part in _divide_relevance(product, relevance, *saved))
         at = 0 if is_carrier(factors[0]) else 1
         ordered = product if at == 0 else lambda x, weight: product(weight, x)
         return (_alpha_beta(ordered, relevance, saved[at], saved[1 - at], alpha),)
@@ -135,7 +135,7 @@ def matrix_product(call: Call, *args: Any, alpha: float, **kwargs: Any) -> Tenso
     return carry(lambda: product(*saved), pullback, *carriers, saved=saved)
 
 
-def weighted(
+def alpha_beta_linear(
     call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, alpha: float, **kwargs: Any
 ) -> Tensor:
     """Linear layers and convolutions: the alpha-beta rule."""
@@ -158,7 +158,7 @@ def _alpha_beta(
 
     def of_one_sign(first: Tensor, second: Tensor) -> Tensor:
         halves = x.clamp(min=0), x.clamp(max=0)
-        return sum(_divided(lambda p, n: product(p, first) + product(n, second), relevance, *halves))  # type: ignore[return-value]
+        return sum(_divide_relevance(lambda p, n: product(p, first) + product(n, second), relevance, *halves))  # type: ignore[return-value]
 
     active = alpha * of_one_sign(positive, negative)
     return active if alpha == 1 else active - (alpha - 1) * of_one_sign(negative, positive)
@@ -174,10 +174,10 @@ def gated_linear_unit(call: Call, input: Tensor, dim: int = -1) -> Tensor:
 def _wide(rule: Rule) -> Rule:
     """The same rule on arguments in the widest type of their device."""
 
-    def widened(tensor: Tensor) -> Tensor:
+    def widen(tensor: Tensor) -> Tensor:
         return tensor.to(precise_dtype(tensor.device)) if tensor.is_floating_point() else tensor
 
-    return lambda call, *args, **kwargs: rule(call, *map_tensors(widened, args), **map_tensors(widened, kwargs))
+    return lambda call, *args, **kwargs: rule(call, *map_tensors(widen, args), **map_tensors(widen, kwargs))
 
 
 def alpha_beta(alpha: float = 1.0) -> RuleSet:
@@ -189,15 +189,15 @@ def alpha_beta(alpha: float = 1.0) -> RuleSet:
     rules: dict[str, Rule] = {
         **dict.fromkeys([*names_of_kind(Kind.FROZEN), "abs"], linear.freeze),
         **dict.fromkeys([*names_of_kind(Kind.MOVE), "affine_grid"], linear.move),
-        **dict.fromkeys([*names_of_kind(Kind.REDUCTION, Kind.SELECTION) - _RECTIFIERS, "neg"], shared),
-        **dict.fromkeys(_CASTS, kept),
+        **dict.fromkeys([*names_of_kind(Kind.REDUCTION, Kind.SELECTION) - _RECTIFIERS, "neg"], divide_among),
+        **dict.fromkeys(_CASTS, keep_precision),
         **dict.fromkeys(_JOINS, linear.ordinary),
         **dict.fromkeys(
-            [*names_of_kind(Kind.ACTIVATION, Kind.NORM), "relu", "leaky_relu", "prelu", "softmax", "_softmax"], passed
+            [*names_of_kind(Kind.ACTIVATION, Kind.NORM), "relu", "leaky_relu", "prelu", "softmax", "_softmax"], pass_on
         ),
-        **dict.fromkeys(["div", "pow", "square"], passed),
+        **dict.fromkeys(["div", "pow", "square"], pass_on),
         **dict.fromkeys(names_of_kind(Kind.PRODUCT), partial(matrix_product, alpha=alpha)),
-        **dict.fromkeys(names_of_kind(Kind.WEIGHTED), partial(weighted, alpha=alpha)),
+        **dict.fromkeys(names_of_kind(Kind.WEIGHTED), partial(alpha_beta_linear, alpha=alpha)),
         "add": add,
         "sub": subtract,
         "mul": multiply,

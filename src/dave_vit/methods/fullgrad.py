@@ -16,7 +16,7 @@ from dave_vit.engine.rules.attention import multi_head_attention
 from dave_vit.engine.rules.linear import affine
 from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_choice, check_no_clips
-from dave_vit.methods.bias_placement import CONSTANT_ROWS, Contribution, attributions, summed
+from dave_vit.methods.bias_placement import CONSTANT_ROWS, Contribution, attributions, sum_maps
 from dave_vit.methods.pass_size import PassSize
 
 Biases = Literal["all", "conv"]
@@ -77,22 +77,22 @@ class FullGrad(Method):
 def signed_sum(direct: Tensor, parts: Iterable[Contribution]) -> Tensor:
     """Input and biases times their derivatives, ``[C, H, W]``; what has no place is spread evenly."""
     size = (direct.shape[-2], direct.shape[-1])
-    return direct + summed((part.spread(size) for part in parts), direct)
+    return direct + sum_maps((part.spread(size) for part in parts), direct)
 
 
 def scaled_sum(direct: Tensor, parts: Iterable[Contribution]) -> Tensor:
     """The same as published: absolute values, each channel rescaled; what has no place stays out."""
     size = (direct.shape[-2], direct.shape[-1])
-    maps = (_enlarged(rescaled(part.grid), size) for part in parts if part.grid is not None)
-    return rescaled(direct) + summed(maps, direct)
+    maps = (_upsample(rescale_channels(part.grid), size) for part in parts if part.grid is not None)
+    return rescale_channels(direct) + sum_maps(maps, direct)
 
 
-def _enlarged(layer: Tensor, size: tuple[int, int]) -> Tensor:
+def _upsample(layer: Tensor, size: tuple[int, int]) -> Tensor:
     """The channels of ``[D, h, w]``, added up before the upsampling, which is linear: ``[H, W]``."""
     return F.interpolate(layer.sum(0)[None, None], size, mode="bilinear", align_corners=False)[0, 0]
 
 
-def rescaled(layer: Tensor) -> Tensor:
+def rescale_channels(layer: Tensor) -> Tensor:
     """Absolute values, each channel of ``[D, h, w]`` from 0 to 1."""
     size = layer.abs()
     size = size - size.amin((-2, -1), keepdim=True)

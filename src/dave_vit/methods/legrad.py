@@ -69,13 +69,13 @@ class LeGrad(TokenMethod):
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         layered = cast(Layered, observed.model)
-        matrices = [attention.matrix for attention in _of_blocks(observed, layered)]
+        matrices = [attention.matrix for attention in _block_attention(observed, layered)]
         slopes = gradients(layered.logits.flatten(0, 1), target.repeat(len(matrices)), matrices)  # K lists
-        chosen = self._chosen(len(matrices))
+        chosen = self._layer_indices(len(matrices))
         maps = [torch.stack([_positive(column[index]) for index in chosen]).mean(0) for column in slopes]  # [b, N]
         return token_graph(observed, images).layout.to_grid(torch.stack(maps, 1))
 
-    def _chosen(self, depth: int) -> Sequence[int]:
+    def _layer_indices(self, depth: int) -> Sequence[int]:
         if self.layers is None:
             return range(depth)
         if not self.layers or not all(-depth <= index < depth for index in self.layers):
@@ -109,7 +109,7 @@ class Layered(nn.Module):
         """The model's own logits."""
         with ExitStack() as stack:
             for paths, blocks in block_lists(self):
-                stack.enter_context(self._tapped(paths, blocks, len(inputs)))
+                stack.enter_context(self._record_states(paths, blocks, len(inputs)))
             output = self._run(inputs)
             logits = self._read(output, len(inputs) * (1 + len(self.blocks)))
         if not self.blocks:
@@ -124,10 +124,10 @@ class Layered(nn.Module):
             if not self.blocks or isinstance(error, torch.OutOfMemoryError):
                 raise
             why = first_line(error)
-            raise _refused(f"what follows the blocks does not take the tokens of several layers ({why})") from error
+            raise _unsupported(f"what follows the blocks does not take the tokens of several layers ({why})") from error
 
     @contextmanager
-    def _tapped(self, paths: list[str], blocks: list[nn.Module], batch: int) -> Iterator[None]:
+    def _record_states(self, paths: list[str], blocks: list[nn.Module], batch: int) -> Iterator[None]:
         states: list[Tensor] = []
         thread = threading.get_ident()
 
@@ -168,18 +168,18 @@ def block_lists(model: nn.Module) -> Iterator[tuple[list[str], list[nn.Module]]]
             yield [f"{path}.{name}" for name, _ in children], [child for _, child in children]
 
 
-def _of_blocks(observed: Observation, layered: Layered) -> list[AttentionMatrix]:
+def _block_attention(observed: Observation, layered: Layered) -> list[AttentionMatrix]:
     """The one attention matrix of each block; attention pooling after the blocks is left out."""
     observed.attention = [each for each in observed.attention if each.matrix.shape[-2] == each.matrix.shape[-1]]
     within = [
         [each for each in observed.attention if f"{each.module}.".startswith(f"{path}.")] for path in layered.blocks
     ]
     if not within or any(len(block) != 1 for block in within) or len(within) != len(observed.attention):
-        raise _refused("its blocks are no list of modules that each hold one attention among all tokens")
+        raise _unsupported("its blocks are no list of modules that each hold one attention among all tokens")
     return [block[0] for block in within]
 
 
-def _refused(why: str) -> UnsupportedOperator:
+def _unsupported(why: str) -> UnsupportedOperator:
     return UnsupportedOperator(
         f"legrad reads the tokens out after every block, and in this model {why}; use chefer_generic, or dave, which "
         "works on any model"

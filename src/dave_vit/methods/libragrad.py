@@ -30,7 +30,7 @@ from dave_vit.methods.bias_placement import CONSTANT_ROWS, attributions
 from dave_vit.methods.fullgrad import signed_sum
 from dave_vit.methods.gradcam import mean_slope, weigh_features
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import upsampled
+from dave_vit.methods.tokens import upsample_grids
 
 Base = Literal["fullgrad", "gradcam", "input_x_gradient"]
 
@@ -115,4 +115,4 @@ class LibraGrad(Method):
         with observe(self.model, images, rules=LIBRA_OBSERVED, autocast=self.autocast, read=target.read) as observed:
             target = target.resolve(observed.logits)
             grids = weigh_features(observed, images, target, mean_slope, positive=True).detach().to(images.dtype)
-        return Explanation(upsampled(grids, images), target.indices)
+        return Explanation(upsample_grids(grids, images), target.indices)

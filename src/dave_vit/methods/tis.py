@@ -81,7 +81,7 @@ class TIS(TokenMethod):
         channels = cast(BlockRecorder, observed.model).channels(graph.layout.tokens)  # [b, channels, N]
         grids = []
         for index, points in enumerate(channels[..., graph.layout.prefix :]):
-            shown = self.shown(points)  # [T, patches]
+            shown = self.select_patches(points)  # [T, patches]
             prefix = shown.new_ones(len(shown), graph.layout.prefix)  # class and register tokens stay
             scores = self._score_tokens(
                 images[index], target.part(index, index + 1), torch.cat([prefix, shown], 1), pass_size
@@ -90,7 +90,7 @@ class TIS(TokenMethod):
             grids.append(scores.T @ weight / weight.sum(0).clamp(min=1))  # [K, patches]
         return torch.stack(grids).reshape(len(images), -1, *graph.layout.grid)
 
-    def shown(self, points: Tensor) -> Tensor:
+    def select_patches(self, points: Tensor) -> Tensor:
         """Which patches each sample keeps, out of channels ``[channels, patches]``: ``[T, patches]``."""
         centres = kmeans_centres(points.to(precise_dtype(points.device)), self.samples, self.seed)
         best = centres.topk(max(1, int(self.kept * points.shape[1])), 1).indices

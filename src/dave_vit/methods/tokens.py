@@ -71,28 +71,30 @@ def wide(attention: AttentionMatrix) -> Tensor:
 def token_graph(observed: Observation, images: Tensor) -> TokenGraph:
     """The attention of a plain Vision Transformer; other models are refused, with the reason."""
     if not observed.attention:
-        raise _refused("it has no softmax attention")
+        raise _unsupported("it has no softmax attention")
     sizes = [tuple(each.matrix.shape[-2:]) for each in observed.attention]
     square = {keys for queries, keys in sizes if queries == keys}
     if len(square) != 1 or any(len(each.matrix) != len(images) for each in observed.attention):
-        raise _refused(f"it attends within windows or stages (matrices of {_listed(sizes)})")
+        raise _unsupported(f"it attends within windows or stages (matrices of {_format_sizes(sizes)})")
     tokens = square.pop()
     depth = sizes.count((tokens, tokens))
     rest = sizes[depth:]
     if sizes[:depth] != [(tokens, tokens)] * depth or len(rest) > 1 or any(keys != tokens for _, keys in rest):
-        raise _refused(f"beside its {tokens} tokens' attention it has other attention (matrices of {_listed(sizes)})")
+        raise _unsupported(
+            f"beside its {tokens} tokens' attention it has other attention (matrices of {_format_sizes(sizes)})"
+        )
     layers = tuple(observed.attention[:depth])
     if any(layer.tokens is not None and tokens not in layer.tokens.shape[:2] for layer in layers):
-        raise _refused(f"its attention mixes {tokens} channels instead of tokens")
+        raise _unsupported(f"its attention mixes {tokens} channels instead of tokens")
     pooling = observed.attention[depth] if rest else None
     return TokenGraph(guess_token_layout(observed, tokens, images), layers, pooling, observed.logits)
 
 
-def _listed(sizes: list[tuple[int, ...]]) -> str:
+def _format_sizes(sizes: list[tuple[int, ...]]) -> str:
     return ", ".join(f"{queries}x{keys}" for queries, keys in sorted(set(sizes)))
 
 
-def _refused(why: str) -> UnsupportedOperator:
+def _unsupported(why: str) -> UnsupportedOperator:
     return UnsupportedOperator(
         f"this method needs a model whose blocks attend among all tokens, and {why}; use dave or input_x_gradient, "
         "which work on any model"
@@ -128,7 +130,7 @@ class TokenMethod(Method):
         with observe(self._subject(target), images, autocast=self.autocast, read=self._read(target)) as observed:
             target = target.resolve(observed.logits)
             grids = self._grids(observed, images, target, pass_size).detach().to(images.dtype)  # [b, K, h, w]
-        maps = grids.unsqueeze(2) if self.resolution == "patch" else upsampled(grids, images)
+        maps = grids.unsqueeze(2) if self.resolution == "patch" else upsample_grids(grids, images)
         return Explanation(maps, target.indices)
 
     def _subject(self, target: Target) -> nn.Module:
@@ -144,7 +146,7 @@ class TokenMethod(Method):
         """Token grids ``[b, K, h, w]`` out of what a forward pass showed, for a target whose classes are known."""
 
 
-def upsampled(grids: Tensor, images: Tensor) -> Tensor:
+def upsample_grids(grids: Tensor, images: Tensor) -> Tensor:
     """Grids ``[b, K, h, w]`` as attributions ``[b, K, C, H, W]``."""
     wide_enough = grids.to(working_dtype(grids.dtype))
     maps = F.interpolate(wide_enough, images.shape[-2:], mode="bilinear", align_corners=False)
