@@ -27,6 +27,7 @@ from dave_vit.errors import (
     TrainingModeError,
     UnsupportedOperator,
 )
+from fast_marker import needs_fast
 from tiny_models import drawn, vit
 
 
@@ -290,6 +291,7 @@ class TestPrecision:
         assert rounded.dtype == torch.float32
         assert torch.cosine_similarity(exact.flatten(), rounded.flatten(), 0) > 0.995
 
+    @needs_fast
     @pytest.mark.parametrize(("dtype", "stream"), [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)])
     def test_residual_streams_stay_in_a_type_of_their_range(self, images, dtype, stream):
         model, met = vit(), []

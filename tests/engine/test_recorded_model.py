@@ -21,6 +21,7 @@ from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rule_sets.lrp import RELEVANCE
 from dave_vit.engine.targets import Contrast, Target
 from dave_vit.methods.pass_size import even_chunk_size
+from fast_marker import needs_fast
 from tiny_models import CLASSES, FAMILIES, SIZE, huggingface_vit, vit
 
 MODELS = {
@@ -177,6 +178,7 @@ class TestRecordedModel:
             with torch.no_grad():
                 torch.testing.assert_close(recorded.find_run(images)(images), model(images))
 
+    @needs_fast
     def test_one_recording_serves_all_methods_of_a_model_and_dies_with_it(self, images):
         model = vit()
         recording = RecordedModel(model).find_run(images).__self__
@@ -193,6 +195,7 @@ class TestRecordedModel:
         model.factor = 3
         assert torch.equal(RecordedModel(model).find_run(images)(images), model(images))
 
+    @needs_fast
     def test_a_model_that_counts_its_passes_runs_as_it_is(self, images):
         model = Scaled(step=1)
         recorded = RecordedModel(model)
@@ -205,6 +208,7 @@ class TestRecordedModel:
         with pytest.raises(Exception, match="norm"):
             RecordedModel(model).gradient(images, 0, EFFECTIVE)
 
+    @needs_fast
     def test_one_walk_through_the_model_for_all_passes_of_a_call(self, images, monkeypatch):
         model, walks = vit(), []
         dave = DAVE(model, samples=4, chunk=3, preset="paper")
@@ -231,6 +235,7 @@ class TestRecordedModel:
             model.head.weight.mul_(2)
         assert not torch.allclose(next(steps).attribution, expected)
 
+    @needs_fast
     def test_knows_the_number_of_classes(self, images):
         assert RecordedModel(vit()).count_classes(images) == CLASSES
 
@@ -262,6 +267,7 @@ class TestCompiled:
     def uncompiled(self, monkeypatch):
         monkeypatch.setattr("dave_vit.engine.fast.compiled.compile_graph", lambda graph, given: graph)
 
+    @needs_fast
     def test_equals_eager(self, images):
         model = vit()
         target = torch.tensor([[0, 1], [2, 3], [4, 0]])
@@ -286,6 +292,7 @@ class TestCompiled:
         found = DAVE(model, samples=5, chunk=6, compiled=True).attribute(images, [0, 1, 2])
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
 
+    @needs_fast
     def test_one_graph_for_all_chunks_of_a_call(self, images, monkeypatch):
         made = []
         monkeypatch.setattr("dave_vit.engine.fast.compiled.compile_graph", lambda graph, given: made.append(1) or graph)
@@ -302,6 +309,7 @@ class TestCompiled:
         torch.testing.assert_close(weight, effective_transformation(model, images, target), rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(logits, model(images).detach(), rtol=1e-4, atol=1e-6)
 
+    @needs_fast
     def test_a_known_class_costs_no_pass_of_the_model(self, images, monkeypatch):
         model = vit()
         dave = DAVE(model, samples=2, preset="paper", compiled=True)
@@ -313,6 +321,7 @@ class TestCompiled:
         with pytest.raises(Exception, match="out of range"):
             DAVE(vit(), samples=2, compiled=True).attribute(images, CLASSES)
 
+    @needs_fast
     def test_where_compiling_fails_the_passes_run_without(self, images, monkeypatch):
         def broken(graph, given):
             raise RuntimeError("no compiler here\nand more")

@@ -17,6 +17,7 @@ from dave_vit.engine.gradient import effective_transformation
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets.effective import EFFECTIVE, OFFICIAL_GATE
 from dave_vit.engine.rule_sets.plain import PLAIN
+from fast_marker import needs_fast
 
 D = 6
 
@@ -131,6 +132,7 @@ class TestActivations:
         zero = torch.zeros(1, 5, D, dtype=torch.float64)
         assert effective_transformation(Fn(F.gelu), zero, 0, rules=OFFICIAL_GATE)[0, 0, 0] == 1.0
 
+    @needs_fast
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_gelu_for_a_compiler_is_exact_to_rounding(self, dtype):
         every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
