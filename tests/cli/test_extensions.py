@@ -34,7 +34,7 @@ from torchvision import transforms
 from dave_vit.analysis import AnalysisOptions, analysis, flag
 from dave_vit.data import DATASETS, Dataset, Item
 from dave_vit.engine import EFFECTIVE
-from dave_vit.engine.rules.activations import gated
+from dave_vit.engine.rules.activations import GateRule
 from dave_vit.engine.score_registry import SCORES
 from dave_vit.evaluate.engines import ENGINES, EngineOptions
 from dave_vit.evaluate.worker import Worker
@@ -48,7 +48,7 @@ from dave_vit.neighborhood import Neighborhood, Noise, Spatial
 from dave_vit.reduce import REDUCERS, Mean
 from dave_vit.viz.report_section import ReportTable, Section
 
-WITH_SINE = EFFECTIVE.extend("effective with sine", {"sin": gated(1.0)})
+WITH_SINE = EFFECTIVE.extend("effective with sine", {"sin": GateRule(1.0)})
 
 
 @METHODS.register("sine")
