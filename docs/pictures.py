@@ -1,6 +1,6 @@
 """Make the pictures of the documentation: python docs/pictures.py [--weights FILE].
 
-Each is what one command line draws; the same lines stand under the pictures in gallery.md and README.md.
+Each is what one command line draws; gallery.md shows the same lines.
 """
 
 from __future__ import annotations
