@@ -191,7 +191,7 @@ class TestSquares:
         assert torch.equal(masks.sum(0), torch.ones(32, 20))
         assert masks[5].nonzero().amin(0).tolist() == [24, 12]
         values = torch.arange(1.0, 7.0)
-        torch.testing.assert_close((squares.shared(values) * masks).sum((1, 2)), values)
+        torch.testing.assert_close((squares.spread(values) * masks).sum((1, 2)), values)
 
     def test_default_is_the_models_patches_or_a_fourteenth(self, vit):
         assert Squares.of(vit, X, None).side == 8
