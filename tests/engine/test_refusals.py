@@ -172,15 +172,18 @@ def test_each_is_brought_about(line):
 
 
 def phrases() -> list[str]:
-    """The reasons that the engine can give: second arguments of ``unsupported``, and the words of the watch."""
-    found = []
+    """Return the reasons that the engine gives: last arguments of ``refusal``, and the constants of the tracker."""
+    reasons = []
     for path in [*(SOURCE / "engine").glob("*.py"), *(SOURCE / "engine" / "rules").glob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            named = isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "unsupported"
-            found += [one.value for one in (node.args[-1:] if named else []) if isinstance(one, ast.Constant)]
-            words = path.stem == "dataflow" and isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-            found += [node.value.value] if words else []
-    return found
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "refusal":
+                reasons += node.args[-1:]
+            elif isinstance(node, ast.FunctionDef) and node.name == "refusal":
+                reasons += node.args.defaults
+        if path.stem == "dataflow":
+            reasons += [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    return [reason.value for reason in reasons if isinstance(reason, ast.Constant)]
 
 
 def test_no_refusal_is_missing():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dave_vit.engine.forward import Read, forward, isolate_pass
 from dave_vit.engine.interception import Interception, find_out_of_place
-from dave_vit.engine.operators import Kind, function_name, names_of_kind
+from dave_vit.engine.operators import OperatorKind, function_name, names_of_kind
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.states import State, is_carrier, map_tensors, state_of, tensors
 
@@ -261,14 +261,14 @@ def _same(func: Any, values: _Values, input: Any, *args: Any, **kwargs: Any) -> 
 
 
 _FORMS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(names_of_kind(Kind.MOVE, Kind.REDUCTION, Kind.TRANSFORM), _first),
-    **dict.fromkeys([*names_of_kind(Kind.SUM), "lerp", "batch_norm"], _affine),
-    **dict.fromkeys(names_of_kind(Kind.PRODUCT), _product),
-    **dict.fromkeys(names_of_kind(Kind.WEIGHTED), _weighted_sum),
-    **dict.fromkeys(names_of_kind(Kind.FUSED_PRODUCT), _fused_product),
-    **dict.fromkeys(names_of_kind(Kind.SELECTION), _selection),
-    **dict.fromkeys(names_of_kind(Kind.DROPOUT), _same),
-    **dict.fromkeys(names_of_kind(Kind.ACTIVATION), _gate),
+    **dict.fromkeys(names_of_kind(OperatorKind.MOVE, OperatorKind.REDUCTION, OperatorKind.TRANSFORM), _first),
+    **dict.fromkeys([*names_of_kind(OperatorKind.SUM), "lerp", "batch_norm"], _affine),
+    **dict.fromkeys(names_of_kind(OperatorKind.PRODUCT), _product),
+    **dict.fromkeys(names_of_kind(OperatorKind.WEIGHTED), _weighted_sum),
+    **dict.fromkeys(names_of_kind(OperatorKind.FUSED_PRODUCT), _fused_product),
+    **dict.fromkeys(names_of_kind(OperatorKind.SELECTION), _selection),
+    **dict.fromkeys(names_of_kind(OperatorKind.DROPOUT), _same),
+    **dict.fromkeys(names_of_kind(OperatorKind.ACTIVATION), _gate),
     **dict.fromkeys(["pow", "square"], _power),
     **dict.fromkeys(["var_mean", "std_mean"], _mean_and_spread),
     "div": _division,

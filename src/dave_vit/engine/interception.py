@@ -24,7 +24,7 @@ from dave_vit.engine.autograd_graph import (
     saved_tensor_hooks,
 )
 from dave_vit.engine.calls import Call, RuleSet
-from dave_vit.engine.operators import OPERATORS, UNKNOWN, FunctionName, Kind, Operator, function_name
+from dave_vit.engine.operators import OPERATORS, UNKNOWN, FunctionName, Operator, OperatorKind, function_name
 from dave_vit.engine.states import (
     State,
     depends_on_input,
@@ -182,7 +182,7 @@ class Interception(TorchFunctionMode):
         kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
         # A derivative that reads this argument again gets a copy, which the write leaves alone.
         state, first = state_of(args[0]), args[0]
-        if state is State.GATE or (call.operator.kind is Kind.SELECTION and spelling.name != "relu"):
+        if state is State.GATE or (call.operator.kind is OperatorKind.SELECTION and spelling.name != "relu"):
             first = mark(first.clone(), state)
         return self.store(args[0], rule(call, first, *args[1:], **kwargs))
 

@@ -15,7 +15,7 @@ from dave_vit.engine.rules import attention, linear, norms, products
 from dave_vit.engine.rules.activations import GateRule
 
 
-class Kind(Enum):
+class OperatorKind(Enum):
     """How the input passes through a function."""
 
     MOVE = auto()  # numbers of the first argument are moved; the others (indices, sizes) only say how
@@ -51,7 +51,7 @@ class Operator:
     """
 
     rule: Rule | None = None
-    kind: Kind = Kind.OTHER
+    kind: OperatorKind = OperatorKind.OTHER
     scales: bool = False
     index_argument: int = -1
     has_constant_result: bool = False
@@ -67,7 +67,7 @@ OPERATORS: dict[str, Operator] = {}
 _ALIASES: dict[str, str] = {}
 
 
-def _enter(names: str, rule: Rule | None = None, kind: Kind = Kind.OTHER, **properties: Any) -> None:
+def _enter(names: str, rule: Rule | None = None, kind: OperatorKind = OperatorKind.OTHER, **properties: Any) -> None:
     """Enter functions of the same rule and properties; ``name|alias|alias`` where one has several spellings."""
     for entry in names.split():
         name, *aliases = entry.split("|")
@@ -101,7 +101,7 @@ _enter("requires_grad __set__requires_grad", has_constant_result=True, takes_gra
 _enter("backward", takes_gradients=True)
 _enter("register_hook __get__grad_fn __get___backward_hooks __set___backward_hooks", changes_gradients=True)
 _enter("numpy __float__ __array__ __complex__ __dlpack__", leaves_torch=True)
-_enter("item tolist __int__ __index__", linear.freeze, Kind.FROZEN, leaves_torch=True)
+_enter("item tolist __int__ __index__", linear.freeze, OperatorKind.FROZEN, leaves_torch=True)
 
 _enter(
     """view reshape permute transpose t swapaxes swapdims movedim moveaxis flatten unflatten ravel squeeze
@@ -114,19 +114,19 @@ _enter(
     atleast_1d atleast_2d atleast_3d adjoint fft_fftshift fft_ifftshift """
     + _attributes("T mT H mH real imag"),
     linear.move,
-    Kind.MOVE,
+    OperatorKind.MOVE,
 )
-_enter("to type_as expand_as view_as reshape_as", linear.move, Kind.MOVE, uses_first_values_only=True)
+_enter("to type_as expand_as view_as reshape_as", linear.move, OperatorKind.MOVE, uses_first_values_only=True)
 _enter(
     """sum mean nanmean cumsum trace avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
     adaptive_avg_pool3d upsample interpolate grid_sample fold col2im""",
     linear.reduce,
-    Kind.REDUCTION,
+    OperatorKind.REDUCTION,
 )
 _enter(
     """affine_grid fft_fft fft_fft2 fft_ifft fft_ifft2 fft_rfft fft_rfft2 fft_irfft fft_irfft2 fft_fftn fft_ifftn""",
     linear.reduce,
-    Kind.TRANSFORM,
+    OperatorKind.TRANSFORM,
 )
 _enter("diff", linear.difference)
 _enter("var_mean std_mean", linear.mean_and_spread)
@@ -138,23 +138,23 @@ _enter(
     """add|__add__|__radd__ sub|__sub__|subtract rsub|__rsub__ cat|concat|concatenate stack hstack vstack dstack
     column_stack row_stack pad constant_pad_nd select_scatter slice_scatter block_diag""",
     linear.add,
-    Kind.SUM,
+    OperatorKind.SUM,
 )
-_enter("where", linear.add, Kind.SUM, index_argument=0)
-_enter("masked_fill masked_scatter index_put", linear.add, Kind.SUM, index_argument=1)
-_enter("scatter scatter_add index_add index_copy index_fill", linear.add, Kind.SUM, index_argument=2)
-_enter("mul|__mul__|__rmul__|multiply outer kron", products.product, Kind.PRODUCT, scales=True)
+_enter("where", linear.add, OperatorKind.SUM, index_argument=0)
+_enter("masked_fill masked_scatter index_put", linear.add, OperatorKind.SUM, index_argument=1)
+_enter("scatter scatter_add index_add index_copy index_fill", linear.add, OperatorKind.SUM, index_argument=2)
+_enter("mul|__mul__|__rmul__|multiply outer kron", products.product, OperatorKind.PRODUCT, scales=True)
 _enter(
     "matmul|__matmul__ rmatmul|__rmatmul__ bmm mm mv dot inner einsum tensordot linalg_multi_dot",
     products.product,
-    Kind.PRODUCT,
+    OperatorKind.PRODUCT,
 )
-_enter("addcmul addr", products.fused_product, Kind.FUSED_PRODUCT, scales=True)
-_enter("addmm addbmm baddbmm addmv", products.fused_product, Kind.FUSED_PRODUCT)
+_enter("addcmul addr", products.fused_product, OperatorKind.FUSED_PRODUCT, scales=True)
+_enter("addmm addbmm baddbmm addmv", products.fused_product, OperatorKind.FUSED_PRODUCT)
 _enter(
     "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
     products.weighted,
-    Kind.WEIGHTED,
+    OperatorKind.WEIGHTED,
 )
 _enter("div|__truediv__|__div__|divide|true_divide", products.quotient)
 _enter("addcdiv", products.fused_quotient)
@@ -166,20 +166,22 @@ _enter(
     max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool1d adaptive_max_pool2d amax amin topk sort
     kthvalue median max min""",
     linear.select,
-    Kind.SELECTION,
+    OperatorKind.SELECTION,
 )
-_enter("relu6 tanhshrink hardshrink softshrink", GateRule(0.0), Kind.ACTIVATION)
-_enter("gelu silu hardswish", GateRule(0.5), Kind.ACTIVATION)
-_enter("mish", GateRule(0.6), Kind.ACTIVATION)  # tanh(log 2)
-_enter("tanh hardtanh elu celu softsign asinh atan", GateRule(1.0), Kind.ACTIVATION)
-_enter("selu", GateRule(1.0507009873554805), Kind.ACTIVATION)
-_enter("dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout", linear.dropout, Kind.DROPOUT)
-_enter("layer_norm", norms.layer_norm, Kind.NORM)
-_enter("rms_norm", norms.rms_norm, Kind.NORM)
-_enter("group_norm", norms.group_norm, Kind.NORM)
-_enter("instance_norm", norms.instance_norm, Kind.NORM)
-_enter("batch_norm", norms.batch_norm, Kind.NORM)
-_enter("normalize", norms.normalize, Kind.NORM)
+_enter("relu6 tanhshrink hardshrink softshrink", GateRule(0.0), OperatorKind.ACTIVATION)
+_enter("gelu silu hardswish", GateRule(0.5), OperatorKind.ACTIVATION)
+_enter("mish", GateRule(0.6), OperatorKind.ACTIVATION)  # tanh(log 2)
+_enter("tanh hardtanh elu celu softsign asinh atan", GateRule(1.0), OperatorKind.ACTIVATION)
+_enter("selu", GateRule(1.0507009873554805), OperatorKind.ACTIVATION)
+_enter(
+    "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout", linear.dropout, OperatorKind.DROPOUT
+)
+_enter("layer_norm", norms.layer_norm, OperatorKind.NORM)
+_enter("rms_norm", norms.rms_norm, OperatorKind.NORM)
+_enter("group_norm", norms.group_norm, OperatorKind.NORM)
+_enter("instance_norm", norms.instance_norm, OperatorKind.NORM)
+_enter("batch_norm", norms.batch_norm, OperatorKind.NORM)
+_enter("normalize", norms.normalize, OperatorKind.NORM)
 _enter("scaled_dot_product_attention", attention.scaled_dot_product_attention)
 _enter("multi_head_attention_forward", attention.multi_head_attention)
 _enter("softmax|special_softmax _softmax", attention.softmax)
@@ -195,11 +197,11 @@ _enter(
     bucketize searchsorted histc one_hot int long bool short __bool__ is_nonzero __contains__
     bitwise_not __invert__""",
     linear.freeze,
-    Kind.FROZEN,
+    OperatorKind.FROZEN,
 )
 
 
-def names_of_kind(*kinds: Kind) -> frozenset[str]:
+def names_of_kind(*kinds: OperatorKind) -> frozenset[str]:
     """Return the canonical names of all functions of some kinds."""
     return frozenset(name for name, operator in OPERATORS.items() if operator.kind in kinds)
 

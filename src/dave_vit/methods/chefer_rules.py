@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.calls import Call, Rule, RuleSet
-from dave_vit.engine.operators import Kind, names_of_kind
+from dave_vit.engine.operators import OperatorKind, names_of_kind
 from dave_vit.engine.rules import linear
 from dave_vit.engine.states import is_carrier, map_tensors, tensors
 from dave_vit.engine.surrogate import carry
@@ -187,17 +187,27 @@ def alpha_beta(alpha: float = 1.0) -> RuleSet:
         alpha: weight of positive contributions; those against the class weigh ``alpha - 1``.
     """
     rules: dict[str, Rule] = {
-        **dict.fromkeys([*names_of_kind(Kind.FROZEN), "abs"], linear.freeze),
-        **dict.fromkeys([*names_of_kind(Kind.MOVE), "affine_grid"], linear.move),
-        **dict.fromkeys([*names_of_kind(Kind.REDUCTION, Kind.SELECTION) - _RECTIFIERS, "neg"], divide_among),
+        **dict.fromkeys([*names_of_kind(OperatorKind.FROZEN), "abs"], linear.freeze),
+        **dict.fromkeys([*names_of_kind(OperatorKind.MOVE), "affine_grid"], linear.move),
+        **dict.fromkeys(
+            [*names_of_kind(OperatorKind.REDUCTION, OperatorKind.SELECTION) - _RECTIFIERS, "neg"], divide_among
+        ),
         **dict.fromkeys(_CASTS, keep_precision),
         **dict.fromkeys(_JOINS, linear.ordinary),
         **dict.fromkeys(
-            [*names_of_kind(Kind.ACTIVATION, Kind.NORM), "relu", "leaky_relu", "prelu", "softmax", "_softmax"], pass_on
+            [
+                *names_of_kind(OperatorKind.ACTIVATION, OperatorKind.NORM),
+                "relu",
+                "leaky_relu",
+                "prelu",
+                "softmax",
+                "_softmax",
+            ],
+            pass_on,
         ),
         **dict.fromkeys(["div", "pow", "square"], pass_on),
-        **dict.fromkeys(names_of_kind(Kind.PRODUCT), partial(matrix_product, alpha=alpha)),
-        **dict.fromkeys(names_of_kind(Kind.WEIGHTED), partial(alpha_beta_linear, alpha=alpha)),
+        **dict.fromkeys(names_of_kind(OperatorKind.PRODUCT), partial(matrix_product, alpha=alpha)),
+        **dict.fromkeys(names_of_kind(OperatorKind.WEIGHTED), partial(alpha_beta_linear, alpha=alpha)),
         "add": add,
         "sub": subtract,
         "mul": multiply,

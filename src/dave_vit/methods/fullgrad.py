@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.operators import Kind, names_of_kind
+from dave_vit.engine.operators import OperatorKind, names_of_kind
 from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.rules.attention import multi_head_attention
 from dave_vit.engine.rules.linear import affine
@@ -21,7 +21,7 @@ from dave_vit.methods.pass_size import PassSize
 
 Biases = Literal["all", "conv"]
 
-_WEIGHTED = names_of_kind(Kind.WEIGHTED)
+_WEIGHTED = names_of_kind(OperatorKind.WEIGHTED)
 # Ordinary derivatives that also record the additive constants of layers. Layer and group norms of zero are their bias.
 _ADDING = [*_WEIGHTED, "layer_norm", "group_norm", "add", "sub", "rsub", "cat", "stack"]
 _RULES: dict[str, RuleSet] = {

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dave_vit.engine.calls import Call
 from dave_vit.engine.observation import observe
-from dave_vit.engine.operators import OPERATORS, Kind, names_of_kind
+from dave_vit.engine.operators import OPERATORS, OperatorKind, names_of_kind
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rule_sets.lrp import uniform_product
 from dave_vit.engine.rules.products import product
@@ -58,7 +58,7 @@ def _no_softmax(grad: Tensor) -> NoReturn:
     )
 
 
-_PRODUCTS = names_of_kind(Kind.PRODUCT)
+_PRODUCTS = names_of_kind(OperatorKind.PRODUCT)
 _MATRIX_PRODUCTS = [name for name in _PRODUCTS if not OPERATORS[name].scales]
 
 LIBRA = EFFECTIVE.extend("LibraGrad", dict.fromkeys(_PRODUCTS, halved_product))

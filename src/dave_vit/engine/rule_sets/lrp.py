@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from dave_vit.engine.calls import Call, RuleSet
-from dave_vit.engine.operators import Kind, names_of_kind
+from dave_vit.engine.operators import OperatorKind, names_of_kind
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rules.attention import AttentionArguments
 from dave_vit.engine.rules.gamma import Gamma
@@ -57,8 +57,8 @@ def attention(call: Call, *args: Any, **kwargs: Any) -> Tensor:
 ATTN_LRP = EFFECTIVE.extend(
     "AttnLRP",
     {
-        **dict.fromkeys(names_of_kind(Kind.PRODUCT), uniform_product),
-        **dict.fromkeys(names_of_kind(Kind.FUSED_PRODUCT), uniform_fused_product),
+        **dict.fromkeys(names_of_kind(OperatorKind.PRODUCT), uniform_product),
+        **dict.fromkeys(names_of_kind(OperatorKind.FUSED_PRODUCT), uniform_fused_product),
         "scaled_dot_product_attention": attention,
         # By its first-order Taylor expansion: R_i = x_i (R_i - s_i sum_j R_j), the ordinary derivative.
         **dict.fromkeys(["softmax", "_softmax"], ordinary),
@@ -72,7 +72,7 @@ CP_LRP = EFFECTIVE.extend("CP-LRP", {})
 
 def with_gamma(base: RuleSet, gamma: Gamma) -> RuleSet:
     """Return the rules of ``base`` with the gamma rule for linear layers and convolutions."""
-    return base.extend(f"{base.name} with gamma", dict.fromkeys(names_of_kind(Kind.WEIGHTED), gamma))
+    return base.extend(f"{base.name} with gamma", dict.fromkeys(names_of_kind(OperatorKind.WEIGHTED), gamma))
 
 
 RELEVANCE = with_gamma(CP_LRP, Gamma(flat=True))
