@@ -11,7 +11,7 @@ import typer
 
 from dave_vit._internal.registry import split_names
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import DrawingOptions, MethodsOptions, Out, Plugins, expand_groups
+from dave_vit.cli.options import DrawingOptions, MethodsOptions, Out, Plugins, expand_groups, flag
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import DaveError, ImageError, OptionError, escape_unprintable
 
@@ -33,12 +33,9 @@ _DRAWING = DrawingOptions(
 )  # side by side the maps of gradients are a hundred times larger than those of relevance
 
 Target = Annotated[
-    str,
-    typer.Option(
-        "--target", "-t", metavar="CLASS", help="Class to explain: name, part of a name, index, or top1 to top5."
-    ),
+    str, flag("Class to explain: name, part of a name, index, or top1 to top5.", "--target", "-t", metavar="CLASS")
 ]
-Figure = Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Format of the figure.")]
+Figure = Annotated[Literal["png", "svg", "pdf"], flag("Format of the figure.", "--format")]
 
 
 @dataclass(frozen=True)
@@ -47,17 +44,14 @@ class ObjectArea:
 
     boxes: Annotated[
         list[str] | None,
-        typer.Option(
+        flag(
+            "Where the object is, in pixels of the image: left, top, right, bottom; repeatable.",
             "--box",
             metavar="L,T,R,B",
-            help="Where the object is, in pixels of the image: left, top, right, bottom; repeatable.",
         ),
     ] = None
     mask: Annotated[
-        str | None,
-        typer.Option(
-            "--mask", metavar="FILE", help="Where the object is: an image of the same size, not black inside."
-        ),
+        str | None, flag("Where the object is: an image of the same size, not black inside.", metavar="FILE")
     ] = None
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import expand_groups
+from dave_vit.cli.options import expand_groups, flag
 from dave_vit.cli.tables import rich_table
 from dave_vit.errors import OptionError
 
@@ -28,10 +28,7 @@ def diff(
     before: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of a run of dave evaluate; the baseline.")],
     after: Annotated[Path, typer.Argument(metavar="RUN_B", help="Folder of the new run.")],
     pair: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--pair", metavar="A=B", help="Compare a method of the first run with one of the second; repeatable."
-        ),
+        list[str] | None, flag("Compare a method of the first run with one of the second; repeatable.", metavar="A=B")
     ] = None,
     output: Output,
 ) -> None:

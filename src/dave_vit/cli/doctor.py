@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Json, Plugins, Seed, expand_groups
+from dave_vit.cli.options import Json, Plugins, Seed, expand_groups, flag
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import UnsupportedOperator
 
@@ -28,9 +26,7 @@ _ON_CPU = PreparedModel(device="cpu")
 def doctor(
     *,
     model: PreparedModel = _ON_CPU,
-    image: Annotated[
-        str | None, typer.Option("--image", metavar="FILE", help="Check with this image.", show_default="noise")
-    ] = None,
+    image: Annotated[str | None, flag("Check with this image.", metavar="FILE", show_default="noise")] = None,
     seed: Seed = 0,
     plugins: Plugins,
     as_json: Json = False,

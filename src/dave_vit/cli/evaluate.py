@@ -11,7 +11,7 @@ import typer
 
 from dave_vit.cli.common import Output, command, command_line, examples
 from dave_vit.cli.live_view import show_bars, show_results
-from dave_vit.cli.options import Data, MethodsOptions, Out, Plugins, Preset, expand_groups, explicit_options
+from dave_vit.cli.options import Data, MethodsOptions, Out, Plugins, Preset, expand_groups, explicit_options, flag
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.cli.tables import rich_table
 from dave_vit.errors import DataError
@@ -27,16 +27,14 @@ class PlanSources:
     """Where settings come from besides flags."""
 
     file: Annotated[
-        Path | None,
-        typer.Option("--plan", metavar="FILE", help="Settings from a .yaml or .toml file; flags replace them."),
+        Path | None, flag("Settings from a .yaml or .toml file; flags replace them.", "--plan", metavar="FILE")
     ] = None
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
+        flag(
+            "An option of one method or metric, such as dave.rotation=0 or deletion.protocol=official; repeatable.",
             "--set",
             metavar="WHO.NAME=VALUE",
-            help="An option of one method or metric, such as dave.rotation=0 or deletion.protocol=official; "
-            "repeatable.",
         ),
     ] = None
 
@@ -54,53 +52,41 @@ class PlanOptions:
 
     metrics: Annotated[
         str | None,
-        typer.Option(
+        flag(
+            "Metrics with commas between, or all: {metrics}.",
             "--metric",
             "--metrics",
             metavar="A,B,...",
-            help="Metrics with commas between, or all: {metrics}.",
             show_default="plan.metrics",
         ),
     ] = None
     data: Data = "builtin"
-    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Use the first N images.")] = None
+    limit: Annotated[int | None, flag("Use the first N images.", min=1, metavar="N")] = None
     budget: Annotated[
         int | None,
-        typer.Option(
-            "--budget",
+        flag(
+            "Forward passes per map, the same for all methods that draw samples or take steps.",
             min=1,
             metavar="PASSES",
-            help="Forward passes per map, the same for all methods that draw samples or take steps.",
             show_default="as each method has it",
         ),
     ] = None
     target: Annotated[
         str | None,
-        typer.Option(
-            "--target",
-            metavar="label|predicted",
-            help="Explain the image's label or the predicted class.",
-            show_default="plan.target",
+        flag(
+            "Explain the image's label or the predicted class.", metavar="label|predicted", show_default="plan.target"
         ),
     ] = None
     min_confidence: Annotated[
         float | None,
-        typer.Option(
-            "--min-confidence",
-            metavar="P",
-            help="Score only images that are classified correctly with more than this probability.",
-        ),
+        flag("Score only images that are classified correctly with more than this probability.", metavar="P"),
     ] = None
-    batch: Annotated[
-        int | None, typer.Option("--batch", min=1, help="Images per forward pass.", show_default="plan.batch")
-    ] = None
-    shard: Annotated[
-        int | None, typer.Option("--shard", min=1, help="Images per file of results.", show_default="plan.shard")
-    ] = None
-    matched: Annotated[
-        bool, typer.Option("--matched", help="Score all maps once more, smoothed to the resolution of patches.")
-    ] = False
-    save_maps: Annotated[bool, typer.Option("--save-maps", help="Keep the maps as well, in half precision.")] = False
+    batch: Annotated[int | None, flag("Images per forward pass.", min=1, show_default="plan.batch")] = None
+    shard: Annotated[int | None, flag("Images per file of results.", min=1, show_default="plan.shard")] = None
+    matched: Annotated[bool, flag("Score all maps once more, smoothed to the resolution of patches.", "--matched")] = (
+        False
+    )
+    save_maps: Annotated[bool, flag("Keep the maps as well, in half precision.", "--save-maps")] = False
 
 
 @dataclass(frozen=True)
@@ -109,30 +95,18 @@ class SmoothingOptions:
 
     kind: Annotated[
         str | None,
-        typer.Option(
+        flag(
+            "Smooth every map before it is scored: none, mean, gaussian, patch or official.",
             "--smoothing",
             metavar="KIND",
-            help="Smooth every map before it is scored: none, mean, gaussian, patch or official.",
             show_default="plan.smoothing.kind",
         ),
     ] = None
     smoothing_size: Annotated[
-        int | None,
-        typer.Option(
-            "--smoothing-size",
-            metavar="N",
-            help="Side of the window in pixels; odd.",
-            show_default="plan.smoothing.size",
-        ),
+        int | None, flag("Side of the window in pixels; odd.", metavar="N", show_default="plan.smoothing.size")
     ] = None
     smoothing_sigma: Annotated[
-        float | None,
-        typer.Option(
-            "--smoothing-sigma",
-            metavar="S",
-            help="Standard deviation of the Gaussian.",
-            show_default="a sixth of the window",
-        ),
+        float | None, flag("Standard deviation of the Gaussian.", metavar="S", show_default="a sixth of the window")
     ] = None
 
 
@@ -140,41 +114,20 @@ class SmoothingOptions:
 class Execution:
     """Where a run is executed, which is not part of its plan."""
 
-    engine: Annotated[str, typer.Option("--engine", metavar="NAME", help="Where tasks are computed: {engines}.")] = (
-        "local"
-    )
+    engine: Annotated[str, flag("Where tasks are computed: {engines}.", metavar="NAME")] = "local"
     address: Annotated[
-        str | None,
-        typer.Option("--address", metavar="ADDRESS", help="Ray cluster.", show_default="a cluster on this machine"),
+        str | None, flag("Ray cluster.", metavar="ADDRESS", show_default="a cluster on this machine")
     ] = None
     workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers",
-            min=1,
-            max=1024,
-            help="Number of processes.",
-            show_default="one per GPU, or one on the CPU",
-        ),
+        int | None, flag("Number of processes.", min=1, max=1024, show_default="one per GPU, or one on the CPU")
     ] = None
     threads: Annotated[
         int | None,
-        typer.Option(
-            "--threads",
-            min=1,
-            max=1024,
-            help="Threads of each worker on the CPU.",
-            show_default="all cores, shared by workers",
-        ),
+        flag("Threads of each worker on the CPU.", min=1, max=1024, show_default="all cores, shared by workers"),
     ] = None
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Show first results with their intervals while the run goes on.")
-    ] = False
+    watch: Annotated[bool, flag("Show first results with their intervals while the run goes on.", "--watch")] = False
     allow_mixed: Annotated[
-        bool,
-        typer.Option(
-            "--allow-mixed", help="Continue with other code, libraries or weights than the run was started with."
-        ),
+        bool, flag("Continue with other code, libraries or weights than the run was started with.", "--allow-mixed")
     ] = False
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import DrawingOptions, MethodOptions, Out, Plugins, expand_groups
+from dave_vit.cli.options import DrawingOptions, MethodOptions, Out, Plugins, expand_groups, flag
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import ImageError, OptionError
 
@@ -30,39 +30,26 @@ class QuestionOptions:
 
     targets: Annotated[
         list[str] | None,
-        typer.Option(
+        flag(
+            "Explain this class: its name, part of the name or index, top1 to top5, or all-top5; several with "
+            "commas or repeated.",
             "--target",
             "-t",
             metavar="CLASS",
-            help="Explain this class: its name, part of the name or index, top1 to top5, or all-top5; several with "
-            "commas or repeated.",
             show_default="top1",
         ),
     ] = None
     score: Annotated[
         str | None,
-        typer.Option(
-            "--score",
-            metavar="SCORE",
-            help="Explain a score of the output, with boxes in pixels of the photograph: {scores}.",
-        ),
+        flag("Explain a score of the output, with boxes in pixels of the photograph: {scores}.", metavar="SCORE"),
     ] = None
-    boxes: Annotated[
-        bool, typer.Option("--boxes", help="Explain each box that a detector finds, and all together.")
-    ] = False
-    threshold: Annotated[
-        float | None,
-        typer.Option("--threshold", metavar="P", help="Least probability of a box.", show_default="0.5"),
-    ] = None
-    prompt: Annotated[
-        str | None,
-        typer.Option("--prompt", metavar="TEXT", help="Ask the model this: a question, what to find, a sentence."),
-    ] = None
+    boxes: Annotated[bool, flag("Explain each box that a detector finds, and all together.", "--boxes")] = False
+    threshold: Annotated[float | None, flag("Least probability of a box.", metavar="P", show_default="0.5")] = None
+    prompt: Annotated[str | None, flag("Ask the model this: a question, what to find, a sentence.", metavar="TEXT")] = (
+        None
+    )
     words: Annotated[
-        str | None,
-        typer.Option(
-            "--words", metavar="N,N,...", help="Explain these words of the answer, counted from 1.", show_default="all"
-        ),
+        str | None, flag("Explain these words of the answer, counted from 1.", metavar="N,N,...", show_default="all")
     ] = None
 
     @property
@@ -86,12 +73,11 @@ class QuestionOptions:
 class StyleOptions(DrawingOptions):
     """How results are drawn."""
 
-    figure_format: Annotated[
-        Literal["png", "svg", "pdf"], typer.Option("--format", help="Format of the side-by-side figure.")
-    ] = "png"
+    figure_format: Annotated[Literal["png", "svg", "pdf"], flag("Format of the side-by-side figure.", "--format")] = (
+        "png"
+    )
     animate: Annotated[
-        Literal["gif", "webp"] | None,
-        typer.Option("--animate", help="Also show how the map refines, as an animation.", show_default="none"),
+        Literal["gif", "webp"] | None, flag("Also show how the map refines, as an animation.", show_default="none")
     ] = None
 
     @property
@@ -107,12 +93,11 @@ class GalleryOptions:
     """The page that shows all pictures of one command."""
 
     gallery: Annotated[
-        bool,
-        typer.Option("--gallery/--no-gallery", help="Write a page and a contact sheet where there are several images."),
+        bool, flag("Write a page and a contact sheet where there are several images.", "--gallery/--no-gallery")
     ] = True
     order: Annotated[
         Literal["confidence", "sureness", "name"],
-        typer.Option("--sort", help="Sort the gallery; the most confident or the surest first."),
+        flag("Sort the gallery; the most confident or the surest first.", "--sort"),
     ] = "confidence"
 
 

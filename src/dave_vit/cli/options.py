@@ -70,41 +70,28 @@ def explicit_options(context: typer.Context, group: Any) -> dict[str, Any]:
     return {name: getattr(group, name) for name, source in sources.items() if source and source.name != "DEFAULT"}
 
 
-def model_flag(text: str, **more: Any) -> Any:
-    """Return the option --model with this help text."""
-    return typer.Option("--model", "-m", metavar="SPEC", help=text, **more)
+def flag(text: str, *names: str, **more: Any) -> Any:
+    """Return an option with this help text; without names it is called as its parameter."""
+    return typer.Option(*names, help=text, **more)
 
 
-def data_flag(text: str) -> Any:
-    """Return the option --data with this help text."""
-    return typer.Option("--data", metavar="SPEC", help=text)
-
-
-Model = Annotated[
-    str,
-    model_flag("Model to explain: {models}."),
+Model = Annotated[str, flag("Model to explain: {models}.", "--model", "-m", metavar="SPEC")]
+Models = Annotated[
+    list[str] | None,
+    flag("Model, as of `dave explain`; repeatable.", "--model", "-m", metavar="SPEC", show_default="builtin"),
 ]
-Models = Annotated[list[str] | None, model_flag("Model, as of `dave explain`; repeatable.", show_default="builtin")]
 Weights = Annotated[
     str | None,
-    typer.Option(
-        "--weights", metavar="FILE", help="Load weights from a local .safetensors or .pth file instead of a download."
-    ),
+    flag("Load weights from a local .safetensors or .pth file instead of a download.", "--weights", metavar="FILE"),
 ]
 Classes = Annotated[
-    Path | None,
-    typer.Option("--classes", metavar="FILE", help="Read class names from a text file, one per line, or from JSON."),
+    Path | None, flag("Read class names from a text file, one per line, or from JSON.", "--classes", metavar="FILE")
 ]
 Device = Annotated[
-    str,
-    typer.Option(
-        "--device", metavar="NAME", help="Device: cpu, cuda, cuda:1 and so on; auto takes the GPU where there is one."
-    ),
+    str, flag("Device: cpu, cuda, cuda:1 and so on; auto takes the GPU where there is one.", "--device", metavar="NAME")
 ]
-Data = Annotated[str, data_flag("Data set: {data}.")]
-Seed = Annotated[
-    int, typer.Option("--seed", min=0, max=2**31 - 1, help="Random seed; the same seed gives the same result.")
-]
+Data = Annotated[str, flag("Data set: {data}.", "--data", metavar="SPEC")]
+Seed = Annotated[int, flag("Random seed; the same seed gives the same result.", "--seed", min=0, max=2**31 - 1)]
 
 
 def _samples(text: str) -> int | str:
@@ -118,51 +105,45 @@ def _samples(text: str) -> int | str:
 
 Samples = Annotated[
     str | None,  # a number, once it is read
-    typer.Option(
+    flag(
+        "Number of perturbed copies of each image; auto draws until DAVE's map settles.",
         "--samples",
         "-n",
         metavar="N|auto",
         parser=_samples,
-        help="Number of perturbed copies of each image; auto draws until DAVE's map settles.",
         show_default="the preset's",
     ),
 ]
 Against = Annotated[
     str | None,
-    typer.Option(
+    flag(
+        "Explain the class in contrast to its rivals, or to one class by name or index; none for the class alone.",
         "--against",
         metavar="rivals|CLASS",
-        help="Explain the class in contrast to its rivals, or to one class by name or index; none for the class alone.",
         show_default="the method's",
     ),
 ]
-Method = Annotated[str, typer.Option("--method", metavar="NAME", help="Attribution method: {methods}.")]
+Method = Annotated[str, flag("Attribution method: {methods}.", "--method", metavar="NAME")]
 Methods = Annotated[
     str,
-    typer.Option(
-        "--methods",
-        metavar="A,B,...",
-        help="Attribution methods with commas between, or all; `dave methods` lists them.",
-    ),
+    flag("Attribution methods with commas between, or all; `dave methods` lists them.", "--methods", metavar="A,B,..."),
 ]
 Preset = Annotated[
     str | None,
-    typer.Option(
+    flag(
+        "Preset of DAVE: {presets}, or a .toml file of `dave tune`.",
         "--preset",
         metavar="NAME|FILE",
-        help="Preset of DAVE: {presets}, or a .toml file of `dave tune`.",
         show_default="default",
     ),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="Set any other option of the method, such as rotation=0; repeatable."
-    ),
+    flag("Set any other option of the method, such as rotation=0; repeatable.", "--set", metavar="NAME=VALUE"),
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results; created if absent.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Out = Annotated[Path, flag("Folder for the results; created if absent.", "--out", "-o", metavar="DIR")]
+Json = Annotated[bool, flag("Print the results as JSON on standard output.", "--json")]
+Quiet = Annotated[bool, flag("Print nothing but errors.", "--quiet", "-q")]
 
 
 @dataclass(frozen=True)
@@ -253,10 +234,10 @@ class Plugins:
 
     plugins: Annotated[
         list[Path] | None,
-        typer.Option(
+        flag(
+            "Import a Python file that registers methods, metrics or anything else of your own; repeatable.",
             "--plugin",
             metavar="FILE",
-            help="Import a Python file that registers methods, metrics or anything else of your own; repeatable.",
         ),
     ] = None
 
@@ -267,11 +248,10 @@ class DrawingOptions:
 
     view: Annotated[
         Literal["map", "signed"],
-        typer.Option("--view", help="Show what speaks for the class, or signed: violet for it and orange against it."),
+        flag("Show what speaks for the class, or signed: violet for it and orange against it."),
     ] = "map"
     scales: Annotated[
-        Literal["shared", "own"],
-        typer.Option("--scales", help="Colour scale of maps beside each other: one for all, or one for each."),
+        Literal["shared", "own"], flag("Colour scale of maps beside each other: one for all, or one for each.")
     ] = "shared"
 
 

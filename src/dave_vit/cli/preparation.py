@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from dave_vit.cli.options import ModelOptions
+from dave_vit.cli.options import ModelOptions, flag
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -20,40 +18,22 @@ class PrepareOptions:
 
     fit: Annotated[
         Literal["crop", "pad", "squash", "tiles"] | None,
-        typer.Option(
-            "--fit",
-            help="Fit photographs into the model's input: crop the middle, pad to show all, squash all, or explain "
+        flag(
+            "Fit photographs into the model's input: crop the middle, pad to show all, squash all, or explain "
             "tiles one by one.",
             show_default="the model's",
         ),
     ] = None
-    size: Annotated[
-        int | None,
-        typer.Option("--size", metavar="PIXELS", help="Side of the model's input.", show_default="the model's"),
-    ] = None
+    size: Annotated[int | None, flag("Side of the model's input.", metavar="PIXELS", show_default="the model's")] = None
     mean: Annotated[
-        str | None,
-        typer.Option(
-            "--mean",
-            metavar="R,G,B",
-            help="Mean that is subtracted from colours in 0 to 1.",
-            show_default="the model's",
-        ),
+        str | None, flag("Mean that is subtracted from colours in 0 to 1.", metavar="R,G,B", show_default="the model's")
     ] = None
     std: Annotated[
-        str | None,
-        typer.Option(
-            "--std", metavar="R,G,B", help="Standard deviation that colours are divided by.", show_default="the model's"
-        ),
+        str | None, flag("Standard deviation that colours are divided by.", metavar="R,G,B", show_default="the model's")
     ] = None
     crop: Annotated[
         float | None,
-        typer.Option(
-            "--crop",
-            metavar="SHARE",
-            help="Share of the photograph's shorter side that is shown.",
-            show_default="the model's",
-        ),
+        flag("Share of the photograph's shorter side that is shown.", metavar="SHARE", show_default="the model's"),
     ] = None
 
     @property

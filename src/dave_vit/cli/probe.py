@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Device, Seed, Weights, expand_groups, model_flag, pick_device
+from dave_vit.cli.options import Device, Seed, Weights, expand_groups, flag, pick_device
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ app = command()
 class BackboneOptions:
     """A model without a class head, and its device."""
 
-    spec: Annotated[str, model_flag("Backbone: a timm: or hf: model.")]
+    spec: Annotated[str, flag("Backbone: a timm: or hf: model.", "--model", "-m", metavar="SPEC")]
     weights: Weights = None
     device: Device = "auto"
 
@@ -31,14 +31,10 @@ class BackboneOptions:
 class TrainingOptions:
     """The fields of `Training` that have a flag."""
 
-    views: Annotated[int, typer.Option("--views", min=1, metavar="N", help="Number of random crops of each image.")] = (
-        10
-    )
-    epochs: Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Number of passes over the features.")] = (
-        100
-    )
-    rate: Annotated[float, typer.Option("--rate", help="Learning rate at the start of the cosine schedule.")] = 0.001
-    batch: Annotated[int, typer.Option("--batch", min=1, metavar="N", help="Images per training step.")] = 128
+    views: Annotated[int, flag("Number of random crops of each image.", min=1, metavar="N")] = 10
+    epochs: Annotated[int, flag("Number of passes over the features.", min=1, metavar="N")] = 100
+    rate: Annotated[float, flag("Learning rate at the start of the cosine schedule.")] = 0.001
+    batch: Annotated[int, flag("Images per training step.", min=1, metavar="N")] = 128
     seed: Seed = 0
 
 
@@ -55,18 +51,15 @@ def probe(
     images: Annotated[str, typer.Argument(metavar="DIR", help="Training images, one folder for each class.")],
     model: BackboneOptions,
     validation: Annotated[
-        str | None, typer.Option("--val", metavar="DIR", help="Validation images, in folders of the same names.")
+        str | None, flag("Validation images, in folders of the same names.", "--val", metavar="DIR")
     ] = None,
     split: Annotated[
-        float,
-        typer.Option(
-            "--split", metavar="PART", help="Part of each class to hold back for validation where there is no --val."
-        ),
+        float, flag("Part of each class to hold back for validation where there is no --val.", metavar="PART")
     ] = 0.2,
     training: TrainingOptions,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="File for the backbone and its head.")
-    ] = Path("probe.safetensors"),
+    out: Annotated[Path, flag("File for the backbone and its head.", "--out", "-o", metavar="FILE")] = Path(
+        "probe.safetensors"
+    ),
     output: Output,
 ) -> None:
     """Train a linear layer on a frozen backbone, such as DINO, and save both as weights.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import ModelsOptions, Out, Seed, data_flag, expand_groups, model_flag, pick_device
+from dave_vit.cli.options import ModelsOptions, Out, Seed, expand_groups, flag, pick_device
 
 if TYPE_CHECKING:
     from dave_vit.analysis.paper.reproduce import ReproduceOptions
@@ -21,23 +21,19 @@ Name = Annotated[
     Literal["builtin", "paper"],
     typer.Argument(help="builtin: embedded models and pictures, offline; paper: the published checkpoints."),
 ]
-Data = Annotated[str | None, data_flag("{data}; the suite paper needs one.")]
-Show = Annotated[
-    bool,
-    typer.Option("--pictures/--no-pictures", help="Show the data's pictures beside their maps in figures."),
-]
+Data = Annotated[str | None, flag("{data}; the suite paper needs one.", "--data", metavar="SPEC")]
+Show = Annotated[bool, flag("Show the data's pictures beside their maps in figures.", "--pictures/--no-pictures")]
 
 
 @dataclass(frozen=True)
 class SuiteModels(ModelsOptions):
     """Models instead of the suite's own."""
 
-    specs: Annotated[list[str] | None, model_flag("Instead of the suite's models; repeatable.")] = None
+    specs: Annotated[
+        list[str] | None, flag("Instead of the suite's models; repeatable.", "--model", "-m", metavar="SPEC")
+    ] = None
     probe: Annotated[
-        str | None,
-        typer.Option(
-            "--probe", metavar="FILE", help="Of the suite paper: DINO with the head that `dave probe` trained."
-        ),
+        str | None, flag("Of the suite paper: DINO with the head that `dave probe` trained.", metavar="FILE")
     ] = None
 
 
@@ -45,18 +41,12 @@ class SuiteModels(ModelsOptions):
 class Amount:
     """How much is computed, instead of what the suite says."""
 
-    quick: Annotated[bool, typer.Option("--quick", help="A short version with few pictures and samples.")] = False
+    quick: Annotated[bool, flag("A short version with few pictures and samples.", "--quick")] = False
     samples: Annotated[
-        int | None,
-        typer.Option("--samples", "-n", min=1, metavar="N", help="Samples of each map, instead of the suite's."),
+        int | None, flag("Samples of each map, instead of the suite's.", "--samples", "-n", min=1, metavar="N")
     ] = None
-    grids: Annotated[int | None, typer.Option("--grids", min=1, metavar="N", help="Grids, instead of the suite's.")] = (
-        None
-    )
-    images: Annotated[
-        int | None,
-        typer.Option("--images", min=1, metavar="N", help="Pictures that are scored, instead of the suite's."),
-    ] = None
+    grids: Annotated[int | None, flag("Grids, instead of the suite's.", min=1, metavar="N")] = None
+    images: Annotated[int | None, flag("Pictures that are scored, instead of the suite's.", min=1, metavar="N")] = None
 
 
 @app.command(
@@ -129,8 +119,8 @@ def _format_command(name: str, specs: list[str], flags: dict[str, Any], *, quick
     words = ["dave", "reproduce", name, *(["--quick"] if quick else []), *([] if show else ["--no-pictures"])]
     for spec in specs:
         words += ["--model", spec]
-    for flag, value in flags.items():
+    for option, value in flags.items():
         if value is not None:
             kind, colon, rest = str(value).partition(":")
-            words += [flag, f"{kind}{colon}{Path(rest).name}" if colon else Path(kind).name]
+            words += [option, f"{kind}{colon}{Path(rest).name}" if colon else Path(kind).name]
     return " ".join(words)

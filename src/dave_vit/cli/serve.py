@@ -6,10 +6,8 @@ import socket
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Classes, Device, Models, Plugins, Quiet, Seed, expand_groups
+from dave_vit.cli.options import Classes, Device, Models, Plugins, Quiet, Seed, expand_groups, flag
 from dave_vit.cli.preparation import PreparedModel, PrepareOptions
 from dave_vit.errors import OptionError, missing_extra
 
@@ -28,10 +26,7 @@ class ServedModels:
 
     specs: Models = None
     weights: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--weights", metavar="FILE", help="Load local weights for the first --model, the second, and so on."
-        ),
+        list[str] | None, flag("Load local weights for the first --model, the second, and so on.", metavar="FILE")
     ] = None
     classes: Classes = None
     device: Device = "auto"
@@ -54,14 +49,9 @@ class ServedOptions(PrepareOptions, ServedModels):
 def serve(
     *,
     models: ServedOptions,
-    port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="Port to listen on; 0 takes any free one.")
-    ] = 8000,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 lets others in.")] = "127.0.0.1",
-    name: Annotated[
-        list[str] | None,
-        typer.Option("--name", metavar="HOST", help="Answer to a further host name; repeatable."),
-    ] = None,
+    port: Annotated[int, flag("Port to listen on; 0 takes any free one.", "--port", "-p", min=0, max=65535)] = 8000,
+    host: Annotated[str, flag("Address to listen on; 0.0.0.0 lets others in.")] = "127.0.0.1",
+    name: Annotated[list[str] | None, flag("Answer to a further host name; repeatable.", metavar="HOST")] = None,
     seed: Seed = 0,
     plugins: Plugins,
     quiet: Quiet = False,

@@ -8,10 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Plugins, Seed, data_flag, expand_groups
+from dave_vit.cli.options import Plugins, Seed, expand_groups, flag
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.cli.tables import rich_table
 from dave_vit.errors import ImageError
@@ -23,9 +21,12 @@ if TYPE_CHECKING:
 
 app = command()
 
-Data = Annotated[str, data_flag("A folder of images, or a data set as of `dave evaluate`, such as imagenet:DIR.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Number of images.")]
-File = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The preset file to write.")]
+Data = Annotated[
+    str,
+    flag("A folder of images, or a data set as of `dave evaluate`, such as imagenet:DIR.", "--data", metavar="SPEC"),
+]
+Limit = Annotated[int, flag("Number of images.", "--limit", min=1, metavar="N")]
+File = Annotated[Path, flag("The preset file to write.", "--out", "-o", metavar="FILE")]
 
 
 @app.command(
