@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from unicodedata import category
 
 
@@ -94,9 +95,13 @@ def _is_unprintable(letter: str) -> bool:
     return category(letter) in ("Cc", "Cs") and letter not in "\n\t"
 
 
-def missing_extra(package: str, extra: str) -> MissingExtra:
-    """Return the error for an import that failed because an extra is not installed."""
-    return MissingExtra(f"{package} is not installed; run: pip install 'dave-vit[{extra}]'")
+@contextmanager
+def require_extra(package: str, extra: str) -> Iterator[None]:
+    """Raise MissingExtra where an import inside the context fails because an extra is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(f"{package} is not installed; run: pip install 'dave-vit[{extra}]'") from error
 
 
 def training_error(what: str) -> TrainingModeError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from dave_vit.cli.common import Output, command, examples
 from dave_vit.cli.options import Classes, Device, Models, Plugins, Quiet, Seed, expand_groups, flag
 from dave_vit.cli.preparation import PreparedModel, PrepareOptions
-from dave_vit.errors import OptionError, missing_extra
+from dave_vit.errors import OptionError, require_extra
 
 if TYPE_CHECKING:
     from dave_vit.web import ServedModel
@@ -61,13 +61,11 @@ def serve(
     Serves one page and a JSON API until Ctrl-C. Nothing is loaded from elsewhere, images stay in memory, and only this
     machine can connect unless --host says otherwise.
     """
-    try:
+    with require_extra("fastapi", "web"):
         import uvicorn
 
         from dave_vit.web import create_app
         from dave_vit.web.request_timeouts import TimeoutProtocol
-    except ImportError as error:
-        raise missing_extra("fastapi", "web") from error
     output = Output(quiet=quiet)
     listening = _listen(host, port)
     served = _models(models)

@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image, ImageSequence
 
 from dave_vit.data.images import check_size, to_rgb
-from dave_vit.errors import ImageError, escape_unprintable, first_line, missing_extra
+from dave_vit.errors import ImageError, escape_unprintable, first_line, require_extra
 
 ANIMATIONS = frozenset({".gif", ".webp"})
 """Formats that Pillow reads; PyAV reads the others."""
@@ -73,10 +73,8 @@ def _read_animation(path: Path) -> Iterator[Any]:
 
 
 def _read_video(path: Path) -> Iterator[Any]:
-    try:
+    with require_extra("PyAV", "video"):
         import av
-    except ImportError as error:
-        raise missing_extra("PyAV", "video") from error
     with av.open(str(path)) as container:
         if not container.streams.video:
             raise ImageError(f"{path}: no moving pictures in it")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dave_vit._internal.registry import import_plugins, split_names, suggest_names
-from dave_vit.errors import OptionError, missing_extra
+from dave_vit.errors import OptionError, require_extra
 from dave_vit.evaluate.plan_entries import MethodEntry, MetricEntry, ModelEntry, Smoothing, read_entry
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import filter_options, parse_options, parse_value
@@ -101,10 +101,8 @@ def _read_file(path: Path) -> Any:
 
 
 def _parse_yaml(text: str) -> Any:
-    try:
+    with require_extra("pyyaml", "eval"):
         import yaml
-    except ImportError as error:
-        raise missing_extra("pyyaml", "eval") from error
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

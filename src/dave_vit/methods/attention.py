@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dave_vit.engine.observation import Observation
 from dave_vit.engine.targets import Target
-from dave_vit.errors import InputError, OptionError, missing_extra
+from dave_vit.errors import InputError, OptionError, require_extra
 from dave_vit.methods.base import METHODS, MethodInfo, check_choice
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, token_graph, wide
@@ -200,10 +200,8 @@ def flow(matrices: Tensor, readout: Tensor) -> Tensor:
         matrices: ``[layers, N, N]``; entry (i, j) is the capacity from token j to token i of the next layer.
         readout: ``[N]``, capacity from each token of the last layer to the read-out.
     """
-    try:
+    with require_extra("scipy", "eval"):
         from scipy.sparse.csgraph import maximum_flow  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise missing_extra("scipy", "eval") from error
     # In whole units, of which the algorithm counts its flow.
     capacity, read = ((part.double().cpu() * _UNITS).round().int() for part in (matrices, readout))
     end = (len(capacity) + 1) * len(read)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dave_vit.engine.observation import observe
 from dave_vit.engine.targets import Target
-from dave_vit.errors import OptionError, missing_extra
+from dave_vit.errors import OptionError, require_extra
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_choice, check_no_clips
 from dave_vit.methods.gradcam import features
 from dave_vit.methods.masking import Score, score_rows, target_scores, to_explanation
@@ -107,10 +107,8 @@ def cluster_masks(masks: Tensor, distance: float) -> Tensor:
 
 def _cluster_labels(apart: Tensor, distance: float) -> Any:
     """The cluster of each point, out of their distances ``[D, D]``."""
-    try:
+    with require_extra("scipy", "eval"):
         from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise missing_extra("scipy", "eval") from error
     if len(apart) < 2:
         return [1] * len(apart)
     above = apart[*torch.triu_indices(len(apart), len(apart), 1)].clamp(min=0)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dave_vit.errors import MissingExtra, missing_extra
+from dave_vit.errors import MissingExtra, require_extra
 from dave_vit.methods import Explanation
 from dave_vit.viz.colors import Array, hex_colormaps
 from dave_vit.viz.panels import Panel, build_panels
@@ -48,11 +48,9 @@ def widget_traits(explanation: Explanation) -> dict[str, Any]:
 
 def widget(explanation: Explanation) -> Any:
     """Create a notebook widget of maps with controls. Needs the extra `notebook`."""
-    try:
+    with require_extra("anywidget", "notebook"):
         import anywidget
         import traitlets
-    except ImportError as error:
-        raise missing_extra("anywidget", "notebook") from error
     values = widget_traits(explanation)
     kinds: dict[type, Any] = {int: traitlets.Int, list: traitlets.List, dict: traitlets.Dict, bytes: traitlets.Bytes}
     traits = {name: kinds[type(value)]().tag(sync=True) for name, value in values.items()}

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dave_vit.errors import DaveError, OptionError, first_line, missing_extra
+from dave_vit.errors import DaveError, OptionError, first_line, require_extra
 from dave_vit.evaluate.dispatch import ActorLost, Dispatcher
 from dave_vit.evaluate.engines.base import ENGINES, EngineOptions, TaskCallback
 from dave_vit.evaluate.job import EvalJob
@@ -203,10 +203,8 @@ def _connect_cluster(address: str | None) -> Iterator[None]:
     """Connect to a cluster; one that is started here ends with the block, one that existed before stays."""
     for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_BACKEND_LOG_LEVEL", "fatal")):
         os.environ.setdefault(name, value)  # read when Ray is imported
-    try:
+    with require_extra("ray", "cluster"):
         import ray
-    except ImportError as error:
-        raise missing_extra("ray", "cluster") from error
     if ray.is_initialized():
         yield
         return

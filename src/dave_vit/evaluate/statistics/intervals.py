@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dave_vit.errors import missing_extra
+from dave_vit.errors import require_extra
 from dave_vit.evaluate.statistics.variance import Floats, VarianceComponents
 
 RESAMPLES = 2000
@@ -112,10 +112,8 @@ def _bootstrap_tails(units: npt.NDArray[np.int64]) -> Floats:
 
 def _normal_tail(freedom: Floats, scale: Floats | float = 1.0) -> Floats:
     """Return the percentile of a normal distribution at the 2.5 % point of Student's t distribution, times a scale."""
-    try:
+    with require_extra("scipy", "eval"):
         from scipy.stats import norm, t  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise missing_extra("scipy", "eval") from error
     return np.asarray(norm.cdf(t.ppf(0.025, freedom) * scale))
 
 

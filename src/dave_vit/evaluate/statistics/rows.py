@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dave_vit.errors import first_line, missing_extra
+from dave_vit.errors import first_line, require_extra
 from dave_vit.evaluate.store import DamagedFile
 
 
@@ -133,10 +133,8 @@ def _schema(kind: type[Row] | type[ScannedImage]) -> Any:
 
 def import_pyarrow() -> Any:
     """Import pyarrow with the parts that are used here, or name the extra that has it."""
-    try:
+    with require_extra("pyarrow", "eval"):
         import pyarrow
         import pyarrow.compute
         import pyarrow.parquet
-    except ImportError as error:
-        raise missing_extra("pyarrow", "eval") from error
     return pyarrow

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from dave_vit._internal.registry import suggest_names
-from dave_vit.errors import UnknownName, missing_extra
+from dave_vit.errors import UnknownName, require_extra
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
@@ -63,10 +63,8 @@ def build(name: str, **options: Any) -> nn.Module:
 
 
 def _import_bcos() -> Any:
-    try:
+    with require_extra("bcos", "bcos"):
         import bcos.models.pretrained as package
-    except ImportError as error:
-        raise missing_extra("bcos", "bcos") from error
     return package
 
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dave_vit.errors import ModelError, first_line, missing_extra
+from dave_vit.errors import ModelError, first_line, require_extra
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
@@ -348,10 +348,8 @@ def quiet() -> Iterator[None]:
 
 def import_transformers() -> Any:
     """Import the library, or raise an error that says how to install it."""
-    try:
+    with require_extra("transformers", "hf"):
         import transformers
-    except ImportError as error:
-        raise missing_extra("transformers", "hf") from error
     return transformers
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.registry import suggest_names
-from dave_vit.errors import ModelError, UnknownName, missing_extra
+from dave_vit.errors import ModelError, UnknownName, require_extra
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes
 from dave_vit.models.families import FAMILIES, Family
@@ -102,10 +102,8 @@ def _quiet() -> Iterator[None]:
 
 def import_open_clip() -> Any:
     """Import the library, or raise an error that says how to install it."""
-    try:
+    with require_extra("open_clip", "clip"):
         import open_clip
-    except ImportError as error:
-        raise missing_extra("open_clip", "clip") from error
     return open_clip
 
 
