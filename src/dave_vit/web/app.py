@@ -70,8 +70,8 @@ def create_app(
     _add_work(work, service, queue)
     _add_results(work, service, downloads)
     app = _empty_app(queue, downloads)
-    for router in (choices, work):
-        app.include_router(router)
+    app.include_router(choices)
+    app.include_router(work)
     app.routes.extend(_static_routes())
     for error in (DaveError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(error, _error_response)
@@ -130,6 +130,8 @@ def _add_checks(router: APIRouter, checks: ModelChecks) -> None:
 
 
 def _add_work(router: APIRouter, service: ExplainService, queue: WorkQueue) -> None:
+    takes_image: dict[str, Any] = {"openapi_extra": _BODY, "responses": _failures(413, 415, 422, 503)}
+
     async def read_body(request: Request) -> bytes:
         queue.check_capacity()  # before the body is read
         return await read_upload(request, service.limits.bytes)
@@ -138,19 +140,17 @@ def _add_work(router: APIRouter, service: ExplainService, queue: WorkQueue) -> N
         data = await read_body(request)
         return await queue.call(lambda check: function(check, data, query), request.is_disconnected)
 
-    @router.post("/look", openapi_extra=_BODY, responses=_failures(413, 415, 422, 503))
+    @router.post("/look", **takes_image)
     async def look(request: Request, query: Annotated[schema.ClassifyQuery, Query()]) -> schema.Classification:
         """Classify an image, which is the body of the request."""
         return await call(request, service.classify, query)
 
-    @router.post("/ask", openapi_extra=_BODY, responses=_failures(413, 415, 422, 503))
+    @router.post("/ask", **takes_image)
     async def ask(request: Request, query: Annotated[schema.AnswerQuery, Query()]) -> schema.Answer:
         """Let a model write about an image, which is the body of the request; see `word` of `/api/explain`."""
         return await call(request, service.answer, query)
 
-    @router.post(
-        "/explain", response_model=schema.ExplainStep, openapi_extra=_BODY, responses=_failures(413, 415, 422, 503)
-    )
+    @router.post("/explain", response_model=schema.ExplainStep, **takes_image)
     async def explain(request: Request, query: Annotated[ExplainQuery, Query()]) -> Any:
         """Compute how much each pixel of an image contributes to a class; the image is the body of the request.
 

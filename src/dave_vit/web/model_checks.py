@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import Any, TypeVar
-
-from torch import Tensor
 
 from dave_vit.checks.doctor import diagnose, example_inputs
 from dave_vit.errors import DaveError
@@ -78,29 +77,21 @@ def examine_model(model: Adapter) -> Verdict:
 def refusal_reason(model: Adapter, method: str) -> str:
     """Return why a method cannot explain a model; empty if it can. It runs on noise, with as few passes as possible."""
     examined, inputs = example_inputs(model)
-    handle = examined.register_forward_pre_hook(_PassCounter())
+    passes = count(1)
+
+    def limit_passes(module: Any, inputs: Any) -> None:
+        if next(passes) > _PASSES:
+            raise _PassLimit
+
+    handle = examined.register_forward_pre_hook(limit_passes)
     try:
-        _try_method(examined, method, inputs)
+        target = examined.task.check_score if isinstance(examined, TaskModel) else 0
+        options = filter_options(method, **METHODS[method].options_for_budget(1))
+        create_method(method, examined, **options).explain(inputs, target)
     except _PassLimit:
-        return ""
+        pass
     except DaveError as error:
         return str(error)
     finally:
         handle.remove()
     return ""
-
-
-def _try_method(model: Adapter, method: str, inputs: Tensor) -> None:
-    target = model.task.check_score if isinstance(model, TaskModel) else 0
-    options = filter_options(method, **METHODS[method].options_for_budget(1))
-    create_method(method, model, **options).explain(inputs, target)
-
-
-class _PassCounter:
-    def __init__(self) -> None:
-        self.passes = 0
-
-    def __call__(self, module: Any, inputs: Any) -> None:
-        self.passes += 1
-        if self.passes > _PASSES:
-            raise _PassLimit

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from dave_vit.explain.classes import Prediction
+from dave_vit.methods import MethodInfo
 from dave_vit.viz import scale_map
 from dave_vit.viz.rendering import MapLike, as_map
 
@@ -87,16 +88,11 @@ class ModelCard(BaseModel):
     presets: Annotated[dict[str, dict[str, int | float | str]], Field(description="values of options by preset")]
 
 
-class MethodCard(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class MethodCard(MethodInfo):
     """A method, and which of the options it takes."""
 
     name: str
-    summary: str
-    paper: str
-    passes: str
-    resolution: str
-    class_specific: bool
-    unit: str
     takes: list[str]
 
 

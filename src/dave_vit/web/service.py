@@ -17,9 +17,10 @@ from torch import nn
 from dave_vit._internal.registry import suggest_names
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import DaveError, OptionError, UnknownName
+from dave_vit.explain.base import ImageExplanation
 from dave_vit.explain.classes import ClassExplanation, classify, refine_classes
 from dave_vit.explain.explainer import Explainer, chunk_for_stages
-from dave_vit.explain.words import WordExplanation, explain_words
+from dave_vit.explain.words import explain_words
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter
@@ -78,11 +79,11 @@ class ServedModel:
         return shlex.join([*arguments, *command_arguments(query)])
 
 
+@dataclass
 class _KeptResult:
     """A result whose files are made when the first of them is requested."""
 
-    def __init__(self, picture: LoadedImage, result: ClassExplanation | WordExplanation) -> None:
-        self.picture, self.result = picture, result
+    result: ImageExplanation
 
     @cached_property
     def files(self) -> dict[str, bytes]:
@@ -158,7 +159,7 @@ class ExplainService:
                     step, result, explained = yield from _explain_class(explainer, picture, query)
                 else:
                     step, result, explained = _explain_word(explainer, picture, query)
-            token = self._keep(_KeptResult(picture, result))
+            token = self._keep(result)
             files = {name: f"/api/results/{token}/{name}" for name in (CLASS_FILES if explains_class else WORD_FILES)}
             finished = Finished(token=token, files=files, command=served.command(explained))
             yield step.model_copy(update={"finished": finished})
@@ -168,15 +169,14 @@ class ExplainService:
     def read_file(self, token: str, ending: str) -> tuple[str, bytes]:
         """Return name and content of a file of an earlier result."""
         kept = self._find_result(token)
-        return f"{kept.picture.name}.{ending}", kept.files[ending]
+        return f"{kept.result.picture.name}.{ending}", kept.files[ending]
 
     def draw_both(self, first: str, second: str, view: View, scales: Scales) -> tuple[str, bytes]:
         """Return name and content of a figure with the maps of two results."""
-        kept = [self._find_result(token) for token in (first, second)]
-        results = [each.result for each in kept if isinstance(each.result, ClassExplanation)]
-        if len(results) < 2:
+        results = [self._find_result(token).result for token in (first, second)]
+        if not all(isinstance(result, ClassExplanation) for result in results):
             raise OptionError("maps of words have no common figure; take the figure of each word")
-        return f"{kept[0].picture.name}.both.png", _draw_maps(results, view, scales).to_bytes("png")
+        return f"{results[0].picture.name}.both.png", _draw_maps(results, view, scales).to_bytes("png")
 
     def _find_result(self, token: str) -> _KeptResult:
         kept = self._kept.get(token)  # once: the thread that explains may drop it meanwhile
@@ -184,19 +184,19 @@ class ExplainService:
             raise ResultExpired("this result is no longer kept; make it again")
         return kept
 
-    def _keep(self, kept: _KeptResult) -> str:
+    def _keep(self, result: ImageExplanation) -> str:
         token = secrets.token_urlsafe(12)
-        self._kept[token] = kept
+        self._kept[token] = _KeptResult(result)
         while len(self._kept) > 1 and (len(self._kept) > self.limits.results or self._count_pixels() > _KEPT_PIXELS):
             self._kept.popitem(last=False)
         return token
 
     def _count_pixels(self) -> int:
-        sizes = [kept.picture.image.size for kept in list(self._kept.values())]
+        sizes = [kept.result.picture.image.size for kept in list(self._kept.values())]
         return sum(width * height for width, height in sizes)
 
 
-Outcome = tuple[ExplainStep, ClassExplanation | WordExplanation, ExplainQuery]
+Outcome = tuple[ExplainStep, ImageExplanation, ExplainQuery]
 """The last step, its result, and the request with its target resolved."""
 
 
@@ -228,7 +228,7 @@ def _small_chunk(query: ExplainQuery, options: dict[str, Any]) -> dict[str, Any]
     return filter_options(query.method, chunk=_CHUNK)
 
 
-def _draw_maps(results: Sequence[ClassExplanation], view: View, scales: Scales) -> Drawing:
+def _draw_maps(results: Sequence[ImageExplanation], view: View, scales: Scales) -> Drawing:
     """Draw the maps of some results beside each other; only those of one unit can share a scale."""
     units = {result.unit or result.explainer.name for result in results}
     panels = [

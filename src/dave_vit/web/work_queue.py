@@ -46,8 +46,7 @@ class WorkQueue:
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs or waits."""
-        with self._lock:
-            return not self._items
+        return not self._items
 
     def submit(self, work: Work[T], *, counted: bool = True) -> WorkItem[T]:
         """Queue some work. Must be called from a running event loop.
@@ -85,7 +84,7 @@ class WorkQueue:
         """Cancel everything."""
         with self._lock:
             for item in self._items:
-                item.cancel()
+                item.is_cancelled = True
         self._worker.shutdown(wait=False)
 
     def _run(self, item: WorkItem[Any]) -> None:
@@ -97,25 +96,20 @@ class WorkQueue:
 
 
 class WorkItem(Generic[T]):
-    """Work that waits or runs."""
+    """Work that waits or runs.
+
+    Attributes:
+        counted: whether it counts for the limit of the queue.
+        is_cancelled: whether nobody waits for it; then the work stops at its next check.
+    """
 
     def __init__(self, work: Work[T], *, counted: bool = True) -> None:
-        self._work, self.counted = work, counted
+        self._work, self.counted, self.is_cancelled = work, counted, False
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._cancelled = threading.Event()
         self._newest: deque[T] = deque(maxlen=1)  # a slow reader misses results and does not block the worker
         self._done = False
         self._error: Exception | None = None
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether nobody waits for it."""
-        return self._cancelled.is_set()
-
-    def cancel(self) -> None:
-        """Stop the work at its next check."""
-        self._cancelled.set()
 
     def run(self) -> None:
         """Do the work. Called by the worker thread."""
@@ -154,7 +148,7 @@ class WorkItem(Generic[T]):
             if self._error is not None:
                 raise self._error
         finally:
-            self.cancel()
+            self.is_cancelled = True
 
     async def last_result(self, is_disconnected: IsDisconnected) -> T:
         """Wait for the last result."""
