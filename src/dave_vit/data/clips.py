@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,16 +55,12 @@ def _decode_frames(path: Path) -> Iterator[Any]:
     """Yield the frames of a file as the library returns them."""
     read_frames = _read_animation if path.suffix.lower() in ANIMATIONS else _read_video
     try:
-        yield from _limit_frames(read_frames(path), path)
+        for number, frame in enumerate(read_frames(path)):
+            if number >= MAX_FRAMES:
+                raise ImageError(f"{path}: more than {MAX_FRAMES} frames; cut a part out of it first")
+            yield frame
     except (OSError, ValueError) as error:  # PyAV's errors are among these
         raise ImageError(f"{path}: not a video that can be read ({first_line(error)[:120]})") from error
-
-
-def _limit_frames(frames: Iterable[Any], path: Path) -> Iterator[Any]:
-    for number, frame in enumerate(frames):
-        if number >= MAX_FRAMES:
-            raise ImageError(f"{path}: more than {MAX_FRAMES} frames; cut a part out of it first")
-        yield frame
 
 
 def _read_animation(path: Path) -> Iterator[Any]:

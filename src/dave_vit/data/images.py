@@ -48,18 +48,10 @@ def find_images(sources: Iterable[str | Path]) -> list[str]:
 
 
 def _images_in(folder: Path) -> list[str]:
-    entries = (entry for entry in sorted(folder.rglob("*")) if not _is_hidden(entry.relative_to(folder)))
-    images = [str(entry) for entry in entries if entry.suffix.lower() in SUFFIXES and entry.is_file()]
-    return [image for image in images if not _is_result(image)] or [str(folder)]
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _is_result(image: str) -> bool:
-    """Return whether it is a result of `dave explain` or `dave compare`, such as cat.dave.png."""
-    return ".dave" in Path(image).suffixes[:-1]
+    """Return the images of a folder without hidden ones and results of this package, such as cat.dave.png."""
+    images = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES and path.is_file())
+    shown = (path for path in images if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    return [str(path) for path in shown if ".dave" not in path.suffixes[:-1]] or [str(folder)]
 
 
 def read_image(source: str | Path, *, max_pixels: int = MAX_PIXELS) -> LoadedImage:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 from dave_vit.errors import ModelError
@@ -62,14 +61,9 @@ def _from_json(value: object) -> list[str]:
 _TWINS = {134: "crane (bird)", 517: "crane (machine)", 638: "maillot", 639: "maillot, tank suit"}
 
 
-@cache
-def _imagenet() -> tuple[str, ...]:
+def imagenet_names() -> list[str]:
+    """Return the thousand class names of ImageNet-1k, short and unique."""
     from timm.data import ImageNetInfo
 
     info = ImageNetInfo("imagenet-1k")
-    return tuple(_TWINS.get(index, info.index_to_description(index).split(",")[0]) for index in range(1000))
-
-
-def imagenet_names() -> list[str]:
-    """Return the thousand class names of ImageNet-1k, short and unique."""
-    return list(_imagenet())
+    return [_TWINS.get(index, info.index_to_description(index).split(",")[0]) for index in range(1000)]

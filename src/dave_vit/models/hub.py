@@ -50,14 +50,8 @@ def hub_access(
         # torch announces downloads on standard output, where results go
         with redirect_stdout(sys.stderr) if reachable else _offline():
             yield
-    except errors.GatedRepoError as error:
-        raise _gated_error(what, fix) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise _offline_error(what, fix) from error
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
-        raise ModelError(f"{what} does not exist on the hub, or is private; check its name, or {fix}") from error
-    except OSError as error:  # all other network errors, also as transformers wraps them
-        raise _translate_error(what, error, fix, reachable=reachable) from error
+    except (OSError, errors.EntryNotFoundError) as error:  # OSError: also as transformers wraps network errors
+        raise ModelError(f"{what} {_reason(error, reachable=reachable)} {fix}") from error
 
 
 @contextmanager
@@ -76,20 +70,16 @@ def _offline() -> Iterator[None]:
         socket.setdefaulttimeout(timeout)
 
 
-def _translate_error(what: str, error: OSError, fix: str, *, reachable: bool) -> ModelError:
+def _reason(error: Exception, *, reachable: bool) -> str:
+    from huggingface_hub import errors
+
     text = str(error).lower()
-    if "gated" in text:
-        return _gated_error(what, fix)
-    if not reachable:
-        return _offline_error(what, fix)
-    if "not a valid model identifier" in text or "404" in text:
-        return ModelError(f"{what} does not exist on the hub, or is private; check its name, or {fix}")
-    return ModelError(f"{what} cannot be loaded ({first_line(error)[:200]}); {fix}")
-
-
-def _gated_error(what: str, fix: str) -> ModelError:
-    return ModelError(f"{what} is gated: accept its licence on the hub and run `hf auth login`, or {fix}")
-
-
-def _offline_error(what: str, fix: str) -> ModelError:
-    return ModelError(f"{what} is not on this machine and the model hub cannot be reached; {fix}")
+    absent = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError)
+    is_absent = isinstance(error, absent)  # their texts speak of gated models too
+    if isinstance(error, errors.GatedRepoError) or (not is_absent and "gated" in text):
+        return "is gated: accept its licence on the hub and run `hf auth login`, or"
+    if isinstance(error, errors.LocalEntryNotFoundError) or (not is_absent and not reachable):
+        return "is not on this machine and the model hub cannot be reached;"
+    if is_absent or "not a valid model identifier" in text or "404" in text:
+        return "does not exist on the hub, or is private; check its name, or"
+    return f"cannot be loaded ({first_line(error)[:200]});"

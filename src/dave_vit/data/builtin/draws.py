@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,8 @@ _WORD = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 
 
-def _mix(z: int) -> int:
-    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+def _mix(z: Any) -> Any:
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood, 2014) to an integer or an array of 64-bit words."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _WORD
     return z ^ (z >> 31)
@@ -45,9 +45,8 @@ class Draws:
         steps = np.arange(1, count + 1, dtype=np.uint64)
         z = np.uint64(self._state) + steps * np.uint64(_GAMMA)  # arrays wrap around, as the algorithm requires
         self._state = (self._state + count * _GAMMA) & _WORD
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+        words: npt.NDArray[np.uint64] = _mix(z)
+        return words
 
     def bytes(self, count: int) -> npt.NDArray[np.uint8]:
         """Return the next ``count`` bytes, little end first."""
@@ -56,7 +55,7 @@ class Draws:
     def integer(self, low: int, high: int) -> int:
         """Draw an integer from ``low`` to ``high``, both included."""
         self._state = (self._state + _GAMMA) & _WORD
-        return low + ((_mix(self._state) * (high - low + 1)) >> 64)
+        return low + int((_mix(self._state) * (high - low + 1)) >> 64)
 
     def even(self, low: int, high: int) -> int:
         """Draw an even integer from ``low`` to ``high``, both even and included."""

@@ -38,17 +38,13 @@ class Coco(FileDataset):
             raise DataError(f"{path}: expected a JSON file with {what} ({type(error).__name__}: {error})") from None
         order = sorted(names)
         self.class_names = [names[category] for category in order]
-        known = [(files[image], category) for image, category in boxes if image in files and category in names]
-        folder = _image_folder(self.root, [file for file, _ in known])
-        image_of = {file: image for image, file in files.items()}
-        self.items = [
-            _item(file, folder, order.index(category), names[category], boxes[image_of[file], category])
-            for file, category in sorted(known)[:limit]
-        ]
-
-
-def _item(file: str, folder: str, label: int, category: str, boxes: list[Box]) -> Item:
-    return Item(f"{file}#{category}", label, tuple(boxes), f"{folder}/{file}", picture=file)
+        known = [key for key in boxes if key[0] in files and key[1] in names]
+        folder = _image_folder(self.root, [files[image] for image, _ in known])
+        self.items = []
+        for image, category in sorted(known, key=lambda key: (files[key[0]], key[1]))[:limit]:
+            file, label = files[image], order.index(category)
+            boxes_here = tuple(boxes[image, category])
+            self.items.append(Item(f"{file}#{names[category]}", label, boxes_here, f"{folder}/{file}", picture=file))
 
 
 def _annotations(root: Path) -> Path:

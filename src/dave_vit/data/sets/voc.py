@@ -43,11 +43,11 @@ class Voc(FileDataset):
             raise DataError(f"{self.root}: no image in JPEGImages has objects in an XML file of Annotations")
         named = {name for _, name, _ in things}
         self.class_names = list(_CLASSES) if named <= set(_CLASSES) else sorted(named)
-        self.items = [self._item(path, name, boxes) for path, name, boxes in things[:limit]]
-
-    def _item(self, path: Path, name: str, boxes: tuple[Box, ...]) -> Item:
-        file = path.relative_to(self.root).as_posix()
-        return Item(f"{path.name}#{name}", self.class_names.index(name), boxes, file, picture=path.name)
+        label = {name: index for index, name in enumerate(self.class_names)}
+        self.items = [
+            Item(f"{path.name}#{name}", label[name], boxes, f"JPEGImages/{path.name}", picture=path.name)
+            for path, name, boxes in things[:limit]
+        ]
 
 
 def _boxes_by_class(path: Path) -> dict[str, tuple[Box, ...]]:
