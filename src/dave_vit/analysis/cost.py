@@ -18,7 +18,7 @@ from dave_vit.analysis.meter import ResourceUse, measure
 from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import OptionError
 from dave_vit.methods import create_method
-from dave_vit.viz import DAVE, Drawing
+from dave_vit.viz import Drawing
 from dave_vit.viz.plots import SERIES, add_legend, create_plots, method_style
 from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
 
@@ -32,6 +32,9 @@ METHODS = {  # the measured methods, and their computation as table 3 of the pap
     "effective": "-",
     "dave": "O(samples)",
 }
+Uses = Mapping[int, ResourceUse]
+"""Resource use by the number of samples or layers."""
+
 _CHUNK = 4  # rows of a pass, the same for all methods, so that memory depends on methods and not on chunks
 _FORWARD = "forward pass"
 
@@ -65,29 +68,14 @@ def growth(at: Sequence[float], values: Sequence[float]) -> Growth:
     return Growth(float(start), float(slope), fit, float(np.polyfit(np.log(x), np.log(np.maximum(y, 1e-12)), 1)[0]))
 
 
-@dataclass(frozen=True)
-class CostCurve:
-    """Resource use over numbers of samples or layers."""
+def time_growth(uses: Uses) -> Growth:
+    """Fit the growth of the time."""
+    return growth(list(uses), [use.seconds for use in uses.values()])
 
-    uses: Mapping[int, ResourceUse]
 
-    @property
-    def seconds(self) -> list[float]:
-        """Time of each number."""
-        return [use.seconds for use in self.uses.values()]
-
-    @property
-    def mib(self) -> list[float]:
-        """Peak memory of each number in MiB."""
-        return [use.mib for use in self.uses.values()]
-
-    def time_growth(self) -> Growth:
-        """Fit the growth of the time."""
-        return growth(list(self.uses), self.seconds)
-
-    def memory_growth(self) -> Growth:
-        """Fit the growth of the memory in MiB."""
-        return growth(list(self.uses), self.mib)
+def memory_growth(uses: Uses) -> Growth:
+    """Fit the growth of the memory in MiB."""
+    return growth(list(uses), [use.mib for use in uses.values()])
 
 
 @dataclass(frozen=True)
@@ -101,8 +89,8 @@ class Costs:
     """
 
     forward: ResourceUse
-    methods: Mapping[str, CostCurve]
-    depths: Mapping[str, CostCurve]
+    methods: Mapping[str, Uses]
+    depths: Mapping[str, Uses]
 
 
 def forward_cost(model: nn.Module, inputs: Tensor) -> ResourceUse:
@@ -128,7 +116,7 @@ def measure_costs(
     methods = {}
     for label in METHODS:
         counts = samples if _takes_samples(label) else samples[:1]
-        methods[label] = CostCurve({count: attribution_cost(model, inputs, target, label, count) for count in counts})
+        methods[label] = {count: attribution_cost(model, inputs, target, label, count) for count in counts}
     by_depth: dict[str, dict[int, ResourceUse]] = {_FORWARD: {}, "input_x_gradient": {}, "dave": {}}
     image = torch.randn(1, 3, *inputs.shape[2:], generator=torch.Generator().manual_seed(0)).to(inputs.device)
     for depth in depths:
@@ -136,7 +124,7 @@ def measure_costs(
         by_depth[_FORWARD][depth] = forward_cost(deep, image)
         for label in ("input_x_gradient", "dave"):
             by_depth[label][depth] = attribution_cost(deep, image, torch.zeros(1, dtype=torch.long), label, _CHUNK)
-    return Costs(forward_cost(model, inputs), methods, {label: CostCurve(uses) for label, uses in by_depth.items()})
+    return Costs(forward_cost(model, inputs), methods, by_depth)
 
 
 def deep_vit(depth: int, size: int = 224) -> nn.Module:
@@ -175,8 +163,8 @@ def analyze_cost(options: CostOptions) -> Section:
     """Measure time and memory of each method beside one forward pass, over samples and depth (table 3)."""
     _, model, images = next(options.load_with_images())
     costs = measure_costs(model, images.inputs[:1], images.target[:1], options.samples, options.depths)
-    times, memory = costs.methods["dave"].time_growth(), costs.methods["dave"].memory_growth()
-    layers = costs.depths["dave"].memory_growth()
+    times, memory = time_growth(costs.methods["dave"]), memory_growth(costs.methods["dave"])
+    layers = memory_growth(costs.depths["dave"])
     text = (
         f"One image, {_CHUNK} rows in a pass, the shortest of three times; memory is the peak of all tensors beyond "
         f"model and input. One forward pass takes {costs.forward.seconds * 1e3:.0f} ms and "
@@ -194,51 +182,48 @@ def analyze_cost(options: CostOptions) -> Section:
 
 def _method_table(costs: Costs) -> ReportTable:
     rows = []
-    for label, curve in costs.methods.items():
-        count, last = max(curve.uses.items())
-        sampled = len(curve.uses) > 1
+    for label, uses in costs.methods.items():
+        count, last = max(uses.items())
+        sampled = len(uses) > 1
         time = f"{last.seconds / costs.forward.seconds:.1f}"
         memory = f"{last.peak_bytes / costs.forward.peak_bytes:.1f}"
-        power = f"T^{curve.time_growth().power:.2f}" if sampled else "1"
-        rows.append((_name(label), METHODS[label], str(count) if sampled else "-", time, memory, power))
+        power = f"T^{time_growth(uses).power:.2f}" if sampled else "1"
+        rows.append((method_style(label).label, METHODS[label], str(count) if sampled else "-", time, memory, power))
     head = ("method", "time in the paper", "T", "time / forward", "memory / forward", "fitted time")
     return ReportTable(head, tuple(rows), "Relative to one forward pass without gradients.")
 
 
 def _depth_table(costs: Costs) -> ReportTable:
     rows = []
-    for label, curve in costs.depths.items():
-        memory = curve.memory_growth()
-        cells = (f"{use.seconds * 1e3:.0f} ms, {use.mib:.0f} MiB" for use in curve.uses.values())
-        powers = (f"L^{curve.time_growth().power:.2f}", f"L^{memory.power:.2f}")
-        rows.append((_name(label), *cells, *powers, f"{memory.slope:.1f}"))
-    layers = (f"{depth} layers" for depth in costs.depths[_FORWARD].uses)
+    for label, uses in costs.depths.items():
+        memory = memory_growth(uses)
+        cells = (f"{use.seconds * 1e3:.0f} ms, {use.mib:.0f} MiB" for use in uses.values())
+        powers = (f"L^{time_growth(uses).power:.2f}", f"L^{memory.power:.2f}")
+        rows.append((method_style(label).label, *cells, *powers, f"{memory.slope:.1f}"))
+    layers = (f"{depth} layers" for depth in costs.depths[_FORWARD])
     caption = f"Width of DeiT-Tiny, random weights; DAVE with {_CHUNK} samples."
     return ReportTable(("what", *layers, "time", "memory", "MiB a layer"), tuple(rows), caption)
-
-
-def _name(label: str) -> str:
-    return label if label == _FORWARD else method_style(label).label
 
 
 def _draw(costs: Costs) -> Drawing:
     figure, plots = create_plots(3, width=4.4)
     left, middle, right = plots
-    for label, curve in costs.methods.items():
-        if len(curve.uses) > 1:
+    for label, uses in costs.methods.items():
+        if len(uses) > 1:
             style = method_style(label)
             line = {"color": style.colour, "linestyle": style.dash, "marker": style.marker, "label": style.label}
-            times = [seconds / costs.forward.seconds for seconds in curve.seconds]
-            left.plot(list(curve.uses), times, markersize=4, **line)
-            middle.plot(list(curve.uses), [mib / costs.forward.mib for mib in curve.mib], markersize=4, **line)
-    colours = {_FORWARD: SERIES[5], "input_x_gradient": method_style("input_x_gradient").colour, "dave": DAVE}
-    for label, curve in costs.depths.items():
-        right.plot(list(curve.uses), curve.mib, color=colours[label], marker="o", markersize=4, label=_name(label))
+            left.plot(list(uses), [use.seconds / costs.forward.seconds for use in uses.values()], markersize=4, **line)
+            middle.plot(list(uses), [use.mib / costs.forward.mib for use in uses.values()], markersize=4, **line)
+    for label, uses in costs.depths.items():
+        style = method_style(label)
+        colour = SERIES[5] if label == _FORWARD else style.colour
+        memory = [use.mib for use in uses.values()]
+        right.plot(list(uses), memory, color=colour, marker="o", markersize=4, label=style.label)
     left.set(xlabel="samples or steps T", ylabel="time over one forward pass")
     middle.set(xlabel="samples or steps T", ylabel="peak memory over one forward pass")
     right.set(xlabel="layers", ylabel="peak memory in MiB")
-    for axes, curve in zip(plots, (costs.methods["dave"], costs.methods["dave"], costs.depths["dave"]), strict=True):
-        axes.set_xticks(list(curve.uses), [str(count) for count in curve.uses])
+    for axes, counts in zip(plots, (costs.methods["dave"], costs.methods["dave"], costs.depths["dave"]), strict=True):
+        axes.set_xticks(list(counts), [str(count) for count in counts])
         axes.set_ylim(bottom=0)
         add_legend(axes)
     return figure
@@ -246,6 +231,6 @@ def _draw(costs: Costs) -> Drawing:
 
 def _rows(costs: Costs) -> list[dict[str, Number]]:
     entries: list[tuple[str, int | None, int | None, ResourceUse]] = [(_FORWARD, None, None, costs.forward)]
-    entries += [(label, T, None, use) for label, curve in costs.methods.items() for T, use in curve.uses.items()]
-    entries += [(label, None, L, use) for label, curve in costs.depths.items() for L, use in curve.uses.items()]
+    entries += [(label, T, None, use) for label, uses in costs.methods.items() for T, use in uses.items()]
+    entries += [(label, None, L, use) for label, uses in costs.depths.items() for L, use in uses.items()]
     return [{"what": what, "samples": T, "layers": L, **vars(use)} for what, T, L, use in entries]

@@ -35,7 +35,12 @@ def measure(work: Callable[[], Any], device: torch.device, repeats: int = 3) -> 
         device: device it runs on.
         repeats: the shortest counts, since other programs can only make it longer.
     """
-    peak = _peak_on_gpu(work, device) if device.type == "cuda" else _peak_of_tensors(work)
+    if device.type == "cuda":
+        peak = _peak_on_gpu(work, device)
+    else:
+        with _TensorMemory() as memory:
+            work()
+        peak = memory.peak
     return ResourceUse(min(_time(work, device) for _ in range(repeats)), peak)
 
 
@@ -61,13 +66,6 @@ def _peak_on_gpu(work: Callable[[], Any], device: torch.device) -> int:
     return int(torch.cuda.max_memory_allocated(device) - before)
 
 
-def _peak_of_tensors(work: Callable[[], Any]) -> int:
-    memory = _TensorMemory()
-    with memory:
-        work()
-    return memory.peak
-
-
 class _TensorMemory(TorchDispatchMode):
     """Sums the memory of all live tensors; memory that an operation uses internally is not counted."""
 
@@ -82,14 +80,11 @@ class _TensorMemory(TorchDispatchMode):
         output = func(*args, **(kwargs or {}))
         for storage in _storages(output):
             if id(storage) not in self._sizes and id(storage) not in arguments:  # no view, and not there before
-                self._add(storage)
+                self._sizes[id(storage)] = storage.nbytes()
+                self._live += storage.nbytes()
+                self.peak = max(self.peak, self._live)
+                weakref.finalize(storage, self._drop, id(storage))
         return output
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        self._sizes[id(storage)] = storage.nbytes()
-        self._live += storage.nbytes()
-        self.peak = max(self.peak, self._live)
-        weakref.finalize(storage, self._drop, id(storage))
 
     def _drop(self, key: int) -> None:
         self._live -= self._sizes.pop(key, 0)

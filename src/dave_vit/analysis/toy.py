@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,37 +20,35 @@ TOKENS = 8
 GAIN = 2.5
 STEP = 0.02
 _SIZE = 2 * TOKENS  # numbers in and out
-_LOOK = (math.cos(math.pi / 6), math.sin(math.pi / 6))  # the direction of a token that attention looks at
+_DIRECTION = (math.cos(math.pi / 6), math.sin(math.pi / 6))  # queries and keys are the component of tokens along it
+_TITLES = ("layer derivative", "effective transformation", "operator variation")
 
 
 class ToyAttention(nn.Module):
     """One head of self-attention over tokens of two numbers; queries and keys see one direction: [B,2t] -> [B,2t].
 
     Args:
-        gain: of queries and keys; the larger, the faster the attention matrix turns with the input.
+        gain: scale of queries and keys; the larger, the faster the attention matrix changes with the input.
     """
 
     def __init__(self, gain: float = GAIN) -> None:
         super().__init__()
         self.gain = gain
-        self.register_buffer("look", torch.tensor(_LOOK, dtype=torch.float64)[:, None])  # [2,1]
-
-    look: Tensor
+        self.direction = torch.tensor(_DIRECTION, dtype=torch.float64)[:, None]  # [2,1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's output."""
+        """Return the layer's output."""
         tokens = x.unflatten(1, (-1, 2))[:, None]  # [B,1,t,2]
-        looks = self.gain * (tokens @ self.look)  # queries and keys: [B,1,t,1]
-        return F.scaled_dot_product_attention(looks, looks, tokens, scale=1.0).flatten(1)
+        keys = self.gain * (tokens @ self.direction)  # also the queries: [B,1,t,1]
+        return F.scaled_dot_product_attention(keys, keys, tokens, scale=1.0).flatten(1)
 
     def mixing(self, x: Tensor) -> Tensor:
-        """The attention matrix of one input: [2t] -> [t,t]."""
-        looks = self.gain * (x.view(-1, 2) @ self.look)
-        return torch.softmax(looks @ looks.T, dim=1)
+        """Return the attention matrix of one input: [2t] -> [t,t]."""
+        keys = self.gain * (x.view(-1, 2) @ self.direction)
+        return torch.softmax(keys @ keys.T, dim=1)
 
 
-@dataclass(frozen=True)
-class Operators:
+class Operators(NamedTuple):
     """The three operators of eq. (3) at one input, as matrices [2t,2t]."""
 
     derivative: Tensor
@@ -59,10 +57,10 @@ class Operators:
 
 
 def operators(layer: ToyAttention, x: Tensor) -> Operators:
-    """Each operator computed on its own: none is taken as the difference of the others.
+    """Compute each operator independently: none is taken as the difference of the others.
 
     Args:
-        layer: whose derivative is split.
+        layer: layer whose derivative is split.
         x: [2t], in float64.
     """
     every = torch.arange(len(x))[None]  # all outputs as targets: [1,2t]
@@ -73,24 +71,17 @@ def operators(layer: ToyAttention, x: Tensor) -> Operators:
     return Operators(derivative, effective, variation)
 
 
-def signal(tokens: int = TOKENS) -> Tensor:
-    """A smooth input, which varies little where attention looks and much across it: [2t]."""
-    at = torch.linspace(0, 2 * math.pi, tokens, dtype=torch.float64)
-    along, across = torch.tensor(_LOOK, dtype=torch.float64), torch.tensor((-_LOOK[1], _LOOK[0]), dtype=torch.float64)
+def signal() -> Tensor:
+    """Return a smooth input, which varies little along the direction of the keys and much across it: [2t]."""
+    at = torch.linspace(0, 2 * math.pi, TOKENS, dtype=torch.float64)
+    along, across = torch.tensor([_DIRECTION, (-_DIRECTION[1], _DIRECTION[0])], dtype=torch.float64).unbind()
     return (0.4 * torch.sin(at)[:, None] * along + 2.5 * torch.cos(at)[:, None] * across).flatten()
 
 
-def perturbation(tokens: int = TOKENS, seed: int = 0, size: float = STEP) -> Tensor:
-    """A small random step of a given length relative to that of the signal: [2t]."""
-    step = torch.randn(2 * tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return step * (size * float(signal(tokens).norm() / step.norm()))
-
-
-_NAMES = {
-    "derivative": "layer derivative",
-    "effective": "effective transformation",
-    "variation": "operator variation",
-}
+def perturbation(seed: int, size: float) -> Tensor:
+    """Draw a random step whose length is ``size`` times that of the signal: [2t]."""
+    step = torch.randn(_SIZE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return step * (size * float(signal().norm() / step.norm()))
 
 
 @dataclass(frozen=True)
@@ -98,66 +89,58 @@ class ToyOptions:
     """Options of the analysis.
 
     Attributes:
-        gain: of queries and keys.
-        step: its length relative to that of the input.
-        seed: of the step.
+        gain: scale of queries and keys.
+        step: length of the step relative to that of the input.
+        seed: seed of the step.
     """
 
-    gain: float = flag(GAIN, "Of queries and keys.")
+    gain: float = flag(GAIN, "Scale of queries and keys.")
     step: float = flag(STEP, "Length of the step, relative to the input.")
     seed: int = 0
 
 
 @analysis("toy")
 def analyze_toy_layer(options: ToyOptions) -> Section:
-    """A layer whose derivative is mostly the variation of its own operator (figure 3)."""
+    """Show a layer whose derivative is mostly the variation of its own operator (figure 3)."""
     layer, x = ToyAttention(options.gain).eval(), signal()
-    here, there = (operators(layer, at) for at in (x, x + perturbation(seed=options.seed, size=options.step)))
+    here, there = (operators(layer, at) for at in (x, x + perturbation(options.seed, options.step)))
+    norms = [float(before.norm()) for before in here]
+    changes = [float((after - before).norm()) for before, after in zip(here, there, strict=True)]
     rows: list[dict[str, Number]] = []
-    for name, words in _NAMES.items():
-        before, after = getattr(here, name), getattr(there, name)
-        norm, change = float(before.norm()), float((after - before).norm())
-        rows.append({"operator": words, "norm": norm, "change": change, "relative change": change / norm})
+    cells: list[tuple[str, ...]] = []
+    for title, norm, change in zip(_TITLES, norms, changes, strict=True):
+        rows.append({"operator": title, "norm": norm, "change": change, "relative change": change / norm})
+        cells.append((title, f"{norm:.2f}", f"{change:.2f}", f"{change / norm:.1%}"))
     gap = float((here.derivative - here.effective - here.variation).abs().max())
     facts = {"tokens": TOKENS, "gain": options.gain, "step": f"{options.step:.0%} of the input", "seed": options.seed}
-    ratio = {name: float(rows[2][name] or 0) / float(rows[1][name] or 1) for name in ("norm", "change")}
     text = (
         f"A single head of self-attention over {TOKENS} tokens of two numbers. All three matrices are computed "
         f"independently of each other; derivative = effective + variation holds to {gap:.0e}. The norm of the "
-        f"variation is {ratio['norm']:.1f} times that of the effective transformation, and after a step of "
-        f"{options.step:.0%} of the input it has changed {ratio['change']:.1f} times as much: the derivative shows the "
-        "operator's variation and hides what the layer does."
+        f"variation is {norms[2] / norms[1]:.1f} times that of the effective transformation, and after a step of "
+        f"{options.step:.0%} of the input it has changed {changes[2] / changes[1]:.1f} times as much: the derivative "
+        "shows the operator's variation and hides what the layer does."
     )
-    cells = tuple(
-        (str(row["operator"]), f"{row['norm']:.2f}", f"{row['change']:.2f}", f"{_relative(row):.1%}") for row in rows
-    )
-    table = ReportTable(("operator", "norm", "norm of the change", "relative change"), cells)
+    table = ReportTable(("operator", "norm", "norm of the change", "relative change"), tuple(cells))
     caption = "Rows: the operators. Columns: at the input, after a small step, and the change. One scale for all."
-    picture = ReportFigure("toy", figure(here, there), caption)
+    picture = ReportFigure("toy", draw_operators(here, there), caption)
     return Section("toy", "Operator variation in a small layer (figure 3)", text, facts, [table], rows, [picture])
 
 
-def _relative(row: dict[str, Number]) -> float:
-    return float(row["relative change"] or 0.0)
-
-
-def figure(here: Operators, there: Operators) -> Drawing:
-    """Three rows of matrices, all in one colour scale."""
+def draw_operators(here: Operators, there: Operators) -> Drawing:
+    """Draw three rows of matrices, all in one colour scale."""
     drawing, _ = create_plots(1, width=7.4, height=6.9)
     drawing.clear()
     grid = drawing.subplots(3, 3)
     limit = float(max(here.derivative.abs().max(), there.derivative.abs().max()))
-    shown: Any = None
-    for row, (name, words) in zip(grid, _NAMES.items(), strict=True):
-        before, after = getattr(here, name), getattr(there, name)
-        heads = ("at the input X", "at X + a small step", "change")
-        for column, (axes, values) in enumerate(zip(row, (before, after, after - before), strict=True)):
-            shown = axes.imshow(values.numpy(), cmap="dave_signed", vmin=-limit, vmax=limit)
+    for row, title, before, after in zip(grid, _TITLES, here, there, strict=True):
+        for axes, values in zip(row, (before, after, after - before), strict=True):
+            image = axes.imshow(values.numpy(), cmap="dave_signed", vmin=-limit, vmax=limit)
             axes.set_xticks([0, _SIZE - 1], ["1", str(_SIZE)], fontsize=8)
             axes.set_yticks([0, _SIZE - 1], ["1", str(_SIZE)], fontsize=8)
-            note = f"{heads[column]}\n" if name == "derivative" else ""
-            axes.set_title(f"{note}norm {float(values.norm()):.2f}", fontsize=9)
-            axes.set_xlabel("input" if name == "variation" else "", fontsize=8)
-        row[0].set_ylabel(f"{words}\noutput", fontsize=9)
-    drawing.colorbar(shown, ax=list(grid.flat), shrink=0.6, label="entry of the matrix")
+            axes.set_title(f"norm {float(values.norm()):.2f}", fontsize=9)
+        row[0].set_ylabel(f"{title}\noutput", fontsize=9)
+    for top, bottom, head in zip(grid[0], grid[-1], ("at the input X", "at X + a small step", "change"), strict=True):
+        top.set_title(f"{head}\n{top.get_title()}", fontsize=9)
+        bottom.set_xlabel("input", fontsize=8)
+    drawing.colorbar(image, ax=list(grid.flat), shrink=0.6, label="entry of the matrix")
     return drawing
