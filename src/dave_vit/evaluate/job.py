@@ -71,10 +71,6 @@ class EvaluatedModel:
         self.classes = map_classes(data.class_names, model.class_names)
         self.black, self.white = (self._preprocess_grey(grey) for grey in (0, 255))
 
-    def map_label(self, label: int | None) -> int | None:
-        """Return a label of the data set as a class of the model."""
-        return None if label is None else self.classes.get(label)
-
     def to_pixels(self, inputs: Tensor) -> npt.NDArray[np.uint8]:
         """Return preprocessed images ``[B, C, H, W]`` as the model sees them, ``[B, H, W, 3]``."""
         black, white = (torch.tensor(colour[:3]).view(1, 3, 1, 1) for colour in (self.black, self.white))

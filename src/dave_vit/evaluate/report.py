@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from dave_vit.evaluate.store import DamagedFile
 from dave_vit.methods.options import declared_options, max_samples
 from dave_vit.metrics import GridMetric
 from dave_vit.viz.pages import render
-from dave_vit.viz.report_section import DetailedTable
 
 if TYPE_CHECKING:
     from dave_vit.viz import Drawing
@@ -35,8 +35,9 @@ _EXAMPLE_METRICS = ("energypg", "deletion", "insertion")  # the first one of the
 
 @dataclass(frozen=True)
 class Example:
-    """A map in the report: its place among the scores of the method, the image, the score, and the file of maps."""
+    """A map in the report: its method, its place among the method's scores, the image, the score and the file."""
 
+    method: str
     place: str
     image: ScannedImage
     value: float
@@ -83,10 +84,11 @@ def select_example_metric(plan: Plan) -> MetricEntry | None:
     return min(entries, key=lambda entry: preference.get(entry.metric, len(preference)), default=None)
 
 
-def select_examples(scores: ModelScores, entry: MetricEntry) -> Iterator[dict[str, tuple[str, float]]]:
+def select_examples(plan: Plan, scores: ModelScores) -> Iterator[dict[str, tuple[str, float]]]:
     """Yield for each method, by place: the image on which it scores best, in the middle and worst, and its score."""
-    table = scores.tables.get(entry.label)
-    if table is None:
+    entry = select_example_metric(plan)
+    table = scores.tables.get(entry.label) if entry else None
+    if entry is None or table is None:
         return
     for row in table.values:
         order = rank_columns(row, higher_is_better=entry.create().higher_is_better).tolist()
@@ -94,51 +96,24 @@ def select_examples(scores: ModelScores, entry: MetricEntry) -> Iterator[dict[st
         yield {place: (table.images[order[k]], float(row[order[k]])) for k, place in picks.items()}
 
 
-@dataclass(frozen=True)
-class ModelReport:
-    """The report of one model.
-
-    Attributes:
-        model: its label.
-        methods: labels of the methods.
-        table: the results.
-        left_out: method and metric, and what was left out of it.
-        differences: by metric, the mean of a first method minus a second one with its interval.
-        curves: a plot for each metric that has curves.
-        examples: examples by method.
-    """
-
-    model: str
-    methods: Sequence[str]
-    table: DetailedTable
-    left_out: Sequence[tuple[str, str]]
-    differences: Mapping[str, Mapping[tuple[str, str], Mapping[str, float]]]
-    curves: Sequence[Drawing]
-    examples: Mapping[str, Sequence[Example]]
-
-
 def build_model_report(
-    plan: Plan,
-    summary: Mapping[str, Any],
-    model: str,
-    scores: ModelScores,
-    examples: Mapping[str, Sequence[Example]],
-) -> ModelReport:
-    """Return the report of a model."""
+    plan: Plan, summary: Mapping[str, Any], model: str, scores: ModelScores, examples: Iterable[Example]
+) -> dict[str, Any]:
+    """Return what the templates show of a model: tables, differences of methods, a plot per curve, examples."""
     results = [one for one in summary["results"] if one["model"] == model]
     differences = _tabulate_differences(one for one in summary["differences"] if one["model"] == model)
-    return ModelReport(
-        model,
-        [method.label for method in plan.methods],
-        build_results_table(plan, results, model),
-        list(_describe_left_out(results)),
-        {format_title(entry): table for entry in plan.metrics if (table := differences.get(entry.label))},
-        list(_draw_curves(plan, scores)),
-        examples,
-    )
+    return {
+        "model": model,
+        "methods": [method.label for method in plan.methods],
+        "table": build_results_table(plan, results, model),
+        "left_out": list(_describe_left_out(results)),
+        "differences": {format_title(one): differences[one.label] for one in plan.metrics if one.label in differences},
+        "curves": list(_draw_curves(plan, scores)),
+        "examples": {name: list(own) for name, own in groupby(examples, lambda example: example.method)},
+    }
 
 
-def render_report(plan: Plan, summary: Mapping[str, Any], reports: Sequence[ModelReport]) -> dict[str, bytes]:
+def render_report(plan: Plan, summary: Mapping[str, Any], reports: Sequence[dict[str, Any]]) -> dict[str, bytes]:
     """Render the report in Markdown, and as one HTML file with differences, curves and examples."""
     example_metric = select_example_metric(plan)
     content = {

@@ -17,15 +17,7 @@ from dave_vit.evaluate.job import EvalJob, ModelLoader, check_models
 from dave_vit.evaluate.plan import Plan
 from dave_vit.evaluate.plan_entries import ModelEntry
 from dave_vit.evaluate.provenance import software_versions
-from dave_vit.evaluate.report import (
-    Example,
-    ModelReport,
-    build_model_report,
-    check_examples,
-    render_report,
-    select_example_metric,
-    select_examples,
-)
+from dave_vit.evaluate.report import Example, build_model_report, check_examples, render_report, select_examples
 from dave_vit.evaluate.statistics.rows import ScannedImage, read_scanned_images
 from dave_vit.evaluate.statistics.scores import ModelScores, read_scores
 from dave_vit.evaluate.statistics.summary import describe_budget_overruns, summarise
@@ -64,8 +56,8 @@ def evaluate(
     Returns:
         The content of ``summary.json``.
     """
-    job = EvalJob(plan, loader, threads)
-    run = EvaluationRun(RunFolder(out), job, engine or LocalEngine(), progress, allow_mixed=allow_mixed)
+    job, report = EvalJob(plan, loader, threads), progress or (lambda *state: None)
+    run = EvaluationRun(RunFolder(out), job, engine or LocalEngine(), report, allow_mixed=allow_mixed)
     with run.engine:
         return run.complete(command)
 
@@ -93,13 +85,7 @@ class EvaluationRun:
     """The phases of a run: each finds what is done and computes the rest."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        job: EvalJob,
-        engine: Engine,
-        progress: ProgressCallback | None = None,
-        *,
-        allow_mixed: bool = False,
+        self, folder: RunFolder, job: EvalJob, engine: Engine, progress: ProgressCallback, *, allow_mixed: bool
     ) -> None:
         self.plan, self.folder, self.engine, self.progress = job.plan, folder, engine, progress
         data = open_dataset(self.plan.data, self.plan.limit)
@@ -130,11 +116,10 @@ class EvaluationRun:
         unreadable = {one.name: one for scan in scans for one in scan.images if one.predicted is None}
         summary = summarise(plan, self.count, scores, [scan.left_out for scan in scans], list(unreadable.values()))
         summary |= {"command": command, "weights": self.provenance[-1]["models"]}
-        summary["notes"] = [
-            *_describe_mixed_versions(self.provenance),
-            *(note for scan in scans for note in scan.notes),
-        ]
-        summary["notes"] += describe_budget_overruns(plan, summary["results"])
+        changes = ("; ".join(describe_version_changes(before, now)) for before, now in pairwise(self.provenance))
+        notes = [f"computed with mixed versions: {change}" for change in changes]
+        notes += [note for scan in scans for note in scan.notes]
+        summary["notes"] = notes + describe_budget_overruns(plan, summary["results"])
         reports = self._build_reports(summary, scans, scores)
         summary["notes"] += self.damage  # damaged files may turn up until here
         files = render_report(plan, summary, reports)
@@ -161,17 +146,13 @@ class EvaluationRun:
         before = sum(len(task.images) for task in tasks if task.file in existing)
         done = 0
 
-        def report(count: int) -> None:
-            if self.progress is not None:
-                self.progress(phase, count, total, before)
-
         def finished(task: EvalTask) -> None:
             nonlocal done
             done += len(task.images)
-            report(done)
+            self.progress(phase, done, total, before)
 
         if before < total:
-            report(before)
+            self.progress(phase, before, total, before)
             self.engine.run(self.job, self.folder, tasks, finished)
 
     def _read_scan(self, model: int, tasks: list[EvalTask]) -> _ScannedModel:
@@ -202,36 +183,26 @@ class EvaluationRun:
 
     def _build_reports(
         self, summary: dict[str, Any], scans: list[_ScannedModel], scores: list[ModelScores]
-    ) -> list[ModelReport]:
+    ) -> list[dict[str, Any]]:
         """Return the report of each model, after computing the maps of its examples."""
-        examples: list[dict[str, list[Example]]] = []
-        tasks: list[EvalTask] = []
-        for model, (scan, own) in enumerate(zip(scans, scores, strict=True)):
-            examples.append({})
-            for method, task, chosen in self._plan_examples(model, scan, own):
-                examples[-1][method] = chosen
-                tasks.append(task)
-        every = [example for by_method in examples for chosen in by_method.values() for example in chosen]
+        parts = list(zip(scans, scores, strict=True))
+        examples = [list(self._plan_examples(model, *part)) for model, part in enumerate(parts)]
+        tasks = list(dict.fromkeys(task for own in examples for task, _ in own))
+        every = [example for own in examples for _, example in own]
         self._compute_and_read("drawing examples", tasks, lambda: check_examples(every))
-        parts = zip(scans, scores, examples, strict=True)
-        return [build_model_report(self.plan, summary, scan.label, own, chosen) for scan, own, chosen in parts]
+        return [
+            build_model_report(self.plan, summary, scan.label, table, [example for _, example in own])
+            for (scan, table), own in zip(parts, examples, strict=True)
+        ]
 
     def _plan_examples(
         self, model: int, scan: _ScannedModel, scores: ModelScores
-    ) -> Iterator[tuple[str, EvalTask, list[Example]]]:
-        """Yield each method that has a score, the task that computes the maps of its examples, and the examples."""
-        metric = select_example_metric(self.plan)
+    ) -> Iterator[tuple[EvalTask, Example]]:
+        """Yield the examples of each method, each with the task that computes its map."""
         images = {one.name: one for one in scan.images}
-        for method, places in enumerate(select_examples(scores, metric) if metric else ()):
-            if places:
-                chosen = {images[name].index: images[name] for name, _ in places.values()}
-                task = self.tasks.examples(model, method, list(chosen.values()))
-                path = self.folder / task.file
-                examples = [Example(place, images[name], value, path) for place, (name, value) in places.items()]
-                yield self.plan.methods[method].label, task, examples
-
-
-def _describe_mixed_versions(provenance: list[dict[str, Any]]) -> list[str]:
-    """Return a note for each change of versions within the run."""
-    changes = (describe_version_changes(before, after) for before, after in pairwise(provenance))
-    return [f"computed with mixed versions: {'; '.join(change)}" for change in changes]
+        for method, places in enumerate(select_examples(self.plan, scores)):
+            chosen = {images[name].index: images[name] for name, _ in places.values()}
+            task = self.tasks.examples(model, method, list(chosen.values()))
+            for place, (name, value) in places.items():
+                label = self.plan.methods[method].label
+                yield task, Example(label, place, images[name], value, self.folder / task.file)

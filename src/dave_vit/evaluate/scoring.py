@@ -65,10 +65,6 @@ class MapMaker:
             return to_patches(maps, patch).view_as(raw)
         return smooth(maps, smoothing.kind, smoothing.size, smoothing.sigma).view_as(raw)
 
-    def with_smoothing(self, smoothing: Smoothing, cache: MapCache | None = None) -> MapMaker:
-        """Return the same method with another smoothing."""
-        return MapMaker(self.entry, smoothing, self.seed, cache)
-
 
 class MapCache:
     """Caches maps that metrics compute themselves, for a metric that is in the plan with two smoothings."""

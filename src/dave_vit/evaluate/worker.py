@@ -230,9 +230,10 @@ class Worker:
         cache = MapCache() if self._repeats_metrics else None
         for scorer in self._scorers(task):
             if some := scorer.count_scored(batch.positions):
-                smoothed = maker.with_smoothing(scorer.smoothing, cache)
-                case = _build_case(model, batch.slice(0, some), raw[:some], smoothed)
-                output.rows += scorer.score(case, rows[: some * batch.target[0].numel()])
+                smoothed = MapMaker(maker.entry, scorer.smoothing, maker.seed, cache)
+                maps, part = smoothed.smooth(model.model, raw[:some]), batch.slice(0, some)
+                case = Case(model.model, part.inputs, part.target, maps, part.regions, smoothed.maps, model.black)
+                output.rows += scorer.score(case, rows[: len(part.rows)])
         return output
 
     def _drop(self, task: EvalTask, rows: Sequence[Row], positions: Sequence[int], reason: str) -> list[Row]:
@@ -302,15 +303,9 @@ def _compute_logits(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def _scanned_image(model: EvaluatedModel, index: int, item: Item, predicted: int, confidence: float) -> ScannedImage:
-    label = model.map_label(item.label)
+    label = None if item.label is None else model.classes.get(item.label)
     dropped = "class is not one of the model's" if item.label is not None and label is None else None
     return ScannedImage(index, item.name, _unit(item), label, predicted, confidence, dropped)
-
-
-def _build_case(model: EvaluatedModel, batch: _ScoringBatch, raw: Tensor, maker: MapMaker) -> Case:
-    """Return the maps, smoothed, with what a metric needs besides them."""
-    maps = maker.smooth(model.model, raw)
-    return Case(model.model, batch.inputs, batch.target, maps, batch.regions, maker.maps, model.black)
 
 
 def _unit(item: Item) -> str:

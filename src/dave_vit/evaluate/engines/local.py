@@ -12,7 +12,7 @@ import signal
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -59,7 +59,7 @@ class LocalEngine:
         devices = self.devices[: max(left, 1)]
         if len(devices) == 1:
             with torch_threads(job.threads):
-                compute_tasks(job, folder, tasks, devices[0], finished=finished)
+                compute_tasks(job, folder, tasks, devices[0], finished)
         else:
             _WorkerPool(job, folder, tasks, devices).run(finished)
 
@@ -93,38 +93,24 @@ def pick_devices(device: str, workers: int | None = None) -> list[str]:
 
 
 def compute_tasks(
-    job: EvalJob,
-    folder: RunFolder,
-    tasks: Sequence[EvalTask],
-    device: str,
-    *,
-    start: int = 0,
-    finished: TaskCallback | None = None,
+    job: EvalJob, folder: RunFolder, tasks: Sequence[EvalTask], device: str, finished: TaskCallback = lambda task: None
 ) -> None:
-    """Go round the tasks, from ``start`` on, until all are done; skip those that other processes have claimed."""
-    workers: list[Worker] = []  # one, once there is work
-    retries = MemoryRetries()
-    pending, pause = [*tasks[start:], *tasks[:start]], _MIN_PAUSE
-    try:
+    """Go round the tasks until all are done; skip those that other processes have claimed."""
+    pending, pause, retries = list(tasks), _MIN_PAUSE, MemoryRetries()
+    with closing(Worker(job, device)) as worker:
         while pending:
             skipped, existing = [], folder.find_existing(task.file for task in pending)
             for number, task in enumerate(pending):
-                if task.file not in existing:
-                    workers = workers or [Worker(job, device)]
-                    if not _try_task(workers[0], folder, task, retries, islice(pending, number + 1, None)):
-                        skipped.append(task)
-                        continue
-                if finished:
+                later = islice(pending, number + 1, None)
+                if task.file in existing or _try_task(worker, folder, task, retries, later):
                     finished(task)
+                else:
+                    skipped.append(task)
             pause = _MIN_PAUSE if len(skipped) < len(pending) else min(2 * pause, _MAX_PAUSE)
             pending = skipped
             if pending:
-                for worker in workers:
-                    worker.release_memory()
+                worker.release_memory()
                 time.sleep(max(pause, _MEMORY_PAUSE) if retries.has_failed(pending) else pause)
-    finally:
-        for worker in workers:
-            worker.close()
 
 
 def _try_task(
@@ -165,7 +151,7 @@ class _WorkerProcess:
     """A process of a pool, and the pipe on which it reports its files and errors."""
 
     device: str
-    start: int
+    tasks: Sequence[EvalTask]
     process: Any
     pipe: Connection
     starts: int = 1
@@ -183,7 +169,8 @@ class _WorkerPool:
         workers: list[_WorkerProcess] = []
         try:
             for number, device in enumerate(self.devices):  # apart from each other: neighbours share their images
-                workers.append(self._start(device, number * len(self.tasks) // len(self.devices)))
+                start = number * len(self.tasks) // len(self.devices)
+                workers.append(self._start(device, [*self.tasks[start:], *self.tasks[:start]]))
             while pending:  # without messages, other commands may have finished tasks
                 for file in self._receive_files(workers) or self.folder.find_existing(pending):
                     if task := pending.pop(file, None):
@@ -201,15 +188,17 @@ class _WorkerPool:
         files = []
         for place, worker in reversed(list(enumerate(workers))):
             if worker.pipe in ready:
-                message = _receive(worker.pipe)
-                if isinstance(message, OutOfMemory) and len(workers) > 1:  # the others do its work
-                    del workers[place]
-                elif isinstance(message, BaseException):
-                    raise message
-                elif message is None:
+                try:
+                    message = worker.pipe.recv()
+                except EOFError:
                     workers[place : place + 1] = self._restart(worker)
-                else:
+                    continue
+                if isinstance(message, str):
                     files.append(message)
+                elif isinstance(message, OutOfMemory) and len(workers) > 1:  # the others do its work
+                    del workers[place]
+                else:
+                    raise message
         return files
 
     def _restart(self, worker: _WorkerProcess) -> list[_WorkerProcess]:
@@ -219,20 +208,20 @@ class _WorkerPool:
             return []
         if worker.starts == _MAX_STARTS:
             raise RuntimeError(f"a worker on {worker.device} died {_MAX_STARTS} times ({worker.process.exitcode})")
-        return [replace(self._start(worker.device, worker.start), starts=worker.starts + 1)]
+        return [replace(self._start(worker.device, worker.tasks), starts=worker.starts + 1)]
 
-    def _start(self, device: str, start: int) -> _WorkerProcess:
+    def _start(self, device: str, tasks: Sequence[EvalTask]) -> _WorkerProcess:
         receiver, sender = self._context.Pipe(duplex=False)
         share = 1 / self.devices.count(device)
-        arguments = (self.job, str(self.folder.path), self.tasks, device, start, sender, share)
+        arguments = (self.job, self.folder, tasks, device, sender, share)
         process = self._context.Process(target=_run_process, args=arguments, daemon=True)
         process.start()
         sender.close()
-        return _WorkerProcess(device, start, process, receiver)
+        return _WorkerProcess(device, tasks, process, receiver)
 
 
 def _run_process(
-    job: EvalJob, folder: str, tasks: Sequence[EvalTask], device: str, start: int, pipe: Connection, share: float
+    job: EvalJob, folder: RunFolder, tasks: Sequence[EvalTask], device: str, pipe: Connection, share: float
 ) -> None:
     """Compute tasks in a process of a pool with a share of the device's memory; errors are sent to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the pool
@@ -241,7 +230,7 @@ def _run_process(
         torch.set_num_threads(job.threads or 1)
         if device.startswith("cuda") and share < 1:  # else one process would keep what the others need
             torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE * share, torch.device(device).index or 0)
-        compute_tasks(job, RunFolder(folder), tasks, device, start=start, finished=lambda task: pipe.send(task.file))
+        compute_tasks(job, folder, tasks, device, lambda task: pipe.send(task.file))
     except (DaveError, OSError) as error:  # of the user, of the disk
         pipe.send(error)
         raise SystemExit(1) from error
@@ -256,12 +245,3 @@ def _exit_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _receive(pipe: Connection) -> str | BaseException | None:
-    """Return a file that exists now, an error, or None if the process has ended."""
-    try:
-        message: str | BaseException = pipe.recv()
-    except EOFError:
-        return None
-    return message
