@@ -123,6 +123,7 @@ def _parse_option(name: str, value: Any, kind: Any, default: Any) -> Any:
 def _write_section(section: Section, out: Path, output: Output) -> None:
     """Write the files of an analysis and print its text and tables."""
     files = section.write(out)
-    output.print(section.title, section.text, *map(rich_table, section.tables))
+    tables = [rich_table(table.head, table.rows, table.caption) for table in section.tables]
+    output.print(section.title, section.text, *tables)
     output.print(*(f"  {path}" for path in files))
     output.json({**section.record(), "files": [str(path) for path in files]})

@@ -59,8 +59,6 @@ def _parse_pairs(texts: list[str]) -> dict[str, str]:
 
 def _table(differences: list[dict[str, Any]]) -> Any:
     """Return a table with a row per model, metric and method, and a star if the interval excludes zero."""
-    from dave_vit.viz.report_section import ReportTable
-
     head = ("model", "metric", "method", "before", "after", "change", "", "n", "images")
     rows = []
     for one in differences:
@@ -70,4 +68,4 @@ def _table(differences: list[dict[str, Any]]) -> Any:
         rows.append(
             (*names, f"{one['before']:.4f}", f"{one['after']:.4f}", change, star, str(one["n"]), str(one["images"]))
         )
-    return rich_table(ReportTable(head, tuple(rows)))
+    return rich_table(head, rows)

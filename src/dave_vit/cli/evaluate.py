@@ -218,8 +218,9 @@ def _tables(plan: Plan, results: Sequence[Any], *, brief: bool = False, sizes_in
     from dave_vit.evaluate.results_table import build_results_table
 
     models = dict.fromkeys(one["model"] for one in results)
-    tables = (build_results_table(plan, results, model, sizes_in_cells=sizes_in_cells) for model in models)
-    return [rich_table(table.format(brief=brief)) for table in tables]
+    tables = [build_results_table(plan, results, model, sizes_in_cells=sizes_in_cells) for model in models]
+    texts = [table.format(brief=brief) for table in tables]
+    return [rich_table(text.head, text.rows, text.caption) for text in texts]
 
 
 def _describe_failures(results: Iterable[dict[str, Any]]) -> list[str]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from dave_vit.viz.report_section import ReportTable
+from collections.abc import Iterable
+from typing import Any
 
 
-def rich_table(table: ReportTable) -> Any:
+def rich_table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str = "") -> Any:
     """Return a table for `Output.print`."""
     from rich.table import Table
 
-    shown = Table(*table.head, box=None, title=table.caption or None, title_justify="left")
-    for row in table.rows:
-        shown.add_row(*row)
-    return shown
+    table = Table(*head, box=None, title=caption or None, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -119,12 +119,10 @@ def _read_measured(path: Path, key: str) -> dict[int, MeasuredNeighborhood]:
 
 
 def _table(tuning: Tuning) -> Any:
-    from dave_vit.viz.report_section import ReportTable
-
     rows = []
     for number, one in enumerate(tuning.neighborhoods):
         settings = (f"{one.rotation:g}", f"{one.translation:g}", f"{round(one.noise_level, 3):g}")
         scores = (f"{one.survival:.2f}", f"{100 * one.deletion:.1f}", f"{100 * one.insertion:.1f}")
         rows.append(("chosen" if number == tuning.chosen else "", *settings, *scores))
     head = ("", "rotation", "shift", "noise", "survival", "deletion", "insertion")
-    return rich_table(ReportTable(head, tuple(rows)))
+    return rich_table(head, rows)

@@ -1,0 +1,155 @@
+"""Compare methods on one class of one photograph, with scores of their maps where the object's area is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dave_vit.data.geometry import Geometry
+from dave_vit.data.images import LoadedImage, read_image
+from dave_vit.engine.boxes import Box, parse_box
+from dave_vit.errors import DaveError, ImageError, OptionError
+from dave_vit.explain.classes import ClassExplanation, classify, explain_classes
+from dave_vit.explain.explainer import Explainer
+from dave_vit.methods.options import filter_options
+from dave_vit.metrics import energypg, pointing
+from dave_vit.models import Adapter
+from dave_vit.viz import HUES, Cell, Drawing, Scales, View, draw_grid, image_cell, panel_cells
+
+_COLUMNS = 4
+
+
+def object_region(model: Adapter, picture: LoadedImage, boxes: Sequence[str], mask: str | None) -> Tensor | None:
+    """Return the area of the object in the model's input, [H, W]; None where neither boxes nor a mask are given."""
+    if not boxes and mask is None:
+        return None
+    if boxes and mask is not None:
+        raise OptionError("--box and --mask are both given; give one of them")
+    geometry = Geometry.measure(model.preprocess, picture.image.size)
+    if mask is None:
+        region = geometry.boxes_to_mask([_parse_box(text) for text in boxes])
+    else:
+        drawn = read_image(mask).image
+        if drawn.size != picture.image.size:
+            raise ImageError(
+                f"--mask {mask} has {drawn.size} pixels and the image {picture.image.size}; give one mask "
+                "of the image's size"
+            )
+        region = geometry.mask_to_input(np.asarray(drawn.convert("L")) > 0)
+    if not region.any():
+        raise OptionError("the box or mask lies outside of what the model sees, the centre of the image; give another")
+    return torch.from_numpy(region)
+
+
+def _parse_box(text: str) -> Box:
+    try:
+        left, top, right, bottom = parse_box(text)
+    except ValueError as error:
+        raise OptionError(
+            f"--box {text}; expected four numbers left,top,right,bottom, such as 40,30,300,280"
+        ) from error
+    if right <= left or bottom <= top:
+        raise OptionError(f"--box {text} is empty; expected left < right and top < bottom")
+    return left, top, right, bottom
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Maps of several methods for one class of a photograph.
+
+    Attributes:
+        results: the explanation of each method, by its name.
+        region: the area of the object in the model's input, [H, W]; None where it is not known.
+    """
+
+    results: Mapping[str, ClassExplanation]
+    region: Tensor | None = None
+
+    @property
+    def first(self) -> ClassExplanation:
+        """The explanation of the first method."""
+        return next(iter(self.results.values()))
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The record of each map; scores are None where a map has no positive part."""
+        return [self._row(name, result) for name, result in self.results.items()]
+
+    def _row(self, name: str, result: ClassExplanation) -> dict[str, Any]:
+        row = {"method": name, "seconds": round(result.seconds, 3), "samples": result.explanation.samples}
+        if self.region is None:
+            return row
+        values, region = torch.as_tensor(result.panels[0].map).cpu()[None], self.region[None]
+        scores = {"energy": energypg(values, region), "pointing": pointing(values, region)}
+        return row | {key: round(float(score), 4) if score.isfinite() else None for key, score in scores.items()}
+
+    def figure(self, view: View, scales: Scales) -> Drawing:
+        """Draw the photograph and all maps."""
+        photo = self.first.photo.resize(2)
+        cells = [image_cell(photo.frame_seen_area(photo.image))]
+        if self.region is not None:
+            contours = photo.place([self.region.double()]).numpy(), ((0.5, HUES[1]),)
+            cells = [replace(cells[0], contours=contours)]
+        for row, cell in zip(self.rows, self._cells(view, scales), strict=True):
+            score = f", energy {row['energy']:.1%}" if row.get("energy") is not None else ""
+            cells.append(cell.with_title(f"{row['method']}{score}"))
+        scaled = "one scale for maps of logits" if scales == "shared" else "each map on its own scale"
+        title = f"{self.first.picture.name}: {self.first.panels[0].target}, {self.first.explainer.model.spec}; {scaled}"
+        return draw_grid([cells[start : start + _COLUMNS] for start in range(0, len(cells), _COLUMNS)], title=title)
+
+    def _cells(self, view: View, scales: Scales) -> list[Cell]:
+        """Return the maps; with shared scales, those that are parts of a logit have one scale."""
+        panels = [result.placed[0] for result in self.results.values()]
+        together = panel_cells([panel for panel in panels if panel.unit], view=view) if scales == "shared" else []
+        shared = iter(together)
+        return [next(shared) if panel.unit and together else panel_cells([panel], view=view)[0] for panel in panels]
+
+
+def compare_methods(
+    model: Adapter,
+    picture: LoadedImage,
+    methods: Sequence[str],
+    target: str = "top1",
+    *,
+    against: str | None = None,
+    report: Callable[[int, str], None],
+    note: Callable[[str], None],
+    **options: Any,
+) -> dict[str, ClassExplanation]:
+    """Return the explanation of each method by its name; methods that cannot explain the model are left out.
+
+    Args:
+        model: a classifier.
+        picture: the photograph.
+        methods: names of the methods.
+        target: the class.
+        against: contrast; see `Explainer`.
+        report: called with the number of methods that are done, and the name of the current one.
+        note: called with the reason why a method is left out.
+        options: options, for the methods that take them.
+    """
+    classified = classify(model, picture)
+    targets = classified.pick(target)
+    if len(targets) > 1:
+        raise OptionError(f"--target {target} means {len(targets)} classes; compare draws the maps of one")
+    results: dict[str, ClassExplanation] = {}
+    reason = ""
+    for number, name in enumerate(methods):
+        report(number, name)
+        try:
+            explainer = Explainer(model, name, against=against, **filter_options(name, **options))
+            results[name] = explain_classes(explainer, classified, targets)
+        except DaveError as error:
+            if len(methods) == 1:
+                raise
+            reason = f"{name}: {error}"
+            note(f"{name} is left out: {error}")
+    if not results:
+        raise OptionError(f"none of the methods can explain this model; {reason}")
+    return results
