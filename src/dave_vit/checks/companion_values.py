@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -57,9 +56,9 @@ class _Value(NamedTuple):
 class _Values(dict[int, _Value]):
     """The tensors among the arguments of one call, before the call."""
 
-    def __init__(self, given: Any, *, written: Any = None) -> None:
+    def __init__(self, arguments: Any, *, written: Any = None) -> None:
         super().__init__()
-        for tensor in tensors(given):
+        for tensor in tensors(arguments):
             at = tensor.detach().clone() if tensor is written else tensor.detach()
             carries = tensor.requires_grad and not tensor.is_leaf  # a leaf is a parameter
             live = _companion(tensor) if carries else at
@@ -111,10 +110,10 @@ class _CompanionInterception(Interception):
         return iter(result) if spelling.name == "__iter__" else result
 
     def _make(self, name: str, func: Any, values: _Values, args: Any, kwargs: Any, result: Any) -> None:
-        made = tensors(result)
-        if all(hasattr(tensor, _LIVE) for tensor in made if tensor.requires_grad):
+        outputs = tensors(result)
+        if all(hasattr(tensor, _LIVE) for tensor in outputs if tensor.requires_grad):
             return  # an operator, or a function whose parts were followed one by one
-        for tensor, live in zip(made, tensors(_run_held(name, func, values, args, kwargs)), strict=True):
+        for tensor, live in zip(outputs, tensors(_run_held(name, func, values, args, kwargs)), strict=True):
             if tensor.requires_grad:
                 setattr(tensor, _LIVE, live)
 
@@ -143,8 +142,8 @@ def _affine(func: Any, values: _Values, *args: Any, **kwargs: Any) -> Any:
     return func(*values.live(args), **values.live(kwargs))
 
 
-def _first(func: Any, values: _Values, first: Any, *args: Any, **kwargs: Any) -> Any:
-    return func(values.live(first), *values.at(args), **values.at(kwargs))
+def _first(func: Any, values: _Values, input: Any, *args: Any, **kwargs: Any) -> Any:
+    return func(values.live(input), *values.at(args), **values.at(kwargs))
 
 
 def _product(func: Any, values: _Values, *args: Any, **kwargs: Any) -> Any:
@@ -162,12 +161,11 @@ def _fused_product(func: Any, values: _Values, addend: Any, *args: Any, **kwargs
 
 def _selection(func: Any, values: _Values, first: Any, *args: Any, **kwargs: Any) -> Any:
     """Return torch's derivative along the companion: the function is piecewise linear and homogeneous."""
-    chosen = partial(_tensors_of, lambda x: func(x, *values.at(args), **values.at(kwargs)))
-    return _derivative(chosen, values.at(first), values.live(first))
 
+    def select(x: Tensor) -> Any:
+        return tuple(tensors(func(x, *values.at(args), **values.at(kwargs))))
 
-def _tensors_of(function: Callable[[Tensor], Any], x: Tensor) -> Any:
-    return tuple(tensors(function(x)))
+    return _derivative(select, values.at(first), values.live(first))
 
 
 def _derivative(function: Callable[[Tensor], Any], at: Tensor, along: Tensor) -> Any:
@@ -187,10 +185,6 @@ def _gate(func: Any, values: _Values, input: Any, *args: Any, **kwargs: Any) -> 
     slope = _derivative(activation, torch.zeros_like(at), torch.ones_like(at))
     gate = torch.where(at == 0, slope, activation(at) / torch.where(at == 0, torch.ones_like(at), at))
     return gate * values.live(input)  # type: ignore[no-any-return]
-
-
-def _division(func: Any, values: _Values, input: Any, other: Any, **kwargs: Any) -> Any:
-    return func(values.live(input), values.at(other), **kwargs)
 
 
 def _power(func: Any, values: _Values, input: Any, exponent: Any = 2) -> Any:
@@ -271,7 +265,7 @@ _FORMS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(names_of_kind(OperatorKind.ACTIVATION), _gate),
     **dict.fromkeys(["pow", "square"], _power),
     **dict.fromkeys(["var_mean", "std_mean"], _mean_and_spread),
-    "div": _division,
+    "div": _first,
     "diff": _first,
     "glu": _glu,
     "layer_norm": _layer_norm,

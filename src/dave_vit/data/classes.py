@@ -40,13 +40,13 @@ def _match_names(data: Sequence[str], model: Sequence[str]) -> dict[int, int]:
     whole = _unique_names([[_normalise(name)] for name in model])
     parts = _unique_names([_synonyms(name) for name in model])
     indices = {str(index): index for index in range(len(model))}
-    found = {}
+    classes = {}
     for label, name in enumerate(data):
         tables = ((whole, [_normalise(name)]), (parts, _synonyms(name)), (indices, [name]))
         match = next((table[one] for table, words in tables for one in words if one in table), None)
         if match is not None:
-            found[label] = match
-    return found
+            classes[label] = match
+    return classes
 
 
 def _unique_names(names: Sequence[Sequence[str] | set[str]]) -> dict[str, int]:

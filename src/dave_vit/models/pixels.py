@@ -10,7 +10,6 @@ from PIL import Image
 from torch import Tensor
 
 from dave_vit.errors import ModelError
-from dave_vit.models.adapter import Preprocessing
 from dave_vit.models.inputs import Arrange, ImageTokens, PackedPatches, join_tiles
 
 ImageInputs = dict[str, Any]
@@ -33,11 +32,6 @@ class PixelFormat:
     embeds_text: bool = False
 
 
-def _plain_image(processor: Any, inputs: ImageInputs) -> Tensor:
-    pixels: Tensor = inputs["pixel_values"]
-    return pixels
-
-
 def _packing(processor: Any) -> PackedPatches:
     return PackedPatches(processor.patch_size, processor.merge_size, processor.temporal_patch_size)
 
@@ -58,7 +52,9 @@ def _untile_image(processor: Any, inputs: ImageInputs) -> Tensor:
     return tiles[-1:] if grid is None else join_tiles(tiles, *grid)
 
 
-_PLAIN = PixelFormat(_plain_image, lambda model, processor, inputs, ids: "pixel_values")
+_PLAIN = PixelFormat(
+    lambda processor, inputs: inputs["pixel_values"], lambda model, processor, inputs, ids: "pixel_values"
+)
 _PACKED = PixelFormat(_unpack_image, lambda model, processor, inputs, ids: _packing(processor))
 _TILED = PixelFormat(
     _untile_image,
@@ -98,8 +94,3 @@ class ImageTransform:
         """Return the image ``[1, C, H, W]``."""
         inputs = self.process(image)
         return pixel_format(inputs, self.spec).to_image(self.processor, inputs)
-
-
-def text_model_preprocessing(processor: Any, spec: str) -> Preprocessing:
-    """Return the preprocessing of a text-generating model."""
-    return Preprocessing.of_processor(ImageTransform(processor, spec), processor)

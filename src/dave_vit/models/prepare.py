@@ -63,12 +63,11 @@ class Prepare:
     @property
     def flags(self) -> list[str]:
         """The same options on the command line."""
-        options = {name: value for name, value in vars(self).items() if value is not None}
-        texts = {
-            name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            for name, value in options.items()
-        }
-        return [word for name, text in texts.items() for word in (f"--{name}", text)]
+        words = []
+        for name, value in vars(self).items():
+            if value is not None:
+                words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+        return words
 
     def of(self, own: Preprocessing) -> Preprocessing:
         """Return the preprocessing to use, where `own` is the model's."""
@@ -83,12 +82,11 @@ class Prepare:
         if shown.shape[-3] != 3:
             raise OptionError(f"this model takes {shown.shape[-3]} channels; its own preprocessing cannot be replaced")
         size = self.size or int(shown.shape[-1])
-        return self.standard(Standard(size, self.mean or own.mean, self.std or own.std))
+        return self.standard(size, self.mean or own.mean, self.std or own.std)
 
-    def standard(self, transform: Standard) -> Preprocessing:
+    def standard(self, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Preprocessing:
         """Return the standard preprocessing with this crop."""
-        cropped = replace(transform, crop=self.crop or 1.0)
-        return Preprocessing(cropped, tuple(cropped.mean), tuple(cropped.std))
+        return Preprocessing(Standard(size, mean, std, self.crop or 1.0), mean, std)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from dave_vit.engine.scores import Query, Region, Value
 from dave_vit.engine.targets import Score
-from dave_vit.models.adapter import Adapter, Preprocessing
-from dave_vit.models.traits import Traits
+from dave_vit.models.adapter import Adapter
 
 
 @dataclass(frozen=True)
@@ -51,19 +49,16 @@ def find_task(config: Any) -> TaskKind | None:
 
 
 class TaskModel(Adapter):
-    """A detector, a segmentation or a depth model; it returns the model's own output object."""
+    """A detector, a segmentation or a depth model; it returns the model's own output object.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        preprocess: Preprocessing,
-        class_names: Sequence[str],
-        *,
-        task: TaskKind,
-        spec: str,
-        traits: Traits | None = None,
-    ) -> None:
-        super().__init__(model, preprocess, class_names, spec=spec, traits=traits)
+    Args:
+        args: as of `Adapter`.
+        task: what the model is trained for.
+        options: as of `Adapter`.
+    """
+
+    def __init__(self, *args: Any, task: TaskKind, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.task = task
 
     def forward(self, inputs: Tensor) -> Any:

@@ -15,8 +15,9 @@ from dave_vit.data.images import to_rgb
 from dave_vit.engine.scores import Token, Word
 from dave_vit.engine.targets import Score
 from dave_vit.errors import InputError, OptionError
+from dave_vit.models.adapter import Preprocessing
 from dave_vit.models.inputs import with_inputs
-from dave_vit.models.pixels import pixel_format, text_model_preprocessing
+from dave_vit.models.pixels import ImageTransform, pixel_format
 from dave_vit.models.prompted import PromptedModel
 from dave_vit.models.tasks import TaskKind, TaskModel
 from dave_vit.models.traits import Traits
@@ -53,25 +54,14 @@ class TextGenerator(PromptedModel):
     """
 
     def __init__(
-        self,
-        model: Any,
-        processor: Any,
-        image_processor: Any,
-        tokenizer: Any,
-        *,
-        spec: str,
-        traits: Traits | None = None,
+        self, model: Any, processor: Any, image_processor: Any, tokenizer: Any, *, spec: str, traits: Traits
     ) -> None:
-        super().__init__(model, processor, text_model_preprocessing(image_processor, spec), spec=spec, traits=traits)
+        preprocessing = Preprocessing.of_processor(ImageTransform(image_processor, spec), image_processor)
+        super().__init__(model, processor, preprocessing, spec=spec, traits=traits)
         self.image_processor, self.tokenizer = image_processor, tokenizer
 
     def with_prompt(
-        self,
-        image: Image.Image,
-        prompt: str | None = None,
-        *,
-        answer: str | None = None,
-        max_tokens: int = MAX_TOKENS,
+        self, image: Image.Image, prompt: str | None = None, *, answer: str | None = None, max_tokens: int = MAX_TOKENS
     ) -> AnsweredPrompt:
         """Return the model with one image, one prompt and the answer to it.
 

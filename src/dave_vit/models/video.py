@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,10 @@ from dave_vit.models.adapter import Adapter, ImageLike, Preprocessing
 from dave_vit.models.traits import Traits
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """What the processor does to each frame of a clip."""
-
-    processor: Any
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        pixels: Tensor = self.processor([image], return_tensors="pt")["pixel_values"]  # [1, 1, C, H, W]
-        return pixels[0, 0]
+def _process_frame(processor: Any, image: Image.Image) -> Tensor:
+    """Preprocess one frame as the processor of clips does."""
+    pixels: Tensor = processor([image], return_tensors="pt")["pixel_values"]  # [1, 1, C, H, W]
+    return pixels[0, 0]
 
 
 def _colours(processor: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -54,7 +49,7 @@ class VideoModel(Adapter):
     def __init__(
         self, model: Any, processor: Any, class_names: Sequence[str], *, spec: str, traits: Traits | None = None
     ) -> None:
-        frame = Preprocessing(_Frame(processor), *_colours(processor))
+        frame = Preprocessing(partial(_process_frame, processor), *_colours(processor))
         super().__init__(model, frame, class_names, spec=spec, traits=traits)
         self.frames = int(model.config.num_frames)
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from dave_vit.engine import gradient
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.errors import OptionError
-from dave_vit.models.adapter import Adapter, Preprocessing
+from dave_vit.models.adapter import Adapter
 from dave_vit.models.classes import Classes, read_classes
 from dave_vit.models.inputs import WithEmbeddings, with_embeddings
-from dave_vit.models.traits import Traits
 
 EncodeImage = Callable[[nn.Module, Tensor], Tensor]
 """``encode(model, inputs)`` returns the features ``[B, D]`` of images."""
@@ -60,27 +59,14 @@ class ZeroShotAdapter(Adapter):
     """A zero-shot classifier of transformers, which can also explain the words of its sentences.
 
     Args:
-        classifier: computes the similarity of images with the sentences.
-        preprocess: turns an image into an input tensor.
-        names: of the sentences.
+        args: as of `Adapter`; the model is a `SimilarityClassifier`.
         tokenizer: of the sentences.
         tokens: the tokenized sentences, as the model takes them.
-        spec: the name under which the model was loaded.
-        traits: facts about the model.
+        options: as of `Adapter`.
     """
 
-    def __init__(
-        self,
-        classifier: SimilarityClassifier,
-        preprocess: Preprocessing,
-        names: Sequence[str],
-        *,
-        tokenizer: Any,
-        tokens: dict[str, Tensor],
-        spec: str,
-        traits: Traits,
-    ) -> None:
-        super().__init__(classifier, preprocess, names, spec=spec, traits=traits)
+    def __init__(self, *args: Any, tokenizer: Any, tokens: dict[str, Tensor], **options: Any) -> None:
+        super().__init__(*args, **options)
         self.tokenizer, self.tokens = tokenizer, tokens
 
     def word_model(self, inputs: Tensor, sentence: int = 0) -> WithEmbeddings:

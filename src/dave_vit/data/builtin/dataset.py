@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,9 +93,6 @@ class BuiltinDataset(Sequence[Scene]):
 
     def __len__(self) -> int:
         return self.length
-
-    def __iter__(self) -> Iterator[Scene]:
-        return (self[index] for index in range(self.length))
 
     def __getitem__(self, index: int) -> Scene:  # type: ignore[override]
         if not 0 <= index < self.length:

@@ -25,9 +25,9 @@ class Coco(FileDataset):
     """
 
     def __init__(self, root: str | Path, limit: int | None = None) -> None:
-        given = Path(root)
-        super().__init__(given.parent if given.is_file() else root)
-        path = given if given.is_file() else _annotations(self.root)
+        is_file = Path(root).is_file()
+        super().__init__(Path(root).parent if is_file else root)
+        path = Path(root) if is_file else _annotations(self.root)
         try:
             content = json.loads(path.read_bytes())
             names = {int(one["id"]): str(one["name"]) for one in content["categories"]}

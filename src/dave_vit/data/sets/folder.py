@@ -27,8 +27,8 @@ class Folder(FileDataset):
 
     def __init__(self, root: str | Path, limit: int | None = None) -> None:
         super().__init__(root)
-        folders = sorted(path for path in self.root.iterdir() if path.is_dir() and _is_class(path.name))
-        names = [path.name for path in folders if image_files(path)]
+        folders = sorted(path for path in self.root.iterdir() if path.is_dir() and not path.name.startswith("."))
+        names = [path.name for path in folders if path.name != MASKS and image_files(path)]
         self.class_names = [escape_unprintable(name) for name in names]
         label = {name: index for index, name in enumerate(names)}
         paths = [path for name in names for path in image_files(self.root / name)]
@@ -65,7 +65,3 @@ def read_boxes(path: Path) -> dict[str, tuple[Box, ...]]:
             raise DataError(f"{path.name}, line {number}: expected four numbers, got {line}") from None
         boxes[row["image"]] = (*boxes.get(row["image"], ()), corners)
     return boxes
-
-
-def _is_class(name: str) -> bool:
-    return name != MASKS and not name.startswith(".")

@@ -98,8 +98,8 @@ class PlainViT(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Images [B, 3, H, W] to logits [B, classes]."""
         if x.shape[-2:] != (self.size, self.size):
-            given = f"{x.shape[-2]}x{x.shape[-1]}"
-            raise InputError(f"pictures of {given}; this model takes {self.size}x{self.size}: resize them first")
+            size = f"{x.shape[-2]}x{x.shape[-1]}"
+            raise InputError(f"pictures of {size}; this model takes {self.size}x{self.size}: resize them first")
         x = self.patch_embed(x)  # [B, N, D]
         x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.pos_embed  # [B, 1 + N, D]
         x = self.norm(self.blocks(x))

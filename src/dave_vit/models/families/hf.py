@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -234,25 +235,20 @@ class Classifier(Adapter):
         return logits
 
 
-@dataclass(frozen=True)
-class _Processed:
-    """An image processor as a transform."""
-
-    processor: Any
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        pixels: Tensor = self.processor(images=image, return_tensors="pt")["pixel_values"]
-        if pixels.ndim != 4:
-            raise ModelError(
-                f"{type(self.processor).__name__} makes {pixels.ndim}-dimensional patches instead of images "
-                "[1, C, H, W]; choose a model with a fixed image size"
-            )
-        return pixels
+def _process_image(processor: Any, image: Image.Image) -> Tensor:
+    """Return the pixels ``[1, C, H, W]`` of an image processor."""
+    pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"]
+    if pixels.ndim != 4:
+        raise ModelError(
+            f"{type(processor).__name__} makes {pixels.ndim}-dimensional patches instead of images "
+            "[1, C, H, W]; choose a model with a fixed image size"
+        )
+    return pixels
 
 
 def preprocessing(processor: Any) -> Preprocessing:
     """Return the preprocessing of an image processor."""
-    return Preprocessing.of_processor(_Processed(processor), processor)
+    return Preprocessing.of_processor(partial(_process_image, processor), processor)
 
 
 def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adapter, str]:

@@ -12,7 +12,7 @@ from dave_vit.errors import ModelError, first_line
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
-from dave_vit.models.prepare import Prepare, Standard
+from dave_vit.models.prepare import Prepare
 from dave_vit.models.state import RANDOM, load_state, read_weights
 
 
@@ -37,10 +37,10 @@ def load(
             f"{name} makes a bare model; say what is done to photographs, such as --size 224 --mean 0.5,0.5,0.5 "
             "--std 0.5,0.5,0.5, or return a dave_vit.models.Adapter"
         )
-    preprocessing = prepare.standard(Standard(prepare.size, prepare.mean, prepare.std))
+    preprocessing = prepare.standard(prepare.size, prepare.mean, prepare.std)
     with torch.no_grad():
-        shown = preprocessing(Image.new("RGB", (prepare.size, prepare.size)))
-        count = class_logits(model.eval()(shown), 1).shape[1]
+        inputs = preprocessing(Image.new("RGB", (prepare.size, prepare.size)))
+        count = class_logits(model.eval()(inputs), 1).shape[1]
     return Adapter(model, preprocessing, class_names(count, classes), spec=name)
 
 

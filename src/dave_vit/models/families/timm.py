@@ -44,8 +44,8 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
             raise _no_head_error(name)  # before a long download
         model = _build_without_file(name, weights)
     else:
-        given = read_weights(weights)
-        model, known = from_weights(name, given), saved_class_names(given)
+        file = read_weights(weights)
+        model, known = from_weights(name, file), saved_class_names(file)
     if not getattr(model, "num_classes", 0):
         raise _no_head_error(name)
     return wrap(model, classes, known, spec=f"timm:{name}")
@@ -76,10 +76,10 @@ def _config_class_names(model: nn.Module, count: int) -> list[str] | None:
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     config = getattr(model, "pretrained_cfg", None) or {}
-    given = config.get("label_names")
-    if given and len(given) == count:
+    labels = config.get("label_names")
+    if labels and len(labels) == count:
         descriptions = config.get("label_descriptions") or {}
-        return [str(descriptions.get(name, name)) for name in given]
+        return [str(descriptions.get(name, name)) for name in labels]
     subset = None if count == 1000 else infer_imagenet_subset(model)
     if subset is None:
         return None
@@ -165,10 +165,10 @@ def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adap
     if weights is None or weights == RANDOM:
         model = _build_without_file(name, weights, num_classes=0)
     else:
-        given = read_weights(weights)
-        heads = _head_keys(name, given.state)
-        bodies = {key: value for key, value in given.state.items() if key not in heads}
-        model = _build_with_state(name, replace(given, state=bodies), num_classes=0)
+        file = read_weights(weights)
+        heads = _head_keys(name, file.state)
+        bodies = {key: value for key, value in file.state.items() if key not in heads}
+        model = _build_with_state(name, replace(file, state=bodies), num_classes=0)
     model.reset_classifier(len(names))  # type: ignore[operator]
     head = model.get_classifier()  # type: ignore[operator]
     path = next((path for path, module in model.named_modules() if module is head), None)
