@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 from typer.core import TyperGroup
 
-from dave_vit.cli.common import Output, command, examples
+from dave_vit.cli.common import Output, command
 from dave_vit.cli.options import ModelsOptions, Out, Plugins, Seed, expand_groups, pick_device
 from dave_vit.cli.tables import rich_table
 from dave_vit.errors import OptionError
@@ -40,13 +40,11 @@ class _Analyses(TyperGroup):
 
 
 app = command(
+    "dave analyze convergence --n 8 --samples 64",
+    "dave analyze rotation --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --n 100",
+    "dave analyze construction cat.jpg dog.jpg",
     cls=_Analyses,
     help="Analyses behind the paper's figures: each writes a figure, its numbers (CSV) and a record (JSON).",
-    epilog=examples(
-        "dave analyze convergence --n 8 --samples 64",
-        "dave analyze rotation --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --n 100",
-        "dave analyze construction cat.jpg dog.jpg",
-    ),
 )
 
 _GROUP = inspect.Parameter.empty  # has the defaults of its fields
@@ -86,7 +84,7 @@ def _function(analysis: Analysis) -> Callable[..., None]:
         ]
     )
     run.__annotations__ = {name: annotation for name, (annotation, _) in parameters.items()}
-    return expand_groups(run)
+    return run
 
 
 def _parameter(name: str, flag: Flag, kind: Any, default: Any) -> tuple[Any, Any]:

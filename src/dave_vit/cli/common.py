@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from dave_vit.cli.options import Json, Quiet
+from dave_vit.cli.options import Json, Quiet, expand_groups
 from dave_vit.errors import escape_unprintable
 
 if TYPE_CHECKING:
@@ -64,18 +64,21 @@ def _plan_default(path: str) -> str:
 
 
 class _App(typer.Typer):
+    """An app whose commands take groups of options, see `dave_vit.cli.options`, and end their help with examples."""
+
+    def __init__(self, epilog: str | None, **options: Any) -> None:
+        super().__init__(add_completion=False, rich_markup_mode=None, epilog=epilog, **options)
+        self._epilog = epilog
+
     def command(self, name: str | None = None, **options: Any) -> Any:
-        return super().command(name, cls=RegistryCommand, **options)
+        declare = super().command(name, cls=RegistryCommand, epilog=self._epilog, **options)
+        return lambda function: declare(expand_groups(function))
 
 
-def command(**options: Any) -> typer.Typer:
-    """Create the `app` of a module that holds a command."""
-    return _App(add_completion=False, rich_markup_mode=None, **options)
-
-
-def examples(*lines: str) -> str:
-    """Format examples as the `epilog` of a help text; each example keeps its line."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+def command(*examples: str, **options: Any) -> typer.Typer:
+    """Create the `app` of a module that holds a command; the examples stand below its help, each on its line."""
+    epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
+    return _App(epilog if examples else None, **options)
 
 
 def command_line(context: typer.Context) -> str:
@@ -129,8 +132,8 @@ class Output:
 
     @property
     def on_terminal(self) -> bool:
-        """Whether standard error is a terminal, so that progress can be redrawn."""
-        return _console(stderr=True).is_terminal
+        """Whether progress is shown on a terminal, where it can be redrawn."""
+        return not self.quiet and _console(stderr=True).is_terminal
 
     @contextmanager
     def progress(self, total: float, text: str = "") -> Iterator[Progress]:
@@ -143,11 +146,10 @@ class Output:
             progress.TaskProgressColumn(),
             progress.TimeRemainingColumn(),
         )
-        console = _console(stderr=True)
-        hidden = self.quiet or not console.is_terminal
         # rich would send what is printed meanwhile to standard error as well
+        keep: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False}
         with progress.Progress(
-            *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False, disable=hidden
+            *columns, console=_console(stderr=True), transient=True, disable=not self.on_terminal, **keep
         ) as bar:
             self._bar = bar
             try:
@@ -156,16 +158,17 @@ class Output:
                 self._bar = None
 
     @contextmanager
-    def live(self) -> Iterator[LiveDisplay]:
+    def live(self) -> Iterator[Callable[..., None]]:
         """Show content on standard error that is redrawn in place; each update is printed where that is no terminal."""
-        from rich.live import Live as Place
+        from rich.console import Group
+        from rich.live import Live
 
         console = _console(stderr=True)
-        if self.quiet or not console.is_terminal:
-            yield LiveDisplay(None if self.quiet else console.print, is_terminal=False)
+        if not self.on_terminal:
+            yield (lambda *parts: None) if self.quiet else console.print
             return
-        with Place(console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as place:
-            yield LiveDisplay(lambda *parts: place.update(_stack_parts(*parts), refresh=True), is_terminal=True)
+        with Live(console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as place:
+            yield lambda *parts: place.update(Group(*parts), refresh=True)
 
     @contextmanager
     def _without_bar(self) -> Iterator[None]:
@@ -176,25 +179,6 @@ class Output:
         yield
         if bar is not None:
             bar.start()
-
-
-@dataclass(frozen=True)
-class LiveDisplay:
-    """Display of `Output.live`: shows the texts and tables that it is called with."""
-
-    _show: Callable[..., None] | None
-    is_terminal: bool
-
-    def __call__(self, *parts: Any) -> None:
-        """Show the parts that are not None."""
-        if self._show is not None:
-            self._show(*(part for part in parts if part is not None))
-
-
-def _stack_parts(*parts: Any) -> Any:
-    from rich.console import Group
-
-    return Group(*parts)
 
 
 class Progress:

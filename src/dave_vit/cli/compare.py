@@ -9,13 +9,17 @@ from typing import Annotated, Any, Literal
 import typer
 
 from dave_vit._internal.registry import split_names
-from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import DrawingOptions, MethodsOptions, Out, Plugins, expand_groups, flag
+from dave_vit.cli.common import Output, command
+from dave_vit.cli.options import DrawingOptions, MethodsOptions, Out, Plugins, flag
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.cli.tables import rich_table
 from dave_vit.errors import OptionError, escape_unprintable
 
-app = command()
+app = command(
+    "dave compare cat.jpg",
+    "dave compare cat.jpg --methods dave,legrad,rollout --target tabby --box 40,30,300,280",
+    "dave compare cat.jpg --methods all --mask cat_mask.png --out results",
+)
 
 _DEFAULT = MethodsOptions("dave,attn_lrp,chefer_lrp,legrad,smoothgrad,integrated_gradients,input_x_gradient")
 # Side by side the maps of gradients are a hundred times larger than those of relevance.
@@ -44,14 +48,7 @@ class ObjectArea:
     ] = None
 
 
-@app.command(
-    epilog=examples(
-        "dave compare cat.jpg",
-        "dave compare cat.jpg --methods dave,legrad,rollout --target tabby --box 40,30,300,280",
-        "dave compare cat.jpg --methods all --mask cat_mask.png --out results",
-    )
-)
-@expand_groups
+@app.command()
 def compare(
     *,
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="A file, or - for standard input.", show_default=False)],

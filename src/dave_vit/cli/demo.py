@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dave_vit._internal.atomic_files import json_bytes, write_bytes
-from dave_vit.cli.common import Output, Progress, command, examples
-from dave_vit.cli.options import Device, ModelOptions, Out, Seed, expand_groups
+from dave_vit.cli.common import Output, Progress, command
+from dave_vit.cli.options import Device, ModelOptions, Out, Seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,11 +27,10 @@ GRIDS = 2
 POOL = 60  # pictures that grids are made of
 SAMPLES = {"drawn": 28, "scored": 4}  # of DAVE: what its default draws; more move scores by a few points
 
-app = command()
+app = command("dave demo", "dave demo --out pictures --seed 7")
 
 
-@app.command(epilog=examples("dave demo", "dave demo --out pictures --seed 7"))
-@expand_groups
+@app.command()
 def demo(*, seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), output: Output) -> None:
     """Explain three pictures with the embedded model and score three methods on a few more.
 

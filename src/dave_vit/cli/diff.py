@@ -7,22 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import expand_groups, flag
+from dave_vit.cli.common import Output, command
+from dave_vit.cli.options import flag
 from dave_vit.cli.tables import rich_table
 from dave_vit.errors import OptionError
 
-app = command()
-
-
-@app.command(
-    epilog=examples(
-        "dave diff run-before run-after",
-        "dave diff run run --pair dave=dave-paper",
-        "dave diff run-before run-after --json",
-    )
+app = command(
+    "dave diff run-before run-after",
+    "dave diff run run --pair dave=dave-paper",
+    "dave diff run-before run-after --json",
 )
-@expand_groups
+
+
+@app.command()
 def diff(
     *,
     before: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of a run of dave evaluate; the baseline.")],

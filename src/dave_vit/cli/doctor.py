@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Json, Plugins, Seed, expand_groups, flag
+from dave_vit.cli.common import Output, command
+from dave_vit.cli.options import Json, Plugins, Seed, flag
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import UnsupportedOperator
 
-app = command()
+app = command(
+    "dave doctor",
+    "dave doctor --model timm:vit_base_patch16_224",
+    "dave doctor --model timm:swin_tiny_patch4_window7_224 --weights random",
+    "dave doctor --model deit_tiny_patch16_224 --weights mine.safetensors --json",
+)
 
 _ON_CPU = PreparedModel(device="cpu")
 
 
-@app.command(
-    epilog=examples(
-        "dave doctor",
-        "dave doctor --model timm:vit_base_patch16_224",
-        "dave doctor --model timm:swin_tiny_patch4_window7_224 --weights random",
-        "dave doctor --model deit_tiny_patch16_224 --weights mine.safetensors --json",
-    )
-)
-@expand_groups
+@app.command()
 def doctor(
     *,
     model: PreparedModel = _ON_CPU,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dave_vit.cli.common import Output, command, command_line, examples
+from dave_vit.cli.common import Output, command, command_line
 from dave_vit.cli.live_view import show_bars, show_results
-from dave_vit.cli.options import Data, MethodsOptions, Out, Plugins, Preset, expand_groups, explicit_options, flag
+from dave_vit.cli.options import Data, MethodsOptions, Out, Plugins, Preset, explicit_options, flag
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.cli.tables import rich_table
 from dave_vit.errors import DataError
@@ -19,7 +19,12 @@ from dave_vit.errors import DataError
 if TYPE_CHECKING:
     from dave_vit.evaluate import Plan
 
-app = command()
+app = command(
+    "dave evaluate --metric all --methods dave,attn_lrp,legrad --limit 100 --out run",
+    "dave evaluate --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --methods all --out run",
+    "dave evaluate --methods dave --set dave.rotation=0 --set deletion.protocol=official --smoothing mean",
+    "dave evaluate --plan plan.yaml --engine ray --address auto --out run",
+)
 
 
 @dataclass(frozen=True)
@@ -131,15 +136,7 @@ class Execution:
     ] = False
 
 
-@app.command(
-    epilog=examples(
-        "dave evaluate --metric all --methods dave,attn_lrp,legrad --limit 100 --out run",
-        "dave evaluate --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --methods all --out run",
-        "dave evaluate --methods dave --set dave.rotation=0 --set deletion.protocol=official --smoothing mean",
-        "dave evaluate --plan plan.yaml --engine ray --address auto --out run",
-    )
-)
-@expand_groups
+@app.command()
 def evaluate(
     *,
     context: typer.Context,

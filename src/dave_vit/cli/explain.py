@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import DrawingOptions, MethodOptions, Out, Plugins, expand_groups, flag
+from dave_vit.cli.common import Output, command
+from dave_vit.cli.options import DrawingOptions, MethodOptions, Out, Plugins, flag
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import ImageError, OptionError
 
 if TYPE_CHECKING:
     from dave_vit.explain.pipeline import ExplainedSource, FigureStyle, Question
 
-app = command()
+app = command(
+    "dave explain cat.jpg",
+    "dave explain photos/ --target all-top5 --out results",
+    "dave explain cat.jpg --target tabby --against 'tiger cat'",
+    "dave explain cat.jpg --model timm:vit_base_patch16_224 --target tabby --method smoothgrad",
+    "dave explain photo.jpg --model hf:FOLDER --prompt 'What is on the table?' --words 3,5",
+)
 
 Images = Annotated[
     list[str],
@@ -101,16 +107,7 @@ class GalleryOptions:
     ] = "confidence"
 
 
-@app.command(
-    epilog=examples(
-        "dave explain cat.jpg",
-        "dave explain photos/ --target all-top5 --out results",
-        "dave explain cat.jpg --target tabby --against 'tiger cat'",
-        "dave explain cat.jpg --model timm:vit_base_patch16_224 --target tabby --method smoothgrad",
-        "dave explain photo.jpg --model hf:FOLDER --prompt 'What is on the table?' --words 3,5",
-    )
-)
-@expand_groups
+@app.command()
 def explain(
     *,
     images: Images,

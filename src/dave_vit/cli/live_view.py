@@ -55,7 +55,7 @@ def show_results(output: Output, build_tables: Callable[[], Sequence[Any]]) -> I
     On a terminal the tables are updated in place; elsewhere they are printed again now and then.
     """
     with output.live() as show:
-        clock = _UpdateClock(_EVERY if show.is_terminal else _EVERY_LINE)
+        clock = _UpdateClock(_EVERY if output.on_terminal else _EVERY_LINE)
 
         def update(phase: str, done: int, total: int, before: int) -> None:
             line = clock.format_line(phase, done, total, before)

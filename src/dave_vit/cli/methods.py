@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Json, Plugins, expand_groups
+from dave_vit.cli.common import Output, command
+from dave_vit.cli.options import Json, Plugins
 
-app = command()
+app = command("dave methods", "dave methods --json", "dave methods --plugin mine.py")
 
 
-@app.command(epilog=examples("dave methods", "dave methods --json", "dave methods --plugin mine.py"))
-@expand_groups
+@app.command()
 def methods(*, plugins: Plugins, as_json: Json = False) -> None:
     """List the attribution methods, what each costs, and whether it resolves pixels and tells classes apart.
 

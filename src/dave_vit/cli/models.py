@@ -6,15 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import expand_groups
+from dave_vit.cli.common import Output, command
 from dave_vit.errors import UnknownName
 
-app = command()
+app = command("dave models", "dave models swin", "dave models 'timm:vit_*'", "dave models --json")
 
 
-@app.command(epilog=examples("dave models", "dave models swin", "dave models 'timm:vit_*'", "dave models --json"))
-@expand_groups
+@app.command()
 def models(
     *,
     pattern: Annotated[
@@ -44,9 +42,7 @@ def _families() -> Any:
 
     from dave_vit.models.families import family_forms
 
-    table = Table(box=None, pad_edge=False)
-    for header in ("--model", "loads", "needs"):
-        table.add_column(header)
+    table = Table("--model", "loads", "needs", box=None, pad_edge=False)
     for form, family in family_forms().items():
         table.add_row(form, family.summary, f"dave-vit[{family.extra}]" if family.extra else "")
     return table

@@ -1,10 +1,9 @@
 """Options that several commands share, each declared once, and groups of them.
 
-A group is a dataclass whose fields are options as typer declares them. A command names groups in its signature and is
-decorated with `expand_groups`; typer then sees the fields instead of the group:
+A group is a dataclass whose fields are options as typer declares them. A command names groups in its signature, and
+`expand_groups` lets typer see the fields instead of the group:
 
     @app.command()
-    @expand_groups
     def explain(images: Images, model: ModelOptions, method: MethodOptions) -> None: ...
 
 A parameter's default is a group with other defaults: `model: ModelOptions = ModelOptions(device="cpu")`.
@@ -31,7 +30,7 @@ R = TypeVar("R")
 
 
 def expand_groups(command: Callable[..., R]) -> Callable[..., R]:
-    """Decorate a command with groups in its signature, so that typer sees an option for each field of a group."""
+    """Return a command with groups in its signature as typer takes it: with an option for each field of a group."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[inspect.Parameter] = []

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Device, Seed, Weights, expand_groups, flag, pick_device
+from dave_vit.cli.common import Output, command
+from dave_vit.cli.options import Device, Seed, Weights, flag, pick_device
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
     from dave_vit.models.probe import Probe
 
-app = command()
+app = command(
+    "dave probe photos/train --model timm:vit_base_patch16_224.dino --out probe.safetensors",
+    "dave probe photos/train --val photos/val --model vit_small_patch14_dinov2 --weights dinov2.pth",
+    "dave explain cat.jpg --model timm:vit_base_patch16_224.dino --weights probe.safetensors",
+)
 
 
 @dataclass(frozen=True)
@@ -38,14 +42,7 @@ class TrainingOptions:
     seed: Seed = 0
 
 
-@app.command(
-    epilog=examples(
-        "dave probe photos/train --model timm:vit_base_patch16_224.dino --out probe.safetensors",
-        "dave probe photos/train --val photos/val --model vit_small_patch14_dinov2 --weights dinov2.pth",
-        "dave explain cat.jpg --model timm:vit_base_patch16_224.dino --weights probe.safetensors",
-    )
-)
-@expand_groups
+@app.command()
 def probe(
     *,
     images: Annotated[str, typer.Argument(metavar="DIR", help="Training images, one folder for each class.")],

@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import ModelsOptions, Out, Seed, expand_groups, flag, pick_device
+from dave_vit.cli.common import Output, command
+from dave_vit.cli.options import ModelsOptions, Out, Seed, flag, pick_device
 
 if TYPE_CHECKING:
     from dave_vit.analysis.paper.reproduce import ReproduceOptions
     from dave_vit.analysis.paper.suites import Suite
 
-app = command()
+app = command(
+    "dave reproduce builtin --quick --out reproduction",
+    "dave reproduce paper --data imagenet:ILSVRC --probe dino.safetensors --out reproduction",
+    "dave reproduce paper --quick --model timm:deit_tiny_patch16_224 --weights FILE --data imagenet:DIR",
+)
 
 Name = Annotated[
     Literal["builtin", "paper"],
@@ -49,14 +53,7 @@ class Amount:
     images: Annotated[int | None, flag("Pictures that are scored, instead of the suite's.", min=1, metavar="N")] = None
 
 
-@app.command(
-    epilog=examples(
-        "dave reproduce builtin --quick --out reproduction",
-        "dave reproduce paper --data imagenet:ILSVRC --probe dino.safetensors --out reproduction",
-        "dave reproduce paper --quick --model timm:deit_tiny_patch16_224 --weights FILE --data imagenet:DIR",
-    )
-)
-@expand_groups
+@app.command()
 def reproduce(
     *,
     name: Name,

@@ -6,15 +6,20 @@ import socket
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
-from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Classes, Device, Models, Plugins, Quiet, Seed, expand_groups, flag
+from dave_vit.cli.common import Output, command
+from dave_vit.cli.options import Classes, Device, Models, Plugins, Quiet, Seed, flag
 from dave_vit.cli.preparation import PreparedModel, PrepareOptions
 from dave_vit.errors import OptionError, require_extra
 
 if TYPE_CHECKING:
     from dave_vit.web import ServedModel
 
-app = command()
+app = command(
+    "dave serve",
+    "dave serve --port 9000 --model builtin --model timm:vit_base_patch16_224",
+    "dave serve --model deit_tiny_patch16_224 --weights mine.safetensors --classes names.txt",
+    "dave serve --model mine.py:build --plugin methods.py",
+)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CONNECTIONS = 64
@@ -37,15 +42,7 @@ class ServedOptions(PrepareOptions, ServedModels):
     """The models that the page offers, and their preprocessing."""
 
 
-@app.command(
-    epilog=examples(
-        "dave serve",
-        "dave serve --port 9000 --model builtin --model timm:vit_base_patch16_224",
-        "dave serve --model deit_tiny_patch16_224 --weights mine.safetensors --classes names.txt",
-        "dave serve --model mine.py:build --plugin methods.py",
-    )
-)
-@expand_groups
+@app.command()
 def serve(
     *,
     models: ServedOptions,

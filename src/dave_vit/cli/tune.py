@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dave_vit.cli.common import Output, command, examples
-from dave_vit.cli.options import Plugins, Seed, expand_groups, flag
+from dave_vit.cli.common import Output, command
+from dave_vit.cli.options import Plugins, Seed, flag
 from dave_vit.cli.preparation import PreparedModel
 from dave_vit.cli.tables import rich_table
 from dave_vit.errors import ImageError
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
     from dave_vit.analysis.tuning import MeasuredNeighborhood, Tuning
 
-app = command()
+app = command(
+    "dave tune --model timm:vit_base_patch16_224 --data photos/",
+    "dave tune --model builtin --data builtin --limit 8 --out mine.toml",
+    "dave explain cat.jpg --preset mine.toml",
+)
 
 Data = Annotated[
     str,
@@ -29,14 +33,7 @@ Limit = Annotated[int, flag("Number of images.", "--limit", min=1, metavar="N")]
 File = Annotated[Path, flag("The preset file to write.", "--out", "-o", metavar="FILE")]
 
 
-@app.command(
-    epilog=examples(
-        "dave tune --model timm:vit_base_patch16_224 --data photos/",
-        "dave tune --model builtin --data builtin --limit 8 --out mine.toml",
-        "dave explain cat.jpg --preset mine.toml",
-    )
-)
-@expand_groups
+@app.command()
 def tune(
     *,
     model: PreparedModel,
