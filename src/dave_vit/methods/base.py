@@ -198,6 +198,7 @@ class Method(ABC):
     """
 
     info: ClassVar[MethodInfo]
+    _budget_option: ClassVar[tuple[str, int] | None] = None  # sets the number of passes; passes beside these
     _rows: ClassVar[Mapping[str, int]] = {"cuda": 288, "cpu": 20}  # of a pass; 288 of a ViT-B take 8 GiB in bfloat16
 
     def __init__(self, model: nn.Module, *, chunk: int | None = None, autocast: torch.dtype | None = None) -> None:
@@ -243,7 +244,10 @@ class Method(ABC):
         Returns:
             Nothing for methods that take a fixed number.
         """
-        return {}
+        if cls._budget_option is None:
+            return {}
+        name, others = cls._budget_option
+        return {name: max(1, budget - others)}
 
     @abstractmethod
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:

@@ -1,6 +1,8 @@
-"""What every comparison needs beside it: maps that know nothing of the model."""
+"""Baselines of a comparison: maps that do not depend on the model."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +22,7 @@ class Random(Method):
     Args:
         model: used for the predicted class only.
         seed: another seed gives another map.
-        chunk: images in one forward pass.
-        autocast: has no effect here.
+        options: ``chunk``; ``autocast`` has no effect here.
     """
 
     info = MethodInfo(
@@ -31,27 +32,24 @@ class Random(Method):
         class_specific=False,
     )
 
-    def __init__(
-        self, model: nn.Module, seed: int = 0, *, chunk: int | None = None, autocast: torch.dtype | None = None
-    ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
+    def __init__(self, model: nn.Module, seed: int = 0, **options: Any) -> None:
+        super().__init__(model, **options)
         self.seed = seed
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         generator = sample_generator(self.seed, 0, "noise")
-        drawn = torch.randn(images.shape[1:], generator=generator, device="cpu")
-        return _alike(drawn, images, target, clean_logits(self.model, images, pass_size, target.read))
+        values = torch.randn(images.shape[1:], generator=generator, device="cpu")
+        return _repeat_map(self.model, values, images, target, pass_size)
 
 
 @METHODS.register("center")
 class Center(Method):
-    """A Gaussian in the middle of the image: what photographers' habits alone are worth.
+    """A Gaussian in the middle of the image, where photographers put their subjects.
 
     Args:
         model: used for the predicted class only.
         width: standard deviation, as a fraction of each side.
-        chunk: images in one forward pass.
-        autocast: has no effect here.
+        options: ``chunk``; ``autocast`` has no effect here.
     """
 
     info = MethodInfo(
@@ -61,26 +59,24 @@ class Center(Method):
         class_specific=False,
     )
 
-    def __init__(
-        self, model: nn.Module, width: float = 0.25, *, chunk: int | None = None, autocast: torch.dtype | None = None
-    ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
+    def __init__(self, model: nn.Module, width: float = 0.25, **options: Any) -> None:
+        super().__init__(model, **options)
         if not 0 < width < float("inf"):
             raise OptionError(f"width is {width}; give a fraction of the image's side above 0, such as 0.25")
         self.width = width
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         row, column = (self._profile(extent).to(images.dtype) for extent in images.shape[-2:])
-        drawn = per_channel(row[:, None] * column, images.shape[-3]).expand(images.shape[1:])  # [C, H, W]
-        return _alike(drawn, images, target, clean_logits(self.model, images, pass_size, target.read))
+        values = per_channel(row[:, None] * column, images.shape[-3]).expand(images.shape[1:])  # [C, H, W]
+        return _repeat_map(self.model, values, images, target, pass_size)
 
     def _profile(self, extent: int) -> Tensor:
         at = (torch.arange(extent, dtype=torch.float64) + 0.5) / extent - 0.5
         return torch.exp(-at.square() / (2 * self.width**2))
 
 
-def _alike(drawn: Tensor, images: Tensor, target: Target, logits: Tensor) -> Explanation:
-    """The same values ``[C, H, W]`` for every image and whatever is explained of it, which is checked all the same."""
-    target = target.resolve(logits)
-    attribution = drawn.to(images.device, images.dtype).expand(len(images), target.count, *drawn.shape).clone()
+def _repeat_map(model: nn.Module, values: Tensor, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+    """Return the same values ``[C, H, W]`` for every image and target; the target is checked all the same."""
+    target = target.resolve(clean_logits(model, images, pass_size, target.read))
+    attribution = values.to(images.device, images.dtype).expand(len(images), target.count, *values.shape).clone()
     return Explanation(attribution, target.indices)

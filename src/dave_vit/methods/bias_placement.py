@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
@@ -145,3 +146,14 @@ def sum_maps(maps: Iterable[Tensor], direct: Tensor) -> Tensor:
     for each in maps:
         total = total + each
     return per_channel(total, len(direct)).to(direct.dtype)
+
+
+def upsample(grids: Tensor, size: Sequence[int]) -> Tensor:
+    """Enlarge grids ``[b, D, h, w]`` bilinearly to maps ``[b, D, H, W]``."""
+    return F.interpolate(grids, tuple(size), mode="bilinear", align_corners=False)
+
+
+def scale_to_unit(maps: Tensor) -> Tensor:
+    """Scale each of the maps ``[..., H, W]`` to the range from 0 to 1; a constant one becomes zero."""
+    low, high = maps.amin((-2, -1), keepdim=True), maps.amax((-2, -1), keepdim=True)
+    return (maps - low) / torch.where(high > low, high - low, 1)

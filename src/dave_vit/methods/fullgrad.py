@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
@@ -16,7 +14,14 @@ from dave_vit.engine.rules.attention import multi_head_attention
 from dave_vit.engine.rules.linear import affine
 from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_choice, check_no_clips
-from dave_vit.methods.bias_placement import CONSTANT_ROWS, Contribution, attributions, sum_maps
+from dave_vit.methods.bias_placement import (
+    CONSTANT_ROWS,
+    Contribution,
+    attributions,
+    scale_to_unit,
+    sum_maps,
+    upsample,
+)
 from dave_vit.methods.pass_size import PassSize
 
 Biases = Literal["all", "conv"]
@@ -46,8 +51,8 @@ class FullGrad(Method):
         biases: "all" takes every additive constant (convolutions, linear layers, norms, position embeddings); "conv"
             takes convolutions and batch norms only, as the grad-cam package does. In a ViT that is one layer.
         rescale: as published; False gives signed sums.
-        chunk: images in one pass; one where a model does not tell which of its constants belong to which image.
-        autocast: run the model under autocast.
+        options: ``chunk`` (images in one pass; one at a time where the model does not separate its constants by image)
+            and ``autocast``.
     """
 
     info = MethodInfo(
@@ -57,16 +62,8 @@ class FullGrad(Method):
     )
     _rows = CONSTANT_ROWS
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        biases: Biases = "all",
-        rescale: bool = True,
-        chunk: int | None = None,
-        autocast: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
+    def __init__(self, model: nn.Module, *, biases: Biases = "all", rescale: bool = True, **options: Any) -> None:
+        super().__init__(model, **options)
         self.biases, self.rescale = check_choice("biases", biases, _RULES), rescale
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
@@ -75,26 +72,15 @@ class FullGrad(Method):
 
 
 def signed_sum(direct: Tensor, parts: Iterable[Contribution]) -> Tensor:
-    """Input and biases times their derivatives, ``[C, H, W]``; what has no place is spread evenly."""
+    """Return input and biases times their derivatives, ``[C, H, W]``; what has no place is spread evenly."""
     size = (direct.shape[-2], direct.shape[-1])
     return direct + sum_maps((part.spread(size) for part in parts), direct)
 
 
 def scaled_sum(direct: Tensor, parts: Iterable[Contribution]) -> Tensor:
-    """The same as published: absolute values, each channel rescaled; what has no place stays out."""
+    """Return the published sum ``[C, H, W]``: absolute values, channels rescaled; what has no place is left out."""
     size = (direct.shape[-2], direct.shape[-1])
-    maps = (_upsample(rescale_channels(part.grid), size) for part in parts if part.grid is not None)
-    return rescale_channels(direct) + sum_maps(maps, direct)
-
-
-def _upsample(layer: Tensor, size: tuple[int, int]) -> Tensor:
-    """The channels of ``[D, h, w]``, added up before the upsampling, which is linear: ``[H, W]``."""
-    return F.interpolate(layer.sum(0)[None, None], size, mode="bilinear", align_corners=False)[0, 0]
-
-
-def rescale_channels(layer: Tensor) -> Tensor:
-    """Absolute values, each channel of ``[D, h, w]`` from 0 to 1."""
-    size = layer.abs()
-    size = size - size.amin((-2, -1), keepdim=True)
-    top = size.amax((-2, -1), keepdim=True)
-    return size / torch.where(top > 0, top, 1)
+    # Channels are added up before the upsampling, which is linear.
+    grids = (scale_to_unit(part.grid.abs()).sum(0) for part in parts if part.grid is not None)
+    maps = (upsample(grid[None, None], size)[0, 0] for grid in grids)
+    return scale_to_unit(direct.abs()) + sum_maps(maps, direct)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit.engine import gradient
 from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import InputError, OptionError
@@ -37,13 +36,12 @@ class InputXGradient(Method):
 
 @METHODS.register("saliency")
 class Saliency(Method):
-    """How much the logit moves with each value of the input.
+    """Absolute gradient of the logit with respect to each value of the input.
 
     Args:
         model: any module that maps inputs to logits.
-        absolute: the size of the gradient, as it was published; otherwise the signed gradient.
-        chunk: images in one forward pass.
-        autocast: run the model under autocast.
+        absolute: take absolute values, as published; otherwise the gradient keeps its sign.
+        options: ``chunk`` and ``autocast``, as for every method.
     """
 
     info = MethodInfo(
@@ -52,15 +50,8 @@ class Saliency(Method):
         "1 forward, 1 backward",
     )
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        absolute: bool = True,
-        chunk: int | None = None,
-        autocast: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
+    def __init__(self, model: nn.Module, *, absolute: bool = True, **options: Any) -> None:
+        super().__init__(model, **options)
         self.absolute = absolute
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
@@ -81,8 +72,7 @@ class IntegratedGradients(Method):
         steps: points of the line, placed and weighted by the Gauss-Legendre rule.
         baseline: a number, or a tensor that broadcasts to an image ``[C, H, W]``. Zero is the mean colour of
             normalised images.
-        chunk: points in one forward pass.
-        autocast: run the model under autocast.
+        options: ``chunk`` (points in one forward pass) and ``autocast``.
 
     Example:
         >>> method = IntegratedGradients(model, steps=200)
@@ -96,36 +86,25 @@ class IntegratedGradients(Method):
         "1 + steps forward, steps backward",
         unit="logit",
     )
+    _budget_option = ("steps", 0)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        steps: int = 50,
-        baseline: float | Tensor = 0.0,
-        *,
-        chunk: int | None = None,
-        autocast: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
+    def __init__(self, model: nn.Module, steps: int = 50, baseline: float | Tensor = 0.0, **options: Any) -> None:
+        super().__init__(model, **options)
         self.steps, self.baseline = check_at_least_one("steps", steps), baseline
 
-    @classmethod
-    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
-        """One pass for each step."""
-        return {"steps": budget}
-
     def completeness_gap(self, inputs: Tensor, attribution: Tensor, target: TargetLike = None) -> Tensor:
-        """What the attribution's sum misses of the rise of the logit: ``[B]``, or ``[B, K]`` for ``[B, K]`` targets.
+        """Return the attribution's sum minus the rise of the logit: ``[B]``, or ``[B, K]`` for ``[B, K]`` targets.
 
-        Zero for an exact integral; if it is large against the logit, take more steps. Two forward passes.
+        It is zero for an exact integral; if it is large compared with the logit, take more steps. Costs two forward
+        passes.
         """
-        images, wanted, pass_size = self._prepare(inputs, target)
-        logits = clean_logits(self.model, images, pass_size, wanted.read)
-        wanted = wanted.resolve(logits)
-        start = clean_logits(self.model, self._start(images), pass_size, wanted.read)
-        rise = wanted.scores(logits) - wanted.scores(start)  # [B, K]
+        images, normalised, pass_size = self._prepare(inputs, target)
+        logits = clean_logits(self.model, images, pass_size, normalised.read)
+        normalised = normalised.resolve(logits)
+        start = clean_logits(self.model, self._start(images), pass_size, normalised.read)
+        rise = normalised.scores(logits) - normalised.scores(start)  # [B, K]
         total = attribution.reshape(*rise.shape, -1).sum(-1, dtype=precise_dtype(images.device))
-        return total - rise if wanted.has_class_axis else (total - rise)[:, 0]
+        return total - rise if normalised.has_class_axis else (total - rise)[:, 0]
 
     def _start(self, images: Tensor) -> Tensor:
         baseline = torch.as_tensor(self.baseline, dtype=images.dtype, device=images.device)
@@ -154,11 +133,10 @@ class IntegratedGradients(Method):
 
 def slopes_of(method: Method, rows: Tensor, target: Target, pass_size: PassSize) -> Tensor:
     """Compute plain gradients at rows ``[n, b, C, H, W]``, n for each image: ``[n, b, K, C, H, W]``."""
-    flat, wanted = rows.flatten(0, 1), target.repeat(len(rows))
+    flat, repeated = rows.flatten(0, 1), target.repeat(len(rows))
 
     def compute(start: int, stop: int) -> Tensor:
-        part = wanted.part(start, stop)
-        return gradient(method.model, flat[start:stop], part, rules=PLAIN, autocast=method.autocast).weight
+        return method._gradient(flat[start:stop], repeated.part(start, stop), PLAIN).weight
 
     slopes = torch.cat(pass_size.run_chunks(compute, len(flat)))
     return slopes.reshape(*rows.shape[:2], *slopes.shape[1:])
@@ -168,8 +146,8 @@ def slopes_of(method: Method, rows: Tensor, target: Target, pass_size: PassSize)
 class SmoothGrad(Method):
     """The gradient averaged over noisy copies of the image, times the image.
 
-    The original is the average alone. Here it is multiplied by the image unless told otherwise: every other method of a
-    comparison gives contributions, whose sign a gradient alone does not have.
+    The original method is the average alone. Here it is multiplied by the image by default, since the other methods of
+    a comparison return contributions, whose sign a gradient alone does not have.
 
     Args:
         model: any module that maps inputs to logits.
@@ -177,8 +155,7 @@ class SmoothGrad(Method):
         level: standard deviation of the noise, as a fraction of each image's range (maximum minus minimum).
         seed: the same seed gives the same map, whatever the batch and the chunk.
         times_input: multiply the average by the image.
-        chunk: noisy copies in one forward pass.
-        autocast: run the model under autocast.
+        options: ``chunk`` (noisy copies in one forward pass) and ``autocast``.
     """
 
     info = MethodInfo(
@@ -187,6 +164,7 @@ class SmoothGrad(Method):
         "1 + T forward, T backward",
         unit="logit",
     )
+    _budget_option = ("samples", 0)
 
     def __init__(
         self,
@@ -196,23 +174,17 @@ class SmoothGrad(Method):
         seed: int = 0,
         *,
         times_input: bool = True,
-        chunk: int | None = None,
-        autocast: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
+        super().__init__(model, **options)
         if not 0 <= level < float("inf"):
             raise OptionError(f"level is {level}; give the noise as a fraction of the input's range, such as 0.15")
         self.samples, self.level = check_at_least_one("samples", samples), level
         self.seed, self.times_input = seed, times_input
 
-    @classmethod
-    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
-        """One pass for each sample."""
-        return {"samples": budget}
-
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        known = self._resolve_target(images, target, pass_size)
-        estimate = SampleEstimate(Mean().accumulator(), known, frames=tuple(images.shape[1:-3]))
+        target = self._resolve_target(images, target, pass_size)
+        estimate = SampleEstimate(Mean().accumulator(), target, frames=tuple(images.shape[1:-3]))
         flat = images.flatten(1)
         spread = self.level * (flat.amax(1) - flat.amin(1)).view(-1, *[1] * (images.ndim - 1))  # [b, 1, 1, 1]
         factor = images if self.times_input else torch.ones_like(images)
@@ -220,7 +192,7 @@ class SmoothGrad(Method):
         for first in range(0, self.samples, at_once):
             noise = self.noise(tuple(images.shape[1:]), first, min(first + at_once, self.samples))
             noise = noise.to(images.device, images.dtype).unsqueeze(1)  # [n, 1, C, H, W]
-            slopes = slopes_of(self, images + spread * noise, estimate.target, pass_size)
+            slopes = slopes_of(self, images + spread * noise, target, pass_size)
             estimate.add(slopes * factor.unsqueeze(1))
         return estimate.explanation()
 

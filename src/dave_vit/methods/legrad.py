@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -17,6 +15,7 @@ from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Target, class_logits
 from dave_vit.errors import OptionError, UnsupportedOperator, first_line
 from dave_vit.methods.base import METHODS, MethodInfo, check_choice
+from dave_vit.methods.block_hooks import tap_blocks
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenMethod, gradients, token_graph
 
@@ -40,8 +39,8 @@ class LeGrad(TokenMethod):
     Args:
         model: a model with softmax attention among all tokens, whose blocks are modules in a list.
         layers: indices of the blocks that count; all by default. The authors' CLIP code takes the last two.
-        readout: which tokens the head sees: "model" leaves it to the model; "cls" puts the first token and "mean" the
-            mean of all tokens in the place of each. The authors' CLIP code takes the mean.
+        readout: which tokens the head sees: "model" leaves it to the model; "cls" replaces each token by the first one,
+            "mean" by the mean of all tokens. The authors' CLIP code takes the mean.
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
@@ -56,10 +55,8 @@ class LeGrad(TokenMethod):
         self, model: nn.Module, *, layers: Sequence[int] | None = None, readout: Readout = "model", **options: Any
     ) -> None:
         super().__init__(model, **options)
-        self.layers, self.readout = (
-            None if layers is None else tuple(layers),
-            check_choice("readout", readout, _READOUTS),
-        )
+        self.layers = None if layers is None else tuple(layers)
+        self.readout = check_choice("readout", readout, _READOUTS)
 
     def _subject(self, target: Target) -> nn.Module:
         return Layered(getattr(self.model, "_orig_mod", self.model), _READOUTS[self.readout], target.read)
@@ -84,19 +81,18 @@ class LeGrad(TokenMethod):
 
 
 def _positive(grad: Tensor) -> Tensor:
-    """[b, heads, N, N] -> [b, N]: what each key got, on average over heads and queries."""
+    """Average the positive part over heads and queries: ``[b, heads, N, N]`` -> ``[b, N]``, one value per key."""
     return grad.to(working_dtype(grad.dtype)).clamp(min=0).mean((1, 2))
 
 
 class Layered(nn.Module):
     """A model whose head also sees the tokens of every block, in the same forward pass.
 
-    Blocks are cut from each other, so that the score of a layer depends on the attention of its own block only. Hooks
-    do it, for the time of the pass and in this thread only; none is left afterwards.
+    Blocks are cut from each other, so that the score of a layer depends on the attention of its own block only.
 
     Attributes:
         blocks: paths of the blocks, known after a pass.
-        logits: ``[layers, b, classes]``, what the head made of each layer's tokens.
+        logits: of the tokens of each layer, ``[layers, b, classes]``.
     """
 
     def __init__(self, model: nn.Module, readout: Callable[[Tensor], Tensor], read: Read = class_logits) -> None:
@@ -106,10 +102,8 @@ class Layered(nn.Module):
         self.logits = torch.empty(0)
 
     def forward(self, inputs: Tensor) -> Any:
-        """The model's own logits."""
-        with ExitStack() as stack:
-            for paths, blocks in block_lists(self):
-                stack.enter_context(self._record_states(paths, blocks, len(inputs)))
+        """Return the model's own logits."""
+        with tap_blocks(self, len(inputs), self._tap):
             output = self._run(inputs)
             logits = self._read(output, len(inputs) * (1 + len(self.blocks)))
         if not self.blocks:
@@ -126,46 +120,13 @@ class Layered(nn.Module):
             why = first_line(error)
             raise _unsupported(f"what follows the blocks does not take the tokens of several layers ({why})") from error
 
-    @contextmanager
-    def _record_states(self, paths: list[str], blocks: list[nn.Module], batch: int) -> Iterator[None]:
-        states: list[Tensor] = []
-        thread = threading.get_ident()
-
-        def tap(module: nn.Module, args: Any, output: Any) -> Any:
-            tokens = output[0] if isinstance(output, tuple) else output
-            if threading.get_ident() != thread or not is_tokens(tokens, states, batch):
-                return output
-            states.append(tokens)
-            if len(states) < len(blocks):
-                following = carry(tokens.clone, lambda grad: (None,), tokens)  # hands nothing back
-            else:
-                following = torch.cat([tokens, *map(self._readout, states)])  # [(1 + layers) * b, N, D]
-                self.blocks = paths
-            return (following, *output[1:]) if isinstance(output, tuple) else following
-
-        handles = [block.register_forward_hook(tap) for block in blocks]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-
-def is_tokens(value: Any, before: list[Tensor], batch: int) -> bool:
-    """Whether a block returned tokens ``[batch, N, D]``, as many and as wide as those of the blocks before."""
-    fits = isinstance(value, Tensor) and value.ndim == 3 and len(value) == batch
-    return fits and all(value.shape == state.shape for state in before)
-
-
-def block_lists(model: nn.Module) -> Iterator[tuple[list[str], list[nn.Module]]]:
-    """Lists of at least two modules of one class, with their paths; none inside of another."""
-    inside: tuple[str, ...] = ()
-    for path, module in model.named_modules():
-        children = list(module.named_children())
-        alike = len({type(child) for _, child in children}) == 1 and len(children) > 1
-        if isinstance(module, nn.ModuleList | nn.Sequential) and alike and not path.startswith(inside or ("\0",)):
-            inside = (*inside, f"{path}.")
-            yield [f"{path}.{name}" for name, _ in children], [child for _, child in children]
+    def _tap(self, paths: list[str], states: list[Tensor]) -> Tensor:
+        """Cut a block from the next one; after the last block, append the tokens of all layers to the batch."""
+        tokens = states[-1]
+        if len(states) < len(paths):
+            return carry(tokens.clone, lambda grad: (None,), tokens)  # hands nothing back
+        self.blocks = paths
+        return torch.cat([tokens, *map(self._readout, states)])  # [(1 + layers) * b, N, D]
 
 
 def _block_attention(observed: Observation, layered: Layered) -> list[AttentionMatrix]:

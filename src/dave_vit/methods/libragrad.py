@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal, NoReturn, get_args
 
-import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import Call
@@ -80,9 +79,8 @@ class LibraGrad(Method):
     Args:
         model: any module that maps inputs to logits.
         base: the method that the derivatives are given to: "fullgrad" (signed), "gradcam" or "input_x_gradient".
-        chunk: images in one forward pass; with "fullgrad" one where a model does not tell which of its constants
-            belong to which image.
-        autocast: run the model under autocast.
+        options: ``chunk`` (images in one pass; with "fullgrad" one at a time where the model does not separate its
+            constants by image) and ``autocast``.
     """
 
     info = MethodInfo(
@@ -92,15 +90,8 @@ class LibraGrad(Method):
     )
     _rows = CONSTANT_ROWS
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        base: Base = "fullgrad",
-        chunk: int | None = None,
-        autocast: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
+    def __init__(self, model: nn.Module, *, base: Base = "fullgrad", **options: Any) -> None:
+        super().__init__(model, **options)
         self.base: Base = check_choice("base", base, get_args(Base))
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
@@ -25,10 +24,9 @@ class _LRP(Method):
         conv_gamma: float = Gamma.conv,
         linear_gamma: float = Gamma.linear,
         attention_gamma: float = Gamma.attention,
-        chunk: int | None = None,
-        autocast: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
+        super().__init__(model, **options)
         self.rules = with_gamma(self.base, Gamma(conv_gamma, linear_gamma, attention_gamma))
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
@@ -47,8 +45,7 @@ class AttnLRP(_LRP):
         conv_gamma: gamma of convolutions; 0 is the plain rule.
         linear_gamma: gamma of linear layers outside of attention.
         attention_gamma: gamma of the projections of attention, known by "attn" or "attention" in a module's name.
-        chunk: images in one forward pass.
-        autocast: run the model under autocast.
+        options: ``chunk`` and ``autocast``, as for every method.
     """
 
     info = MethodInfo(

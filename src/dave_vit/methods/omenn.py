@@ -27,8 +27,8 @@ class OMENN(Method):
 
     Args:
         model: any module that maps inputs to logits.
-        chunk: images in one pass; one where a model does not tell which of its constants belong to which image.
-        autocast: run the model under autocast.
+        options: ``chunk`` (images in one pass; one at a time where the model does not separate its constants by image)
+            and ``autocast``.
     """
 
     info = MethodInfo(

@@ -42,6 +42,7 @@ class RISE(MaskingMethod):
         "1 + T forward",
         resolution="patch",
     )
+    _budget_option = ("samples", 0)
 
     def __init__(
         self,
@@ -61,11 +62,6 @@ class RISE(MaskingMethod):
             check_at_least_one("cells", cells),
         )
         self.shown = shown
-
-    @classmethod
-    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
-        """One pass for each mask."""
-        return {"samples": budget}
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         target = self._resolve_target(images, target, pass_size)

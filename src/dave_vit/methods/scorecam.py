@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit.engine.observation import Observation
 from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, MethodInfo
+from dave_vit.methods.bias_placement import scale_to_unit, upsample
 from dave_vit.methods.gradcam import features
 from dave_vit.methods.masking import score_under_masks
 from dave_vit.methods.pass_size import PassSize
@@ -46,20 +46,9 @@ class ScoreCAM(TokenMethod):
         values = to_grid(source.detach()).to(images.dtype)  # [b, D, h, w]
 
         def masks(start: int, stop: int) -> Tensor:
-            return scale_to_unit(upsample(values[:, start:stop], images)).transpose(0, 1)  # [n, b, H, W]
+            return scale_to_unit(upsample(values[:, start:stop], images.shape[-2:])).transpose(0, 1)  # [n, b, H, W]
 
         parts = score_under_masks(self, images, target, pass_size, masks, values.shape[1])
         weights = torch.cat([scores for _, scores in parts]).softmax(0)  # [D, b, K]
         grids = torch.einsum("dbk,bdhw->bkhw", weights.to(values.dtype), values)
         return grids.clamp(min=0) if self.positive else grids
-
-
-def upsample(grids: Tensor, images: Tensor) -> Tensor:
-    """Pictures ``[b, D, h, w]`` in the size of the images."""
-    return F.interpolate(grids, images.shape[-2:], mode="bilinear", align_corners=False)
-
-
-def scale_to_unit(maps: Tensor) -> Tensor:
-    """Maps ``[..., H, W]``, each from 0 to 1; a flat one becomes zero."""
-    low, high = maps.amin((-2, -1), keepdim=True), maps.amax((-2, -1), keepdim=True)
-    return (maps - low) / torch.where(high > low, high - low, 1)

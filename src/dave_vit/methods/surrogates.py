@@ -45,6 +45,7 @@ class LIME(MaskingMethod):
         "1 + T forward",
         resolution="patch",
     )
+    _budget_option = ("samples", 1)
 
     def __init__(
         self,
@@ -62,11 +63,6 @@ class LIME(MaskingMethod):
         self.samples, self.seed = check_at_least_one("samples", samples), seed
         self.patch = None if patch is None else check_at_least_one("patch", patch)
         self.width, self.ridge = width, ridge
-
-    @classmethod
-    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
-        """One pass for each sample, and the image itself."""
-        return {"samples": max(1, budget - 1)}
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         squares = Squares.of(self.model, images, self.patch)
@@ -131,6 +127,7 @@ class KernelSHAP(MaskingMethod):
         resolution="patch",
         unit="logit",
     )
+    _budget_option = ("samples", 2)
 
     def __init__(
         self,
@@ -145,11 +142,6 @@ class KernelSHAP(MaskingMethod):
         super().__init__(model, score=score, **options)
         self.samples, self.seed = check_at_least_one("samples", samples), seed
         self.patch = None if patch is None else check_at_least_one("patch", patch)
-
-    @classmethod
-    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
-        """One pass for each combination, the image itself, and nothing of it."""
-        return {"samples": max(1, budget - 2)}
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         squares = Squares.of(self.model, images, self.patch)

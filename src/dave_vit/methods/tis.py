@@ -1,10 +1,7 @@
-"""Transformer input sampling: what the model says of some of its tokens, chosen by how its own channels see them."""
+"""Transformer input sampling: scores of subsets of the tokens, chosen by clusters of the model's own channels."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any, cast, get_args
 
 import torch
@@ -19,7 +16,7 @@ from dave_vit.engine.rules.linear import ordinary
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, UnsupportedOperator
 from dave_vit.methods.base import METHODS, MethodInfo, check_at_least_one, check_choice
-from dave_vit.methods.legrad import block_lists, is_tokens
+from dave_vit.methods.block_hooks import tap_blocks
 from dave_vit.methods.masking import Score, target_scores
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, token_graph
@@ -30,10 +27,11 @@ _ROUNDS = 100  # of k-means, which comes to rest long before
 
 @METHODS.register("tis")
 class TIS(TokenMethod):
-    """The mean score of the samples that a token is part of.
+    """The mean score of the samples that contain a token.
 
-    Each channel of each block's tokens is a map of the patches. Their k-means centres, of which the highest patches are
-    kept, say which tokens a sample has. The others are taken out of the sequence, not covered in the image.
+    Each channel of each block's tokens is a map of the patches. These maps are clustered by k-means; each centre gives
+    a sample, which keeps the patches where the centre is highest. The other tokens are removed from the sequence, not
+    masked in the image.
 
     Args:
         model: a model with softmax attention among all tokens, whose blocks are modules in a list.
@@ -50,6 +48,7 @@ class TIS(TokenMethod):
         "1 + T forward",
         resolution="patch",
     )
+    _budget_option = ("samples", 1)
 
     def __init__(
         self,
@@ -66,11 +65,6 @@ class TIS(TokenMethod):
             raise OptionError(f"kept is {kept}; give a share of the patches above 0, up to 1")
         self.samples, self.seed, self.kept = check_at_least_one("samples", samples), seed, kept
         self.score: Score = check_choice("score", score, get_args(Score))
-
-    @classmethod
-    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
-        """One pass for each sample, and the image itself."""
-        return {"samples": max(1, budget - 1)}
 
     def _subject(self, target: Target) -> nn.Module:
         return BlockRecorder(getattr(self.model, "_orig_mod", self.model))
@@ -91,19 +85,19 @@ class TIS(TokenMethod):
         return torch.stack(grids).reshape(len(images), -1, *graph.layout.grid)
 
     def select_patches(self, points: Tensor) -> Tensor:
-        """Which patches each sample keeps, out of channels ``[channels, patches]``: ``[T, patches]``."""
+        """Return which patches each sample keeps, from channels ``[channels, patches]``: ``[T, patches]``."""
         centres = kmeans_centres(points.to(precise_dtype(points.device)), self.samples, self.seed)
         best = centres.topk(max(1, int(self.kept * points.shape[1])), 1).indices
         return torch.zeros_like(centres, dtype=torch.bool).scatter(1, best, value=True)
 
     def _score_tokens(self, image: Tensor, target: Target, kept: Tensor, pass_size: PassSize) -> Tensor:
-        """What is explained of one image ``[C, H, W]`` of which some tokens ``[T, N]`` are kept: ``[T, K]``."""
+        """Return the scores ``[T, K]`` of one image ``[C, H, W]`` of which some tokens ``[T, N]`` are kept."""
 
         def compute(start: int, stop: int) -> Tensor:
-            rows, wanted = image.expand(stop - start, *image.shape), target.repeat(stop - start)
+            rows, repeated = image.expand(stop - start, *image.shape), target.repeat(stop - start)
             rules = keep_tokens(kept[start:stop])
-            with observe(self.model, rows, rules=rules, autocast=self.autocast, read=wanted.read) as observed:
-                return target_scores(observed.logits.detach(), wanted, self.score)
+            with observe(self.model, rows, rules=rules, autocast=self.autocast, read=repeated.read) as observed:
+                return target_scores(observed.logits.detach(), repeated, self.score)
 
         return torch.cat(pass_size.run_chunks(compute, len(kept)))
 
@@ -136,14 +130,14 @@ def keep_tokens(kept: Tensor) -> RuleSet:
 
 
 def kmeans_centres(points: Tensor, count: int, seed: int) -> Tensor:
-    """Centres of clusters of points ``[n, D]`` by Lloyd's algorithm, ``[count, D]``; all points where they are no more.
+    """Return cluster centres of points ``[n, D]`` by Lloyd's algorithm, ``[count, D]``; all points if n <= count.
 
     It begins with points drawn at random. A centre that loses all its points stays where it is.
     """
     if len(points) <= count:
         return points
-    drawn = torch.randperm(len(points), generator=sample_generator(seed, 0, "noise"))[:count]
-    centres, before = points[drawn.to(points.device)], None
+    initial = torch.randperm(len(points), generator=sample_generator(seed, 0, "noise"))[:count]
+    centres, before = points[initial.to(points.device)], None
     for _ in range(_ROUNDS):
         nearest = torch.cdist(points, centres).argmin(1)  # [n]
         if before is not None and torch.equal(nearest, before):
@@ -166,48 +160,28 @@ def _check_readout(graph: TokenGraph, observed: Observation) -> None:
 
 
 class BlockRecorder(nn.Module):
-    """A model that remembers the tokens after each of its blocks.
-
-    Hooks do it, for the time of a pass and in this thread only; none is left afterwards.
-    """
+    """A model that records the tokens after each of its blocks."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self._states: list[list[Tensor]] = []
+        self._states: dict[str, list[Tensor]] = {}  # tokens after the blocks of each list, by its first block
 
     def forward(self, inputs: Tensor) -> Any:
-        """The model's own output."""
-        self._states = []
-        with ExitStack() as stack:
-            for _, blocks in block_lists(self):
-                stack.enter_context(self._record_states(blocks, len(inputs)))
+        """Return the model's own output."""
+        self._states = {}
+        with tap_blocks(self, len(inputs), self._tap):
             return self.model(inputs)
 
+    def _tap(self, paths: list[str], states: list[Tensor]) -> None:
+        self._states.setdefault(paths[0], []).append(states[-1].detach())
+
     def channels(self, tokens: int) -> Tensor:
-        """All channels of all blocks, as values of the tokens: ``[b, channels, tokens]``."""
-        for states in self._states:
-            if states and states[0].shape[1] == tokens:
+        """Return all channels of all blocks, as values of the tokens: ``[b, channels, tokens]``."""
+        for states in self._states.values():
+            if states[0].shape[1] == tokens:
                 return torch.cat(states, 2).mT
         raise UnsupportedOperator(
             "tis reads the tokens after every block, and this model's blocks are no list of modules that return them; "
             "use chefer_generic, or dave, which works on any model"
         )
-
-    @contextmanager
-    def _record_states(self, blocks: list[nn.Module], batch: int) -> Iterator[None]:
-        states: list[Tensor] = []
-        self._states.append(states)
-        thread = threading.get_ident()
-
-        def tap(module: nn.Module, args: Any, output: Any) -> None:
-            tokens = output[0] if isinstance(output, tuple) else output
-            if threading.get_ident() == thread and is_tokens(tokens, states, batch):
-                states.append(tokens.detach())
-
-        handles = [block.register_forward_hook(tap) for block in blocks]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()

@@ -5,10 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import working_dtype
@@ -19,7 +17,7 @@ from dave_vit.engine.targets import Target
 from dave_vit.engine.token_layout import TokenLayout, guess_token_layout
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import Explanation, Method, check_choice, check_no_clips
-from dave_vit.methods.bias_placement import per_channel
+from dave_vit.methods.bias_placement import per_channel, upsample
 from dave_vit.methods.pass_size import PassSize
 
 Resolution = Literal["input", "patch"]
@@ -108,21 +106,13 @@ class TokenMethod(Method):
         model: any module that maps inputs to logits.
         resolution: "input" for attributions in the shape of the inputs, the map spread evenly over the channels, so
             that the channel sum is the map; "patch" for the bare token grid ``[B, 1, h, w]``.
-        chunk: images in one forward pass.
-        autocast: run the model under autocast.
+        options: ``chunk`` and ``autocast``, as for every method.
     """
 
     _rows = {"cuda": 32, "cpu": 8}  # noqa: RUF012 - their attention matrices are held with the graph
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        resolution: Resolution = "input",
-        chunk: int | None = None,
-        autocast: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
+    def __init__(self, model: nn.Module, *, resolution: Resolution = "input", **options: Any) -> None:
+        super().__init__(model, **options)
         self.resolution = check_choice("resolution", resolution, get_args(Resolution))
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
@@ -148,8 +138,7 @@ class TokenMethod(Method):
 
 def upsample_grids(grids: Tensor, images: Tensor) -> Tensor:
     """Grids ``[b, K, h, w]`` as attributions ``[b, K, C, H, W]``."""
-    wide_enough = grids.to(working_dtype(grids.dtype))
-    maps = F.interpolate(wide_enough, images.shape[-2:], mode="bilinear", align_corners=False)
+    maps = upsample(grids.to(working_dtype(grids.dtype)), images.shape[-2:])
     return per_channel(maps, images.shape[1]).to(grids.dtype).contiguous()
 
 

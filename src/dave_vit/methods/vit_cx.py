@@ -11,10 +11,10 @@ from dave_vit.engine.observation import observe
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, require_extra
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_choice, check_no_clips
+from dave_vit.methods.bias_placement import scale_to_unit, upsample
 from dave_vit.methods.gradcam import features
 from dave_vit.methods.masking import Score, score_rows, target_scores, to_explanation
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.scorecam import scale_to_unit, upsample
 from dave_vit.neighborhood.draws import sample_generator
 
 
@@ -67,12 +67,12 @@ class ViTCX(Method):
             values = to_grid(source.detach()).to(images.dtype)  # [b, D, h, w]
         maps = []
         for index, channels in enumerate(values):
-            image, wanted = images[index : index + 1], target.part(index, index + 1)
-            masks = cluster_masks(scale_to_unit(upsample(channels[None], images))[0], self.distance)  # [N, H, W]
-            effects = clean[index] + self._effects(image, wanted, masks, pass_size)  # [N, K]
-            shares = masks / masks.sum(0).clamp(
-                min=torch.finfo(masks.dtype).tiny
-            )  # pixels under many masks count no more
+            image = images[index : index + 1]
+            channel_masks = scale_to_unit(upsample(channels[None], images.shape[-2:]))[0]  # [D, H, W]
+            masks = cluster_masks(channel_masks, self.distance)  # [N, H, W]
+            effects = clean[index] + self._effects(image, target.part(index, index + 1), masks, pass_size)  # [N, K]
+            # Divided by the coverage, so that pixels under many masks count no more.
+            shares = masks / masks.sum(0).clamp(min=torch.finfo(masks.dtype).tiny)
             maps.append(torch.einsum("nk,nhw->khw", effects.to(shares.dtype), shares) / len(masks))
         return to_explanation(torch.stack(maps), images, target)
 
