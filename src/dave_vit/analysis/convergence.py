@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -85,10 +85,9 @@ class Convergence:
         """Return median and quartiles of the steps; the first is that from 1 to 2 samples."""
         return compute_quartiles(np.arange(2, self.steps.shape[1] + 2), self.steps)
 
-    def error_bands(self) -> Iterator[tuple[str, Band]]:
-        """Yield the median and quartiles of the errors of each estimator."""
-        for name, errors in self.errors.items():
-            yield name, compute_quartiles(self.at, errors)
+    def error_bands(self) -> dict[str, Band]:
+        """Return the median and quartiles of the errors of each estimator."""
+        return {name: compute_quartiles(self.at, errors) for name, errors in self.errors.items()}
 
 
 def convergence(
@@ -126,7 +125,7 @@ def convergence(
 
 def checkpoints(samples: int) -> tuple[int, ...]:
     """Return the powers of two from 2 up to a number, and the number itself."""
-    powers = {2**k for k in range(1, samples.bit_length()) if 2**k <= samples}
+    powers = {2**k for k in range(1, samples.bit_length())}
     return tuple(sorted(powers | {samples}))
 
 
@@ -164,7 +163,7 @@ def analyze_convergence(options: ConvergenceOptions) -> Section:
     rows: list[dict[str, Number]] = [
         {"model": label, "what": quantity, "samples": int(at), **numbers}
         for label, curve in curves.items()
-        for quantity, band in _bands(curve)
+        for quantity, band in _bands(curve).items()
         for at, numbers in band.points()
     ]
     return Section("convergence", "Convergence", text, facts, [_table(curves)], rows, [figure])
@@ -175,10 +174,9 @@ def _join(parts: Sequence[Convergence]) -> Convergence:
     return Convergence(np.concatenate([part.steps for part in parts]), parts[0].at, errors)
 
 
-def _bands(curve: Convergence) -> Iterator[tuple[str, Band]]:
-    yield "step of the average", curve.band()
-    for name, band in curve.error_bands():
-        yield f"error: {name}", band
+def _bands(curve: Convergence) -> dict[str, Band]:
+    errors = {f"error: {name}": band for name, band in curve.error_bands().items()}
+    return {"step of the average": curve.band(), **errors}
 
 
 def _draw(curves: Mapping[str, Convergence]) -> Drawing:
@@ -188,7 +186,7 @@ def _draw(curves: Mapping[str, Convergence]) -> Drawing:
     left.set(xlabel="samples t", ylabel="L1 distance of successive averages")
     left.set_title("step of the average", fontsize=10)
     for axes, (label, curve) in zip(rest, curves.items(), strict=True):
-        for index, (name, band) in enumerate(curve.error_bands()):
+        for index, (name, band) in enumerate(curve.error_bands().items()):
             draw_band(axes, band, name, index, colour=VIOLET if name == "mean" else None)
         axes.set(xlabel="samples T", ylabel="relative squared error of the map")
         axes.set_title(f"distance from the long run, {label}", fontsize=10)

@@ -39,7 +39,7 @@ def analyze_noise(options: NoiseOptions) -> Section:
         "variance-preserving noise with the same ratio of noise to signal.",
         lambda model: partial(add_noise, seed=options.seed),
         table_points=(0.2, 0.5, 1.0, 2.0),
-        extra_column=("as t", equivalent_noise_time),
+        extra_columns={"as t": equivalent_noise_time},
     )
     return run_study(options, study, np.arange(0, 2 + options.step / 2, options.step).round(4).tolist())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -86,7 +86,7 @@ class SensitivityStudy:
         text: text of the section, with a placeholder for the tolerance.
         change: function from a model to the function that changes its inputs.
         table_points: points whose median the table shows.
-        extra_column: a further column of the table: its head, and a function of the stable range.
+        extra_columns: further columns of the table: functions of the stable range, by the column's title.
         annotate: draws further things into the plot.
     """
 
@@ -97,7 +97,7 @@ class SensitivityStudy:
     text: str
     change: Callable[[nn.Module], Change]
     table_points: tuple[float, ...]
-    extra_column: tuple[str, Callable[[float], float]] | None = None
+    extra_columns: Mapping[str, Callable[[float], float]] = field(default_factory=dict)
     annotate: Callable[[Any], None] = lambda axes: None
 
 
@@ -132,11 +132,10 @@ def _draw(study: SensitivityStudy, bands: Mapping[str, Band], ranges: Mapping[st
 
 
 def _table(study: SensitivityStudy, bands: Mapping[str, Band], ranges: Mapping[str, float]) -> ReportTable:
-    extra_head, extra = study.extra_column or ("", None)
     rows = []
     for label, band in bands.items():
-        medians = (float(np.interp(point, band.at, band.median)) for point in study.table_points)
-        value = (f"{extra(ranges[label]):.2f}",) if extra else ()
-        rows.append((label, f"{ranges[label]:g}", *value, *(f"{median:.3f}" for median in medians)))
-    heads = (*((extra_head,) if extra else ()), *(f"median at {point:g}" for point in study.table_points))
+        extra = (f"{convert(ranges[label]):.2f}" for convert in study.extra_columns.values())
+        medians = (f"{np.interp(point, band.at, band.median):.3f}" for point in study.table_points)
+        rows.append((label, f"{ranges[label]:g}", *extra, *medians))
+    heads = (*study.extra_columns, *(f"median at {point:g}" for point in study.table_points))
     return ReportTable(("model", f"within tolerance ({study.unit})", *heads), tuple(rows))

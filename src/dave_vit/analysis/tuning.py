@@ -19,6 +19,7 @@ from dave_vit.methods.pass_size import PassSize, clean_logits
 from dave_vit.methods.presets import LEVELS, neighborhood_levels
 from dave_vit.metrics import Perturbation, area, deletion, insertion
 from dave_vit.models.adapter import ImageLike
+from dave_vit.neighborhood import Neighborhood
 
 CANDIDATES = ((20.0, 0.1, 0.3), (10.0, 0.1, 0.15), *LEVELS)
 """From wide to narrow: rotation in degrees, shift in sides, t of variance-preserving noise."""
@@ -139,22 +140,20 @@ def _preprocess(model: nn.Module, images: Sequence[ImageLike]) -> Tensor:
 def _measure(
     model: nn.Module, inputs: Tensor, logits: Tensor, values: tuple[float, float, float], seed: int
 ) -> MeasuredNeighborhood:
-    (around,) = neighborhood_levels(model, values)
-    survival = _survival(
-        model, inputs, CleanPrediction.of(model, logits), DAVE(model, _VIEWS, seed, neighborhood=around)
-    )
+    (neighborhood,) = neighborhood_levels(model, values)
+    survival = _survival(model, inputs, CleanPrediction.of(model, logits), neighborhood, seed)
     images, target = inputs[:_SCORED], logits[:_SCORED].argmax(1)
-    maps = DAVE(model, _VIEWS, seed, neighborhood=around).explain(images, target).map
+    maps = DAVE(model, _VIEWS, seed, neighborhood=neighborhood).explain(images, target).map
     removed = deletion(model, images, maps, target, Perturbation(_STEPS))
     restored = insertion(model, images, maps, target, Perturbation(_STEPS, "most", "blur"))
     scores = (float(area(curve, _STEPS).mean()) for curve in (removed, restored))
-    return MeasuredNeighborhood(*values[:2], around.noise.level, survival, *scores)
+    return MeasuredNeighborhood(*values[:2], neighborhood.noise.level, survival, *scores)
 
 
-def _survival(model: nn.Module, inputs: Tensor, clean: CleanPrediction, dave: DAVE) -> float:
+def _survival(model: nn.Module, inputs: Tensor, clean: CleanPrediction, neighborhood: Neighborhood, seed: int) -> float:
     """Return the mean survival over views and images; needs forward passes only."""
     shape = tuple(inputs.shape[1:])
-    views = dave.neighborhood.views(shape, samples=_VIEWS, seed=dave.seed, device=inputs.device, dtype=inputs.dtype)
+    views = neighborhood.views(shape, samples=_VIEWS, seed=seed, device=inputs.device, dtype=inputs.dtype)
     shares = []
     for index, image in enumerate(inputs.split(1)):
         logits = compute_logits(model, views.apply(image)[:, 0])  # [n, classes]

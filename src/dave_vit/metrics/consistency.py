@@ -56,13 +56,13 @@ def consistency(maps: Tensor, others: Tensor, warp: Warp) -> Tensor:
     return correlation(positive(maps).to(wide), back.to(wide), visible)
 
 
-def correlation(first: Tensor, second: Tensor, where: Tensor) -> Tensor:
+def correlation(first: Tensor, second: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return Pearson's coefficient of each pair over the pixels of a mask: [B,H,W] -> [B]; NaN if one is constant.
 
-    ``where`` is the mask, [B,H,W], or [1,H,W] for all.
+    ``mask`` is [B,H,W], or [1,H,W] for all; by default every pixel counts.
     """
     finite = (first.isfinite() & second.isfinite()).flatten(1).all(1)
-    weight = where.flatten(1).to(first.dtype)
+    weight = (torch.ones_like(first[:1]) if mask is None else mask).flatten(1).to(first.dtype)
     (a, constant_a), (b, constant_b) = (_center(part.flatten(1), weight) for part in (first, second))
     product = (a * b).sum(1) / (a.square().sum(1).sqrt() * b.square().sum(1).sqrt())
     return torch.where(finite & ~constant_a & ~constant_b, product, torch.nan)

@@ -50,8 +50,7 @@ def infidelity(sums: Tensor, drops: Tensor, *, scaled: bool = True) -> Tensor:
 
 def sensitivity(sums: Tensor, drops: Tensor) -> Tensor:
     """Return Pearson's coefficient of sums and drops, [B,n] each: [B]; NaN where one is constant."""
-    everywhere = torch.ones_like(sums[:1], dtype=torch.bool)
-    return correlation(sums.unsqueeze(2), drops.unsqueeze(2), everywhere)
+    return correlation(sums.unsqueeze(2), drops.unsqueeze(2))
 
 
 def random_squares(count: int, size: tuple[int, int], seed: int = 0) -> Tensor:

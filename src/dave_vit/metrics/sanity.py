@@ -74,8 +74,7 @@ class _RandomParameters:
 
 def similarity(first: Tensor, second: Tensor) -> Tensor:
     """Return Spearman's rank correlation of the positive parts of two batches of maps: [B,H,W] -> [B]."""
-    everywhere = torch.ones_like(first[:1], dtype=torch.bool)
-    return correlation(mean_ranks(positive(first)), mean_ranks(positive(second)), everywhere)
+    return correlation(mean_ranks(positive(first)), mean_ranks(positive(second)))
 
 
 def mean_ranks(maps: Tensor) -> Tensor:
@@ -111,12 +110,9 @@ class Sanity(Metric):
 
     def score(self, case: Case) -> Scores:
         """Return the mean similarity over the stages, [B], with curves over the stages."""
-        own, everywhere = mean_ranks(positive(case.maps)), torch.ones_like(case.maps[:1], dtype=torch.bool)
-        steps = []
-        for model in cascade(case.model, self.stages, self.seed, self.layers):
-            maps = case.explain(model, case.inputs, case.target)
-            steps.append(correlation(own, mean_ranks(positive(maps)), everywhere))
-        curve = torch.stack(steps, 1)
+        models = cascade(case.model, self.stages, self.seed, self.layers)
+        maps = (case.explain(model, case.inputs, case.target) for model in models)
+        curve = torch.stack([similarity(case.maps, other) for other in maps], 1)
         return Scores(curve.mean(1), curve, [stage / self.stages for stage in range(1, self.stages + 1)])
 
 
