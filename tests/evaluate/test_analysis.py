@@ -42,7 +42,8 @@ def pair() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
 
 def test_steps_and_errors_are_those_of_separate_runs(pair):
     model, inputs, target = pair
-    found = convergence.convergence(model, inputs, target, samples=6, reference=5, seed=3)
+    options = convergence.ConvergenceOptions(samples=6, reference=5, seed=3)
+    found = convergence.convergence(model, inputs, target, options)
 
     def run(samples: int, reducer: str = "mean", seed: int = 3) -> torch.Tensor:
         return DAVE(model, samples, seed, "paper", reducer=reducer).attribute(inputs, target)

@@ -90,31 +90,32 @@ class Convergence:
         return {name: compute_quartiles(self.at, errors) for name, errors in self.errors.items()}
 
 
-def convergence(
-    model: nn.Module,
-    inputs: Tensor,
-    target: Tensor,
-    *,
-    samples: int = 128,
-    reference: int = 512,
-    seed: int = 0,
-    preset: str = "paper",
-) -> Convergence:
-    """Follow DAVE's average sample by sample.
+@dataclass(frozen=True)
+class ConvergenceOptions(AnalysisOptions):
+    """Options of the analysis.
 
-    Args:
-        model: maps inputs to logits.
-        inputs: [B,C,H,W].
-        target: [B].
+    Attributes:
         samples: T.
-        reference: samples of the long run, whose draws are independent.
-        seed: seed of the draws; the long run has the next one.
+        reference: samples of the long run, whose draws are independent: its seed is the next one.
         preset: preset of the neighbourhood.
     """
-    if samples < 2:
-        raise OptionError(f"{samples} samples; convergence needs 2 or more")
-    long_run = collapse(DAVE(model, reference, seed + 1, preset, reducer=Mean()).attribute(inputs, target)).double()
-    tracker = _ErrorTracker(long_run, checkpoints(samples))
+
+    n: int = count_flag(4)
+    samples: int = flag(128, "Samples to follow one by one.", least=2, metavar="T")
+    reference: int = flag(256, "Samples of the long run.", least=1)
+    preset: str = flag("paper", "Neighbourhood: paper, default or official.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples < 2:
+            raise OptionError(f"{self.samples} samples; convergence needs 2 or more")
+
+
+def convergence(model: nn.Module, inputs: Tensor, target: Tensor, options: ConvergenceOptions) -> Convergence:
+    """Follow DAVE's average for inputs [B,C,H,W] and targets [B] sample by sample."""
+    samples, seed, preset = options.samples, options.seed, options.preset
+    reference = DAVE(model, options.reference, seed + 1, preset, reducer=Mean()).attribute(inputs, target)
+    tracker = _ErrorTracker(collapse(reference).double(), checkpoints(samples))
     # As many rows per pass as images: then every pass adds one sample of each.
     dave = DAVE(model, samples, seed, preset, reducer=tracker, chunk=len(inputs))
     averages = (explanation.attribution for explanation in dave.refine(inputs, target))
@@ -129,29 +130,12 @@ def checkpoints(samples: int) -> tuple[int, ...]:
     return tuple(sorted(powers | {samples}))
 
 
-@dataclass(frozen=True)
-class ConvergenceOptions(AnalysisOptions):
-    """Options of the analysis.
-
-    Attributes:
-        samples: T.
-        reference: samples of the long run.
-        preset: preset of the neighbourhood.
-    """
-
-    n: int = count_flag(4)
-    samples: int = flag(128, "Samples to follow one by one.", least=2, metavar="T")
-    reference: int = flag(256, "Samples of the long run.", least=1)
-    preset: str = flag("paper", "Neighbourhood: paper, default or official.")
-
-
 @analysis("convergence")
 def analyze_convergence(options: ConvergenceOptions) -> Section:
     """Measure how many samples are needed: steps of the average, and errors of all estimators against a long run."""
-    settings: dict[str, Any] = {name: getattr(options, name) for name in ("samples", "reference", "seed", "preset")}
     curves: dict[str, Convergence] = {}
     for label, model, images in options.load_with_images():
-        curves[label] = _join([convergence(model, *batch, **settings) for batch in images.batches(_BATCH)])
+        curves[label] = _join([convergence(model, *batch, options) for batch in images.batches(_BATCH)])
     long_run = {"long run": f"{options.reference} samples"}
     facts = options.facts(images=len(images), samples=options.samples, preset=options.preset, **long_run)
     text = (

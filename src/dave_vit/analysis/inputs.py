@@ -73,11 +73,6 @@ class MapAnalysisOptions(AnalysisOptions):
 
     samples: int = flag(50, "Samples of each image.", least=1, metavar="N")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.samples < 1:
-            raise OptionError(f"{self.samples} samples; expected 1 or more")
-
     def maker(self, method: str) -> MapMaker:
         """Return the map maker of a label of `dave_vit.analysis.catalog`."""
         return MapMaker(method_entry(method, self.samples), Smoothing(), self.seed)
