@@ -38,14 +38,13 @@ def merge_settings(settings: dict[str, Any], flags: Mapping[str, Any], overrides
     merged = {**settings, **{name: value for name, value in flags.items() if name not in METHOD_FLAGS}}
     merged["plugins"] = import_plugins(_as_list(merged["plugins"]))  # before names are looked up
     texts = _parse_overrides(overrides)
-    models = [read_entry(ModelEntry, one) for one in _as_list(merged["models"])]
     methods = [read_entry(MethodEntry, one) for one in _expand_names(merged["methods"], METHODS)]
     metrics = [read_entry(MetricEntry, one) for one in _expand_names(merged["metrics"], METRICS)]
-    merged["models"] = tuple(models)
+    merged["models"] = tuple(read_entry(ModelEntry, one) for one in _as_list(merged["models"]))
     merged["methods"] = tuple(_override_method(entry, flags, texts) for entry in methods)
     merged["metrics"] = tuple(_override_metric(entry, texts) for entry in metrics)
     merged["seeds"] = tuple(_as_list(merged["seeds"]))
-    merged["smoothing"] = _merge_smoothing(settings["smoothing"], flags.get("smoothing", {}))
+    merged["smoothing"] = replace(read_entry(Smoothing, settings["smoothing"]), **flags.get("smoothing", {}))
     for who, options in texts.items():
         raise OptionError(f"--set {who}.{next(iter(options))}: {who!r} is no method and no metric of this run")
     return merged
@@ -65,11 +64,6 @@ def _override_method(entry: MethodEntry, flags: Mapping[str, Any], texts: Overri
 def _override_metric(entry: MetricEntry, texts: Overrides) -> MetricEntry:
     own = {name: parse_value(text) for name, text in texts.pop(entry.label or entry.metric, {}).items()}
     return replace(entry, options={**entry.options, **own})
-
-
-def _merge_smoothing(value: Any, flags: Mapping[str, Any]) -> Smoothing:
-    smoothing = read_entry(Smoothing, value)
-    return replace(smoothing, **flags) if flags else smoothing
 
 
 def _parse_overrides(texts: Iterable[str]) -> Overrides:

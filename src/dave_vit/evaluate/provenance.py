@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from functools import cache
-from importlib import resources
-from importlib.resources.abc import Traversable
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from dave_vit._internal.environment import versions
 
+_PACKAGE = Path(__file__).parents[1]
 _DISPLAY = ("cli", "viz", "web")  # packages that no number depends on
 
 
@@ -20,19 +19,10 @@ _DISPLAY = ("cli", "viz", "web")  # packages that no number depends on
 def software_versions() -> dict[str, str]:
     """Return the versions of the libraries, and a hash of this package's own code."""
     code = hashlib.sha256()
-    for folder in sorted(resources.files("dave_vit").iterdir(), key=lambda path: path.name):
-        if folder.name not in _DISPLAY:
-            _update_hash(code, folder)
+    for path in sorted(_PACKAGE.rglob("*.*")):
+        if path.suffix in (".py", ".toml") and path.relative_to(_PACKAGE).parts[0] not in _DISPLAY:
+            code.update(path.name.encode() + b"\0" + path.read_bytes())
     return {**versions(), "code": code.hexdigest()[:12]}
-
-
-def _update_hash(code: Any, path: Traversable) -> None:
-    """Add a file of code or settings to a hash, or all those of a folder."""
-    if path.is_dir():
-        for inner in sorted(path.iterdir(), key=lambda one: one.name):
-            _update_hash(code, inner)
-    elif path.name.endswith((".py", ".toml")):
-        code.update(path.name.encode() + b"\0" + path.read_bytes())
 
 
 def hash_weights(model: nn.Module) -> str:

@@ -112,9 +112,11 @@ class RunFolder:
 
     def find_existing(self, files: Iterable[str]) -> set[str]:
         """Return the files that exist; lists each folder once, however many files it has."""
-        names = set(files)
-        folders = {name.rpartition("/")[0] for name in names}
-        return names & {f"{folder}/{name}" for folder in folders for name in _list_folder(self / folder)}
+        names, existing = set(files), set()
+        for folder in {name.rpartition("/")[0] for name in names}:
+            with suppress(FileNotFoundError):
+                existing |= {f"{folder}/{name}" for name in os.listdir(self / folder)}
+        return names & existing
 
     @contextmanager
     def claim(self, key: str, *, wait: bool = False) -> Iterator[bool]:
@@ -193,10 +195,3 @@ def _lock(descriptor: int, *, wait: bool) -> bool:
         if error.errno not in _NO_LOCKS:
             raise
     return True
-
-
-def _list_folder(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []

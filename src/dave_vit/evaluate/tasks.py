@@ -21,12 +21,7 @@ from dave_vit.evaluate.store import DamagedFile, RunFolder
 from dave_vit.metrics import GridMetric
 
 Kind = Literal["scan", "images", "grids", "examples"]
-_FILES: dict[Kind, str] = {
-    "scan": "scan/{}.parquet",
-    "images": "rows/{}.parquet",
-    "grids": "rows/{}.parquet",
-    "examples": "examples/{}.npz",
-}
+_Indices = tuple[int, ...]
 _CONFIDENCES = (0.9, 0.8, 0.5, 0.0)  # tried in turn if the usual confidence leaves too few images
 _IMAGES_PER_CELL = 25  # there are at most as many grids as images
 
@@ -53,14 +48,15 @@ class EvalTask:
     method: int
     seed: int
     start: int
-    images: tuple[int, ...]
-    targets: tuple[int, ...] = ()
+    images: _Indices
+    targets: _Indices = ()
     is_last_attempt: bool = False
 
     @property
     def file(self) -> str:
         """The file that exists once the task is done, relative to the run."""
-        return _FILES[self.kind].format(self.name)
+        folder = "rows" if self.kind in ("images", "grids") else self.kind
+        return f"{folder}/{self.name}.{'npz' if self.kind == 'examples' else 'parquet'}"
 
     @property
     def maps_file(self) -> str:
@@ -131,18 +127,11 @@ class TaskBuilder:
                     yield self._task(kind, model, method, seed, start, images, targets)
 
     def _task(
-        self,
-        kind: Kind,
-        model: int,
-        method: int,
-        seed: int,
-        start: int,
-        images: tuple[int, ...],
-        targets: tuple[int, ...] = (),
+        self, kind: Kind, model: int, method: int, seed: int, start: int, images: _Indices, targets: _Indices = ()
     ) -> EvalTask:
         entry = self._methods[method] if method >= 0 else None
         content = [self._shared, self._models[model], entry, self._metrics, kind, seed, start, images, targets]
-        label = self.plan.methods[method].label if method >= 0 else self.plan.models[model].label
+        label = (entry or self._models[model])["label"]
         name = f"{_file_name(label)}-{kind}-{start:06d}-{hash_content(content)[:16]}"
         return EvalTask(kind, name, model, method, seed, start, images, targets)
 
@@ -185,10 +174,8 @@ def load_or_build_grids(
     with folder.claim("grids", wait=True):
         if not path.exists():
             names = {one.index: one.name for one in images}
-            grids = [
-                {"images": list(grid.images), "labels": list(grid.labels), "names": [names[i] for i in grid.images]}
-                for grid in build_grids(images, options)
-            ]
+            built = build_grids(images, options)
+            grids = [{**asdict(grid), "names": [names[i] for i in grid.images]} for grid in built]
             folder.write({name: json_bytes({"options": asdict(options), "grids": grids})})
     try:
         content = json.loads(path.read_bytes())
@@ -198,25 +185,24 @@ def load_or_build_grids(
     return stored, _describe_grids(images, metric.options, options, len(stored))
 
 
-def _describe_grids(images: Sequence[ScannedImage], wanted: GridOptions, used: GridOptions, grids: int) -> str:
+def _describe_grids(images: Sequence[ScannedImage], usual: GridOptions, used: GridOptions, grids: int) -> str:
     """Return a note if there are no grids, or grids of images with a lower confidence than the metric asks for."""
     sure = f"recognised with more than {used.confidence:g}"
     if not grids:
         classes = len({one.label for one in _recognised(images, used)})
         how = "use more images or a lower confidence of the metric"
         return f"no grids: images of {classes} classes are {sure}, and a grid needs {used.cells**2}; {how}"
-    if used.confidence < wanted.confidence:
-        few = f"only {len(_recognised(images, wanted))} are recognised with more than {wanted.confidence:g}"
+    if used.confidence < usual.confidence:
+        few = f"only {len(_recognised(images, usual))} are recognised with more than {usual.confidence:g}"
         return f"grids of images that are {sure}: {few}"
     return ""
 
 
 def _recognised(images: Sequence[ScannedImage], options: GridOptions) -> list[GridCandidate]:
     return [
-        GridCandidate(one.index, one.label, one.confidence)
+        GridCandidate(one.index, one.predicted, confidence)
         for one in images
-        if one.label is not None
-        and one.label == one.predicted
-        and one.confidence is not None
-        and one.confidence > options.confidence
+        if one.predicted is not None
+        and one.predicted == one.label
+        and (confidence := one.confidence or 0.0) > options.confidence
     ]

@@ -135,8 +135,7 @@ class _RayCluster:
         if not calls:
             time.sleep(_POLL_SECONDS)
             return []
-        ended, _ = self.ray.wait(list(calls), num_returns=1, timeout=_POLL_SECONDS)
-        return list(ended)
+        return list(self.ray.wait(list(calls), num_returns=1, timeout=_POLL_SECONDS)[0])
 
     def result(self, call: Any) -> Any:
         """Return the result of a call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,18 +24,15 @@ class StoredRun:
         path: the folder.
         plan: content of ``plan.json``.
         provenance: software and weights that computed it last.
+        methods: labels of the methods.
         models: scores by the label of the model.
     """
 
     path: Path
     plan: Mapping[str, Any]
     provenance: Mapping[str, Any]
+    methods: Sequence[str]
     models: Mapping[str, ModelScores]
-
-    @property
-    def methods(self) -> list[str]:
-        """Labels of the methods."""
-        return [one["label"] for one in self.plan["methods"]]
 
 
 def read_run(path: str | Path) -> StoredRun:
@@ -43,15 +40,15 @@ def read_run(path: str | Path) -> StoredRun:
     path = Path(path)
     try:
         plan, versions = (json.loads((path / name).read_bytes()) for name in ("plan.json", "versions.json"))
-        run = StoredRun(path, plan, versions[-1], {})
+        provenance, methods = versions[-1], [one["label"] for one in plan["methods"]]
     except FileNotFoundError as error:
         raise DataError(f"{path}: no run of dave evaluate; looked for plan.json and versions.json") from error
-    except (ValueError, IndexError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise DataError(f"{path}: plan.json or versions.json is damaged") from error
     rows = sorted((path / "rows").glob("*.parquet"))
     if not rows:
         raise DataError(f"{path}: the run has no rows yet")
-    return StoredRun(path, plan, run.provenance, read_scores(rows, run.methods))
+    return StoredRun(path, plan, provenance, methods, read_scores(rows, methods))
 
 
 def compare_runs(first: StoredRun, second: StoredRun, pairs: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
@@ -83,8 +80,8 @@ def compare_runs(first: StoredRun, second: StoredRun, pairs: Mapping[str, str] |
 
 def describe_changes(first: StoredRun, second: StoredRun) -> list[str]:
     """Describe how the plans and the versions of two runs differ."""
-    changes = (describe_differences(first.plan, second.plan), describe_differences(first.provenance, second.provenance))
-    return [change for part in changes for change in part]
+    versions = describe_differences(first.provenance, second.provenance)
+    return [*describe_differences(first.plan, second.plan), *versions]
 
 
 def _differences(before: ScoreTable, after: ScoreTable, pairs: Mapping[str, str]) -> Iterator[dict[str, Any]]:

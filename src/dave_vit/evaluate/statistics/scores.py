@@ -127,15 +127,15 @@ class ScoreReader:
                 scores = self._models.setdefault(key[0], ModelScores())
                 scores.versions.update(part["versions"].unique().to_pylist())
                 scores.devices.update(part["device"].unique().to_pylist())
-                self._rows.setdefault(key, []).append(_decode(part.select(_COLUMNS)))
+                self._rows.setdefault(key, []).append(part.select(_COLUMNS))
                 self._add_curves(self._curves.setdefault(key, {}), part.filter(part["curve"].is_valid()))
 
     def scores(self) -> dict[str, ModelScores]:
         """Return the scores read so far by the label of the model."""
         concat = import_pyarrow().concat_tables
         for (model, metric), parts in self._rows.items():
-            curves = self._curves[model, metric]
-            self._models[model].tables[metric] = ScoreTable(self.methods, concat(parts), curves)
+            rows = concat(parts).unify_dictionaries()  # they differ from file to file, which grouping does not allow
+            self._models[model].tables[metric] = ScoreTable(self.methods, rows, self._curves[model, metric])
         return self._models
 
     def _add_curves(self, curves: dict[str, CurveSum], rows: Any) -> None:
@@ -181,10 +181,3 @@ def _split(rows: Any, *columns: str) -> Iterator[tuple[Any, Any]]:
         for name, value in key.items():
             part = part.filter(compute.equal(part[name], value))
         yield tuple(key.values()), part
-
-
-def _decode(rows: Any) -> Any:
-    """Return a copy with plain texts: dictionaries differ from file to file, which grouping does not allow."""
-    arrow = import_pyarrow()
-    kinds = [(one.name, arrow.string() if arrow.types.is_dictionary(one.type) else one.type) for one in rows.schema]
-    return rows.cast(arrow.schema(kinds))

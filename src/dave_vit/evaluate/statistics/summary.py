@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dave_vit.evaluate.plan import Plan
@@ -81,27 +81,23 @@ def describe_budget_overruns(plan: Plan, results: Sequence[Result]) -> list[str]
     return [f"more than the budget of {budget} passes a map took {each}: {why}"]
 
 
-def _results(model: str, entry: MetricEntry, table: ScoreTable, left_out: Mapping[str, str]) -> list[Result]:
+def _results(model: str, entry: MetricEntry, table: ScoreTable, left_out: Mapping[str, str]) -> Iterator[Result]:
     metric = entry.create()
     selects = isinstance(metric, GridMetric) or metric.images is not None  # it leaves out images by itself
     before: Counter[str] = Counter() if selects else Counter(left_out.values())
-    rows: list[Result] = []
     for number, estimate in enumerate(estimate_means(table.values, table.units, pictures=table.pictures)):
         reasons = table.count_reasons(number) + before
-        rows.append(
-            {
-                "model": model,
-                "method": table.methods[number],
-                "metric": entry.label,
-                **vars(estimate),
-                "dropped": reasons.total(),
-                "reasons": dict(reasons.most_common()),
-                "empty": table.count_empty(number),
-                "higher_is_better": metric.higher_is_better,
-                **table.costs(number),
-            }
-        )
-    return rows
+        yield {
+            "model": model,
+            "method": table.methods[number],
+            "metric": entry.label,
+            **vars(estimate),
+            "dropped": reasons.total(),
+            "reasons": dict(reasons.most_common()),
+            "empty": table.count_empty(number),
+            "higher_is_better": metric.higher_is_better,
+            **table.costs(number),
+        }
 
 
 def _differences(model: str, entry: MetricEntry, scores: ModelScores) -> list[Result]:
