@@ -94,11 +94,11 @@ class Comparison:
         photo = self.first.photo.resize(2)
         cells = [image_cell(photo.frame_seen_area(photo.image))]
         if self.region is not None:
-            contours = photo.place([self.region.double()]).numpy(), ((0.5, HUES[1]),)
-            cells = [replace(cells[0], contours=contours)]
+            outline = photo.place([self.region.double()]).numpy(), HUES[1]
+            cells = [replace(cells[0], outline=outline)]
         for row, cell in zip(self.rows, self._cells(view, scales), strict=True):
             score = f", energy {row['energy']:.1%}" if row.get("energy") is not None else ""
-            cells.append(cell.with_title(f"{row['method']}{score}"))
+            cells.append(replace(cell, title=f"{row['method']}{score}"))
         scaled = "one scale for maps of logits" if scales == "shared" else "each map on its own scale"
         title = f"{self.first.picture.name}: {self.first.panels[0].target}, {self.first.explainer.model.spec}; {scaled}"
         return draw_grid([cells[start : start + _COLUMNS] for start in range(0, len(cells), _COLUMNS)], title=title)

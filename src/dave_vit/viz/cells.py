@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dave_vit.viz.colors import HUES
+from dave_vit.viz.colors import HUES, colorize
 from dave_vit.viz.figures import Cell, ScaleBar
-from dave_vit.viz.rendering import ImageLike, MapLike, ScaledMap, as_image, as_map, blend, colorize_map, scale_map
+from dave_vit.viz.rendering import ImageLike, MapLike, as_image, as_map, blend, colorize_map, scale_map
 
 MAX_SURENESS = 5.0
 """Standard errors at the end of the scale of sureness."""
@@ -37,9 +37,8 @@ def map_cell(
 
 def sureness_cell(values: MapLike, title: str = "sureness") -> Cell:
     """Return the standard errors between each pixel and zero; the scale is the same in all figures."""
-    scaled = ScaledMap((as_map(values) / MAX_SURENESS).clamp(0, 1).numpy(), MAX_SURENESS, 1.0)
-    bar = ScaleBar("dave_uncertainty", MAX_SURENESS, "", unit="standard errors or more")
-    return Cell(colorize_map(scaled, "dave_uncertainty"), title, bar)
+    colours = colorize((as_map(values) / MAX_SURENESS).clamp(0, 1).numpy(), "dave_uncertainty")
+    return Cell(colours, title, ScaleBar("dave_uncertainty", MAX_SURENESS, "", unit="standard errors or more"))
 
 
 def targets_cell(

@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,18 +64,14 @@ class Cell:
         title: above it; a long one is wrapped, then cut.
         bar: below it.
         legend: colours and their meaning, below it.
-        contours: a map, and the level and colour of each line.
+        outline: a mask [H, W] and the colour of the line around it.
     """
 
     colours: Array
     title: str = ""
     bar: ScaleBar | None = None
     legend: tuple[tuple[str, str], ...] = ()
-    contours: tuple[Array, tuple[tuple[float, str], ...]] | None = None
-
-    def with_title(self, title: str) -> Cell:
-        """Return the same cell with another title."""
-        return replace(self, title=title)
+    outline: tuple[Array, str] | None = None
 
 
 class Drawing(Figure):
@@ -201,10 +197,9 @@ def _draw_cell(figure: Drawing, cell: Cell, left: float, top: float, width: floa
     middle = (left + width / 2) / across
     for number, line in enumerate(reversed(_wrap_title(cell.title, width))):
         figure.text(middle, (top + 0.07 + number * _LINE) / up, line, ha="center", fontsize=_SIZE)
-    if cell.contours is not None:
-        values, lines = cell.contours
-        for level, colour in lines:
-            axes.contour(values, levels=[level], colors=[colour], linewidths=1.4)
+    if cell.outline is not None:
+        mask, colour = cell.outline
+        axes.contour(mask, levels=[0.5], colors=[colour], linewidths=1.4)
     if cell.bar is not None:
         _draw_scale_bar(figure, cell.bar, left, top - tall - 0.07, width)
     for number, (colour, text) in enumerate(cell.legend):

@@ -47,7 +47,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"bold": _bold, "source": _encode_image, "jpeg": _encode_jpeg, "inline": _inline_svg}
+    environment.filters |= {"bold": _bold, "source": _encode_image, "data_url": _data_url, "inline": _inline_svg}
     tokens = resources.files("dave_vit.viz") / "static" / "tokens.css"  # reports have the colours of the web page
     environment.globals["tokens"] = tokens.read_text(encoding="utf-8")
     return environment
@@ -65,12 +65,8 @@ def _encode_image(image: Image, kind: Literal["jpeg", "webp"]) -> str:
     return _data_url(buffer.getvalue(), kind)
 
 
-def _encode_jpeg(data: bytes) -> str:
-    """Return a data URL of a JPEG file."""
-    return _data_url(data, "jpeg")
-
-
 def _data_url(data: bytes, kind: str) -> str:
+    """Return a data URL of an image file."""
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -107,8 +107,8 @@ def draw_comparison(
     """
     rows = []
     for number, image in enumerate(images):
-        cells = [image_cell(image)] + [column[number].with_title(name) for name, column in maps.items()]
-        rows.append(cells if number == 0 else [cell.with_title("") for cell in cells])
+        cells = [image_cell(image)] + [replace(column[number], title=name) for name, column in maps.items()]
+        rows.append(cells if number == 0 else [replace(cell, title="") for cell in cells])
     return draw_grid(rows, title=title, labels=labels, width=width)
 
 

@@ -62,11 +62,6 @@ class Photo:
         return float(covered.mean())
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the model sees nearly all of it."""
-        return self.visible_share >= _WHOLE
-
-    @property
     def is_plain(self) -> bool:
         """Whether there is one input, in the photograph's own proportions and without margins."""
         (across, down), margins = self.parts[0].scale, max(-start for start in self.parts[0].offset)
@@ -92,19 +87,19 @@ class Photo:
     def frame_seen_area(self, colours: ImageLike) -> Array:
         """Draw a frame around the area that the model sees in a picture of the photograph, and fade the rest."""
         array = as_image(colours)
-        if self.is_whole:
+        if self.visible_share >= _WHOLE:
             return array
-        width, height = array.shape[1], array.shape[0]
-        boxes = [part.resize_photo((width, height)).visible_box for part in self.parts]
+        size = (array.shape[1], array.shape[0])
+        boxes = [[round(side) for side in part.resize_photo(size).visible_box] for part in self.parts]
         pale = _WHITE + (1 - _WHITE) * array
         for left, top, right, bottom in boxes:
-            area = np.s_[round(top) : round(bottom), round(left) : round(right)]
-            pale[area] = array[area]
+            pale[top:bottom, left:right] = array[top:bottom, left:right]
         shown = to_pillow(pale)
-        pen, thick = ImageDraw.Draw(shown), max(1, round(min(shown.size) / 200))
-        for box in boxes if len(boxes) == 1 else []:
-            pen.rectangle([round(box[0]), round(box[1]), round(box[2]) - 1, round(box[3]) - 1], None, "#ffffff", thick)
-            outer = [round(box[0]) - thick, round(box[1]) - thick, round(box[2]) - 1 + thick, round(box[3]) - 1 + thick]
+        pen, thick = ImageDraw.Draw(shown), max(1, round(min(size) / 200))
+        if len(boxes) == 1:
+            left, top, right, bottom = boxes[0]
+            pen.rectangle([left, top, right - 1, bottom - 1], None, "#ffffff", thick)
+            outer = [left - thick, top - thick, right - 1 + thick, bottom - 1 + thick]
             pen.rectangle(outer, None, "#40175e", thick)
         return as_image(shown)
 
@@ -117,11 +112,12 @@ class Photo:
         if self.is_plain:
             return [parts[0] for parts in groups]
         small = self.resize()
-        return [replace(parts[0], **small._merge_maps(parts)) for parts in groups]
+        return [small._merge_panels(parts) for parts in groups]
 
-    def _merge_maps(self, panels: Sequence[Panel]) -> dict[str, Any]:
-        maps = {name: [getattr(panel, name) for panel in panels] for name in _MAPS}
-        return {name: None if values[0] is None else self.place(values) for name, values in maps.items()}
+    def _merge_panels(self, parts: Sequence[Panel]) -> Panel:
+        known = [name for name in _MAPS if getattr(parts[0], name) is not None]
+        maps: dict[str, Any] = {name: self.place([getattr(part, name) for part in parts]) for name in known}
+        return replace(parts[0], **maps)
 
 
 def overlay_on_photo(photo: Photo, groups: Sequence[Sequence[Panel]], view: View, scales: Scales) -> Image.Image:

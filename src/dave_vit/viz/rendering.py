@@ -16,6 +16,7 @@ from dave_vit.maps import normalize, positive, smooth
 from dave_vit.viz.colors import Array, colorize, hue
 
 QUANTILE = 0.99
+STRENGTH = 0.95  # opacity of the largest value of a map over an image
 ImageLike = Image.Image | Tensor | np.ndarray[Any, Any]
 MapLike = Tensor | np.ndarray[Any, Any]
 
@@ -74,24 +75,21 @@ def colorize_map(values: MapLike | ScaledMap, colormap: str = "dave") -> Array:
     return colorize((scaled.values + 1) / 2 if scaled.signed else scaled.values, colormap)
 
 
-def smooth_for_overlay(values: MapLike, window: int | None = None, *, signed: bool = False) -> Tensor:
+def smooth_for_overlay(values: MapLike, *, signed: bool = False) -> Tensor:
     """Smooth the positive part of a map slightly: over an image, lines of one pixel would be lost.
 
     Args:
         values: a map [H, W].
-        window: side of the Gaussian window in pixels, odd; 1 changes nothing; by default a 45th of the shorter side.
         signed: keep the negative part as well.
     """
     tensor = as_map(values) if signed else positive(as_map(values))
-    return smooth(tensor[None], "gaussian", window or default_window(tensor.shape))[0]
+    window = max(1, 2 * round((min(tensor.shape) / 45 - 1) / 2) + 1)  # odd; a 45th of the shorter side, 5 pixels of 224
+    return smooth(tensor[None], "gaussian", window)[0]
 
 
-def default_window(size: tuple[int, ...]) -> int:
-    """Return the window of `smooth_for_overlay` for a map of this height and width: 5 pixels of 224."""
-    return max(1, 2 * round((min(size) / 45 - 1) / 2) + 1)
-
-
-def overlay(image: ImageLike, values: MapLike | ScaledMap, *, strength: float = 0.95, signed: bool = False) -> Array:
+def overlay(
+    image: ImageLike, values: MapLike | ScaledMap, *, strength: float = STRENGTH, signed: bool = False
+) -> Array:
     """Lay a map over its image, the larger a value, the more opaque: [H, W, 3] in [0, 1].
 
     Args:
@@ -102,25 +100,19 @@ def overlay(image: ImageLike, values: MapLike | ScaledMap, *, strength: float = 
     """
     if not 0 <= strength <= 1:
         raise OptionError(f"strength {strength}; expected a number from 0 to 1")
-    scaled = (
-        values if isinstance(values, ScaledMap) else scale_map(smooth_for_overlay(values, signed=signed), signed=signed)
-    )
-    alpha = strength * np.abs(scaled.values[..., None])
+    if not isinstance(values, ScaledMap):
+        values = scale_map(smooth_for_overlay(values, signed=signed), signed=signed)
     # without the dark ends of the signed colours, which look black over a photograph
-    colours = colorize((0.7 * scaled.values + 1) / 2, "dave_signed") if scaled.signed else colorize_map(scaled)
-    shown: Array = (1 - alpha) * _fade(resize_image(image, scaled.values.shape)) + alpha * colours
-    return shown
+    colours = colorize((0.7 * values.values + 1) / 2, "dave_signed") if values.signed else colorize_map(values)
+    return _lay_over(image, colours, strength * np.abs(values.values))
 
 
-def blend(
-    image: ImageLike, maps: Sequence[MapLike | ScaledMap], *, strength: float = 0.95, shared: bool = True
-) -> Array:
+def blend(image: ImageLike, maps: Sequence[MapLike | ScaledMap], *, shared: bool = True) -> Array:
     """Lay maps of several targets over one image, each smoothed and in its own hue: [H, W, 3] in [0, 1].
 
     Args:
         image: as the model saw it.
         maps: its maps, [H, W] each, which are smoothed first; or maps that are scaled already.
-        strength: opacity of the largest value.
         shared: whether all maps have one scale, so that a weak one stays weak.
     """
     smoothed = [smooth_for_overlay(values) for values in maps if not isinstance(values, ScaledMap)]
@@ -128,17 +120,17 @@ def blend(
     scaled += [values for values in maps if isinstance(values, ScaledMap)]
     levels = np.stack([each.values for each in scaled])  # [K, H, W]
     hues = np.stack([hue(index) for index in range(len(maps))])  # [K, 3]
-    colour = hues[levels.argmax(0)]  # only the strongest: a mixed hue would look like another target's
-    alpha = strength * levels.max(0)[..., None]
-    shown: Array = (1 - alpha) * _fade(resize_image(image, levels.shape[1:])) + alpha * colour
+    colours = hues[levels.argmax(0)]  # only the strongest: a mixed hue would look like another target's
+    return _lay_over(image, colours, STRENGTH * levels.max(0))
+
+
+def _lay_over(image: ImageLike, colours: Array, alpha: Array) -> Array:
+    """Lay colours [H, W, 3] with opacity [H, W] over an image, paler and less colourful, so that they stand out."""
+    array, opacity = resize_image(image, alpha.shape), alpha[..., None]
+    grey = array @ np.array([0.299, 0.587, 0.114])
+    pale = 0.15 + 0.75 * (0.35 * array + 0.65 * grey[..., None])
+    shown: Array = (1 - opacity) * pale + opacity * colours
     return shown
-
-
-def _fade(image: Array) -> Array:
-    """Make an image paler and less colourful, so that the colours of a map stand out."""
-    grey = image @ np.array([0.299, 0.587, 0.114])
-    pale: Array = 0.15 + 0.75 * (0.35 * image + 0.65 * grey[..., None])
-    return pale
 
 
 def as_map(values: MapLike) -> Tensor:
@@ -166,8 +158,7 @@ def resize_image(image: ImageLike, size: tuple[int, ...]) -> Array:
     array = as_image(image)
     if array.shape[:2] == tuple(size):
         return array
-    resized = to_pillow(array).resize((size[1], size[0]), Image.Resampling.LANCZOS)
-    return np.asarray(resized, dtype=np.float64) / 255
+    return as_image(to_pillow(array).resize((size[1], size[0]), Image.Resampling.LANCZOS))
 
 
 def to_pillow(colours: Array) -> Image.Image:

@@ -76,13 +76,7 @@ class DetailedTable:
 
 
 def estimate_cell(
-    mean: float | None,
-    low: float | None,
-    high: float | None,
-    *,
-    digits: int = 3,
-    note: str = "",
-    is_best: bool = False,
+    mean: float | None, low: float | None, high: float | None, *, digits: int = 3, note: str = "", is_best: bool = False
 ) -> TableCell:
     """Return a cell with a mean and its interval: "0.512" and "[0.498, 0.526]"; "-" if there is no mean."""
     if mean is None:
