@@ -36,15 +36,15 @@ def find_batch_axes(
     if key in known:
         return known[key]
     axes = _compare_passes(model, images, target, rules, autocast)
-    if not bool((images[:-1] == images[-1:]).all()):  # copies do not tell whether they change their places
-        _KNOWN[model] = {**{old: found for old, found in known.items() if old[0] == state}, key: axes}
+    if not bool((images[:-1] == images[-1:]).all()):  # copies do not show whether they change their places
+        _KNOWN[model] = {**{old: entry for old, entry in known.items() if old[0] == state}, key: axes}
     return axes
 
 
 def _compare_passes(
     model: nn.Module, images: Tensor, target: Target, rules: RuleSet, autocast: torch.dtype | None
 ) -> list[int] | None:
-    last, target = len(images) - 1, target.split_classes()[0]  # one class tells as much as all of them
+    last, target = len(images) - 1, target.split_classes()[0]  # one class is enough
     recorded = partial(gradient, model, rules=rules, autocast=autocast, record_constants=True)
     with count_passes():  # a check of the model, which is no pass of a map
         alone = recorded(images[last:], target.part(last, last + 1)).constants

@@ -10,7 +10,7 @@ from torch import Tensor
 from dave_vit.errors import OptionError
 
 Box = tuple[float, float, float, float]
-"""(x0, y0, x1, y1): fractions of the image's width and height, or pixels of a photograph where it is said."""
+"""(x0, y0, x1, y1): fractions of the image's width and height, or pixels of a photograph where stated."""
 
 
 def parse_box(text: str) -> Box:

@@ -60,5 +60,4 @@ class RuleSet:
 
     def lookup(self, func: Any, name: str) -> Rule | None:
         """Return the rule of a function: by identity first, then by canonical name."""
-        rule = self.rules.get(func)
-        return rule if rule is not None else self.rules.get(name)
+        return self.rules.get(func) or self.rules.get(name)

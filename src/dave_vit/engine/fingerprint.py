@@ -31,7 +31,7 @@ class Fingerprint:
     hooked: bool
 
 
-_CACHE: ContextVar[dict[nn.Module, Fingerprint] | None] = ContextVar("surveys", default=None)
+_CACHE: ContextVar[dict[nn.Module, Fingerprint] | None] = ContextVar("fingerprints", default=None)
 
 
 @contextmanager
@@ -46,9 +46,9 @@ def cache_fingerprints() -> Iterator[None]:
 
 def forget_fingerprints() -> None:
     """Clear the cache; called before a model's own code runs, which may change anything."""
-    held = _CACHE.get()
-    if held is not None:
-        held.clear()
+    cache = _CACHE.get()
+    if cache is not None:
+        cache.clear()
 
 
 def fingerprint_model(model: nn.Module) -> Fingerprint:
@@ -58,13 +58,12 @@ def fingerprint_model(model: nn.Module) -> Fingerprint:
         TrainingModeError: it acts at random, or learns while it runs.
         CheckpointingError: it recomputes its forward pass.
     """
-    held = _CACHE.get()
-    found = None if held is None else held.get(model)
-    if found is None:
-        found = _walk_modules(model)
-        if held is not None:
-            held[model] = found
-    return found
+    cache = _CACHE.get()
+    if cache is None:
+        return _walk_modules(model)
+    if model not in cache:
+        cache[model] = _walk_modules(model)
+    return cache[model]
 
 
 def _walk_modules(model: nn.Module) -> Fingerprint:

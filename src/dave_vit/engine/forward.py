@@ -19,7 +19,7 @@ from dave_vit.engine.targets import class_logits
 from dave_vit.errors import InputError, OutputError, UnsupportedOperator
 
 Read = Callable[[Any, int], Tensor]
-"""``read(output, batch)``: what is looked at in a model's output, ``[B, classes]``; see ``Target.read``."""
+"""``read(output, batch)``: what is read from a model's output, ``[B, classes]``; see ``Target.read``."""
 
 
 class PassCount:

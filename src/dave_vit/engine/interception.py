@@ -158,7 +158,7 @@ class Interception(TorchFunctionMode):
     def _run_operator(self, func: Any, spelling: FunctionName, args: Any, kwargs: Any) -> Any:
         """Run a function of operators and constants, without a carrier."""
         writes = spelling.inplace or spelling.name == "__setitem__"
-        if writes and self.rules.strict and not is_operator(args[0]) and _is_view(args[0]):
+        if writes and self.rules.strict and not is_operator(args[0]) and any(t._is_view() for t in tensors(args[0])):
             raise self.refusal(spelling.name, "it writes a frozen operator into a view of a constant")
         if spelling.name == "__iter__":
             return iter(self._update_states(args[0].unbind()))
@@ -223,7 +223,7 @@ class Interception(TorchFunctionMode):
         Args:
             value: what a rule is about to return.
             constant: returns what was added in it, or None.
-            function: the name of the function that added it, which tells where its channels lie.
+            function: the name of the function that added it, which decides where its channels lie.
         """
         added = constant() if self.constants is not None and value.requires_grad else None
         if self.constants is None or added is None:
@@ -251,10 +251,6 @@ class Interception(TorchFunctionMode):
             f"{name}{self.location()} is not supported by rule set {self.rules.name!r}: {why}; "
             "rewrite it with supported functions, detach what acts as an operator, or add a rule with RuleSet.extend"
         )
-
-
-def _is_view(target: Any) -> bool:
-    return any(tensor._is_view() for tensor in tensors(target))
 
 
 def _origin(carrier: Tensor) -> str:

@@ -151,13 +151,13 @@ def _apply_base_rule(base: RuleSet, call: Call, *args: Any, **kwargs: Any) -> An
 
 
 def _pooled_axes(name: str, input: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
-    """The axes of positions that a call pools over, where it pools over all of them: channels come first or last."""
+    """Return the axes of positions if a call pools over all of them; channels come first or last."""
     if name == "adaptive_avg_pool2d":
         return (2, 3) if input.ndim == 4 else None
-    given = kwargs.get("dim" if name == "mean" else "start_dim", args[0] if args else None)
+    dims = kwargs.get("dim" if name == "mean" else "start_dim", args[0] if args else None)
     if name == "flatten":
-        return (2, 3) if input.ndim == 4 and given == 1 else None
-    if given is None:
+        return (2, 3) if input.ndim == 4 and dims == 1 else None
+    if dims is None:
         return None
-    axes = tuple(sorted(axis % input.ndim for axis in ([given] if isinstance(given, int) else given)))
+    axes = tuple(sorted(axis % input.ndim for axis in ([dims] if isinstance(dims, int) else dims)))
     return axes if (input.ndim, axes) in ((3, (1,)), (4, (1, 2)), (4, (2, 3))) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cache
 from typing import Any
 
 from dave_vit.engine.calls import Rule
@@ -176,12 +177,8 @@ _enter("selu", GateRule(1.0507009873554805), OperatorKind.ACTIVATION)
 _enter(
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout", linear.dropout, OperatorKind.DROPOUT
 )
-_enter("layer_norm", norms.layer_norm, OperatorKind.NORM)
-_enter("rms_norm", norms.rms_norm, OperatorKind.NORM)
-_enter("group_norm", norms.group_norm, OperatorKind.NORM)
-_enter("instance_norm", norms.instance_norm, OperatorKind.NORM)
-_enter("batch_norm", norms.batch_norm, OperatorKind.NORM)
-_enter("normalize", norms.normalize, OperatorKind.NORM)
+for name in "layer_norm rms_norm group_norm instance_norm batch_norm normalize".split():
+    _enter(name, getattr(norms, name), OperatorKind.NORM)
 _enter("scaled_dot_product_attention", attention.scaled_dot_product_attention)
 _enter("multi_head_attention_forward", attention.multi_head_attention)
 _enter("softmax|special_softmax _softmax", attention.softmax)
@@ -224,18 +221,9 @@ class FunctionName:
         return OPERATORS.get(self.name, UNKNOWN)
 
 
-_NAMES: dict[Any, FunctionName] = {}
-
-
+@cache
 def function_name(func: Any) -> FunctionName:
     """Return the canonical name of a torch function, property or operator."""
-    name = _NAMES.get(func)
-    if name is None:
-        name = _NAMES[func] = _resolve_name(func)
-    return name
-
-
-def _resolve_name(func: Any) -> FunctionName:
     raw = getattr(func, "__name__", None) or str(func)
     if raw in ("__get__", "__set__", "__delete__"):  # a property: torch.Tensor.shape.__get__
         return FunctionName(f"{raw}{func.__self__.__name__}")

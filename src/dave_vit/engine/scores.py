@@ -307,8 +307,8 @@ class Region:
         """As a mask ``[H, W]``."""
         if self.box is not None:
             return box_mask(self.box, size)
-        given: Tensor = self.mask  # type: ignore[assignment]
-        return F.interpolate(given.detach().double()[None, None], size, mode="area")[0, 0]
+        mask: Tensor = self.mask  # type: ignore[assignment]
+        return F.interpolate(mask.detach().double()[None, None], size, mode="area")[0, 0]
 
     @classmethod
     def parse(cls, text: str, context: ScoreContext) -> Region:

@@ -63,7 +63,7 @@ def check_soundness(
     if known.get((*key, size)) == state:
         return
     if size > 1 and bool((inputs[1:] == inputs[:1]).all()):
-        size = 0  # copies of one image do not tell whether they are mixed: a batch of other images is checked again
+        size = 0  # copies of one image do not show whether they are mixed: a batch of other images is checked again
     if known.get((*key, size)) != state:
         check.check(inputs, logits)
         _drop_dead_scores(known)
@@ -96,9 +96,9 @@ class _SoundnessCheck:
         """Raise if some of these images would be explained wrongly; their logits may be known already."""
         forget_fingerprints()
         places = range(len(inputs)) if len(inputs) <= _FEW else [1]  # the first one's place may be a special one
-        tried = {place: self._run_alone(inputs[place : place + 1], batch=len(inputs)) for place in places}
-        alone = {place: said for place, said in tried.items() if said is not None}
-        fixed = not alone  # the model takes batches of this size only: no image can be looked at alone
+        outputs = {place: self._run_alone(inputs[place : place + 1], batch=len(inputs)) for place in places}
+        alone = {place: output for place, output in outputs.items() if output is not None}
+        fixed = not alone  # the model takes batches of this size only: no image can be run alone
         shown = inputs if fixed else inputs[places[-1] : places[-1] + 1].clone()
         plain = alone.get(places[-1])
         try:
@@ -128,9 +128,9 @@ class _SoundnessCheck:
             output.shape[1:] == logits.shape[1:] for output in next(iter(alone.values()))
         )
         beside = [logits] if known and logits is not None else self._run_plain(inputs[:_FEW])
-        for place, said in alone.items():
-            told = [output for output in said if logits is None or output.shape[1:] == logits.shape[1:]][:1]
-            if _differ([output[place : place + 1] for output in beside], told if known else said, limit):
+        for place, single in alone.items():
+            own = [output for output in single if logits is None or output.shape[1:] == logits.shape[1:]][:1]
+            if _differ([output[place : place + 1] for output in beside], own if known else single, limit):
                 raise UnsupportedOperator(
                     "the logits of an image change with the other images of its batch, so that a map would mix them; "
                     "explain images one by one, or normalise within each image"
@@ -168,8 +168,8 @@ class _SoundnessCheck:
 
 
 def _outputs(output: Any, batch: int) -> list[Tensor]:
-    found = tensors(output) or tensors(dict(vars(output)) if hasattr(output, "__dict__") else ())
-    return [tensor.detach() for tensor in found if tensor.is_floating_point() and tensor.shape[:1] == (batch,)]
+    collected = tensors(output) or tensors(dict(vars(output)) if hasattr(output, "__dict__") else ())
+    return [tensor.detach() for tensor in collected if tensor.is_floating_point() and tensor.shape[:1] == (batch,)]
 
 
 def _random_state(images: Tensor) -> Tensor:

@@ -11,19 +11,21 @@ from dave_vit.errors import TargetError
 _SHOWN = 6  # candidates in an error message
 
 
-def find_class(wanted: str, names: Sequence[str]) -> int:
+def find_class(target: str, names: Sequence[str]) -> int:
     """Return the index of a class.
 
     Args:
-        wanted: an index, a name, one of the synonyms that commas separate in a name, or a part that only one has.
+        target: an index, a name, one of the synonyms that commas separate in a name, or a part that only one has.
         names: class names in the order of the logits.
 
     Raises:
         TargetError: none or several fit; the message lists them, or the nearest.
     """
-    if re.fullmatch(r"-?\d+", wanted):
-        return _check_index(int(wanted), len(names))
-    text = wanted.strip().casefold()
+    if re.fullmatch(r"-?\d+", target):
+        if not 0 <= int(target) < len(names):
+            raise TargetError(f"target {int(target)}; the model has classes 0 to {len(names) - 1}")
+        return int(target)
+    text = target.strip().casefold()
     lowered = [name.casefold() for name in names]
     synonyms = [[part.strip() for part in name.split(",")] for name in lowered]
     tests: tuple[Callable[[int], bool], ...] = (
@@ -38,7 +40,7 @@ def find_class(wanted: str, names: Sequence[str]) -> int:
             return fitting[0]
         if fitting:
             raise TargetError(
-                f"target {wanted!r} fits {len(fitting)} classes: {_format_classes(fitting, names)}; give an index",
+                f"target {target!r} fits {len(fitting)} classes: {_format_classes(fitting, names)}; give an index",
                 [(index, names[index]) for index in fitting],
             )
     close = _nearest(text, lowered)
@@ -47,7 +49,7 @@ def find_class(wanted: str, names: Sequence[str]) -> int:
         if close
         else f"the model has {len(names)}: {_format_classes([0, 1], names)}; ..."
     )
-    raise TargetError(f"no class is called {wanted!r}; {hint}", [(index, names[index]) for index in close])
+    raise TargetError(f"no class is called {target!r}; {hint}", [(index, names[index]) for index in close])
 
 
 def _nearest(text: str, names: Sequence[str]) -> list[int]:
@@ -58,12 +60,6 @@ def _nearest(text: str, names: Sequence[str]) -> list[int]:
 
     likest = sorted(((likeness(name), index) for index, name in enumerate(names)), key=lambda pair: -pair[0])
     return [index for ratio, index in likest[:3] if ratio > 0.7]
-
-
-def _check_index(index: int, count: int) -> int:
-    if not 0 <= index < count:
-        raise TargetError(f"target {index}; the model has classes 0 to {count - 1}")
-    return index
 
 
 def _format_classes(indices: Sequence[int], names: Sequence[str]) -> str:

@@ -63,7 +63,7 @@ class CompiledGradient(RecordedGradient):
     The interception runs while tracing only: the graph holds plain tensor operations, in which the rules' derivatives
     are written out. Batches that are a little smaller are padded, so that one graph serves them too; it is traced
     again when the model has changed. Where compiling fails, or fast substitutes are switched off, the passes run
-    without a graph; of a failure a warning tells once.
+    without a graph; a failure is reported by one warning.
     """
 
     def __init__(self, model: nn.Module, rules: RuleSet, autocast: torch.dtype | None = None) -> None:
@@ -167,14 +167,8 @@ def fold_constants(graph: torch.fx.GraphModule) -> None:
         value = getattr(graph, node.target, None) if node.op == "get_attr" else _evaluate(node, known)
         if isinstance(value, Tensor):
             known[node] = value
-    kept = {_address(value) for node, value in known.items() if node.op == "get_attr"}
-    kept |= {
-        _address(known[one])
-        for node in graph.graph.nodes
-        if _writes(node)
-        for one in node.all_input_nodes
-        if one in known
-    }
+    written = {one for node in graph.graph.nodes if _writes(node) for one in node.all_input_nodes}
+    kept = {_address(value) for node, value in known.items() if node.op == "get_attr" or node in written}
     for number, (node, value) in enumerate(known.items()):
         if _address(value) not in kept and any(user not in known for user in node.users):
             graph.register_buffer(f"_folded{number}", value)

@@ -7,14 +7,15 @@ selection moves up through every call that acts alike on what is selected and on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dave_vit.engine.fast.partial_calls import WHOLE, PartialCall, Region, TensorSlice, plan_partial_call
-from dave_vit.engine.fast.recording import RecordedCall, Recording, TensorRef, map_refs
+from dave_vit.engine.fast.recording import RecordedCall, Recording, TensorRef, find_refs, map_refs
+from dave_vit.engine.states import map_tensors
 
 _PartialCalls = dict[tuple[TensorRef, Region], PartialCall]
 
@@ -33,7 +34,7 @@ def _plan_calls(recording: Recording) -> _PartialCalls:
         regions = {ref: needed[ref] for ref in places if ref in needed}
         planned = _plan_in_parts(recording, regions) or _plan_whole(recording, regions)
         calls_by_region |= planned
-        for part in _slices(list(planned.values())):
+        for part in find_refs([(call.args, call.kwargs) for call in planned.values()], TensorSlice):
             needed.setdefault(part.ref, set()).add(part.region)
     return calls_by_region
 
@@ -71,16 +72,9 @@ def _are_disjoint(regions: set[Region]) -> bool:
     )
 
 
-def _slices(value: Any) -> Iterator[TensorSlice]:
-    if isinstance(value, TensorSlice):
-        yield value
-    elif isinstance(value, PartialCall):
-        yield from _slices([value.args, value.kwargs])
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _slices(item)
-    elif isinstance(value, dict):
-        yield from _slices(list(value.values()))
+def _detach_parameter(tensor: Tensor) -> Tensor:
+    """Make a parameter a constant, once and not in each pass."""
+    return tensor.detach() if tensor.requires_grad and tensor.is_leaf else tensor
 
 
 class _Rebuilder:
@@ -101,22 +95,13 @@ class _Rebuilder:
         self.recording = Recording(tuple(self._calls), self._refs[old.output, WHOLE], old.input_shape, old.classes)
 
     def _add(self, call: PartialCall, module: str) -> TensorRef:
-        return self._call(call.func, self._resolve(call.args), self._resolve(call.kwargs), module)
+        arguments = map_refs(self._find_slice, (call.args, call.kwargs), TensorSlice)
+        args, kwargs = map_tensors(_detach_parameter, arguments)
+        return self._call(call.func, args, kwargs, module)
 
     def _call(self, func: Callable[..., Any], args: Any, kwargs: Any, module: str = "") -> TensorRef:
         self._calls.append(RecordedCall(func, args, kwargs, module=module))
         return TensorRef(len(self._calls) - 1)
-
-    def _resolve(self, value: Any) -> Any:
-        if isinstance(value, TensorSlice):
-            return self._find_slice(value)
-        if isinstance(value, list | tuple):
-            return type(value)([self._resolve(item) for item in value])
-        if isinstance(value, dict):
-            return {key: self._resolve(item) for key, item in value.items()}
-        if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
-            return value.detach()  # a parameter, which is a constant here: once, and not in each pass
-        return value
 
     def _find_slice(self, part: TensorSlice) -> TensorRef:
         key = (part.ref, part.region)

@@ -7,7 +7,7 @@ model's own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -83,7 +83,7 @@ class Recording:
     @cached_property
     def _unused_after(self) -> list[list[TensorRef]]:
         """The tensors that are not needed any more after each call."""
-        last = {ref: index for index, call in enumerate(self.calls) for ref in refs((call.args, call.kwargs))}
+        last = {ref: index for index, call in enumerate(self.calls) for ref in find_refs((call.args, call.kwargs))}
         unused: list[list[TensorRef]] = [[] for _ in self.calls]
         for ref, index in last.items():
             if ref != self.output:
@@ -91,22 +91,22 @@ class Recording:
         return unused
 
 
-def refs(value: Any) -> list[TensorRef]:
-    """Return all references in nested lists, tuples and dicts."""
-    collected: list[TensorRef] = []
-    map_refs(collected.append, value)
+def find_refs(value: Any, ref_type: type = TensorRef) -> list[Any]:
+    """Return all references of a type in nested lists, tuples and dicts."""
+    collected: list[Any] = []
+    map_refs(collected.append, value, ref_type)
     return collected
 
 
-def map_refs(function: Callable[[TensorRef], Any], value: Any) -> Any:
-    """Apply a function to every reference in nested lists, tuples and dicts."""
+def map_refs(function: Callable[[Any], Any], value: Any, ref_type: type = TensorRef) -> Any:
+    """Apply a function to every reference of a type in nested lists, tuples and dicts."""
     kind = type(value)
-    if kind is TensorRef:
+    if kind is ref_type:
         return function(value)
     if kind is tuple or kind is list or kind is torch.Size:
-        return kind([map_refs(function, item) for item in value])
+        return kind([map_refs(function, item, ref_type) for item in value])
     if kind is dict:
-        return {key: map_refs(function, item) for key, item in value.items()}
+        return {key: map_refs(function, item, ref_type) for key, item in value.items()}
     return value
 
 
@@ -136,24 +136,17 @@ def record_calls(forward: Callable[[Tensor], Any], inputs: Tensor) -> Recording:
         return Recording(tuple(recorder.calls), recorder.ref(output), tuple(inputs.shape), output.shape[1])
 
 
-@dataclass
-class _KnownTensor:
-    ref: TensorRef
-    tensor: Tensor = field(repr=False)  # kept, so that its id is not reused
-
-
 class _Recorder(TorchFunctionMode):
     def __init__(self, inputs: Tensor, paths: ModulePaths) -> None:
         super().__init__()
         self._paths = paths
         self.calls: list[RecordedCall] = []
-        self._known = {id(inputs): _KnownTensor(TensorRef(-1), inputs)}
+        self._known = {id(inputs): (TensorRef(-1), inputs)}  # the tensor is kept, so that its id is not reused
 
     def ref(self, tensor: Tensor) -> Any:
         """Return the reference of a tensor of the recording; constants are kept as they are."""
-        known = self._known.get(id(tensor))
-        if known is not None:
-            return known.ref
+        if id(tensor) in self._known:
+            return self._known[id(tensor)][0]
         if isinstance(tensor, FakeTensor):
             raise RecordingError("a tensor was made outside of torch's functions")
         return tensor
@@ -175,5 +168,5 @@ class _Recorder(TorchFunctionMode):
             self.calls.append(RecordedCall(func, args, kwargs, shapes, self._paths.innermost()))
             for output, tensor in enumerate(outputs):
                 if isinstance(tensor, FakeTensor):  # others are views of constants
-                    self._known[id(tensor)] = _KnownTensor(TensorRef(len(self.calls) - 1, output), tensor)
+                    self._known[id(tensor)] = (TensorRef(len(self.calls) - 1, output), tensor)
         return result

@@ -24,15 +24,11 @@ _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 
 
 def attention_matrix(
-    query: Tensor,  # [..., Hq, L, E]
-    key: Tensor,  # [..., Hk, S, E]
-    attn_mask: Tensor | None = None,
-    *,
-    is_causal: bool = False,
-    scale: float | None = None,
+    query: Tensor, key: Tensor, attn_mask: Tensor | None = None, *, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """Compute softmax(Q K^T * scale + mask) as ``scaled_dot_product_attention`` does: ``[..., Hq, L, S]``.
 
+    Queries are ``[..., Hq, L, E]``, keys ``[..., Hk, S, E]``.
     In at least float32 until the end: half types would round scores before they are exponentiated. The row of a query
     whose keys are all masked is zero.
     """
@@ -150,32 +146,32 @@ def multi_head_attention(call: Call, *args: Any, **kwargs: Any) -> tuple[Tensor,
     """``F.multi_head_attention_forward`` in its parts, so that each part meets its own rule."""
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
-    given = SimpleNamespace(**bound.arguments)  # query, key, value: [L, N, E], or [L, E] without a batch
-    extra = (given.bias_k, given.bias_v, given.static_k, given.static_v)
-    if given.add_zero_attn or any(part is not None for part in extra):
+    arguments = SimpleNamespace(**bound.arguments)  # query, key, value: [L, N, E], or [L, E] without a batch
+    extra = (arguments.bias_k, arguments.bias_v, arguments.static_k, arguments.static_v)
+    if arguments.add_zero_attn or any(part is not None for part in extra):
         raise call.mode.refusal(call.name, "bias_k, bias_v, static_k, static_v and add_zero_attn have no rule")
-    if given.training and given.dropout_p > 0.0:
+    if arguments.training and arguments.dropout_p > 0.0:
         raise training_error("attention dropout" + call.mode.location())
     with call.mode:
-        q, k, v = (_split_heads(F.linear(*part), given.num_heads) for part in _projections(given))
-        mask = _merge_masks(given.attn_mask, given.key_padding_mask, q, k)
+        q, k, v = (_split_heads(F.linear(*part), arguments.num_heads) for part in _projections(arguments))
+        mask = _merge_masks(arguments.attn_mask, arguments.key_padding_mask, q, k)
         mixed = F.scaled_dot_product_attention(q, k, v, mask)  # [N, heads, L, E / heads]
         mixed = mixed.permute(2, 0, 1, 3).flatten(2)  # [L, N, E]
-        out = F.linear(mixed.reshape(given.query.shape), given.out_proj_weight, given.out_proj_bias)
-    if not given.need_weights:
+        out = F.linear(mixed.reshape(arguments.query.shape), arguments.out_proj_weight, arguments.out_proj_bias)
+    if not arguments.need_weights:
         return out, None
     matrix = attention_matrix(q.detach(), k.detach(), mask)  # [N, heads, L, S]
-    matrix = matrix.mean(1) if given.average_attn_weights else matrix
-    return out, matrix if given.query.ndim == 3 else matrix[0]
+    matrix = matrix.mean(1) if arguments.average_attn_weights else matrix
+    return out, matrix if arguments.query.ndim == 3 else matrix[0]
 
 
-def _projections(given: SimpleNamespace) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+def _projections(arguments: SimpleNamespace) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     """Yield input, weight and bias of each of the three linear layers."""
-    separate = (given.q_proj_weight, given.k_proj_weight, given.v_proj_weight)
-    packed = given.in_proj_weight is not None and not given.use_separate_proj_weight
-    weights = given.in_proj_weight.chunk(3) if packed else separate
-    biases = given.in_proj_bias.chunk(3) if given.in_proj_bias is not None else (None, None, None)
-    return zip((given.query, given.key, given.value), weights, biases, strict=True)
+    separate = (arguments.q_proj_weight, arguments.k_proj_weight, arguments.v_proj_weight)
+    packed = arguments.in_proj_weight is not None and not arguments.use_separate_proj_weight
+    weights = arguments.in_proj_weight.chunk(3) if packed else separate
+    biases = arguments.in_proj_bias.chunk(3) if arguments.in_proj_bias is not None else (None, None, None)
+    return zip((arguments.query, arguments.key, arguments.value), weights, biases, strict=True)
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:

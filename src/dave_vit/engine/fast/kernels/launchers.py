@@ -73,19 +73,10 @@ def values_gradient(
     tile = _tile(query, wide, targets)
     grid = (triton.cdiv(keys, tile["KEYS"]), batch * heads, triton.cdiv(targets, tile["TARGET_TILE"]))
     masked = (query, (0, 0, 0, 0)) if mask is None else (mask, mask.stride())
+    strides = (*_strides(grad), *query.stride(), *key.stride(), *lse.stride(), *masked[1], *_strides(out)[:4])
     wrap_triton(values_gradient_kernel)[grid](
-        grad,
-        query,
-        key,
-        lse,
-        masked[0],
-        out,
-        *_strides(grad),
-        *query.stride(),
-        *key.stride(),
-        *lse.stride(),
-        *masked[1],
-        *_strides(out)[:4],
+        *(grad, query, key, lse, masked[0], out),
+        *strides,
         scale=scale,
         TARGETS=targets,
         HEADS=heads,
@@ -111,13 +102,8 @@ def log_sum_exp(
     out = torch.empty((batch, heads, length), dtype=torch.float32, device=query.device)
     masked = (query, (0, 0, 0, 0)) if mask is None else (mask, mask.stride())
     wrap_triton(log_sum_exp_kernel)[(triton.cdiv(length, 64), batch * heads)](
-        query,
-        key,
-        masked[0],
-        out,
-        *query.stride(),
-        *key.stride(),
-        *masked[1],
+        *(query, key, masked[0], out),
+        *(*query.stride(), *key.stride(), *masked[1]),
         scale=scale,
         HEADS=heads,
         GROUP=heads // key.shape[1],

@@ -182,15 +182,7 @@ def log_sum_exp_kernel(
 
 
 @triton.jit
-def gate_gradient_kernel(
-    grad,
-    x,
-    out,
-    count,
-    AT_ZERO: tl.constexpr,
-    KIND: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def gate_gradient_kernel(grad, x, out, count, AT_ZERO: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
     """grad * phi(x), element by element."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
@@ -207,16 +199,11 @@ def gate_gradient_kernel(
 
 
 @triton.jit
-def center_gradient_kernel(
-    grad,  # [rows, WIDTH]
-    inverse,  # [rows]
-    weight,  # [WIDTH]
-    out,  # [rows, WIDTH]
-    WEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """(g - mean g) * inverse in a row, with g = grad * weight."""
+def center_gradient_kernel(grad, inverse, weight, out, WEIGHT: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """(g - mean g) * inverse in a row, with g = grad * weight.
+
+    ``grad`` and ``out`` are [rows, WIDTH], ``inverse`` is [rows], ``weight`` is [WIDTH].
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -228,14 +215,8 @@ def center_gradient_kernel(
 
 
 @triton.jit
-def row_sizes_kernel(
-    x,  # [rows, WIDTH]
-    of_input,  # [WIDTH]
-    out,  # [rows]
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """The mean of |x| in a row, weighted by ``of_input``."""
+def row_sizes_kernel(x, of_input, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The mean of |x| in a row, weighted by ``of_input``: [rows] for [rows, WIDTH] and [WIDTH]."""
     row = tl.program_id(0).to(tl.int64)
     size = tl.zeros((BLOCK,), tl.float32)
     whole = tl.zeros((BLOCK,), tl.float32)
@@ -286,16 +267,11 @@ def share_gradient_kernel(
 
 
 @triton.jit
-def add_favoured_kernel(
-    plain,  # [rows, WIDTH], written over
-    like,  # [rows, WIDTH]
-    summed,  # [rows]
-    of_input,  # [WIDTH]
-    favour,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """plain + c sign(like) summed of_input."""
+def add_favoured_kernel(plain, like, summed, of_input, favour, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """plain + c sign(like) summed of_input, written over ``plain``.
+
+    ``plain`` and ``like`` are [rows, WIDTH], ``summed`` is [rows], ``of_input`` is [WIDTH].
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
