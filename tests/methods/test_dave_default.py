@@ -19,6 +19,7 @@ from dave_vit.methods.presets import LEVELS, PRESETS
 from dave_vit.models import Traits
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial
 from dave_vit.reduce import Mean, Significant, SoftThreshold
+from fast_marker import needs_fast
 
 X = tiny_models.images(3, torch.float64)
 
@@ -217,6 +218,7 @@ class TestNeighborhood:
         same(several.attribution[:, 0], DAVE(mixed, samples=10).attribute(MIXED, [0, 1, 2]))
         assert several.significant.shape == (3, 2)
 
+    @needs_fast
     def test_only_forms_of_input_that_come_again_are_recorded(self, mixed, monkeypatch):
         rows, record = [], RecordedModel._record
         monkeypatch.setattr(RecordedModel, "_record", lambda self, x: rows.append(len(x)) or record(self, x))
