@@ -43,13 +43,8 @@ class Batch:
         return replace(self, inputs=self.inputs.to(device), regions=self.regions.to(device))
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """One preprocessed image."""
-
-    item: Item
-    tensor: Tensor  # [C, H, W]
-    region: Mask  # [H, W]
+_Sample = tuple[Item, Tensor, Mask]
+"""One preprocessed image ``[C, H, W]`` with its region ``[H, W]``."""
 
 
 def load_batch(
@@ -71,12 +66,12 @@ def load_batch(
             return error
 
     results = list(zip(indices, (readers.map if readers else map)(load, indices), strict=True))
-    samples = [one for _, one in results if isinstance(one, _Sample)]
-    failures = [(index, str(one)) for index, one in results if not isinstance(one, _Sample)]
-    inputs = torch.stack([one.tensor for one in samples]) if samples else torch.empty(0)
-    regions = np.stack([one.region for one in samples]) if samples else np.empty(0, dtype=np.bool_)
-    loaded = [index for index, one in results if isinstance(one, _Sample)]
-    return Batch(loaded, [one.item for one in samples], inputs, torch.from_numpy(regions), failures)
+    samples = [(index, *result) for index, result in results if isinstance(result, tuple)]
+    failures = [(index, str(result)) for index, result in results if isinstance(result, DaveError)]
+    if not samples:
+        return Batch([], [], torch.empty(0), torch.empty(0, dtype=torch.bool), failures)
+    loaded, items, tensors, regions = zip(*samples, strict=True)
+    return Batch(list(loaded), list(items), torch.stack(tensors), torch.from_numpy(np.stack(regions)), failures)
 
 
 def iterate_batches(data: Dataset, geometries: GeometryCache, size: int = 32) -> Iterator[Batch]:
@@ -96,10 +91,10 @@ def _load(data: Dataset, index: int, geometries: GeometryCache) -> _Sample:
         raise ImageError(f"{problem} ({first_line(error)})") from error
     tensor = tensor.reshape(tensor.shape[-3:])
     if mask is None and not item.boxes:
-        return _Sample(item, tensor, np.zeros(tensor.shape[1:], dtype=np.bool_))
+        return item, tensor, np.zeros(tensor.shape[1:], dtype=np.bool_)
     if mask is not None and mask.shape != (image.height, image.width):
         mask_size = f"{mask.shape[1]} x {mask.shape[0]}"
         raise DataError(f"{item.name}: mask of {mask_size} pixels for a picture of {image.width} x {image.height}")
     geometry = geometries.get(*image.size)
     region = geometry.mask_to_input(mask) if mask is not None else geometry.boxes_to_mask(item.boxes)
-    return _Sample(item, tensor, region)
+    return item, tensor, region

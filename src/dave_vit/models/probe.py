@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,11 +111,12 @@ def train_probe(
     model.to(resolve_device(device))
     fits, held = _split(training, validation, split, settings.seed)
     _set_module(model.model, head, nn.Identity())
-    views = _Progress(report, (settings.views + 1) * len(fits) + len(held))
-    augmented = torch.stack(
-        [_extract_features(model, fits, views, _augmentation(model)) for _ in _iterate_views(settings)]
-    )  # [V, n, D]
-    clean, scored = _extract_features(model, fits, views), _extract_features(model, held, views)
+    progress = _Progress(report, (settings.views + 1) * len(fits) + len(held))
+    with torch.random.fork_rng(devices=[]):  # torchvision's transforms draw from the global generator
+        torch.manual_seed(settings.seed)
+        views = [_extract_features(model, fits, progress, _augmentation(model)) for _ in range(settings.views)]
+    augmented = torch.stack(views)  # [V, n, D]
+    clean, scored = _extract_features(model, fits, progress), _extract_features(model, held, progress)
     layer = _train_head(augmented, _labels(fits, names), len(names), settings)
     validated = _accuracy(layer, scored, _labels(held, names))
     trained = _accuracy(layer, clean, _labels(fits, names))
@@ -174,13 +175,6 @@ class _Progress:
         self.done += count
         if self.report is not None:
             self.report(self.done / self.total)
-
-
-def _iterate_views(settings: Training) -> Iterator[int]:
-    """Yield view indices; torchvision's transforms use the global generator, which is restored afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        yield from range(settings.views)
 
 
 def _augmentation(model: Adapter) -> Callable[[Image.Image], Tensor]:

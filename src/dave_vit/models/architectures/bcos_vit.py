@@ -6,6 +6,7 @@ Reimplemented so that the embedded B-cos model needs no extra; weights of the pa
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 
 import torch
 import torch.nn.functional as F
@@ -85,10 +86,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.net = nn.Sequential()
-        self.net.add_module("norm", CentredNorm(dim))
-        self.net.add_module("linear1", BcosLinear(dim, hidden))
-        self.net.add_module("linear2", BcosLinear(hidden, dim))
+        linear1, linear2 = BcosLinear(dim, hidden), BcosLinear(hidden, dim)
+        self.net = nn.Sequential(OrderedDict(norm=CentredNorm(dim), linear1=linear1, linear2=linear2))
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens [B, N, D] to their update."""
@@ -143,12 +142,9 @@ class BcosViT(nn.Module):
         patch, channels = 16, 6
         self.to_patch_embedding = PatchEmbedding(patch, channels, dim)
         self.register_buffer("positions", sincos_positions(size // patch, dim), persistent=False)
-        self.transformer = nn.Sequential()
-        for i in range(depth):
-            self.transformer.add_module(f"encoder_{i}", BcosBlock(dim, heads, 4 * dim))
-        self.linear_head = nn.Sequential()
-        self.linear_head.add_module("norm", CentredNorm(dim))
-        self.linear_head.add_module("linear", BcosLinear(dim, classes))
+        blocks = ((f"encoder_{i}", BcosBlock(dim, heads, 4 * dim)) for i in range(depth))
+        self.transformer = nn.Sequential(OrderedDict(blocks))
+        self.linear_head = nn.Sequential(OrderedDict(norm=CentredNorm(dim), linear=BcosLinear(dim, classes)))
         self.logit_bias = math.log(1 / (classes - 1))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -53,19 +53,14 @@ def preprocessing(model: nn.Module) -> Preprocessing:
 
 def build(name: str, **options: Any) -> nn.Module:
     """Build the architecture, with the package's preprocessing as ``.transform``."""
-    package = _import_bcos()
+    with require_extra("bcos", "bcos"):
+        import bcos.models.pretrained as package
     known = package.list_available()
     if name not in known:
         hint = suggest_names(name, known) or f"; it has {', '.join(known)}"
         raise UnknownName(f"bcos has no model {name!r}{hint}")
     model: nn.Module = getattr(package, name)(**options)
     return model
-
-
-def _import_bcos() -> Any:
-    with require_extra("bcos", "bcos"):
-        import bcos.models.pretrained as package
-    return package
 
 
 FAMILIES.register("bcos")(Family(load, "bcos:NAME", "B-cos networks of the bcos package", extra="bcos"))

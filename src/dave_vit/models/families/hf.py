@@ -68,11 +68,6 @@ class _Checkpoint:
         """The spec under which the model is loaded."""
         return f"hf:{self.name}"
 
-    @property
-    def class_names(self) -> list[str]:
-        """The labels of the configuration."""
-        return [self.config.id2label[index] for index in sorted(self.config.id2label)]
-
     def has_architecture(self, *suffixes: str) -> bool:
         """Return whether the configuration names an architecture with one of these suffixes."""
         return any(name.endswith(suffixes) for name in getattr(self.config, "architectures", None) or ())
@@ -165,7 +160,7 @@ def _has_file(folder: str, names: Sequence[str]) -> bool:
 def _load_task_model(task: TaskKind, checkpoint: _Checkpoint, processor: Any) -> Adapter:
     model = checkpoint.build_trained(task.auto_class, task.name, "give the weights of a trained model")
     traits = Traits(patch=_patch(checkpoint.config))
-    names = checkpoint.class_names
+    names = _labels(checkpoint.config)
     return TaskModel(model, preprocessing(processor), names, task=task, spec=checkpoint.spec, traits=traits)
 
 
@@ -185,7 +180,7 @@ def _load_video(checkpoint: _Checkpoint) -> Adapter:
     model = checkpoint.build_trained("AutoModelForVideoClassification", "class", "give a trained model")
     traits = Traits(patch=_patch(checkpoint.config), compete=_COMPETE.get(checkpoint.config.problem_type))
     processor = checkpoint.load_part("AutoImageProcessor")
-    return VideoModel(model, processor, checkpoint.class_names, spec=checkpoint.spec, traits=traits)
+    return VideoModel(model, processor, _labels(checkpoint.config), spec=checkpoint.spec, traits=traits)
 
 
 def _load_prompted(checkpoint: _Checkpoint) -> Adapter:
@@ -209,13 +204,16 @@ def _read_weights(weights: str | None) -> Weights | str | None:
 
 def wrap(model: nn.Module, processor: Any, classes: Classes | None, *, spec: str) -> Adapter:
     """Return the adapter of a classifier and its image processor."""
-    labels: dict[int, str] = model.config.id2label  # type: ignore[union-attr,assignment]
-    known = [labels[index] for index in sorted(labels)]
+    known = _labels(model.config)
     nameless = all(re.fullmatch(r"LABEL_\d+", label) for label in known)
     names = class_names(len(known), classes, known=None if nameless else known)
     compete = _COMPETE.get(model.config.problem_type)  # type: ignore[union-attr,arg-type]
     traits = Traits(patch=_patch(model.config), compete=compete if len(names) > 1 else None)
     return Classifier(model, preprocessing(processor), names, spec=spec, traits=traits)
+
+
+def _labels(config: Any) -> list[str]:
+    return [label for _, label in sorted(config.id2label.items())]
 
 
 def _patch(config: Any) -> int | None:

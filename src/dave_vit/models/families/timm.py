@@ -60,22 +60,18 @@ def _no_head_error(name: str) -> ModelError:
 def wrap(model: nn.Module, classes: Classes | None, known: Sequence[str] | None, *, spec: str) -> Adapter:
     """Return the adapter of a timm model."""
     count = int(model.num_classes)  # type: ignore[arg-type]
-    names = class_names(count, classes, known=known or _config_class_names(model, count))
-    return Adapter(model, preprocessing(model), names, spec=spec, traits=_traits(model, count))
-
-
-def _traits(model: nn.Module, count: int) -> Traits:
     config = getattr(model, "pretrained_cfg", None) or {}
+    names = class_names(count, classes, known=known or _config_class_names(model, config, count))
+    patch = square_side(getattr(getattr(model, "patch_embed", None), "patch_size", None))
     # A head of another size was trained by somebody else, with an unknown loss.
-    compete = True if count == config.get("num_classes") else None
-    return Traits(patch=square_side(getattr(getattr(model, "patch_embed", None), "patch_size", None)), compete=compete)
+    traits = Traits(patch=patch, compete=True if count == config.get("num_classes") else None)
+    return Adapter(model, preprocessing(model), names, spec=spec, traits=traits)
 
 
-def _config_class_names(model: nn.Module, count: int) -> list[str] | None:
+def _config_class_names(model: nn.Module, config: dict[str, Any], count: int) -> list[str] | None:
     """Return class names of the model's configuration, or of the ImageNet subset that it was trained on."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
-    config = getattr(model, "pretrained_cfg", None) or {}
     labels = config.get("label_names")
     if labels and len(labels) == count:
         descriptions = config.get("label_descriptions") or {}
