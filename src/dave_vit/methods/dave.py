@@ -97,13 +97,11 @@ class DAVE(Method):
         chosen = chosen.with_switches(switches)
         self.neighborhood, self.narrower = chosen.neighborhood, chosen.narrower
         self.reducer: Reducer = REDUCERS[reducer]() if isinstance(reducer, str) else reducer or chosen.reducer
-        self.rules = rules or chosen.rules
-        self.postprocess = chosen.postprocess
+        self.rules, self.postprocess, self.seed = rules or chosen.rules, chosen.postprocess, seed
         self.weighted = chosen.weighted if weighted is None else weighted
         self.against: Against = chosen.against if against is None else against
         self.samples: int | str = chosen.samples if samples is None else samples
         self.limit = _max_views(self.samples, limit or chosen.samples)
-        self.seed = seed
         self._views = ViewCache(self.levels, self.limit, seed)
         self._is_compiled = compiled
         self._passes = (CompiledGradient if compiled else RecordedGradient)(model, self.rules, autocast)
@@ -167,17 +165,13 @@ class DAVE(Method):
         view_target = self._target_of_views(target, views, images)
 
         def effective(start: int, stop: int) -> tuple[Tensor, Tensor]:
-            return self._effective(rows[start:stop], view_target.part(start, stop), once=group.is_split)
+            return self._passes(rows[start:stop], view_target.part(start, stop), once=group.is_split)  # W, logits
 
         columns = zip(*pass_size.run_chunks(effective, len(rows)), strict=True)
         whole = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in columns)
         weight, logits = (part.unflatten(0, (len(views), len(images))) for part in whole)
         pulled = views.pull_back(weight.flatten(1, -4)).reshape(weight.shape)  # eq. (8) inside
         return pulled * images.unsqueeze(1), logits  # eq. (9)
-
-    def _effective(self, rows: Tensor, target: Target, *, once: bool) -> tuple[Tensor, Tensor]:
-        """Return W ``[n, K, C, H, W]`` and logits of each view."""
-        return self._passes(rows, target, once=once)
 
     def _target_of_views(self, target: Target, views: Views, images: Tensor) -> Target:
         """Return the target of each view; the place that a score looks at moves with the image."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,123 +21,6 @@ Weigh = Callable[[Tensor, Tensor], Tensor]
 """Function from slopes and features, both ``[b, D, h, w]``, to weights of the features."""
 
 
-@METHODS.register("gradcam")
-class GradCAM(TokenMethod):
-    """The channels of a feature map, weighted by the mean of their gradient over all places, and added up.
-
-    In a Vision Transformer these are the normed tokens that enter the last attention, without class and register
-    tokens. In a model without attention among all tokens (a CNN, a mixer) they are what is averaged for the head.
-
-    Args:
-        model: any module that maps inputs to logits.
-        positive: what speaks for the class only, as published; otherwise the signed sum.
-        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
-    """
-
-    info = MethodInfo(
-        "Channels of the last block's tokens, weighted by their mean gradient.",
-        "Selvaraju et al., ICCV 2017",
-        "1 forward, 1 backward",
-        resolution="patch",
-    )
-
-    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.positive = positive
-
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        return weigh_features(observed, images, target, mean_slope, positive=self.positive)
-
-
-@METHODS.register("gradcam_plus_plus")
-class GradCAMPlusPlus(TokenMethod):
-    """As ``gradcam``, with positive gradients averaged by weights that second and third derivatives give.
-
-    The derivatives are those of the exponential of the logit, as published, in closed form. Its value, one positive
-    factor of the whole map, is left out.
-
-    Args:
-        model: any module that maps inputs to logits.
-        positive: what speaks for the class only, as published; otherwise the signed sum.
-        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
-    """
-
-    info = MethodInfo(
-        "Channels of the last block's tokens, weighted by positive gradients of places that count most.",
-        "Chattopadhyay et al., WACV 2018",
-        "1 forward, 1 backward",
-        resolution="patch",
-    )
-
-    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.positive = positive
-
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        return weigh_features(observed, images, target, _plus_plus_slope, positive=self.positive)
-
-
-@METHODS.register("layercam")
-class LayerCAM(TokenMethod):
-    """Features times their positive gradient at each place, added up over the channels.
-
-    Args:
-        model: any module that maps inputs to logits.
-        positive: what speaks for the class only, as published; otherwise the signed sum.
-        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
-    """
-
-    info = MethodInfo(
-        "The last block's tokens, weighted by their positive gradient place by place.",
-        "Jiang et al., TIP 2021",
-        "1 forward, 1 backward",
-        resolution="patch",
-    )
-
-    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.positive = positive
-
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        return weigh_features(observed, images, target, lambda slope, _: slope.clamp(min=0), positive=self.positive)
-
-
-@METHODS.register("hirescam")
-class HiResCAM(TokenMethod):
-    """Features times their gradient at each place, added up over the channels.
-
-    Where the head is linear in the features, the map sums to the logit, up to the head's bias.
-
-    Args:
-        model: any module that maps inputs to logits.
-        positive: what speaks for the class only; as published, the map is signed.
-        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
-    """
-
-    info = MethodInfo(
-        "The last block's tokens, weighted by their gradient place by place.",
-        "Draelos and Carin, 2020",
-        "1 forward, 1 backward",
-        resolution="patch",
-    )
-
-    def __init__(self, model: nn.Module, *, positive: bool = False, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.positive = positive
-
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        return weigh_features(observed, images, target, lambda slope, _: slope, positive=self.positive)
-
-
-def weigh_features(observed: Observation, images: Tensor, target: Target, weigh: Weigh, *, positive: bool) -> Tensor:
-    """Multiply features by their weights and sum over the channels: ``[b, K, h, w]``."""
-    source, to_grid = features(observed, images)
-    values = to_grid(source.detach())  # [b, D, h, w]
-    slopes = (to_grid(slope) for (slope,) in gradients(observed.logits, target, [source]))
-    grids = torch.stack([(weigh(slope, values) * values).sum(1) for slope in slopes], 1)  # [b, K, h, w]
-    return grids.clamp(min=0) if positive else grids
-
-
 def mean_slope(slope: Tensor, values: Tensor) -> Tensor:
     """Eq. (1) of Grad-CAM: one weight a channel."""
     return slope.mean((2, 3), keepdim=True)  # [b, D, 1, 1]
@@ -148,6 +31,129 @@ def _plus_plus_slope(slope: Tensor, values: Tensor) -> Tensor:
     below = 2 + values.sum((2, 3), keepdim=True) * slope  # both sides of the fraction without the slope's square
     alpha = torch.where((slope != 0) & (below != 0), 1 / below, 0)
     return (alpha * slope.clamp(min=0)).sum((2, 3), keepdim=True)  # [b, D, 1, 1]
+
+
+def _positive_slope(slope: Tensor, values: Tensor) -> Tensor:
+    return slope.clamp(min=0)
+
+
+def _plain_slope(slope: Tensor, values: Tensor) -> Tensor:
+    return slope
+
+
+class CAM:
+    """Class activation map: a mixin for methods on tokens.
+
+    Args:
+        model: any module that maps inputs to logits.
+        positive: keep the positive part of the map only, as published; otherwise the signed sum.
+        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
+    """
+
+    weigh: ClassVar[Weigh]
+
+    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
+        super().__init__(model, **options)  # type: ignore[call-arg]
+        self.positive = positive
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        return weigh_features(observed, images, target, type(self).weigh, positive=self.positive)
+
+
+@METHODS.register("gradcam")
+class GradCAM(CAM, TokenMethod):
+    """The channels of a feature map, weighted by the mean of their gradient over all places, and added up.
+
+    In a Vision Transformer these are the normed tokens that enter the last attention, without class and register
+    tokens. In a model without attention among all tokens (a CNN, a mixer) they are what is averaged for the head.
+
+    Args:
+        model: any module that maps inputs to logits.
+        positive: keep the positive part of the map only, as published; otherwise the signed sum.
+        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
+    """
+
+    info = MethodInfo(
+        "Channels of the last block's tokens, weighted by their mean gradient.",
+        "Selvaraju et al., ICCV 2017",
+        "1 forward, 1 backward",
+        resolution="patch",
+    )
+    weigh = mean_slope
+
+
+@METHODS.register("gradcam_plus_plus")
+class GradCAMPlusPlus(CAM, TokenMethod):
+    """As ``gradcam``, with positive gradients averaged by weights that second and third derivatives give.
+
+    The derivatives are those of the exponential of the logit, as published, in closed form. Its value, one positive
+    factor of the whole map, is left out.
+
+    Args:
+        model: any module that maps inputs to logits.
+        positive: keep the positive part of the map only, as published; otherwise the signed sum.
+        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
+    """
+
+    info = MethodInfo(
+        "Channels of the last block's tokens, weighted by positive gradients of places that count most.",
+        "Chattopadhyay et al., WACV 2018",
+        "1 forward, 1 backward",
+        resolution="patch",
+    )
+    weigh = _plus_plus_slope
+
+
+@METHODS.register("layercam")
+class LayerCAM(CAM, TokenMethod):
+    """Features times their positive gradient at each place, added up over the channels.
+
+    Args:
+        model: any module that maps inputs to logits.
+        positive: keep the positive part of the map only, as published; otherwise the signed sum.
+        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
+    """
+
+    info = MethodInfo(
+        "The last block's tokens, weighted by their positive gradient place by place.",
+        "Jiang et al., TIP 2021",
+        "1 forward, 1 backward",
+        resolution="patch",
+    )
+    weigh = _positive_slope
+
+
+@METHODS.register("hirescam")
+class HiResCAM(CAM, TokenMethod):
+    """Features times their gradient at each place, added up over the channels.
+
+    Where the head is linear in the features, the map sums to the logit, up to the head's bias.
+
+    Args:
+        model: any module that maps inputs to logits.
+        positive: keep the positive part of the map only; as published, the map is signed.
+        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
+    """
+
+    info = MethodInfo(
+        "The last block's tokens, weighted by their gradient place by place.",
+        "Draelos and Carin, 2020",
+        "1 forward, 1 backward",
+        resolution="patch",
+    )
+    weigh = _plain_slope
+
+    def __init__(self, model: nn.Module, *, positive: bool = False, **options: Any) -> None:
+        super().__init__(model, positive=positive, **options)
+
+
+def weigh_features(observed: Observation, images: Tensor, target: Target, weigh: Weigh, *, positive: bool) -> Tensor:
+    """Multiply features by their weights and sum over the channels: ``[b, K, h, w]``."""
+    source, to_grid = features(observed, images)
+    values = to_grid(source.detach())  # [b, D, h, w]
+    slopes = (to_grid(slope) for (slope,) in gradients(observed.logits, target, [source]))
+    grids = torch.stack([(weigh(slope, values) * values).sum(1) for slope in slopes], 1)  # [b, K, h, w]
+    return grids.clamp(min=0) if positive else grids
 
 
 def features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

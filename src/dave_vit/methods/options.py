@@ -13,8 +13,7 @@ from torch import nn
 from dave_vit._internal.schema import check_values, describe_type, matches_type
 from dave_vit.methods.base import METHODS
 from dave_vit.methods.dave import DAVE
-from dave_vit.methods.presets import AROUND_SWITCHES, NOISE_SWITCHES, SPATIAL_SWITCHES, load_preset
-from dave_vit.neighborhood import Neighborhood, Noise, Spatial
+from dave_vit.methods.presets import SWITCHES, load_preset
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,16 @@ def declared_options(method: str) -> dict[str, Option]:
     Options that it passes on to its base class are included, except those in its tuple `fixed_options`.
     """
     kind = METHODS[method]
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     for base in kind.__mro__:
         constructor = vars(base).get("__init__")
         if constructor is not None:
-            found = {**{one.name: one for one in _options(constructor)}, **found}
+            options = {**{one.name: one for one in _options(constructor)}, **options}
             if not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(constructor).parameters.values()):
                 break
-    switches = {one.name: one for one in _switches()} if issubclass(kind, DAVE) else {}
-    return {name: one for name, one in (found | switches).items() if name not in getattr(kind, "fixed_options", ())}
+    if issubclass(kind, DAVE):  # the defaults of its switches are the preset's
+        options |= {name: Option(name, get_type_hints(holder)[field]) for name, (holder, field) in SWITCHES.items()}
+    return {name: one for name, one in options.items() if name not in getattr(kind, "fixed_options", ())}
 
 
 def _options(constructor: Any) -> Iterator[Option]:
@@ -69,28 +69,23 @@ def _options(constructor: Any) -> Iterator[Option]:
             yield Option(name, hints.get(name, Any), one.default)
 
 
-def _switches() -> Iterator[Option]:
-    """Yield the switches of DAVE's neighbourhood; their defaults are the preset's."""
-    places = [(Spatial, {name: name for name in SPATIAL_SWITCHES}), (Noise, NOISE_SWITCHES)]
-    for holder, names in [*places, (Neighborhood, {name: name for name in AROUND_SWITCHES})]:
-        hints = get_type_hints(holder)
-        yield from (Option(name, hints[field]) for name, field in names.items())
-
-
 def filter_options(method: str, **values: Any) -> dict[str, Any]:
     """Return those of the values that the method takes; None is left out."""
     known = declared_options(method)
-    given = {name: value for name, value in values.items() if value is not None and name in known}
-    return {name: value for name, value in given.items() if matches_type(value, known[name].type)}
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and name in known and matches_type(value, known[name].type)
+    }
 
 
 def max_samples(method: str, options: Mapping[str, Any]) -> int:
     """Return the largest number of samples that a sampling method draws with these options."""
     known = declared_options(method)
-    said = options.get("samples") if options.get("samples") != "auto" else options.get("limit")
-    if said is None and isinstance(known["samples"].default, int):
+    samples = options.get("samples") if options.get("samples") != "auto" else options.get("limit")
+    if samples is None and isinstance(known["samples"].default, int):
         return known["samples"].default
-    return int(said or load_preset(options.get("preset") or known["preset"].default, nn.Identity()).samples)
+    return int(samples or load_preset(options.get("preset") or known["preset"].default, nn.Identity()).samples)
 
 
 def check_options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:

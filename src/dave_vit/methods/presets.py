@@ -1,4 +1,4 @@
-"""DAVE's presets: what measured best here, the paper's text, and the authors' public code."""
+"""Presets of DAVE: the recommended default, the paper's text, and the authors' public code."""
 
 from __future__ import annotations
 
@@ -50,24 +50,27 @@ class Preset:
 
     def with_switches(self, switches: Mapping[str, Any]) -> Preset:
         """Change single switches of the neighbourhood; there are no narrower ones then."""
-        spatial, noise, around = self.neighborhood.spatial, self.neighborhood.noise, self.neighborhood
+        if not switches:
+            return self
+        fields: dict[type, dict[str, Any]] = {Spatial: {}, Noise: {}, Neighborhood: {}}
         for name, value in switches.items():
-            if name in SPATIAL_SWITCHES:
-                spatial = replace(spatial, **{name: value})
-            elif name in NOISE_SWITCHES:
-                noise = replace(noise, **{NOISE_SWITCHES[name]: value})
-            elif name in AROUND_SWITCHES:
-                around = replace(around, **{name: value})
-            else:
-                known = ", ".join((*SPATIAL_SWITCHES, *NOISE_SWITCHES, *AROUND_SWITCHES))
-                raise OptionError(f"DAVE has no option {name!r}; its neighbourhood has: {known}")
-        narrower = () if switches else self.narrower
-        return replace(self, neighborhood=replace(around, spatial=spatial, noise=noise), narrower=narrower)
+            if name not in SWITCHES:
+                raise OptionError(f"DAVE has no option {name!r}; its neighbourhood has: {', '.join(SWITCHES)}")
+            holder, field = SWITCHES[name]
+            fields[holder][field] = value
+        old = self.neighborhood
+        spatial, noise = replace(old.spatial, **fields[Spatial]), replace(old.noise, **fields[Noise])
+        changed = replace(old, spatial=spatial, noise=noise, **fields[Neighborhood])
+        return replace(self, neighborhood=changed, narrower=())
 
 
-SPATIAL_SWITCHES = ("flip", "rotation", "scale", "translation", "wrap")
 NOISE_SWITCHES = {"noise": "kind", "noise_level": "level", "schedule": "schedule"}
-AROUND_SWITCHES = ("noise_first", "pull_back", "antithetic", "fill")
+SWITCHES: dict[str, tuple[type, str]] = {
+    **{name: (Spatial, name) for name in ("flip", "rotation", "scale", "translation", "wrap")},
+    **{name: (Noise, field) for name, field in NOISE_SWITCHES.items()},
+    **{name: (Neighborhood, name) for name in ("noise_first", "pull_back", "antithetic", "fill")},
+}
+"""Switches of the neighbourhood by name: the class and the field that each one sets."""
 
 PRESETS: Registry[Callable[[nn.Module], Preset]] = Registry("preset")
 
@@ -98,15 +101,13 @@ def read_preset(path: Path, model: nn.Module) -> Preset:
     unknown = table.keys() - {"base", "samples", "neighborhood"}
     if unknown or not isinstance(table.get("neighborhood", {}), dict):
         raise OptionError(f"preset {path}: expected base, samples and [neighborhood], not {', '.join(sorted(unknown))}")
-    base = PRESETS[str(table.get("base", "default"))](model).with_switches(_switches(table.get("neighborhood", {})))
+    around = table.get("neighborhood", {}).items()
+    switches = {name: tuple(value) if isinstance(value, list) else value for name, value in around}
+    base = PRESETS[str(table.get("base", "default"))](model).with_switches(switches)
     samples = table.get("samples", base.samples)
     if not isinstance(samples, int) or samples < 1:
         raise OptionError(f"preset {path}: samples is {samples!r}; it must be at least 1")
     return replace(base, samples=samples)
-
-
-def _switches(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
 
 
 def neighborhood_levels(model: nn.Module, *levels: tuple[float, float, float]) -> tuple[Neighborhood, ...]:
@@ -131,7 +132,7 @@ LEVELS = ((10.0, 0.1, 0.05), (0.0, 0.03, 0.05), (0.0, 0.03, 0.0))
 
 @PRESETS.register("default")
 def default(model: nn.Module) -> Preset:
-    """What measured best over five metrics and six models (docs/decisions/default-recipe.md says how it was chosen)."""
+    """The best preset over five metrics and six models; docs/decisions/default-recipe.md says how it was chosen."""
     widest, *narrower = neighborhood_levels(model, *LEVELS)
     reducer = Significant(patch=traits_of(model).patch or find_patch_side(model) or Significant.patch)
     chosen = Preset(widest, reducer, RELEVANCE, samples=28, narrower=tuple(narrower))

@@ -1,32 +1,30 @@
-"""Score-CAM: class activation maps without gradients, each channel weighed by what the model says of it."""
+"""Score-CAM: class activation maps without gradients, each channel weighted by the score of the image under it."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dave_vit.engine.observation import Observation
 from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.bias_placement import scale_to_unit, upsample
-from dave_vit.methods.gradcam import features
+from dave_vit.methods.gradcam import CAM, features
 from dave_vit.methods.masking import score_under_masks
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenMethod
 
 
 @METHODS.register("scorecam")
-class ScoreCAM(TokenMethod):
-    """The channels of a feature map, weighted by the score of the image that is seen through each of them.
+class ScoreCAM(CAM, TokenMethod):
+    """The channels of a feature map, weighted by the score of the image masked with each of them.
 
     The features are those of ``gradcam``. Each channel, enlarged to the image and scaled from 0 to 1, is a mask; the
     softmax of the scores over the channels weighs them.
 
     Args:
         model: any module that maps inputs to logits.
-        positive: what speaks for the class only, as published; otherwise the signed sum.
+        positive: keep the positive part of the map only, as published; otherwise the signed sum.
         options: ``resolution``, ``chunk`` (masked images in one forward pass) and ``autocast``.
     """
 
@@ -36,10 +34,6 @@ class ScoreCAM(TokenMethod):
         "1 + D forward, D being the channels",
         resolution="patch",
     )
-
-    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.positive = positive
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)

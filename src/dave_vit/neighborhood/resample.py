@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -37,11 +36,11 @@ class Resampler:
     def __init__(self, matrix: Tensor, roll: Tensor, *, size: Size, dtype: torch.dtype, device: torch.device) -> None:
         on_pixels = (matrix == matrix.round()).all(dim=(1, 2))  # [n], known on the host: nothing waits for the device
         self._dtype = working_dtype(dtype)
-        self._samplers: list[tuple[Tensor, _Sampler]] = []  # with the numbers of their samples, on the CPU
+        self._samplers: list[tuple[Tensor, _Pixels | _Between]] = []  # with the indices of their samples, on the CPU
         for exact, rows in ((True, on_pixels.nonzero()[:, 0]), (False, (~on_pixels).nonzero()[:, 0])):
             if len(rows):
                 points = _points(matrix[rows], roll[rows], size, device)
-                whole = exact and _still(matrix[rows])
+                whole = exact and is_identity(matrix[rows])
                 sampler = _Pixels.at(points, whole=whole) if exact else _Between.at(points, self._dtype)
                 self._samplers.append((rows, sampler))
 
@@ -63,7 +62,7 @@ class Resampler:
         """The transpose of ``read`` as a linear map: every value is added where it was read from."""
         return self._each(values, lambda sampler, part: sampler.spread(part))
 
-    def _each(self, image: Tensor, act: Callable[[_Sampler, Tensor], Tensor]) -> Tensor:
+    def _each(self, image: Tensor, act: Callable[[_Pixels | _Between, Tensor], Tensor]) -> Tensor:
         """Apply to each sample the sampler that its matrix needs."""
         wide = image.to(self._dtype)
         with torch.autocast(image.device.type, enabled=False):
@@ -74,17 +73,6 @@ class Resampler:
                 there = rows.to(wide.device, non_blocking=True)
                 out[there] = act(sampler, wide[there])
         return out.to(image.dtype)
-
-
-class _Sampler(Protocol):
-    def part(self, start: int, stop: int) -> _Sampler:
-        """That of some samples."""
-
-    def read(self, image: Tensor) -> Tensor:
-        """[n,C,H,W] -> [n,C,H,W]."""
-
-    def spread(self, values: Tensor) -> Tensor:
-        """[n,C,H,W] -> [n,C,H,W]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +89,7 @@ class _Pixels:
 
     @classmethod
     def at(cls, points: Tensor, *, whole: bool) -> _Pixels:
-        """Of points [n,H,W,2], which may be known to be inside."""
+        """Return the sampler of points [n,H,W,2]; ``whole`` says that all of them are inside."""
         height, width = points.shape[1:3]
         x, y = points.to(torch.int64).flatten(1, 2).unsqueeze(1).unbind(-1)  # [n,1,H*W] each
         if whole:
@@ -114,19 +102,19 @@ class _Pixels:
 
     def read(self, image: Tensor) -> Tensor:
         flat = image.flatten(2)  # [n,C,H*W]
-        return self._kept(flat.gather(2, self.index.expand_as(flat))).view(image.shape)
+        return self._zero_outside(flat.gather(2, self.index.expand_as(flat))).view(image.shape)
 
     def spread(self, values: Tensor) -> Tensor:
-        flat = self._kept(values.flatten(2))  # [n,C,H*W]
+        flat = self._zero_outside(values.flatten(2))  # [n,C,H*W]
         return torch.zeros_like(flat).scatter_add(2, self.index.expand_as(flat), flat).view(values.shape)
 
-    def _kept(self, flat: Tensor) -> Tensor:
+    def _zero_outside(self, flat: Tensor) -> Tensor:
         return flat if self.inside is None else torch.where(self.inside, flat, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class _Between:
-    """Points anywhere, between which is interpolated.
+    """Points between pixels, read by bilinear interpolation.
 
     Args:
         grid: as ``grid_sample`` takes them: [n,H,W,2].
@@ -136,7 +124,7 @@ class _Between:
 
     @classmethod
     def at(cls, points: Tensor, dtype: torch.dtype) -> _Between:
-        """Of points [n,H,W,2]."""
+        """Return the sampler of points [n,H,W,2]."""
         x, y = points.unbind(-1)  # [n,H,W] each
         height, width = x.shape[1:]
         # grid_sample takes pixel k of n at (2k + 1) / n - 1, which also holds for images one pixel wide.
@@ -164,6 +152,6 @@ def _points(matrix: Tensor, roll: Tensor, size: Size, device: torch.device) -> T
     return torch.stack([m[:, k, 0] * x + m[:, k, 1] * y + m[:, k, 2] for k in (0, 1)], dim=-1)  # [n,H,W,2]
 
 
-def _still(matrix: Tensor) -> bool:
-    """Whether all of the matrices are the identity, so that every point is a pixel of the image."""
+def is_identity(matrix: Tensor) -> bool:
+    """Return whether all of the matrices are the identity, so that every point is a pixel of the image."""
     return torch.equal(matrix, torch.eye(3, dtype=matrix.dtype, device=matrix.device).expand_as(matrix))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dave_vit.errors import InputError, OptionError
-from dave_vit.neighborhood.resample import Resampler, Size
+from dave_vit.neighborhood.resample import Resampler, Size, is_identity
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class Warp:
         self._check(y)
         if self.roll.any():
             y = self._resampler("unroll", y).read(y)
-        return y if _is_identity(self.matrix) else self._resampler("back", y).read(y)
+        return y if is_identity(self.matrix) else self._resampler("back", y).read(y)
 
     def adjoint(self, y: Tensor) -> Tensor:
         """The transpose of ``apply`` as a linear map: [n,C,H,W] -> [n,C,H,W].
@@ -79,7 +79,7 @@ class Warp:
 
     @property
     def _is_still(self) -> bool:
-        return _is_identity(self.matrix) and not bool(self.roll.any())
+        return is_identity(self.matrix) and not bool(self.roll.any())
 
     def _resampler(self, way: str, x: Tensor) -> Resampler:
         """Return the resampler for images of this form; cached, since the same warps serve batch after batch."""
@@ -138,10 +138,6 @@ def invert_affine(matrix: Tensor) -> Tensor:
 
 def _identity(n: int) -> Tensor:
     return torch.eye(3, dtype=torch.float64, device="cpu").repeat(n, 1, 1)
-
-
-def _is_identity(matrix: Tensor) -> bool:
-    return torch.equal(matrix, _identity(len(matrix)))
 
 
 def _check_invertible(matrix: Tensor) -> None:
