@@ -131,9 +131,7 @@ class Section:
     def record(self) -> dict[str, Any]:
         """Return everything but the pixels, ready for JSON."""
         return {
-            "name": self.name,
-            "title": self.title,
-            "text": self.text,
+            **vars(self),
             "facts": dict(self.facts),
             "tables": [asdict(table) for table in self.tables],
             "rows": [dict(row) for row in self.rows],

@@ -10,7 +10,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -80,8 +80,7 @@ class _Actor:
 
     def __init__(self, job: EvalJob, device: str) -> None:
         torch.set_num_threads(job.threads or 1)
-        self._make: Callable[[], Worker] = lambda: Worker(job, device)
-        self._worker: Worker | None = None
+        self._create_worker = lru_cache(maxsize=1)(lambda: Worker(job, device))  # errors in it are those of a task
 
     def ready(self) -> None:
         """Return when the actor has started."""
@@ -89,10 +88,9 @@ class _Actor:
     def compute(self, task: EvalTask) -> Files | DaveError:
         """Return the files of a task, or an error of the user: raised, Ray would bury it in a traceback."""
         try:
-            self._worker = self._worker or self._make()
-            return self._worker.compute(task)
-        except DaveError as failure:
-            return failure
+            return self._create_worker().compute(task)
+        except DaveError as error:
+            return error
 
 
 class _RayCluster:
@@ -213,18 +211,13 @@ def _connect_cluster(address: str | None) -> Iterator[None]:
             stack.enter_context(_set_token())
             ray.init(address="local", include_dashboard=False, **quiet)
         else:
-            _connect(ray, address, quiet)
+            try:
+                ray.init(address=address, **quiet)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                how = "start one with: ray start --head"
+                raise OptionError(f"no Ray cluster at {address!r} ({first_line(error)}); {how}") from error
         stack.callback(ray.shutdown)
         yield
-
-
-def _connect(ray: Any, address: str, quiet: dict[str, Any]) -> None:
-    try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise OptionError(
-            f"no Ray cluster at {address!r} ({first_line(error)}); start one with: ray start --head"
-        ) from error
 
 
 @contextmanager

@@ -123,12 +123,11 @@ def empty_table() -> Any:
 
 def _schema(kind: type[Row] | type[ScannedImage]) -> Any:
     arrow = import_pyarrow()
-    text, few = arrow.string(), arrow.dictionary(arrow.int32(), arrow.string())
-    whole, real, curve = arrow.int32(), arrow.float64(), arrow.list_(arrow.float32())
-    types = {"target": whole, "seed": whole, "value": real, "passes": real, "map_seconds": real, "seconds": real}
-    types |= {"curve": curve, "at": curve, "index": whole, "label": whole, "predicted": whole, "confidence": real}
-    types |= {"pictures": arrow.list_(text), **dict.fromkeys(_FEW_VALUES, few)}
-    return arrow.schema([(one.name, types.get(one.name, text)) for one in fields(kind)])
+    types = {"str": arrow.string(), "int": arrow.int32(), "float": arrow.float64()}
+    types |= {"Sequence[str]": arrow.list_(arrow.string()), "Sequence[float]": arrow.list_(arrow.float32())}
+    columns = {one.name: types[str(one.type).removesuffix(" | None")] for one in fields(kind)}
+    few = dict.fromkeys(columns.keys() & _FEW_VALUES, arrow.dictionary(arrow.int32(), arrow.string()))
+    return arrow.schema(list((columns | few).items()))
 
 
 def import_pyarrow() -> Any:
