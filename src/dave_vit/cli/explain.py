@@ -14,7 +14,7 @@ from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import ImageError, OptionError
 
 if TYPE_CHECKING:
-    from dave_vit.explain.pipeline import ExplainedSource, FigureStyle, Question
+    from dave_vit.explain.pipeline import FigureStyle, Question, Written
 
 app = command(
     "dave explain cat.jpg",
@@ -154,11 +154,11 @@ def explain(
         raise typer.Exit(2)
 
 
-def _print_result(result: ExplainedSource | ImageError, output: Output) -> None:
+def _print_result(result: Written | ImageError, output: Output) -> None:
     if isinstance(result, ImageError):
         output.error(str(result))
         return
-    explanation, record = result.explanation, result.record
+    explanation, record = result
     for note in explanation.notes:
         output.note(f"{record['source']}: {note}")
     output.print(f"{record['source']}  ({explanation.seconds:.1f} s)", *explanation.summary)

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from dave_vit import viz
 from dave_vit._internal.atomic_files import json_bytes, npz_bytes, png_bytes
 from dave_vit._internal.environment import device_name, versions
 from dave_vit.data.geometry import Geometry
@@ -23,9 +24,8 @@ from dave_vit.methods import DAVE, Explanation
 from dave_vit.methods.options import declared_options
 from dave_vit.methods.settings import method_settings, to_json_value
 from dave_vit.models import Adapter
-
-if TYPE_CHECKING:
-    from dave_vit.viz import Drawing, Panel, Photo, Scales, View
+from dave_vit.viz import Drawing, Panel, Photo, Scales, View
+from dave_vit.viz.rendering import as_image
 
 _LITTLE_SEEN = 0.6  # share of a photograph below which a note says how much was cut off
 
@@ -99,9 +99,6 @@ class ImageExplanation(ABC):
     @cached_property
     def photo(self) -> Photo:
         """The photograph with the area that the model saw; the input itself where that area cannot be computed."""
-        from dave_vit.viz import Photo, to_pillow
-        from dave_vit.viz.rendering import as_image
-
         preprocessing, size = self.explainer.model.preprocessing, self.picture.image.size
         try:
             parts = [
@@ -109,7 +106,7 @@ class ImageExplanation(ABC):
                 for left, top, right, bottom in tile_boxes(self.explainer.model, self.picture)
             ]
         except DataError:
-            shown = to_pillow(as_image(self.image))
+            shown = viz.to_pillow(as_image(self.image))
             return Photo(shown, (Geometry.identity(shown.size),))
         return Photo(self.picture.image, tuple(parts))
 
@@ -146,18 +143,19 @@ class ImageExplanation(ABC):
         ]
         return ", ".join(filter(None, parts))
 
+    def viewed_map(self, view: View = "map") -> Tensor:
+        """Return the map of the first tile and target in the frame of the photograph, [H, W]; [T, H, W] of clips."""
+        maps = self.explanation.signed if view == "signed" else self.explanation.map
+        return self.photo.parts[0].to_photo(maps[0].detach().float().cpu())
+
     def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
         """Draw the maps over the whole photograph, with a frame around the area that the model saw."""
-        from dave_vit.viz import overlay_on_photo
-
-        return overlay_on_photo(self.photo, self._groups, view, scales)
+        return viz.overlay_on_photo(self.photo, self._groups, view, scales)
 
     def figure(self, view: View = "map", scales: Scales = "shared") -> Drawing:
         """Draw photograph, maps and sureness side by side."""
-        from dave_vit.viz import draw_side_by_side
-
         photo = self.photo.resize(2)
-        return draw_side_by_side(
+        return viz.draw_side_by_side(
             photo.frame_seen_area(photo.image),
             self.placed,
             title=f"{self.picture.name}: {self.method_label}, {self.explainer.model.spec}",
@@ -199,16 +197,16 @@ class ImageExplanation(ABC):
         }
 
     def _certainty(self) -> dict[str, Any]:
-        """What the method found out by itself: whether anything is significant, and which neighbourhood fits."""
+        """Return what the method measured by itself: whether anything is significant, and which neighbourhood fits."""
         explanation, method = self.explanation, self.explainer.method
         values = {"chance": explanation.chance, "significant": explanation.significant}
-        found: dict[str, Any] = {
+        certainty: dict[str, Any] = {
             name: drop_single_tile(value).tolist() for name, value in values.items() if value is not None
         }
         if explanation.neighborhood_level is not None and isinstance(method, DAVE):
             level = int(explanation.neighborhood_level[0])
-            found |= {"neighborhood_level": level, "neighborhood": to_json_value(method.levels[level])}
-        return found
+            certainty |= {"neighborhood_level": level, "neighborhood": to_json_value(method.levels[level])}
+        return certainty
 
     def files(self, figure_format: str = "png", *, view: View = "map", scales: Scales = "shared") -> dict[str, bytes]:
         """Return the contents of the result's files by the ending of their names; the JSON first.
@@ -247,17 +245,13 @@ def overlay_maps(
     images: Sequence[Image.Image], maps: Sequence[Tensor], view: View, scales: Scales
 ) -> list[Image.Image]:
     """Draw each map [H, W] over its image, all on one colour scale or each on its own."""
-    from dave_vit.viz import overlay, scale_map, smooth_for_overlay, to_pillow
-
     signed = view == "signed"
-    smooth = [smooth_for_overlay(values, signed=signed) for values in maps]
-    scaled = [scale_map(values, signed=signed, like=smooth if scales == "shared" else None) for values in smooth]
-    return [to_pillow(overlay(image, values)) for image, values in zip(images, scaled, strict=True)]
+    smooth = [viz.smooth_for_overlay(values, signed=signed) for values in maps]
+    scaled = [viz.scale_map(values, signed=signed, like=smooth if scales == "shared" else None) for values in smooth]
+    return [viz.to_pillow(viz.overlay(image, values)) for image, values in zip(images, scaled, strict=True)]
 
 
 def draw_strip(pictures: Sequence[Image.Image], titles: Sequence[str], *, columns: int) -> Drawing:
     """Draw pictures row by row, each below its title."""
-    from dave_vit.viz import draw_grid, image_cell
-
-    cells = [image_cell(picture, title) for picture, title in zip(pictures, titles, strict=True)]
-    return draw_grid([cells[start : start + columns] for start in range(0, len(cells), columns)], width=1.5)
+    cells = [viz.image_cell(picture, title) for picture, title in zip(pictures, titles, strict=True)]
+    return viz.draw_grid([cells[start : start + columns] for start in range(0, len(cells), columns)], width=1.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,7 @@ from dave_vit.explain.base import Arrays, ImageExplanation, drop_single_tile, ti
 from dave_vit.explain.explainer import Explainer
 from dave_vit.models import Adapter
 from dave_vit.models.domain import is_out_of_domain
-
-if TYPE_CHECKING:
-    from dave_vit.viz import Panel
+from dave_vit.viz import Panel, build_panels
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,6 @@ class ClassExplanation(ImageExplanation):
     @property
     def panels(self) -> list[Panel]:
         """Map, title, error and sureness of each class; all classes of a tile, then the next tile."""
-        from dave_vit.viz import build_panels
-
         names = dict(enumerate(self.explainer.model.class_names))
         titles = {target.index: f"{target.name} ({target.probability:.1%})" for target in self.targets}
         return build_panels(self.explanation, names | titles, unit=self.unit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from PIL import Image
 from torch import Tensor
@@ -17,9 +17,7 @@ from dave_vit.explain.base import Arrays, draw_strip, overlay_maps, to_array
 from dave_vit.explain.classes import ClassExplanation, classify, refine_classes
 from dave_vit.explain.explainer import Explainer
 from dave_vit.models.video import VideoModel
-
-if TYPE_CHECKING:
-    from dave_vit.viz import Drawing, Scales, View
+from dave_vit.viz import Drawing, Scales, View, encode_animation
 
 _FRAME_SECONDS = 0.25  # of the animation
 
@@ -36,18 +34,9 @@ class ClipExplanation(ClassExplanation):
 
     clip: Clip
 
-    @property
-    def maps(self) -> Tensor:
-        """One map per frame, in the frame of the file, [T, H, W]."""
-        return self._place(self.explanation.map)
-
-    def _place(self, maps: Tensor) -> Tensor:
-        return self.photo.parts[0].to_photo(maps[0].detach().float().cpu())
-
     def overlays(self, view: View = "map", scales: Scales = "shared") -> list[Image.Image]:
         """Draw each map over its frame."""
-        maps = self._place(self.explanation.signed) if view == "signed" else self.maps
-        return overlay_maps(self.clip.frames, list(maps), view, scales)
+        return overlay_maps(self.clip.frames, list(self.viewed_map(view)), view, scales)
 
     def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
         """Draw the frame with the largest share of the maps."""
@@ -59,7 +48,7 @@ class ClipExplanation(ClassExplanation):
 
     def _shares(self) -> Tensor:
         """Share of each frame in the positive part of all maps, [T]."""
-        sums = self.maps.clamp(min=0).sum((1, 2))
+        sums = self.viewed_map().clamp(min=0).sum((1, 2))
         return sums / sums.sum().clamp(min=1e-30)
 
     def details(self) -> dict[str, Any]:
@@ -68,12 +57,10 @@ class ClipExplanation(ClassExplanation):
 
     def arrays(self) -> Arrays:
         """Attribution [T, C, H', W'] of the input, and one map per frame of the file [T, H, W]."""
-        return {"attribution": to_array(self.explanation.attribution[0]), "map": self.maps.numpy()}
+        return {"attribution": to_array(self.explanation.attribution[0]), "map": self.viewed_map().numpy()}
 
     def files(self, figure_format: str = "png", *, view: View = "map", scales: Scales = "shared") -> dict[str, bytes]:
         """As of pictures, with an animation of all frames instead of one overlay."""
-        from dave_vit.viz import encode_animation
-
         files = super().files(figure_format, view=view, scales=scales)
         del files["overlay.png"]
         milliseconds = [round(1000 * _FRAME_SECONDS)] * len(self.clip.frames)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from PIL import Image
 
 from dave_vit._internal.atomic_files import png_bytes
+from dave_vit.viz.contact_sheet import draw_contact_sheet
 from dave_vit.viz.pages import render
+from dave_vit.viz.rendering import scale_map
 
 if TYPE_CHECKING:
     from dave_vit.explain.base import ImageExplanation
@@ -91,8 +93,6 @@ class Gallery:
             overlay: the map over the photograph, a PNG file.
             record: the record of the result, as it was written.
         """
-        from dave_vit.viz.rendering import scale_map  # and with it matplotlib, which no worker of a run needs
-
         keeps_pixels = len(self._items) < ON_PAGE
         self._model = explanation.explainer.model.spec
         self._methods[explanation.method_label] = None
@@ -132,10 +132,10 @@ class Gallery:
         return [*(name for name in numbers if any(getattr(one, name) is not None for one in self._items)), "name"]
 
     def _sort(self, items: list[GalleryItem]) -> list[GalleryItem]:
+        """Sort by name, or by a number: the largest first, and results without one last."""
         if self._order == "name":
             return sorted(items, key=lambda one: one.name)
-        values = {id(one): getattr(one, self._order) for one in items}
-        return sorted(items, key=lambda one: (values[id(one)] is None, -(values[id(one)] or 0.0)))
+        return sorted(items, key=lambda one: (getattr(one, self._order) is None, -(getattr(one, self._order) or 0.0)))
 
     def _draw_page(self, items: list[GalleryItem]) -> bytes:
         count = len(self._items)
@@ -152,8 +152,6 @@ class Gallery:
         return render("gallery.html", **content).encode()
 
     def _draw_sheet(self, items: list[GalleryItem]) -> bytes:
-        from dave_vit.viz.contact_sheet import draw_contact_sheet
-
         count = len(self._items)
         shown = f"{len(items)} of {count} pictures" if len(items) < count else f"{count} pictures"
         title = f"{shown} by {self._order}, each on its own colour scale; {', '.join(self._facts.values())}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dave_vit._internal.atomic_files import png_bytes
 from dave_vit.data.images import LoadedImage, read_image
@@ -26,12 +26,12 @@ from dave_vit.models.tasks import TaskModel
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.models.video import VideoModel
 from dave_vit.models.zero_shot import ZeroShotAdapter
-
-if TYPE_CHECKING:
-    from dave_vit.viz import Scales, View
+from dave_vit.viz import AnimationStep, Scales, View, animate
 
 Stages = list[ImageExplanation]
 """The explanation after each chunk of samples; the last one is the result."""
+Written = tuple[ImageExplanation, dict[str, Any]]
+"""A result whose files are written, and its record with the source and the names of the files."""
 Labelled = tuple[str, Stages]
 """A label for the names of files, and the stages of one explanation."""
 
@@ -82,19 +82,6 @@ class Kind:
     has_tiles: bool = False
 
 
-@dataclass(frozen=True)
-class ExplainedSource:
-    """A result whose files are written.
-
-    Attributes:
-        explanation: the result.
-        record: its record, with the source and the names of the files.
-    """
-
-    explanation: ImageExplanation
-    record: dict[str, Any]
-
-
 class Pipeline:
     """Explains one source after another and writes the files.
 
@@ -119,9 +106,7 @@ class Pipeline:
         self.records: list[dict[str, Any]] = []
         self.failures = 0
 
-    def run(
-        self, sources: Sequence[str], report: Callable[[float, str], None]
-    ) -> Iterator[ExplainedSource | ImageError]:
+    def run(self, sources: Sequence[str], report: Callable[[float, str], None]) -> Iterator[Written | ImageError]:
         """Explain all sources; yield each result after its files are written, or why a source cannot be explained.
 
         Args:
@@ -145,7 +130,7 @@ class Pipeline:
         labels = self._labels(_target_label(self.question))
         return self.folder.write_gallery(self.records, self.gallery.files(), self.gallery.record(), labels)
 
-    def _explain(self, source: str) -> Iterator[ExplainedSource]:
+    def _explain(self, source: str) -> Iterator[Written]:
         """Explain one source and write the files of each result."""
         view, scales = self.style.view, self.style.scales
         for label, stages in self.kind.explain(self.explainer, source, self.question):
@@ -159,7 +144,7 @@ class Pipeline:
                 overlay = files.get("overlay.png") or png_bytes(last.overlay(view, scales))
                 self.gallery.add(last, overlay, record)
                 self.records.append(record)
-            yield ExplainedSource(last, record)
+            yield last, record
 
     def _labels(self, label: str) -> list[str]:
         """Return the labels of file names; what is the default has none."""
@@ -287,8 +272,6 @@ def _default_score(model: Adapter) -> str:
 
 def _animate(stages: Stages, animation: str) -> bytes:
     """Draw how the map of the first target refines."""
-    from dave_vit.viz import AnimationStep, animate
-
     refined = {id(stage.explanation): stage for stage in stages}.values()  # later words leave the first one as it is
     panels = [(stage.explanation.samples, stage.panels[0]) for stage in refined]
     return animate(stages[-1].image, [AnimationStep(count, one.map, one.sureness) for count, one in panels], animation)

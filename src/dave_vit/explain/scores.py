@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from PIL import Image, ImageDraw
@@ -19,9 +19,7 @@ from dave_vit.engine.targets import Score, Target
 from dave_vit.errors import ImageError, OptionError
 from dave_vit.explain.base import Arrays, ImageExplanation, overlay_maps, to_array
 from dave_vit.explain.explainer import Explainer
-
-if TYPE_CHECKING:
-    from dave_vit.viz import Panel, Scales, View
+from dave_vit.viz import HUES, Panel, Scales, View, blend, build_panels, load_font, to_pillow
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,6 @@ class ScoreExplanation(ImageExplanation):
     @property
     def panels(self) -> list[Panel]:
         """Map, title, error and sureness."""
-        from dave_vit.viz import build_panels
-
         return [replace(panel, target=self.caption) for panel in build_panels(self.explanation, unit=self.unit)]
 
     @property
@@ -107,11 +103,7 @@ class ScoreExplanation(ImageExplanation):
     @property
     def map(self) -> Tensor:
         """The map in the frame of the photograph, [H, W]."""
-        return self.place(self.explanation.map)
-
-    def place(self, maps: Tensor) -> Tensor:
-        """Bring a map [1, H', W'] of the input into the frame of the photograph, [H, W]."""
-        return self.geometry.to_photo(maps[0].detach().float().cpu())
+        return self.viewed_map()
 
     def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
         """Draw the map over the photograph, with the box that the score is about."""
@@ -120,10 +112,6 @@ class ScoreExplanation(ImageExplanation):
         if corners is not None:
             ImageDraw.Draw(drawn).rectangle(corners, outline="white", width=2)
         return drawn
-
-    def viewed_map(self, view: View) -> Tensor:
-        """The map that a view shows, in the frame of the photograph, [H, W]."""
-        return self.place(self.explanation.signed if view == "signed" else self.explanation.map)
 
     def _corners(self) -> Box | None:
         if self.box is not None:
@@ -191,8 +179,6 @@ class BoxesExplanation(JointExplanation):
 
     def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
         """Draw the maps over the photograph, a hue for each, with boxes and names in the same hues."""
-        from dave_vit.viz import HUES, blend, load_font, to_pillow
-
         drawn = to_pillow(blend(self.picture.image, [part.map for part in self.parts], shared=scales == "shared"))
         pen = ImageDraw.Draw(drawn)
         for number, box in enumerate(self.boxes):
@@ -222,12 +208,6 @@ def refine_named_score(explainer: Explainer, picture: LoadedImage, name: str) ->
     model = explainer.model
     score = parse_score(name, model, Geometry.measure(model.preprocessing, picture.image.size))
     return refine_score(explainer, picture, model.preprocess(picture.image), name, score)
-
-
-def explain_score(explainer: Explainer, picture: LoadedImage, name: str) -> ScoreExplanation:
-    """Return the explanation of a score by its name, after all samples."""
-    *_, last = refine_named_score(explainer, picture, name)
-    return last
 
 
 def detect_boxes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
@@ -16,9 +16,7 @@ from dave_vit.explain.base import draw_strip, overlay_maps
 from dave_vit.explain.explainer import Explainer
 from dave_vit.explain.scores import JointExplanation, ScoreExplanation, refine_score, shared_fields
 from dave_vit.models.text_generation import MAX_TOKENS, AnsweredPrompt, TextGenerator
-
-if TYPE_CHECKING:
-    from dave_vit.viz import Drawing, Scales, View
+from dave_vit.viz import Drawing, Scales, View
 
 
 @dataclass(frozen=True)
