@@ -43,27 +43,27 @@ def pair() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
 def test_steps_and_errors_are_those_of_separate_runs(pair):
     model, inputs, target = pair
     options = convergence.ConvergenceOptions(samples=6, reference=5, seed=3)
-    found = convergence.convergence(model, inputs, target, options)
+    curves = convergence.convergence(model, inputs, target, options)
 
     def run(samples: int, reducer: str = "mean", seed: int = 3) -> torch.Tensor:
         return DAVE(model, samples, seed, "paper", reducer=reducer).attribute(inputs, target)
 
     averages = [run(count) for count in range(1, 7)]
     steps = [(b - a).abs().flatten(1).sum(1) for a, b in itertools.pairwise(averages)]
-    np.testing.assert_allclose(found.steps, torch.stack(steps, 1), rtol=2e-3)
-    assert found.at == (2, 4, 6)
-    truth = collapse(run(5, seed=4))
+    np.testing.assert_allclose(curves.steps, torch.stack(steps, 1), rtol=2e-3)
+    assert curves.at == (2, 4, 6)
+    reference = collapse(run(5, seed=4))
     for name, reducer in (("mean", "mean"), ("shrinkage", "shrinkage"), ("soft threshold, 2 e", "soft")):
-        for column, count in enumerate(found.at):
-            missed = (collapse(run(count, reducer)) - truth).square().flatten(1).sum(1)
-            expected = missed / truth.square().flatten(1).sum(1)
-            np.testing.assert_allclose(found.errors[name][:, column], expected, rtol=2e-3)
+        for column, count in enumerate(curves.at):
+            missed = (collapse(run(count, reducer)) - reference).square().flatten(1).sum(1)
+            expected = missed / reference.square().flatten(1).sum(1)
+            np.testing.assert_allclose(curves.errors[name][:, column], expected, rtol=2e-3)
 
 
 def test_the_band_of_steps_starts_at_two_samples():
-    found = convergence.Convergence(np.array([[4.0, 1.0], [2.0, 3.0]]), (2,), {})
-    assert found.band().at.tolist() == [2, 3]
-    assert found.band().median.tolist() == [3.0, 2.0]
+    curves = convergence.Convergence(np.array([[4.0, 1.0], [2.0, 3.0]]), (2,), {})
+    assert curves.band().at.tolist() == [2, 3]
+    assert curves.band().median.tolist() == [3.0, 2.0]
 
 
 @pytest.mark.parametrize(("samples", "expected"), [(2, (2,)), (8, (2, 4, 8)), (50, (2, 4, 8, 16, 32, 50))])
@@ -76,9 +76,9 @@ def test_estimators_are_compared_at_powers_of_two_and_at_the_end(samples, expect
 
 def test_nothing_changes_at_zero_and_something_elsewhere(pair):
     for change, points in ((rotation.rotate_images, [0.0, 40.0]), (noise.add_noise, [0.0, 1.0])):
-        found = sensitivity.sensitivity(*pair, points, change)
-        assert (found[:, 0] == 0).all()
-        assert (found[:, 1] > 0).all()
+        changes = sensitivity.sensitivity(*pair, points, change)
+        assert (changes[:, 0] == 0).all()
+        assert (changes[:, 1] > 0).all()
 
 
 def test_four_right_turns_are_none(pair):
@@ -122,11 +122,11 @@ def test_quartiles_leave_out_what_is_not_finite():
 
 def test_derivative_is_effective_plus_variation():
     layer, x = toy.ToyAttention().eval(), toy.signal()
-    found = toy.operators(layer, x)
-    torch.testing.assert_close(found.derivative, found.effective + found.variation, rtol=0, atol=1e-12)
-    torch.testing.assert_close(layer(x[None])[0], found.effective @ x, rtol=0, atol=1e-12)  # eq. (4), without biases
+    operators = toy.operators(layer, x)
+    torch.testing.assert_close(operators.derivative, operators.effective + operators.variation, rtol=0, atol=1e-12)
+    torch.testing.assert_close(layer(x[None])[0], operators.effective @ x, rtol=0, atol=1e-12)  # eq. (4), no biases
     by_hand = torch.kron(layer.mixing(x), torch.eye(2, dtype=torch.float64))
-    torch.testing.assert_close(found.effective, by_hand, rtol=0, atol=1e-12)
+    torch.testing.assert_close(operators.effective, by_hand, rtol=0, atol=1e-12)
 
 
 def test_variation_dominates_the_toy_layer():
@@ -184,15 +184,15 @@ def test_the_last_steps_of_the_construction_are_dave(pair):
 
 def test_consistency_is_that_of_the_metric(pair):
     model, inputs, target = pair
-    found = compare_warped_maps(model, inputs, target, MapAnalysisOptions(samples=2, seed=0).maker("attn_lrp"))
+    warped = compare_warped_maps(model, inputs, target, MapAnalysisOptions(samples=2, seed=0).maker("attn_lrp"))
 
-    def explain(model: torch.nn.Module, images: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        return collapse(METHODS["attn_lrp"](model).attribute(images, wanted))
+    def explain(model: torch.nn.Module, images: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return collapse(METHODS["attn_lrp"](model).attribute(images, target))
 
     regions = torch.zeros(2, SIZE, SIZE, dtype=torch.bool)
     case = Case(model, inputs, target, explain(model, inputs, target), regions, explain)
-    torch.testing.assert_close(found.correlation, create_metric("consistency").score(case).values)
-    assert (found.smoothed != found.correlation).all()
+    torch.testing.assert_close(warped.correlation, create_metric("consistency").score(case).values)
+    assert (warped.smoothed != warped.correlation).all()
 
 
 # suites
@@ -222,10 +222,10 @@ def test_suites_name_known_methods_and_have_styles(name, quick):
 
 def test_a_probed_model_is_left_out_unless_it_is_given():
     suite = suites.read_suite("paper")
-    without, given = suites.with_probe(suite, None), suites.with_probe(suite, "dino.safetensors")
-    assert "DINO-B" not in [entry.label for entry in without.models]
-    assert "dave probe" in without.notes[0]
-    assert next(entry for entry in given.models if entry.label == "DINO-B").weights == "dino.safetensors"
+    without_weights, with_weights = suites.with_probe(suite, None), suites.with_probe(suite, "dino.safetensors")
+    assert "DINO-B" not in [entry.label for entry in without_weights.models]
+    assert "dave probe" in without_weights.notes[0]
+    assert next(entry for entry in with_weights.models if entry.label == "DINO-B").weights == "dino.safetensors"
 
 
 def test_unknown_suites_and_counts_are_refused():

@@ -75,8 +75,8 @@ def test_tables_hold_our_number_the_papers_and_the_difference(scored):
     table = scored.tables[0]
     assert table.head == ("method", "GridPG", "EnergyPG", "deletion")
     assert [row[0] for row in table.rows] == ["input x gradient", "DAVE, as in the paper", "DAVE, default"]
-    found = re.fullmatch(r"\**([\d.]+)\** \[[\d.]+, [\d.]+\]; paper 30.2 \(([+-][\d.]+)\)", table.rows[0][1])
-    assert float(found[2]) == pytest.approx(float(found[1]) - 30.25, abs=0.11)
+    match = re.fullmatch(r"\**([\d.]+)\** \[[\d.]+, [\d.]+\]; paper 30.2 \(([+-][\d.]+)\)", table.rows[0][1])
+    assert float(match[2]) == pytest.approx(float(match[1]) - 30.25, abs=0.11)
     assert "paper" not in table.rows[2][1]  # the paper has no number for this package's own default
     assert "paper" not in table.rows[0][3]
     assert sum("**" in row[2] for row in table.rows) == 1
@@ -110,8 +110,8 @@ def test_curves_are_the_means_of_the_rows(scored, squares, tmp_path_factory):
 
 
 def test_pages_need_no_other_file(scored, tmp_path):
-    how = {"seconds": 1.0, "device": "abacus", "versions": {"torch": "9.9"}, "command": "dave reproduce builtin"}
-    record = {**scored.record(), **how}
+    run = {"seconds": 1.0, "device": "abacus", "versions": {"torch": "9.9"}, "command": "dave reproduce builtin"}
+    record = {**scored.record(), **run}
     for picture in scored.pictures:
         for name, data in picture.files().items():
             (tmp_path / name).write_bytes(data)
@@ -155,31 +155,31 @@ def test_pictures_that_nobody_recognises_are_an_error(tiny, squares, tmp_path):
 
 
 def test_a_finished_section_is_not_computed_again(tmp_path):
-    made = []
+    calls = []
 
     def make() -> Section:
-        made.append(1)
+        calls.append(1)
         return Section("x", "X", "words", tables=[ReportTable(("a",), (("1",),))], rows=[{"a": 1}])
 
     options = reproduce.ReproduceOptions(tmp_path, "dave")
     first = reproduce._finish_section(options, "x", "key", make)
     assert reproduce._finish_section(options, "x", "key", make) == json.loads(json.dumps(first))
-    assert len(made) == 1
+    assert len(calls) == 1
     reproduce._finish_section(options, "x", "other key", make)
-    assert len(made) == 2
+    assert len(calls) == 2
     assert (tmp_path / "tables" / "x.csv").read_text() == "a\n1\n"
 
 
 @pytest.mark.parametrize("module", [construction, consistency, models, classes])
 def test_pictures_that_must_not_be_shown_are_not(tiny, squares, module, monkeypatch):
     shown = []
-    monkeypatch.setattr(module, "image_cell", lambda *words: shown.append(words) or image_cell(*words))
-    found = ANALYSES[module.__name__.rpartition(".")[2]]
-    options = found.options(data=f"folder:{squares}", n=2, samples=2)
-    with_pictures = found.run(options).pictures[0].drawing
+    monkeypatch.setattr(module, "image_cell", lambda *args: shown.append(args) or image_cell(*args))
+    entry = ANALYSES[module.__name__.rpartition(".")[2]]
+    options = entry.options(data=f"folder:{squares}", n=2, samples=2)
+    with_pictures = entry.run(options).pictures[0].drawing
     assert shown
     shown.clear()
-    without = found.run(replace(options, show=False)).pictures[0].drawing
+    without = entry.run(replace(options, show=False)).pictures[0].drawing
     assert not shown
     assert len(without.axes) < len(with_pictures.axes)
 
@@ -208,12 +208,12 @@ def test_every_analysis_is_a_command(tiny, squares, tmp_path, capsys, args, file
     data = [] if args[0] == "toy" else ["--data", f"folder:{squares}"]
     assert cli.run(["analyze", *args, *data, "--out", str(tmp_path), "--json"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == files
-    said = json.loads(capsys.readouterr().out)
-    assert said["name"] == args[0]
-    assert said["text"]
+    record = json.loads(capsys.readouterr().out)
+    assert record["name"] == args[0]
+    assert record["text"]
     if f"{args[0]}.csv" in files:
         with open(tmp_path / f"{args[0]}.csv") as file:
-            assert len(list(csv.DictReader(file))) == len(said["rows"]) > 0
+            assert len(list(csv.DictReader(file))) == len(record["rows"]) > 0
 
 
 @dataclass(frozen=True)
@@ -239,9 +239,9 @@ def counting(monkeypatch) -> None:
 def test_a_registered_analysis_is_a_command(tiny, counting, tmp_path, capsys):
     line = "analyze counting --words x,y --pairs 3,4 --most 5 --model m --json --out".split()
     assert cli.run([*line, str(tmp_path)]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["text"] == "('x', 'y') (3, 4) 5.0"
-    assert said["facts"]["models"] == "m"
+    record = json.loads(capsys.readouterr().out)
+    assert record["text"] == "('x', 'y') (3, 4) 5.0"
+    assert record["facts"]["models"] == "m"
     assert cli.run(["analyze", "counting", "--pairs", "3,x"]) == 2
     assert "--pairs 3,x; expected whole numbers" in capsys.readouterr().err
     assert cli.run(["analyze", "countin"]) == 2
@@ -278,23 +278,23 @@ def test_a_registered_analysis_is_a_section_of_every_suite(tiny, counting, tmp_p
     makers = dict(reproduce._list_sections(suite, reproduce.ReproduceOptions(tmp_path, "dave", seed=3), 10))
     named = ["conventional", "bcos", *suite.analyses]
     assert list(makers) == [*named, "counting"]
-    made = makers["counting"]()
-    assert made.text == "('a', 'b') (1, 2) 2.0"
-    assert made.facts == {"models": "builtin", "data": "builtin", "seed": 3}
+    section = makers["counting"]()
+    assert section.text == "('a', 'b') (1, 2) 2.0"
+    assert section.facts == {"models": "builtin", "data": "builtin", "seed": 3}
 
 
 @pytest.mark.parametrize("name", list(ANALYSES))
 def test_suites_give_analyses_options_that_they_have(name, tmp_path):
     suite = suites.read_suite("paper")
-    how = reproduce._analysis_options(ANALYSES[name], suite, reproduce.ReproduceOptions(tmp_path, "dave"))
-    assert isinstance(how, ANALYSES[name].options)
+    options = reproduce._analysis_options(ANALYSES[name], suite, reproduce.ReproduceOptions(tmp_path, "dave"))
+    assert isinstance(options, ANALYSES[name].options)
     assert ANALYSES[name].summary.endswith((".", ")."))
-    if isinstance(how, AnalysisOptions):
-        assert len(how.models) == (1 if ANALYSES[name].first_model else 6)
+    if isinstance(options, AnalysisOptions):
+        assert len(options.models) == (1 if ANALYSES[name].first_model else 6)
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "message"),
     [
         (["analyze", "cost", "--samples", "4"], "two or more"),
         (["analyze", "rotation", "--model", "a", "--model", "b", "--weights", "c"], "--weights belongs to one"),
@@ -302,11 +302,11 @@ def test_suites_give_analyses_options_that_they_have(name, tmp_path):
         (["reproduce", "builtin", "--weights", "x"], "--weights belongs to one"),
     ],
 )
-def test_mistakes_are_one_line(args, words, capsys):
+def test_mistakes_are_one_line(args, message, capsys):
     assert cli.run(args) == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note:")]
     assert len(errors) == 1
-    assert words in errors[0]
+    assert message in errors[0]
 
 
 # What is computed does not matter here, so every section gets the least that it takes, of small models.
@@ -331,11 +331,11 @@ def test_the_builtin_suite_is_reproduced_and_resumed(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     args = ["reproduce", "builtin", "--quick", "--out", "out"]
     assert cli.run([*args, "--device", "cpu", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    record = json.loads(capsys.readouterr().out)
     names = "conventional bcos consistency toy construction models classes convergence rotation noise cost"
-    assert [section["name"] for section in said["sections"]] == names.split()
+    assert [section["name"] for section in record["sections"]] == names.split()
     page = (tmp_path / "out" / "report.html").read_text()
-    assert page.count("<figure>") == sum(len(section["pictures"]) for section in said["sections"])
+    assert page.count("<figure>") == sum(len(section["pictures"]) for section in record["sections"])
     assert str(tmp_path) not in page
     assert (tmp_path / "out" / "figures" / "deletion-bcos.svg").exists()
     assert (tmp_path / "out" / "tables" / "cost.csv").exists()

@@ -70,8 +70,12 @@ def test_what_is_good_depends_on_the_order():
 
 
 def test_single_points_of_a_protocol_can_be_changed():
-    how = create_metric("deletion", protocol="official", baseline="mean", steps=4).perturbation(400, None)
-    assert (how.baseline, how.order, how.fractions) == ("mean", "least", (0.0, 0.25, 0.5, 0.75, 1.0))
+    perturbation = create_metric("deletion", protocol="official", baseline="mean", steps=4).perturbation(400, None)
+    assert (perturbation.baseline, perturbation.order, perturbation.fractions) == (
+        "mean",
+        "least",
+        (0.0, 0.25, 0.5, 0.75, 1.0),
+    )
 
 
 def test_reasons_for_leaving_out(case):

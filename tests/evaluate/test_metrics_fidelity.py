@@ -60,8 +60,8 @@ class TestInfidelity:
             return (every * first).expand_as(inputs), inputs * (1 - every)
 
         expected = captums(model, perturb, X, whole, target=TARGET, n_perturb_samples=6, normalize=scaled)
-        found = infidelity(masked_sums(MAPS, masks), score_drops(model, X, TARGET, masks), scaled=scaled)
-        torch.testing.assert_close(found, expected)
+        values = infidelity(masked_sums(MAPS, masks), score_drops(model, X, TARGET, masks), scaled=scaled)
+        torch.testing.assert_close(values, expected)
 
     def test_of_a_linear_model_is_zero_for_its_contributions_alone(self):
         linear = nn.Sequential(nn.Flatten(), nn.Linear(3 * 20 * 24, 5)).double()
@@ -128,8 +128,8 @@ class TestROAD:
         draw = torch.rand(3, 20, 24, generator=torch.Generator().manual_seed(1))
         removed = draw < share
         removed[0, 3:15, 2:20] = True  # a large hole
-        found = impute(X, removed)
-        for image, gone, filled in zip(X, removed, found, strict=True):
+        imputed = impute(X, removed)
+        for image, gone, filled in zip(X, removed, imputed, strict=True):
             expected = NoisyLinearImputer(noise=0.0)(image.float(), (~gone).float())
             torch.testing.assert_close(filled.float(), expected, rtol=0, atol=1e-3)
             assert torch.equal(filled[:, ~gone], image[:, ~gone])
@@ -145,14 +145,14 @@ class TestROAD:
 
     def test_curves_remove_what_the_map_says(self, model):
         fractions = (0.3, 0.6)
-        found = road(model, X, MAPS, TARGET, Perturbation(fractions, "most"), noise=0.0)
+        curve = road(model, X, MAPS, TARGET, Perturbation(fractions, "most"), noise=0.0)
         for column, fraction in enumerate(fractions):
             for image in range(3):
                 count = round(fraction * 480)
                 removed = torch.zeros(480, dtype=torch.bool)
                 removed[MAPS[image].flatten().argsort(descending=True)[:count]] = True
                 seen = impute(X[image : image + 1], removed.view(1, 20, 24))
-                torch.testing.assert_close(found[image, column], model(seen).softmax(1)[0, TARGET[image]].float())
+                torch.testing.assert_close(curve[image, column], model(seen).softmax(1)[0, TARGET[image]].float())
 
     def test_score_is_least_against_most(self, model):
         case = case_of(model, MAPS)
@@ -169,8 +169,8 @@ class TestRegions:
     def test_curve_by_loops(self, model):
         regions = square_regions((20, 24), 4)  # sides of 5 pixels, cut at the right
         assert int(regions.max()) == 19
-        how = Perturbation((0.0, 0.25, 1.0), "most", "mean")
-        found = region_deletion(model, X, MAPS, TARGET, regions, how)
+        perturbation = Perturbation((0.0, 0.25, 1.0), "most", "mean")
+        curve = region_deletion(model, X, MAPS, TARGET, regions, perturbation)
         for image in range(3):
             means = {int(one): float(MAPS[image][regions == one].mean()) for one in regions.unique()}
             order = sorted(means, key=means.get, reverse=True)
@@ -178,7 +178,7 @@ class TestRegions:
                 seen = X[image].clone()
                 for one in order[:count]:
                     seen[:, regions == one] = X[image].mean((1, 2))[:, None]
-                torch.testing.assert_close(found[image, column], model(seen[None]).softmax(1)[0, TARGET[image]].float())
+                torch.testing.assert_close(curve[image, column], model(seen[None]).softmax(1)[0, TARGET[image]].float())
         expected = torch.tensor([MAPS[0][regions == one].mean() for one in range(20)], dtype=MAPS.dtype)
         torch.testing.assert_close(region_means(MAPS, regions)[0], expected)
 
@@ -208,9 +208,9 @@ class TestAveragePrecision:
         regions = torch.zeros(4, 4, 4, dtype=torch.bool)
         regions[:3, :2] = True
         maps = torch.stack([regions[0].float(), torch.ones(4, 4), torch.full((4, 4), torch.nan), torch.ones(4, 4)])
-        found = average_precision(maps, regions)
-        assert found[:2].tolist() == [1.0, 0.5]  # a map that knows nothing has the region's share
-        assert found[2:].isnan().all()
+        values = average_precision(maps, regions)
+        assert values[:2].tolist() == [1.0, 0.5]  # a map that knows nothing has the region's share
+        assert values[2:].isnan().all()
         with pytest.raises(InputError, match="of type bool"):
             average_precision(maps, regions.float())
 

@@ -61,8 +61,8 @@ def slow_curve(model, image, heat, target, fractions, *, most, fill, accuracy):
 @pytest.mark.parametrize("baseline", ["zero", "black", "mean"])
 def test_deletion_equals_the_slow_oracle(case, order, score, baseline):
     model, inputs, maps, target = case
-    how = Perturbation(FRACTIONS, order, baseline, score, black=(-2.0, -1.5, -1.0))
-    curve = deletion(model, inputs, maps, target, how)
+    perturbation = Perturbation(FRACTIONS, order, baseline, score, black=(-2.0, -1.5, -1.0))
+    curve = deletion(model, inputs, maps, target, perturbation)
     fills = {
         "zero": torch.zeros_like(inputs),
         "black": torch.tensor([-2.0, -1.5, -1.0])[None, :, None, None].expand_as(inputs),
@@ -167,16 +167,16 @@ def test_the_official_protocol_is_kept_to_the_pixel():
     draw = torch.Generator().manual_seed(4)
     inputs, maps = torch.randn(1, 3, 18, 20, generator=draw), torch.randn(1, 18, 20, generator=draw)
     model = Counting().eval()
-    how = protocol("official", 360)
-    curve = deletion(model, inputs, maps, torch.tensor([2]), how)
-    counts = [round(fraction * 360) for fraction in how.fractions]
+    perturbation = protocol("official", 360)
+    curve = deletion(model, inputs, maps, torch.tensor([2]), perturbation)
+    counts = [round(fraction * 360) for fraction in perturbation.fractions]
     assert counts == [*range(0, 324, 2), 324]
     expected = slow_curve(
         model,
         inputs[0].numpy(),
         maps[0].numpy(),
         2,
-        how.fractions,
+        perturbation.fractions,
         most=False,
         fill=slow_blur(inputs[0].numpy()),
         accuracy=False,
