@@ -68,22 +68,20 @@ def load_classes(model: Adapter, spec: str, count: int, labels: Sequence[int] = 
         labels: classes; by default those with the most images.
     """
     data = open_dataset(spec)
-    sheets: dict[int, list[Tensor]] = {}
-    sheets_needed, sheets_full = len(labels) or _CLASSES, 0
+    sheets: dict[int, ImageBatch] = {}
+    needed = len(labels) or _CLASSES
     for label, indices in _find_candidates(model, data, count + 1, labels).items():
         images = [image for index in indices if (image := preprocess_image(model, data, index)) is not None]
-        images = [image for image in images if int(compute_logits(model, image)[0].argmax()) == label]
-        sheets |= {label: images[:count]} if images else {}
-        sheets_full += len(images) >= min(2, count)  # a sheet of one image shows nothing that recurs
-        if sheets_full == sheets_needed:
+        images = [image for image in images if int(compute_logits(model, image)[0].argmax()) == label][:count]
+        if images:
+            titles = [short_name(model, label)] * len(images)
+            sheets[label] = ImageBatch.build(model, images, [label] * len(images), titles)
+        # A sheet of one image shows nothing that recurs.
+        if sum(len(sheet) >= min(2, count) for sheet in sheets.values()) == needed:
             break
     if not sheets:
         raise DataError(f"{hide_folders(spec)}: the model recognises no image of these classes; name others")
-    largest = sorted(sheets.items(), key=lambda sheet: -len(sheet[1]))[:sheets_needed]
-    return {
-        label: ImageBatch.build(model, images, [label] * len(images), [short_name(model, label)] * len(images))
-        for label, images in largest
-    }
+    return dict(sorted(sheets.items(), key=lambda sheet: -len(sheet[1]))[:needed])
 
 
 def _find_candidates(model: Adapter, data: Dataset, count: int, labels: Sequence[int]) -> dict[int, list[int]]:

@@ -33,7 +33,7 @@ class WarpedMaps:
         maps: maps of the images, [B,H,W].
         others: maps of the moved images, [B,H,W].
         correlation: correlation of the positive parts, pixel by pixel, [B].
-        smoothed: the same after a mean filter over both, [B].
+        smoothed: that correlation after a mean filter over both maps, [B].
     """
 
     moved: Tensor

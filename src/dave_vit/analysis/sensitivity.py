@@ -54,12 +54,9 @@ def stable_range(band: Band, tolerance: float = TOLERANCE) -> float:
     """
     if not 0 < tolerance < 1:
         raise OptionError(f"tolerance {tolerance}; expected a change of probability between 0 and 1")
-    stable = 0.0
-    for distance in sorted(set(np.abs(band.at).tolist())):
-        if (band.median[np.abs(band.at) == distance] > tolerance).any():
-            break
-        stable = distance
-    return float(stable)
+    distance = np.abs(band.at)
+    first_unstable = distance[band.median > tolerance].min(initial=np.inf)
+    return float(distance[distance < first_unstable].max(initial=0.0))
 
 
 @dataclass(frozen=True)

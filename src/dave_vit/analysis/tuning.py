@@ -76,8 +76,11 @@ class Tuning:
 
     def text(self) -> str:
         """Return the content of a preset file."""
-        marks = ["* " if index == self.chosen else "  " for index in range(len(self.neighborhoods))]
-        lines = [f"# {mark}{_describe(one)}" for mark, one in zip(marks, self.neighborhoods, strict=True)]
+        lines = []
+        for index, one in enumerate(self.neighborhoods):
+            settings = f"rotation {one.rotation:g}, shift {one.translation:g}, noise {one.noise_level:.3g}"
+            scores = f"survival {one.survival:.2f}, deletion {one.deletion:.3f}, insertion {one.insertion:.3f}"
+            lines.append(f"# {'*' if index == self.chosen else ' '} {settings}: {scores}")
         values = [f"{name} = {value}" for name, value in self.switches.items()]
         return "\n".join(['base = "default"', "", *lines, "[neighborhood]", *values, ""])
 
@@ -160,8 +163,3 @@ def _survival(model: nn.Module, inputs: Tensor, clean: CleanPrediction, neighbor
         own = clean.select(torch.tensor([index], device=inputs.device))
         shares.append(own.survival(logits.unsqueeze(1)).mean())
     return float(torch.stack(shares).mean())
-
-
-def _describe(one: MeasuredNeighborhood) -> str:
-    settings = f"rotation {one.rotation:g}, shift {one.translation:g}, noise {one.noise_level:.3g}"
-    return f"{settings}: survival {one.survival:.2f}, deletion {one.deletion:.3f}, insertion {one.insertion:.3f}"

@@ -133,7 +133,7 @@ def removal_curve(
     Args:
         model: maps inputs to logits.
         target: classes [B].
-        importance: of pixels [B,H,W] or regions [B,R].
+        importance: importance of pixels [B,H,W] or regions [B,R].
         perturbation: fractions, order and score.
         remove: from what is removed, a mask shaped as ``importance``, and the index of the step to images [B,C,H,W].
 
@@ -263,10 +263,9 @@ class Deletion(_CurveMetric):
         seed: int = 0,
     ) -> None:
         self.protocol: Protocol = protocol
-        options = {"order": order, "baseline": baseline, "score": score, "seed": seed}
+        fractions = None if steps is None else equal_steps(steps)
+        options = {"fractions": fractions, "order": order, "baseline": baseline, "score": score, "seed": seed}
         self._overrides: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        if steps is not None:
-            self._overrides["fractions"] = equal_steps(steps)
         # Building the settings here also refuses impossible options at once.
         self.higher_is_better = self.perturbation(100, black=(0.0,)).order == "least"
 

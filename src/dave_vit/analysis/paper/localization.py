@@ -140,8 +140,7 @@ def read_curves(run: Path, methods: Sequence[str]) -> dict[str, dict[str, tuple[
 
 def draw_deletion(curves: Mapping[str, Mapping[str, tuple[Floats, Floats]]], results: Sequence[Result]) -> Drawing:
     """Draw a plot for each model and a line for each method."""
-    scored = [result for result in results if result["metric"] == "deletion"]
-    areas = {(result["model"], result["method"]): result["mean"] for result in scored}
+    areas = {(one["model"], one["method"]): one["mean"] for one in results if one["metric"] == "deletion"}
     figure, plots = create_plots(len(curves), width=7.6, height=4.2, per_row=2)
     for axes, (model, own) in zip(plots, curves.items(), strict=True):
         area = {name: 100 * (areas[model, name] or 0.0) for name in own}
