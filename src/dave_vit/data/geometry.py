@@ -53,10 +53,6 @@ class Axis:
         """Convert input coordinates to photo coordinates."""
         return self.scale * position + self.offset
 
-    def clip_to_photo(self, position: float) -> float:
-        """Convert an input coordinate to a photo coordinate, clipped to the photograph."""
-        return float(min(max(self.to_photo(position), 0.0), self.photo))
-
     def span(self, low: float, high: float) -> slice:
         """Return the input pixels whose centres lie between two photo coordinates.
 
@@ -134,18 +130,14 @@ class Geometry:
 
     def box_to_photo(self, box: Box) -> Box:
         """Convert a box (x0, y0, x1, y1) in fractions of the input to photo pixels, clipped to the photograph."""
-        x0, y0, x1, y1 = box
-        (left, right), (top, bottom) = (
-            (axis.clip_to_photo(low * axis.size), axis.clip_to_photo(high * axis.size))
-            for axis, low, high in ((self.x, x0, x1), (self.y, y0, y1))
-        )
-        return (left, top, right, bottom)
+        corners = zip((self.x, self.y, self.x, self.y), box, strict=True)
+        x0, y0, x1, y1 = (float(np.clip(axis.to_photo(part * axis.size), 0, axis.photo)) for axis, part in corners)
+        return (x0, y0, x1, y1)
 
     def box_to_input(self, box: Box) -> Box:
         """Convert a box (x0, y0, x1, y1) in photo pixels to fractions of the input, clipped to the input."""
-        axes = (self.x, self.y, self.x, self.y)
-        corners = [axis.to_input(corner) / axis.size for axis, corner in zip(axes, box, strict=True)]
-        x0, y0, x1, y1 = (float(min(max(corner, 0.0), 1.0)) for corner in corners)
+        corners = zip((self.x, self.y, self.x, self.y), box, strict=True)
+        x0, y0, x1, y1 = (float(np.clip(axis.to_input(corner) / axis.size, 0, 1)) for axis, corner in corners)
         if x0 >= x1 or y0 >= y1:
             raise OptionError(
                 f"box {','.join(f'{corner:g}' for corner in box)} is empty or outside of what the model sees; give "

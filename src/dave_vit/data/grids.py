@@ -116,7 +116,9 @@ def compose_grids(images: Tensor, cell: Cell = "resize") -> Tensor:
         return torch.cat(lines.unbind(1), -2)
     grid = torch.empty_like(images[:, 0])
     for k, (top, bottom, left, right) in enumerate(cell_bounds(side, (grid.shape[2], grid.shape[3]))):
-        grid[:, :, top:bottom, left:right] = _resize(images[:, k], (bottom - top, right - left))
+        size = bottom - top, right - left
+        resized = F.interpolate(images[:, k], size, mode="bilinear", antialias=True, align_corners=False)
+        grid[:, :, top:bottom, left:right] = resized
     return grid
 
 
@@ -126,7 +128,3 @@ def cell_bounds(cells: int, size: tuple[int, int]) -> list[tuple[int, int, int, 
         raise OptionError(f"grid of {cells} cells a side; expected 1 or more")
     rows, columns = ([round(side * i / cells) for i in range(cells + 1)] for side in size)
     return [(rows[i], rows[i + 1], columns[j], columns[j + 1]) for i in range(cells) for j in range(cells)]
-
-
-def _resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    return F.interpolate(images, size, mode="bilinear", antialias=True, align_corners=False)

@@ -26,8 +26,8 @@ class Preprocessing:
         transform: the model library's transform of an RGB image: ``[C, H, W]`` or ``[1, C, H, W]``.
         mean: subtracted from each of the three colours in [0, 1].
         std: divides each of them.
-        parts: from the width and height of a picture to the parts of it (left, top, right, bottom) that are looked at
-            one by one; None where the picture is looked at as a whole.
+        parts: maps the width and height of a picture to the parts (left, top, right, bottom) that are explained one by
+            one; None where the picture is explained as a whole.
     """
 
     transform: Callable[[Image.Image], Tensor]

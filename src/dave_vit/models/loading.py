@@ -64,8 +64,8 @@ def load_model(
     kind, name = parse_spec(spec)
     family = FAMILIES[kind]
     if prompts is not None and not family.zero_shot:
-        able = _names(other for other in FAMILIES if FAMILIES[other].zero_shot)
-        raise OptionError(f"prompts make a zero-shot classifier of {able} models; {spec!r} is none of them")
+        families = _names(other for other in FAMILIES if FAMILIES[other].zero_shot)
+        raise OptionError(f"prompts make a zero-shot classifier of {families} models; {spec!r} is none of them")
     source = str(weights) if weights is not None else None
     options: dict[str, Any] = {} if prompts is None else {"prompts": prompts}
     if prepare is not None and family.bare:
@@ -104,8 +104,8 @@ def backbone(spec: str, weights: str | None, names: Sequence[str]) -> tuple[Adap
     kind, name = parse_spec(spec)
     make = FAMILIES[kind].backbone
     if make is None:
-        able = _names(other for other in FAMILIES if FAMILIES[other].backbone)
-        raise OptionError(f"{spec!r} cannot be probed; {able} models can")
+        families = _names(other for other in FAMILIES if FAMILIES[other].backbone)
+        raise OptionError(f"{spec!r} cannot be probed; {families} models can")
     return make(name, weights, names)
 
 

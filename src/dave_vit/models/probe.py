@@ -109,19 +109,19 @@ def train_probe(
     names = _check_class_names(training, validation)
     model, head = backbone(spec, weights, names)
     model.to(resolve_device(device))
-    fits, held = _split(training, validation, split, settings.seed)
+    fits, tests = _split(training, validation, split, settings.seed)
     _set_module(model.model, head, nn.Identity())
-    progress = _Progress(report, (settings.views + 1) * len(fits) + len(held))
+    progress = _Progress(report, (settings.views + 1) * len(fits) + len(tests))
     with torch.random.fork_rng(devices=[]):  # torchvision's transforms draw from the global generator
         torch.manual_seed(settings.seed)
         views = [_extract_features(model, fits, progress, _augmentation(model)) for _ in range(settings.views)]
     augmented = torch.stack(views)  # [V, n, D]
-    clean, scored = _extract_features(model, fits, progress), _extract_features(model, held, progress)
+    clean, scored = _extract_features(model, fits, progress), _extract_features(model, tests, progress)
     layer = _train_head(augmented, _labels(fits, names), len(names), settings)
-    validated = _accuracy(layer, scored, _labels(held, names))
+    validated = _accuracy(layer, scored, _labels(tests, names))
     trained = _accuracy(layer, clean, _labels(fits, names))
     _set_module(model.model, head, layer.to(device))
-    return Probe(model.eval(), validated, trained, len(fits), len(held))
+    return Probe(model.eval(), validated, trained, len(fits), len(tests))
 
 
 def _set_module(model: nn.Module, path: str, module: nn.Module) -> None:
@@ -136,9 +136,9 @@ def _check_class_names(training: Dataset, validation: Dataset | None) -> list[st
     names = list(training.class_names)
     if len(names) < 2:
         raise DataError(f"{len(names)} classes to train on; put the images of each class into a folder of its own")
-    strange = sorted(set(validation.class_names) - set(names)) if validation is not None else []
-    if strange:
-        raise DataError(f"validation class {strange[0]!r} is not among the training classes")
+    unknown = sorted(set(validation.class_names) - set(names)) if validation is not None else []
+    if unknown:
+        raise DataError(f"validation class {unknown[0]!r} is not among the training classes")
     return names
 
 
@@ -146,21 +146,21 @@ def _split(training: Dataset, validation: Dataset | None, split: float, seed: in
     """Return training and validation samples."""
     labelled = [index for index in range(len(training)) if training[index].label is not None]
     if validation is not None:
-        held = [(validation, index) for index in range(len(validation)) if validation[index].label is not None]
-        return [(training, index) for index in labelled], held
+        tests = [(validation, index) for index in range(len(validation)) if validation[index].label is not None]
+        return [(training, index) for index in labelled], tests
     if not 0 < split < 1:
         raise OptionError(f"split is {split}; give the part of the images to hold back, between 0 and 1")
     order = torch.randperm(len(labelled), generator=torch.Generator().manual_seed(seed)).tolist()
     by_class: dict[int | None, list[int]] = {}
     for place in order:
         by_class.setdefault(training[labelled[place]].label, []).append(labelled[place])
-    back = {index for members in by_class.values() for index in members[: max(1, round(split * len(members)))]}
-    kept = [(training, index) for index in labelled if index not in back]
-    if {training[index].label for _, index in kept} != by_class.keys():
+    held_out = {index for members in by_class.values() for index in members[: max(1, round(split * len(members)))]}
+    remaining = [(training, index) for index in labelled if index not in held_out]
+    if {training[index].label for _, index in remaining} != by_class.keys():
         raise DataError(
             "a class has a single image, so none is left to score on; add images or name a validation folder"
         )
-    return kept, [(training, index) for index in sorted(back)]
+    return remaining, [(training, index) for index in sorted(held_out)]
 
 
 def _labels(part: _Samples, names: list[str]) -> Tensor:

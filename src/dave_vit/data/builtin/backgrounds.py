@@ -102,7 +102,7 @@ def stripes(size: int, draws: Draws) -> Bytes:
 def voronoi(size: int, draws: Draws) -> Bytes:
     """Paint Voronoi cells of random points, each of one colour, darker away from its point."""
     count = draws.even(6, 16)
-    points = _points(size, draws, count)
+    points = np.array([draws.integer(0, size - 1) for _ in range(2 * count)], dtype=np.int32).reshape(count, 2)
     ruler = np.arange(size, dtype=np.int32)
     x, y = ruler - points[:, :1], ruler - points[:, 1:]  # [count, n] each
     squares = (x * x)[:, None, :] + (y * y)[:, :, None]  # [count, n, n]
@@ -111,10 +111,6 @@ def voronoi(size: int, draws: Draws) -> Bytes:
     colours = draws.bytes(3 * count).reshape(count, 3).astype(np.int32)
     painted: Bytes = (colours[nearest] * shade[..., None] // 255).astype(np.uint8)
     return painted
-
-
-def _points(size: int, draws: Draws, count: int) -> Ints:
-    return np.array([draws.integer(0, size - 1) for _ in range(2 * count)], dtype=np.int32).reshape(count, 2)
 
 
 def shapes(size: int, draws: Draws) -> Bytes:
