@@ -26,6 +26,7 @@ from dave_vit.methods.pass_size import PassSize, clean_logits
 from dave_vit.reduce.base import energy_share
 
 Name = TypeVar("Name", bound=str)
+Count = TypeVar("Count", int, int | None)
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,15 @@ class Explanation:
         target: the explained class of each image ``[B]``, or ``[B, K]``; None for a score function.
         standard_error: of the map over the samples ``[B, H, W]``, for methods that draw samples.
         samples: how many samples it rests on; the most of any image, where images took different numbers.
-        postprocess: how the method's own map is made of the channel sum, where it prescribes one.
-        against: what the classes of each image are set against: a class index, "rivals", or None; None as a whole
-            where no image has anything.
-        significant: whether anything stands out of the noise of the samples, ``[B]`` or ``[B, K]``; the map is their
-            mean where nothing does. None for methods that draw no samples.
+        postprocess: function from the channel sum to the map, where the method prescribes one.
+        against: what the classes of each image are contrasted with: a class index, "rivals", or None; None as a whole
+            where no image has a contrast.
+        significant: whether anything exceeds the noise of the samples, ``[B]`` or ``[B, K]``; where nothing does, the
+            map is their mean. None for methods that draw no samples.
         drawn: how many samples each image took, ``[B]``, for methods that draw samples.
-        rung: which of the method's neighbourhoods each image took, ``[B]``, counted from the widest.
+        neighborhood_level: which of the method's neighbourhoods each image took, ``[B]``, counted from the widest.
         mean: the average of the samples' maps ``[B, H, W]``, of which ``standard_error`` is the error.
-        subject: the images and the model, for who draws it.
+        subject: the images and the model, for figures.
 
     Example:
         >>> explanation = DAVE(model).explain(model.preprocess("photo.jpg"))
@@ -113,10 +114,9 @@ class Explanation:
 
     @property
     def signed(self) -> Tensor:
-        """What speaks for the target and, below zero, what speaks against it, ``[B, H, W]``.
+        """Evidence for the target and, below zero, against it, ``[B, H, W]``.
 
-        The average of the samples where there are any: an estimate that keeps what is significant for a class leaves
-        out what is against it.
+        The average of the samples where there are any: the estimate keeps only what is significant for a class.
         """
         return self._channel_sum if self.mean is None else self.mean
 
@@ -140,19 +140,19 @@ class Explanation:
         if self.chance is None or self.significant is None or self.drawn is None:
             return [None] * len(self.attribution)
         shares = self.chance.flatten(1).amax(1) if self.chance.ndim > 1 else self.chance
-        found = self.significant.flatten(1).all(1) if self.significant.ndim > 1 else self.significant
-        each = zip(self.drawn.tolist(), shares.tolist(), found.tolist(), strict=True)
-        return [describe_uncertainty(drawn, share, significant=stands) for drawn, share, stands in each]
+        significant = self.significant.flatten(1).all(1) if self.significant.ndim > 1 else self.significant
+        rows = zip(self.drawn.tolist(), shares.tolist(), significant.tolist(), strict=True)
+        return [describe_uncertainty(drawn, share, significant=is_certain) for drawn, share, is_certain in rows]
 
     def show(self, *, view: Literal["map", "signed"] = "map", scales: Literal["shared", "own"] = "shared") -> Any:
         """Draw a figure of the images, their maps and how sure they are; notebooks show it, scripts open a window.
 
         Args:
-            view: "map" for what speaks for the target, "signed" with what speaks against it.
+            view: "map" for evidence for the target, "signed" to include evidence against it.
             scales: one colour scale for all maps, or one for each.
 
         Returns:
-            The figure, of matplotlib's kind.
+            The matplotlib figure.
         """
         figure = self._figure(view=view, scales=scales)
         figure.open()
@@ -180,8 +180,8 @@ class Explanation:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """The maps with controls where anywidget is installed, and as a picture, for notebooks."""
-        shown: dict[str, Any] = import_module("dave_vit.viz.widget").mime_bundle(self, self._repr_png_())
-        return shown
+        bundle: dict[str, Any] = import_module("dave_vit.viz.widget").mime_bundle(self, self._repr_png_())
+        return bundle
 
 
 class Method(ABC):
@@ -203,7 +203,7 @@ class Method(ABC):
 
     def __init__(self, model: nn.Module, *, chunk: int | None = None, autocast: torch.dtype | None = None) -> None:
         self.model, self.autocast = model, autocast
-        self.chunk = None if chunk is None else check_at_least_one("chunk", chunk)
+        self.chunk = check_at_least_one("chunk", chunk)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in vars(self):  # what was drawn or compiled for the old value would be served on
@@ -226,12 +226,12 @@ class Method(ABC):
     @torch.inference_mode(mode=False)  # where autograd could not be switched on
     def explain(self, inputs: Tensor, target: TargetLike = None) -> Explanation:
         """Explain a batch of any size; the explanation also holds what is known of its certainty."""
-        images, wanted, pass_size = self._prepare(inputs, target)
+        images, normalised, pass_size = self._prepare(inputs, target)
 
         def step(start: int, stop: int) -> Explanation:
-            return self._explain(images[start:stop], wanted.part(start, stop), pass_size)
+            return self._explain(images[start:stop], normalised.part(start, stop), pass_size)
 
-        return self._finish(join_explanations(pass_size.run_chunks(step, len(images))), images, wanted)
+        return self._finish(join_explanations(pass_size.run_chunks(step, len(images))), images, normalised)
 
     @classmethod
     def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
@@ -263,21 +263,21 @@ class Method(ABC):
         """Return images that autograd accepts, the normalised target and the pass size of a call."""
         check_images(inputs)
         images = inputs.clone() if inputs.is_inference() else inputs.detach()
-        wanted = Target.of(target, len(images), class_names(self.model)).to(images.device)
-        return images, wanted, PassSize(self.chunk or self._rows.get(images.device.type, self._rows["cpu"]))
+        normalised = Target.of(target, len(images), class_names(self.model)).to(images.device)
+        return images, normalised, PassSize(self.chunk or self._rows.get(images.device.type, self._rows["cpu"]))
 
-    def _finish(self, found: Explanation, images: Tensor, target: Target) -> Explanation:
+    def _finish(self, explanation: Explanation, images: Tensor, target: Target) -> Explanation:
         """Add what is common to all methods; this is the one place that drops a K axis that the caller did not give."""
-        shape = tuple(found.attribution.shape)
+        shape = tuple(explanation.attribution.shape)
         if len(shape) != images.ndim + 1 or shape[:2] != (len(images), target.count):
             raise OutputError(
                 f"{type(self).__name__} returned attributions of shape {shape}; a method must return [B, K, ...], "
                 f"here [{len(images)}, {target.count}, ...]"
             )
-        against = target.against if found.against is None else found.against
+        against = target.against if explanation.against is None else explanation.against
         against = None if against is None or against.count(None) == len(against) else against
-        found = replace(found, against=against, subject=ExplainedBatch(images, self.model))
-        return found if target.has_class_axis else found._without_class_axis()
+        explanation = replace(explanation, against=against, subject=ExplainedBatch(images, self.model))
+        return explanation if target.has_class_axis else explanation._without_class_axis()
 
     def _resolve_target(self, images: Tensor, target: Target, pass_size: PassSize) -> Target:
         """Resolve the target on the clean images; takes no forward pass if it is resolved already."""
@@ -324,9 +324,9 @@ def check_no_clips(images: Tensor, name: str, why: str) -> None:
         )
 
 
-def check_at_least_one(name: str, value: int) -> int:
-    """Return the value of a counting option if it is at least 1."""
-    if value < 1:
+def check_at_least_one(name: str, value: Count) -> Count:
+    """Return the value of a counting option if it is at least 1, or None."""
+    if value is not None and value < 1:
         raise OptionError(f"{name} is {value}; it must be at least 1")
     return value
 

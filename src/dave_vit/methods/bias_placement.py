@@ -30,7 +30,7 @@ _CHANNELS_LAST = frozenset("linear layer_norm rms_norm".split())
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one additive constant adds to the score, value by value.
+    """Contribution of one additive constant to the score, value by value.
 
     Attributes:
         grid: by channel and place ``[D, h, w]``; None where the constant has no place in the image.
@@ -41,20 +41,20 @@ class Contribution:
     elsewhere: Tensor
 
     def spread(self, size: tuple[int, int]) -> Tensor:
-        """A map ``[H, W]`` with the same sum, or the one value ``[]`` of all pixels where nothing has a place."""
+        """Return a map ``[H, W]`` with the same sum, or one value ``[]`` for all pixels if nothing has a place."""
         rest = self.elsewhere / math.prod(size)
         return rest if self.grid is None else rest + spread_evenly(self.grid.sum(0), size)
 
 
 Make = Callable[[Tensor, Iterable[Contribution]], Tensor]
-"""From weight times image ``[C, H, W]`` and what every constant contributes to the attribution of one image."""
+"""Function from weight times image ``[C, H, W]`` and the contributions to the attribution of one image."""
 
 
 def attributions(method: Method, images: Tensor, target: Target, make: Make, rules: RuleSet) -> Explanation:
-    """Attributions that hold every additive constant, each at its place in its own image.
+    """Compute attributions that include every additive constant at its place in its own image.
 
-    A batch goes through in one pass where it is known which dimension of every constant goes over the images. Windows
-    hide it: images of such models go through one by one.
+    A batch takes one pass if the batch dimension of every constant is known. Windows hide it: images of such models are
+    explained one at a time.
 
     Args:
         method: gives the model and its precision.
@@ -89,12 +89,12 @@ def _combine(direct: Tensor, constants: Sequence[Constant], images: Tensor, make
         alone = [tuple(part.unsqueeze(side) for part in pair) for pair, side in zip(parts, sides, strict=True)]
         return make(direct, _contributions(functions, alone, images))
 
-    made: Tensor = torch.vmap(one, in_dims=(0, [(side, side) for side in sides]))(direct, parts)
-    return made
+    attribution: Tensor = torch.vmap(one, in_dims=(0, [(side, side) for side in sides]))(direct, parts)
+    return attribution
 
 
 def _contributions(functions: list[str], parts: list[Any], images: Tensor) -> Iterator[Contribution]:
-    """What each constant contributes to one image, in turn; they are large."""
+    """Yield the contribution of each constant to one image; one at a time, since they are large."""
     for function, (value, derivative) in zip(functions, parts, strict=True):
         amount = torch.where(derivative == 0, 0.0, value * derivative)  # a mask may be -inf
         yield _place_constant(function, amount.to(precise_dtype(images.device)), (images.shape[-2], images.shape[-1]))
@@ -121,12 +121,12 @@ def _channels_first(name: str, amount: Tensor, size: tuple[int, int]) -> bool:
 
 
 def _is_grid(rows: int, columns: int, size: tuple[int, int]) -> bool:
-    """Whether a map has the image's aspect, up to a cut-off row, and no more places than pixels."""
+    """Return whether a map has the image's aspect ratio, up to a cropped row, and no more places than pixels."""
     return abs(rows * size[1] - columns * size[0]) <= max(size) and rows <= size[0] and columns <= size[1]
 
 
 def spread_evenly(grid: Tensor, size: tuple[int, int]) -> Tensor:
-    """A map ``[h, w]`` at ``size`` with the same sum: each value shared evenly by the pixels of its place."""
+    """Resize a map ``[h, w]`` with the same sum: each value is divided evenly among the pixels of its place."""
     shares = []
     for extent, pixels in zip(grid.shape, size, strict=True):
         place = torch.arange(pixels, device=grid.device) * extent // pixels
@@ -136,12 +136,12 @@ def spread_evenly(grid: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def per_channel(maps: Tensor, channels: int) -> Tensor:
-    """Maps ``[..., H, W]`` as attributions ``[..., C, H, W]`` whose channel sum they are."""
+    """Divide maps ``[..., H, W]`` evenly among channels: attributions ``[..., C, H, W]`` whose channel sum they are."""
     return (maps / channels).unsqueeze(-3).expand(*maps.shape[:-2], channels, *maps.shape[-2:])
 
 
 def sum_maps(maps: Iterable[Tensor], direct: Tensor) -> Tensor:
-    """Maps ``[H, W]`` added up in the widest type, as an attribution ``[C, H, W]`` like ``direct``."""
+    """Add up maps ``[H, W]`` in the widest type; returns an attribution ``[C, H, W]`` like ``direct``."""
     total = torch.zeros_like(direct[0], dtype=precise_dtype(direct.device))
     for each in maps:
         total = total + each

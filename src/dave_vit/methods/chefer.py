@@ -22,13 +22,13 @@ from dave_vit.methods.tokens import TokenGraph, TokenMethod, gradients, token_gr
 def _relevance_grids(
     graph: TokenGraph, slopes: Sequence[Sequence[Tensor]], values: Sequence[Sequence[Tensor]], start_layer: int
 ) -> Tensor:
-    """Token grids ``[b, K, h, w]``, out of a list for each of the K classes: a gradient and a value of each matrix."""
+    """Return token grids ``[b, K, h, w]`` from K lists, one per class: a gradient and a value of each matrix."""
     columns = zip(slopes, values, strict=True)
     return graph.layout.to_grid(torch.stack([_relevance(graph, *column, start_layer) for column in columns], 1))
 
 
 def _relevance(graph: TokenGraph, slopes: Sequence[Tensor], values: Sequence[Tensor], start_layer: int) -> Tensor:
-    """One value a token ``[b, N]``."""
+    """Return one value per token, ``[b, N]``."""
     parts = zip(slopes, values, strict=True)
     means = [(slope.to(value.dtype) * value).clamp(min=0).mean(1) for slope, value in parts]  # E_h (dA * A)^+
     layers = from_layer(means[: len(graph.layers)], start_layer)
@@ -42,7 +42,7 @@ def _relevance(graph: TokenGraph, slopes: Sequence[Tensor], values: Sequence[Ten
 
 @METHODS.register("chefer_generic")
 class CheferGeneric(TokenMethod):
-    """Attention times its gradient, gathered over all layers: R = R + E_h (dA * A)^+ R.
+    """Attention times its gradient, accumulated over all layers: R = R + E_h (dA * A)^+ R.
 
     Args:
         model: a model with softmax attention among all tokens.
@@ -72,7 +72,7 @@ class CheferGeneric(TokenMethod):
 
 @METHODS.register("chefer_lrp")
 class CheferLRP(TokenMethod):
-    """Transformer attribution: relevance of the attention matrices times their gradient, gathered over all layers.
+    """Transformer attribution: relevance of the attention matrices times their gradient, accumulated over all layers.
 
     Relevance is propagated back through the whole model by the alpha-beta rule, image by image and in float64 whatever
     the model's type is: in float32 it is ill-conditioned, and maps can differ visibly from one machine to the next.
@@ -110,7 +110,7 @@ class CheferLRP(TokenMethod):
         return _relevance_grids(graph, slopes, values, self.start_layer)
 
     def _relevances(self, image: Tensor, target: Target) -> Sequence[Sequence[Tensor]]:
-        """A list for each of the K classes: the relevance of each attention matrix of one image."""
+        """Return K lists, one per class: the relevance of each attention matrix of one image."""
         exact = image.to(precise_dtype(image.device))
         with observe(self.model, exact, rules=alpha_beta(self.alpha), read=target.read) as observed:
             return gradients(observed.logits, target, [attention.matrix for attention in observed.attention])

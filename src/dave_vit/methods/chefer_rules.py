@@ -118,8 +118,8 @@ def matrix_product(call: Call, *args: Any, alpha: float, **kwargs: Any) -> Tenso
     func = call.func
 
     def product(*values: Tensor) -> Tensor:
-        given = {id(factor): value for factor, value in zip(factors, values, strict=True)}
-        changed = map_tensors(lambda tensor: given[id(tensor)], (args, kwargs))
+        replaced = {id(factor): value for factor, value in zip(factors, values, strict=True)}
+        changed = map_tensors(lambda tensor: replaced[id(tensor)], (args, kwargs))
         return func(*changed[0], **changed[1])  # type: ignore[no-any-return]
 
     def pullback(relevance: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""An upper reference: patches in the order in which hiding or showing them is best for the score itself."""
+"""Greedy order of patches by the score itself: an upper reference for deletion and insertion."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Goal = Literal["deletion", "insertion"]
 
 @METHODS.register("greedy")
 class Greedy(MaskingMethod):
-    """When each patch is hidden, where in every round those go whose loss costs the score least.
+    """The order in which patches are hidden if every round hides those that lower the score least.
 
-    It asks the model what the metric asks. So it shows how high deletion or insertion can get, and explains nothing
-    beyond that. Values are places in the order, from 0 to 1; the last to go is the highest.
+    It optimises what the metric measures, so it shows how high deletion or insertion can get and explains nothing
+    beyond that. Values are positions in the order, from 0 to 1; the patch that is hidden last has the highest.
 
     Args:
         model: any module that maps inputs to logits.
-        rounds: in each, every patch that is left is tried alone, and an equal share of all patches goes.
+        rounds: each round tries every remaining patch alone, and hides an equal share of all patches.
         goal: "deletion" hides patches of the whole image; "insertion" shows patches, the best first.
         patch: side of the squares in pixels; the model's own patches, or a 14th of the image where these are tiny.
         options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
@@ -53,7 +53,7 @@ class Greedy(MaskingMethod):
     ) -> None:
         super().__init__(model, **options)
         self.rounds = check_at_least_one("rounds", rounds)
-        self.patch = None if patch is None else check_at_least_one("patch", patch)
+        self.patch = check_at_least_one("patch", patch)
         self.goal: Goal = check_choice("goal", goal, get_args(Goal))
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
@@ -63,7 +63,7 @@ class Greedy(MaskingMethod):
         return to_explanation(squares.masks(torch.stack(places, 1)), images, target)
 
     def _places(self, images: Tensor, target: Target, pass_size: PassSize, squares: Squares) -> Tensor:
-        """How late each square goes, or how early it comes: ``[b, P]``, up to 1."""
+        """Return how late each square is hidden, or how early it is shown: ``[b, P]``, up to 1."""
         count, deleting = squares.count, self.goal == "deletion"
         left = torch.arange(count, device=images.device).expand(len(images), count)  # of each image, [b, left]
         shown = images.new_full((len(images), count), float(deleting))
@@ -80,7 +80,7 @@ class Greedy(MaskingMethod):
     def _score_flips(
         self, images: Tensor, target: Target, pass_size: PassSize, squares: Squares, shown: Tensor, left: Tensor
     ) -> Tensor:
-        """The score with each of the squares that are left turned over by itself: ``[b, left]``."""
+        """Return the score with each of the remaining squares flipped alone: ``[b, left]``."""
 
         def masks(start: int, stop: int) -> Tensor:
             turned = shown.expand(stop - start, *shown.shape)  # [n, b, P]

@@ -78,11 +78,11 @@ class IIA(TokenMethod):
         """max(0, A * dA), averaged over heads and summed over points: ``[blocks, b, K, N, N]``."""
         rows = (points[:, 0].view(-1, 1, 1, 1, 1) * images).flatten(0, 1)  # [p * b, C, H, W]
         scales = points[:, 1:].repeat_interleave(len(images), 0)  # [p * b, layers]
-        wanted = target.repeat(len(points))
+        repeated = target.repeat(len(points))
 
         def compute(start: int, stop: int) -> Tensor:
             factors = dict(zip(range(blocks - self.layers, blocks), scales[start:stop].unbind(1), strict=True))
-            return self._contributions(rows[start:stop], wanted.part(start, stop), scale_attention(factors))
+            return self._contributions(rows[start:stop], repeated.part(start, stop), scale_attention(factors))
 
         values = torch.cat(pass_size.run_chunks(compute, len(rows)), 1)  # [blocks, p * b, K, N, N]
         return values.reshape(blocks, len(points), len(images), *values.shape[2:]).sum(1)

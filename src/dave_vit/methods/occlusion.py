@@ -1,4 +1,4 @@
-"""Occlusion: how far the score falls when a window slides over the image and hides what is under it."""
+"""Occlusion: how much the score drops when a sliding window hides a part of the image."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dave_vit.methods.pass_size import PassSize
 
 @METHODS.register("occlusion")
 class Occlusion(MaskingMethod):
-    """The fall of the score under each window; pixels under several windows get the mean of their falls.
+    """The drop of the score under each window; pixels under several windows get the mean of their drops.
 
     Args:
         model: any module that maps inputs to logits.
@@ -46,8 +46,8 @@ class Occlusion(MaskingMethod):
         **options: Any,
     ) -> None:
         super().__init__(model, **options)
-        self.window = None if window is None else check_at_least_one("window", window)
-        self.stride = None if stride is None else check_at_least_one("stride", stride)
+        self.window = check_at_least_one("window", window)
+        self.stride = check_at_least_one("stride", stride)
         if self.window is not None and self.stride is not None and self.stride > self.window:
             raise OptionError(
                 f"stride is {stride} and window is {window}; no pixel may be skipped, give a stride up to it"
@@ -63,16 +63,15 @@ class Occlusion(MaskingMethod):
                 mask[:, rows, columns] = 0
             return shown
 
-        falls, covered = clean.new_zeros(*clean.shape, *images.shape[-2:]), clean.new_zeros(images.shape[-2:])
-        parts = self._score_under_masks(images, target, pass_size, masks, len(places))
-        for shown, scores in parts:
+        drops, covered = clean.new_zeros(*clean.shape, *images.shape[-2:]), clean.new_zeros(images.shape[-2:])
+        for shown, scores in self._score_under_masks(images, target, pass_size, masks, len(places)):
             hidden = 1 - shown[:, 0].to(scores.dtype)  # [n, H, W]
-            falls += torch.einsum("nbk,nhw->bkhw", clean - scores, hidden)
+            drops += torch.einsum("nbk,nhw->bkhw", clean - scores, hidden)
             covered += hidden.sum(0)
-        return to_explanation(falls / covered, images, target)
+        return to_explanation(drops / covered, images, target)
 
     def _places(self, images: Tensor) -> list[tuple[slice, slice]]:
-        """The windows; those at the right and lower edge may be cut."""
+        """Return the windows; those at the right and lower edge may be cropped."""
         window = self.window or 2 * Squares.of(self.model, images, None).side
         stride = min(self.stride or max(1, window // 2), window)
         sides = [

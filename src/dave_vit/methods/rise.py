@@ -1,4 +1,4 @@
-"""RISE: random masks, weighted by what the model says of the image under them."""
+"""RISE: random masks, weighted by the score of the image under them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from dave_vit.neighborhood.draws import sample_generator
 
 @METHODS.register("rise")
 class RISE(MaskingMethod):
-    """The mean of smooth random masks, each weighted by the score of the image that is seen through it.
+    """The mean of smooth random masks, each weighted by the score of the image masked with it.
 
     Args:
         model: any module that maps inputs to logits.
         samples: masks.
         seed: the same seed gives the same masks, whatever the batch and the chunk.
-        cells: of a mask along each side, before it is enlarged and shifted.
+        cells: number of cells of a mask along each side, before it is enlarged and shifted.
         shown: probability with which a cell shows the image.
         options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
     """
@@ -56,12 +56,8 @@ class RISE(MaskingMethod):
         super().__init__(model, **options)
         if not 0 < shown < 1:
             raise OptionError(f"shown is {shown}; give a probability between 0 and 1, such as 0.5")
-        self.samples, self.seed, self.cells = (
-            check_at_least_one("samples", samples),
-            seed,
-            check_at_least_one("cells", cells),
-        )
-        self.shown = shown
+        self.samples, self.cells = check_at_least_one("samples", samples), check_at_least_one("cells", cells)
+        self.seed, self.shown = seed, shown
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         target = self._resolve_target(images, target, pass_size)
@@ -76,15 +72,15 @@ class RISE(MaskingMethod):
         spread = (squares / self.samples - mean.square()).clamp(min=0)
         error = (spread / max(self.samples - 1, 1)).sqrt()
         mean, error = (part.to(images.dtype) for part in (mean, error))  # [b, K, H, W]
-        made = to_explanation(mean, images, target)
-        return replace(made, samples=self.samples, mean=mean, standard_error=error)
+        explanation = to_explanation(mean, images, target)
+        return replace(explanation, samples=self.samples, mean=mean, standard_error=error)
 
     def masks(self, size: tuple[int, int], start: int, stop: int) -> Tensor:
-        """Masks ``start`` to ``stop`` of this seed, for images of one size: ``[n, 1, H, W]``."""
+        """Return masks ``start`` to ``stop`` of this seed, for images of one size: ``[n, 1, H, W]``."""
         return torch.stack([self._mask(size, index) for index in range(start, stop)])
 
     def _mask(self, size: tuple[int, int], index: int) -> Tensor:
-        """Cells at random, enlarged beyond the image by one cell, of which a random window is taken."""
+        """Draw random cells, enlarge them beyond the image by one cell, and crop a random window."""
         drawn = torch.rand(1, 1, self.cells, self.cells, generator=sample_generator(self.seed, index, "noise"))
         cell = [-(-extent // self.cells) for extent in size]
         wide = F.interpolate((drawn < self.shown).float(), [(self.cells + 1) * side for side in cell], mode="bilinear")

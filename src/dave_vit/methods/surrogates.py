@@ -1,4 +1,4 @@
-"""A linear model of which squares are shown, fitted to what the model says: LIME and Kernel SHAP."""
+"""LIME and Kernel SHAP: a linear model of which squares are shown, fitted to the scores of the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LIME(MaskingMethod):
     """The weights of a ridge regression of the score on which squares of the image are shown.
 
     Images that show more squares count more, by a kernel of the cosine distance to the whole image, which is the first
-    of the samples' rows. Each weight is shared by the pixels of its square.
+    of the samples' rows. Each weight is divided among the pixels of its square.
 
     Args:
         model: any module that maps inputs to logits.
@@ -61,7 +61,7 @@ class LIME(MaskingMethod):
         if not width > 0 or not ridge > 0:
             raise OptionError(f"width is {width} and ridge is {ridge}; give numbers above 0")
         self.samples, self.seed = check_at_least_one("samples", samples), seed
-        self.patch = None if patch is None else check_at_least_one("patch", patch)
+        self.patch = check_at_least_one("patch", patch)
         self.width, self.ridge = width, ridge
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
@@ -71,23 +71,23 @@ class LIME(MaskingMethod):
         scores = _score_squares(self, images, target, pass_size, squares, rows)  # [T, b, K]
         shown = torch.cat([torch.ones_like(rows[:1]), rows])
         weights = kernel(shown, self.width)
-        found = ridge_regression(shown, weights, torch.cat([clean[None].to(scores.dtype), scores]), self.ridge)
-        return to_explanation(squares.spread(found), images, target)
+        values = ridge_regression(shown, weights, torch.cat([clean[None].to(scores.dtype), scores]), self.ridge)
+        return to_explanation(squares.spread(values), images, target)
 
     def rows(self, count: int) -> Tensor:
-        """Which of the squares each sample of this seed shows, 0 or 1: ``[T, count]``."""
+        """Return which of the squares each sample of this seed shows, 0 or 1: ``[T, count]``."""
         draws = [sample_generator(self.seed, index, "noise") for index in range(self.samples)]
         return torch.stack([torch.randint(2, (count,), generator=draw) for draw in draws]).to(torch.float64)
 
 
 def kernel(shown: Tensor, width: float) -> Tensor:
-    """How much rows ``[n, P]`` count by their cosine distance to the row of ones: ``[n]``."""
+    """Return weights of rows ``[n, P]`` by their cosine distance to the row of ones: ``[n]``."""
     distance = 1 - shown.mean(1).sqrt()
     return torch.exp(-distance.square() / width**2).sqrt()
 
 
 def ridge_regression(shown: Tensor, weights: Tensor, scores: Tensor, penalty: float) -> Tensor:
-    """Weights of the squares in a weighted ridge regression with an intercept: ``[b, K, P]``.
+    """Return the weights of the squares in a weighted ridge regression with an intercept: ``[b, K, P]``.
 
     Args:
         shown: which squares a row shows, ``[n, P]``.
@@ -96,11 +96,11 @@ def ridge_regression(shown: Tensor, weights: Tensor, scores: Tensor, penalty: fl
         penalty: on the squares of the weights, not on the intercept.
     """
     share = (weights / weights.sum()).unsqueeze(1)
-    centred = shown - (share * shown).sum(0)  # takes the intercept's place
+    centred = shown - (share * shown).sum(0)  # replaces the intercept
     left = centred.T * weights @ centred + penalty * torch.eye(shown.shape[1], dtype=shown.dtype, device=shown.device)
     right = torch.einsum("np,n,nbk->pbk", centred, weights, scores)
-    found: Tensor = torch.linalg.solve(left, right.flatten(1))
-    return found.reshape(right.shape).movedim(0, -1)
+    solution: Tensor = torch.linalg.solve(left, right.flatten(1))
+    return solution.reshape(right.shape).movedim(0, -1)
 
 
 @METHODS.register("kernel_shap")
@@ -109,7 +109,7 @@ class KernelSHAP(MaskingMethod):
 
     They sum to the score of the image minus that of the image with everything hidden. Where all combinations of squares
     fit into the samples, all are taken and the values are exact; otherwise combinations are drawn by the kernel, each
-    followed by its complement. Each value is shared by the pixels of its square.
+    followed by its complement. Each value is divided among the pixels of its square.
 
     Args:
         model: any module that maps inputs to logits.
@@ -141,7 +141,7 @@ class KernelSHAP(MaskingMethod):
     ) -> None:
         super().__init__(model, score=score, **options)
         self.samples, self.seed = check_at_least_one("samples", samples), seed
-        self.patch = None if patch is None else check_at_least_one("patch", patch)
+        self.patch = check_at_least_one("patch", patch)
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         squares = Squares.of(self.model, images, self.patch)
@@ -150,11 +150,11 @@ class KernelSHAP(MaskingMethod):
         hidden = torch.zeros_like(rows[:1]) if len(rows) else rows.new_zeros(1, squares.count)
         empty, *scores = _score_squares(self, images, target, pass_size, squares, torch.cat([hidden, rows]))
         rise = (clean.to(empty.dtype) - empty).unsqueeze(-1)  # [b, K, 1]
-        found = shapley_regression(rows, weights, torch.stack(scores) - empty, rise) if scores else rise
-        return to_explanation(squares.spread(found), images, target)
+        values = shapley_regression(rows, weights, torch.stack(scores) - empty, rise) if scores else rise
+        return to_explanation(squares.spread(values), images, target)
 
     def rows(self, count: int) -> tuple[Tensor, Tensor]:
-        """Which of the squares each combination shows, ``[T, count]``, and how much it counts, ``[T]``."""
+        """Return which of the squares each combination shows, ``[T, count]``, and its weight, ``[T]``."""
         if count <= 32 and 2**count - 2 <= self.samples:
             numbers = torch.arange(1, 2**count - 1).unsqueeze(1)
             every = (numbers >> torch.arange(count) & 1).to(torch.float64)
@@ -164,7 +164,7 @@ class KernelSHAP(MaskingMethod):
         return torch.stack(paired), torch.ones(self.samples, dtype=torch.float64)
 
     def _draw(self, count: int, index: int) -> Tensor:
-        """A size by the kernel's share of it, then any combination of that size."""
+        """Draw a size with the kernel's probability, then any combination of that size."""
         generator = sample_generator(self.seed, index, "noise")
         sizes = torch.arange(1, count, dtype=torch.float64)
         size = 1 + int(torch.multinomial(1 / (sizes * (count - sizes)), 1, generator=generator))
@@ -174,12 +174,12 @@ class KernelSHAP(MaskingMethod):
 
 
 def _kernel(count: int, size: int) -> float:
-    """The Shapley kernel of a combination of so many of the squares."""
+    """Return the Shapley kernel of a combination of ``size`` of the squares."""
     return (count - 1) / (math.comb(count, size) * size * (count - size))
 
 
 def shapley_regression(rows: Tensor, weights: Tensor, scores: Tensor, rise: Tensor) -> Tensor:
-    """Values of the squares that add up to the rise and else fit best: ``[b, K, P]``.
+    """Return the values of the squares that fit best among those that add up to the rise: ``[b, K, P]``.
 
     Args:
         rows: which squares a combination shows, ``[T, P]``.
@@ -187,9 +187,8 @@ def shapley_regression(rows: Tensor, weights: Tensor, scores: Tensor, rise: Tens
         scores: the score of each, minus that of nothing, ``[T, b, K]``.
         rise: the score of the whole image minus that of nothing, ``[b, K, 1]``.
     """
-    inverse: Tensor = torch.linalg.pinv(
-        rows.T * weights @ rows, hermitian=True
-    )  # fewer rows than squares: the smallest values
+    # With fewer rows than squares, the pseudo-inverse gives the smallest values.
+    inverse: Tensor = torch.linalg.pinv(rows.T * weights @ rows, hermitian=True)
     free = torch.einsum("pq,nq,n,nbk->bkp", inverse, rows, weights, scores)
     lever = inverse.sum(1)  # by how much each value moves where the sum is to change
     return free + (rise - free.sum(-1, keepdim=True)) * lever / lever.sum()
@@ -198,7 +197,7 @@ def shapley_regression(rows: Tensor, weights: Tensor, scores: Tensor, rise: Tens
 def _score_squares(
     method: LIME | KernelSHAP, images: Tensor, target: Target, pass_size: PassSize, squares: Squares, rows: Tensor
 ) -> Tensor:
-    """What the model says of images of which some squares are shown ``[n, P]``: ``[n, b, K]`` in the widest type."""
+    """Score images of which some squares are shown ``[n, P]``: ``[n, b, K]`` in the widest type."""
 
     def masks(start: int, stop: int) -> Tensor:
         return squares.masks(rows[start:stop]).unsqueeze(1)  # [n, 1, H, W]

@@ -1,4 +1,4 @@
-"""What methods on tokens share: from attention matrices and token scores to maps of the image."""
+"""Base of methods on tokens: from attention matrices and token scores to maps of the image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Resolution = Literal["input", "patch"]
 
 @dataclass(frozen=True)
 class TokenGraph:
-    """How tokens of a model look at each other, from the first block to the read-out.
+    """Attention among the tokens of a model, from the first block to the read-out.
 
     Attributes:
         layout: the place of tokens in the image.
@@ -41,11 +41,11 @@ class TokenGraph:
 
     @property
     def all(self) -> tuple[AttentionMatrix, ...]:
-        """All matrices in their order."""
+        """All matrices in order."""
         return self.layers if self.pooling is None else (*self.layers, self.pooling)
 
     def readout(self) -> Tensor:
-        """The weight ``[b, 1, N]`` of each token in what the head sees, as far as attention tells.
+        """Return the weight ``[b, 1, N]`` of each token in the input of the head, as far as attention shows it.
 
         With attention pooling it is that attention. Otherwise all tokens count alike that the logits depend on after
         the last attention: the class token, or all tokens of a model that averages them. The logits' derivative with
@@ -61,13 +61,13 @@ class TokenGraph:
 
 
 def wide(attention: AttentionMatrix) -> Tensor:
-    """The matrix without its graph, in float32 at least: ``[b, heads, L, S]``."""
+    """Return the matrix without its graph, in float32 at least: ``[b, heads, L, S]``."""
     matrix = attention.matrix.detach()
     return matrix.to(working_dtype(matrix.dtype))
 
 
 def token_graph(observed: Observation, images: Tensor) -> TokenGraph:
-    """The attention of a plain Vision Transformer; other models are refused, with the reason."""
+    """Return the attention of a plain Vision Transformer; raise UnsupportedOperator with a reason for other models."""
     if not observed.attention:
         raise _unsupported("it has no softmax attention")
     sizes = [tuple(each.matrix.shape[-2:]) for each in observed.attention]
@@ -100,7 +100,7 @@ def _unsupported(why: str) -> UnsupportedOperator:
 
 
 class TokenMethod(Method):
-    """A method that scores tokens: its maps are brought to the size of the image bilinearly.
+    """Base of methods that score tokens; their maps are upsampled bilinearly to the size of the image.
 
     Args:
         model: any module that maps inputs to logits.
@@ -124,20 +124,20 @@ class TokenMethod(Method):
         return Explanation(maps, target.indices)
 
     def _subject(self, target: Target) -> nn.Module:
-        """What is run."""
+        """Return the module that is run."""
         return self.model
 
     def _read(self, target: Target) -> Read:
-        """What is read out of the output of that."""
+        """Return the function that reads the logits from the output of that module."""
         return target.read
 
     @abstractmethod
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        """Token grids ``[b, K, h, w]`` out of what a forward pass showed, for a target whose classes are known."""
+        """Compute token grids ``[b, K, h, w]`` from an observed forward pass, for a resolved target."""
 
 
 def upsample_grids(grids: Tensor, images: Tensor) -> Tensor:
-    """Grids ``[b, K, h, w]`` as attributions ``[b, K, C, H, W]``."""
+    """Upsample grids ``[b, K, h, w]`` to attributions ``[b, K, C, H, W]``."""
     maps = upsample(grids.to(working_dtype(grids.dtype)), images.shape[-2:])
     return per_channel(maps, images.shape[1]).to(grids.dtype).contiguous()
 

@@ -1,4 +1,4 @@
-"""ViT-CX: masks that the model's own features make, weighed by the causal effect of what they show."""
+"""ViT-CX: masks from clusters of the model's own features, weighted by their causal effect on the score."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from dave_vit.neighborhood.draws import sample_generator
 
 @METHODS.register("vit_cx")
 class ViTCX(Method):
-    """Masks made of clusters of feature maps, weighted by what they show of the class, coverage taken out.
+    """Clusters of feature maps used as masks, weighted by the score under them and divided by coverage.
 
     The features are those of ``gradcam``. Each channel, enlarged to the image and scaled from 0 to 1, is a mask; masks
-    that point in nearly the same direction are added up. Noise lies on what a mask hides, and the effect of noise
-    alone is taken off the score.
+    that point in nearly the same direction are added up. Hidden pixels get noise, and the effect of the noise alone is
+    subtracted from the score.
 
     Args:
         model: any module that maps inputs to logits.
@@ -77,14 +77,14 @@ class ViTCX(Method):
         return to_explanation(torch.stack(maps), images, target)
 
     def _effects(self, image: Tensor, target: Target, masks: Tensor, pass_size: PassSize) -> Tensor:
-        """What each mask ``[N, H, W]`` takes from the score beyond what its noise takes: ``[N, K]``."""
+        """Return how much each mask ``[N, H, W]`` changes the score beyond the effect of its noise: ``[N, K]``."""
         parts = []
         start = 0
         while start < len(masks):
             some = masks[start : start + max(1, pass_size.rows // 2)][:, None, None]  # [n, 1, 1, H, W]
             noise = self._noise(image, start, len(some)) * (1 - some)
-            seen = torch.cat([image * some + noise, image + noise])  # [2 n, 1, C, H, W]
-            masked, noisy = score_rows(self, seen, target, pass_size, self.score)[:, 0].chunk(2)
+            rows = torch.cat([image * some + noise, image + noise])  # [2 n, 1, C, H, W]
+            masked, noisy = score_rows(self, rows, target, pass_size, self.score)[:, 0].chunk(2)
             parts.append(masked - noisy)
             start += len(some)
         return torch.cat(parts)

@@ -1,4 +1,4 @@
-"""The neighborhood of an image: seeded views made by warps and noise, and the way back from them."""
+"""The neighborhood of an image: seeded views by warps and noise, and the pull-back from them."""
 
 from dave_vit.neighborhood.noise import Noise
 from dave_vit.neighborhood.spatial import Spatial

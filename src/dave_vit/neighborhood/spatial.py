@@ -44,7 +44,7 @@ class Spatial:
             raise OptionError(f"translation {self.translation}; expected a fraction of the side, from 0 to below 1")
 
     def warp(self, uniform: Tensor, size: Size) -> Warp:
-        """The warps made of uniform draws [n,5] in float64, for images of size (H, W)."""
+        """Return the warps of uniform draws [n,5] in float64, for images of size (H, W)."""
         flip, angle, factor = uniform[:, :3].unbind(1)
         low, high = self.scale
         side = torch.tensor([size[1], size[0]], dtype=torch.float64, device="cpu")  # (x, y)

@@ -98,7 +98,7 @@ class Neighborhood:
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """Draws of a neighborhood, shared by all images of a batch; may also be made of recorded draws.
+    """Draws of a neighborhood, shared by all images of a batch; may also be built from recorded draws.
 
     Args:
         warp: n warps.
@@ -116,8 +116,8 @@ class Views:
     def __post_init__(self) -> None:
         n = len(self.warp)
         if self.t.shape != (n,) or (self.eps is not None and (self.eps.ndim not in (4, 5) or len(self.eps) != n)):
-            given = f"t {list(self.t.shape)} and eps {None if self.eps is None else list(self.eps.shape)}"
-            raise OptionError(f"views of {n} warps with {given}; expected t [{n}] and eps [{n},C,H,W] or None")
+            shapes = f"t {list(self.t.shape)} and eps {None if self.eps is None else list(self.eps.shape)}"
+            raise OptionError(f"views of {n} warps with {shapes}; expected t [{n}] and eps [{n},C,H,W] or None")
 
     def __len__(self) -> int:
         return len(self.warp)

@@ -33,8 +33,8 @@ class Warp:
     def __post_init__(self) -> None:
         n = len(self.matrix)
         if self.matrix.shape != (n, 3, 3) or self.roll.shape != (n, 2):
-            given = f"{list(self.matrix.shape)} and {list(self.roll.shape)}"
-            raise OptionError(f"warp of matrix and roll shaped {given}; expected [n,3,3] and [n,2]")
+            shapes = f"{list(self.matrix.shape)} and {list(self.roll.shape)}"
+            raise OptionError(f"warp of matrix and roll shaped {shapes}; expected [n,3,3] and [n,2]")
         if self.roll.is_floating_point() or self.roll.is_complex():
             raise OptionError(f"roll is {self.roll.dtype}; expected whole pixels, so give an integer tensor")
         object.__setattr__(self, "matrix", self.matrix.detach().to("cpu", torch.float64))
@@ -101,8 +101,10 @@ class Warp:
 
     def _check(self, x: Tensor) -> None:
         if x.ndim != 4 or len(x) != len(self) or not x.is_floating_point():
-            given = f"{x.dtype} of shape {list(x.shape)}"
-            raise InputError(f"cannot warp {given}; expected floats shaped [{len(self)},C,H,W], one image per warp")
+            raise InputError(
+                f"cannot warp {x.dtype} of shape {list(x.shape)}; expected floats shaped [{len(self)},C,H,W], one "
+                "image per warp"
+            )
 
 
 def affine_matrix(size: Size, *, flip: Tensor, rotation: Tensor, scale: Tensor, translation: Tensor) -> Tensor:

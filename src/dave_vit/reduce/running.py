@@ -158,7 +158,7 @@ class _Running(MeanAndError):
 
 
 class _Trimmed(_Running):
-    """Keeps every sample, as given: callers must not write over what they handed in."""
+    """Keeps every sample without a copy: callers must not overwrite the tensors they passed in."""
 
     def __init__(self, options: TrimmedMean) -> None:
         super().__init__(None)

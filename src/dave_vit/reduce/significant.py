@@ -1,4 +1,4 @@
-"""What is significant at every scale: fine structure where the evidence around it stands out as well."""
+"""Evidence that is significant at every scale: fine structure where the evidence around it is significant as well."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ class _Scales(MeanAndError):
         a = mean.sum(1)
         shared = mean * (fine / torch.where(a == 0, 1, a)).unsqueeze(1)  # channels as in the mean
         spread = (rest / mean.shape[1]).unsqueeze(1)
-        found = self.significant().view(-1, 1, 1, 1)
-        return torch.where(found, (shared + spread) * scale.view(-1, 1, 1, 1), mean).to(self._dtype)
+        is_significant = self.significant().view(-1, 1, 1, 1)
+        return torch.where(is_significant, (shared + spread) * scale.view(-1, 1, 1, 1), mean).to(self._dtype)
 
     def significant(self) -> Tensor:
         check_count(self.count)
@@ -100,7 +100,7 @@ class _Scales(MeanAndError):
         return self._fine.mean.sum(1), self._fine.error
 
     def _evidence(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Fine, middle and coarse evidence, [B,H,W] each."""
+        """Return fine, middle and coarse evidence, [B,H,W] each."""
         if self._cached_evidence is None:
             self._cached_evidence = self._gate_evidence()
         return self._cached_evidence
@@ -113,7 +113,7 @@ class _Scales(MeanAndError):
         return over[0] * gates[1] * gates[2], over[1] * gates[2], means[2] - errors[2]
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The fine term, the sum of the other two, and what both are multiplied by, [B]."""
+        """Return the fine term, the sum of the other two, and the factor of both, [B]."""
         fine, middle, coarse = self._evidence()
         fine, rest = _unit(fine), (_unit(middle) + _unit(coarse)) / 2
         amount = self._coarser[1].mean.sum(1).clamp(min=0).sum((1, 2))
@@ -122,7 +122,7 @@ class _Scales(MeanAndError):
 
 
 def blur(maps: Tensor, sigma: float) -> Tensor:
-    """Maps [...,H,W] averaged by a Gaussian that is cut off at three standard deviations.
+    """Blur maps [...,H,W] with a Gaussian that is cut off at three standard deviations.
 
     At the border only pixels of the image count. As two products of matrices: a window for each pixel would take fifty
     times the memory of the maps.
@@ -134,7 +134,7 @@ def blur(maps: Tensor, sigma: float) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _gaussian(side: int, sigma: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What each pixel of a line is made of, [side,side]; rows sum to one."""
+    """Return the matrix of a Gaussian filter along a line, [side,side]; rows sum to one."""
     at = torch.arange(side, dtype=dtype, device=device)
     apart = at[:, None] - at
     weights = torch.exp(-apart.square() / (2 * max(sigma, 1e-6) ** 2)) * (apart.abs() <= int(3 * sigma))
@@ -142,6 +142,6 @@ def _gaussian(side: int, sigma: float, dtype: torch.dtype, device: torch.device)
 
 
 def _unit(maps: Tensor) -> Tensor:
-    """Each map over the sum of its positive part; zeros where there is none."""
+    """Divide each map by the sum of its positive part; zeros where there is none."""
     total = maps.clamp(min=0).sum((1, 2), keepdim=True)
     return torch.where(total > 0, maps / torch.where(total > 0, total, 1), 0)

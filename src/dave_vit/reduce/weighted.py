@@ -1,4 +1,4 @@
-"""Running mean and standard error of samples that do not all count alike."""
+"""Running mean and standard error of weighted samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHANNELS = 16  # up to which a tile of the kernel fits
 
 
 def weighted_sums(samples: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of w x, of w^2 s and of w^2 s^2 over samples x, with s the sum of x over its channels.
+    """Return the sums of w x, of w^2 s and of w^2 s^2 over samples x, with s the sum of x over its channels.
 
     Args:
         samples: ``[n,B,C,...]``.
@@ -23,8 +23,8 @@ def weighted_sums(samples: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Ten
         ``[B,C,...]``, ``[B,...]`` and ``[B,...]`` in that type.
     """
     if samples.shape[2] <= _CHANNELS and kernels.are_available(samples):
-        found: tuple[Tensor, Tensor, Tensor] = kernels.load().weighted_sums(samples, weights)
-        return found
+        sums_of_kernel: tuple[Tensor, Tensor, Tensor] = kernels.load().weighted_sums(samples, weights)
+        return sums_of_kernel
     x = samples.to(weights.dtype)
     sums, squares = x.sum(2), weights.square()  # [n,B,...], [n,B]
     over = "nb,nb...->b..."
@@ -48,10 +48,10 @@ class Moments:
         self._total = torch.zeros(())  # sum of w x, [B,C,...]
         self._first = torch.zeros(())  # sum of w^2 s, [B,...]
         self._second = torch.zeros(())  # sum of w^2 s^2, [B,...]
-        self._error: Tensor | None = None  # what was said of it since the last sample
+        self._error: Tensor | None = None  # cached until the next sample
 
     def add(self, samples: Tensor, weights: Tensor) -> None:
-        """Takes samples [n,B,C,...] with weights [n,B]."""
+        """Add samples [n,B,C,...] with weights [n,B]."""
         wide = precise_dtype(samples.device)
         w = weights.detach().to(samples.device, wide).clamp(min=_LEAST)
         total, first, second = weighted_sums(samples, w)
@@ -60,7 +60,7 @@ class Moments:
         self._error = None
 
     def select(self, images: Tensor) -> Moments:
-        """Those of the images of these numbers."""
+        """Select images by index."""
         part = Moments()
         for name, value in vars(self).items():
             setattr(part, name, None if value is None else value[images.to(value.device)])
@@ -68,12 +68,12 @@ class Moments:
 
     @property
     def mean(self) -> Tensor:
-        """[B,C,...]."""
+        """Weighted mean of the samples: [B,C,...]."""
         return self._total / _along(self._weight, self._total)
 
     @property
     def error(self) -> Tensor:
-        """Of the channel-summed mean: [B,...]; zeros where one sample has all the weight."""
+        """Standard error of the channel-summed mean: [B,...]; zeros where one sample has all the weight."""
         if self._error is None:
             self._error = self._spread()
         return self._error
@@ -88,5 +88,5 @@ class Moments:
 
 
 def _along(per_image: Tensor, like: Tensor) -> Tensor:
-    """[B] as [B,1,...], to meet a tensor [B,...]."""
+    """Reshape [B] to [B,1,...], to broadcast with a tensor [B,...]."""
     return per_image.to(like.device).reshape(-1, *[1] * (like.ndim - 1))
