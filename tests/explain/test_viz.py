@@ -237,6 +237,6 @@ def test_explanations_show_themselves(targets):
 
 def test_maps_of_several_targets_are_the_sums_over_their_channels():
     attribution = torch.randn(1, 2, 3, 4, 4)
-    found = viz.build_panels(Explanation(attribution, torch.tensor([[5, 7]])))
-    assert [each.target for each in found] == ["class 5", "class 7"]
-    torch.testing.assert_close(found[1].map, attribution[0, 1].sum(0))
+    panels = viz.build_panels(Explanation(attribution, torch.tensor([[5, 7]])))
+    assert [each.target for each in panels] == ["class 5", "class 7"]
+    torch.testing.assert_close(panels[1].map, attribution[0, 1].sum(0))

@@ -1,4 +1,4 @@
-"""Explanations in notebooks: what the widget is given, and the picture where there is none."""
+"""Explanations in notebooks: the traits of the widget, and the picture where there is none."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def explanation():
 
 
 def test_a_widget_holds_all_maps_and_their_images(explanation):
-    given = widget_traits(explanation)
-    assert (given["width"], given["height"], given["images"]) == (SIZE, SIZE, 2)
-    assert given["names"] == NAMES[:4]
-    maps = np.frombuffer(given["map"], "<f4").reshape(4, SIZE, SIZE)
+    traits = widget_traits(explanation)
+    assert (traits["width"], traits["height"], traits["images"]) == (SIZE, SIZE, 2)
+    assert traits["names"] == NAMES[:4]
+    maps = np.frombuffer(traits["map"], "<f4").reshape(4, SIZE, SIZE)
     np.testing.assert_array_equal(maps[2], explanation.map[1, 0].numpy())
-    pixels = np.frombuffer(given["pictures"], np.uint8).reshape(2, SIZE, SIZE, 4)
+    pixels = np.frombuffer(traits["pictures"], np.uint8).reshape(2, SIZE, SIZE, 4)
     np.testing.assert_allclose(pixels[0, ..., :3], np.asarray(make_picture().resize((SIZE, SIZE))), atol=1)
-    assert len(given["signed"]) == len(given["sureness"]) == len(given["map"])
+    assert len(traits["signed"]) == len(traits["sureness"]) == len(traits["map"])
 
 
 def test_a_notebook_without_the_extra_shows_the_picture(explanation, monkeypatch):
@@ -45,6 +45,5 @@ def test_with_the_extra_it_shows_the_widget_and_keeps_the_picture(explanation):
     pytest.importorskip("anywidget", reason="needs the extra notebook")
     shown = explanation._repr_mimebundle_()
     assert {"application/vnd.jupyter.widget-view+json", "image/png"} <= set(shown)
-    made = widget(explanation)
-    assert made.names == NAMES[:4]
+    assert widget(explanation).names == NAMES[:4]
     assert "export default { render }" in read_script()

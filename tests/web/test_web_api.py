@@ -48,9 +48,9 @@ def client():
 
 
 def explain(client: TestClient, data: bytes | None = None, **options):
-    given = {"samples": 4, "name": "my cat.png"} | options
-    wanted = {key: value for key, value in given.items() if value is not None}
-    return client.post("/api/explain", params=wanted, content=encode_image(make_picture()) if data is None else data)
+    defaults = {"samples": 4, "name": "my cat.png"} | options
+    params = {key: value for key, value in defaults.items() if value is not None}
+    return client.post("/api/explain", params=params, content=encode_image(make_picture()) if data is None else data)
 
 
 def events(response) -> list[tuple[str, dict]]:
@@ -65,9 +65,9 @@ def numbers(plane: dict, step: dict) -> np.ndarray:
 
 
 def error(response) -> str:
-    told = response.json()["error"]
-    assert "\n" not in told
-    return told
+    message = response.json()["error"]
+    assert "\n" not in message
+    return message
 
 
 # --- the page
@@ -144,15 +144,15 @@ def test_a_look_gives_the_top_five_and_what_the_model_sees(client):
 
 
 def test_a_look_tells_of_other_classes_too(client):
-    given = {"content": encode_image(make_picture())}
-    seen = client.post("/api/look", params={"also": list(range(len(NAMES)))}, **given).json()
+    body = {"content": encode_image(make_picture())}
+    seen = client.post("/api/look", params={"also": list(range(len(NAMES)))}, **body).json()
     assert {guess["name"] for guess in seen["top5"] + seen["also"]} == set(NAMES)
-    assert client.post("/api/look", **given).json()["also"] == []
+    assert client.post("/api/look", **body).json()["also"] == []
 
 
 def test_what_is_known_of_a_model_before_the_first_map(client):
-    found = client.get("/api/verdict").json()
-    assert (found["exact"], found["text"][:5]) == (True, "good:")
+    verdict = client.get("/api/verdict").json()
+    assert (verdict["exact"], verdict["text"][:5]) == (True, "good:")
     reasons = client.get("/api/refusals").json()
     assert "no B-cos module" in reasons["bcos"]
     assert not {"dave", "effective", "rollout", "integrated_gradients"} & set(reasons)
@@ -161,10 +161,10 @@ def test_what_is_known_of_a_model_before_the_first_map(client):
 
 
 def test_names_that_fit_several_classes_come_with_these(client):
-    told = explain(client, target="c", stream=False).json()
-    assert [one["name"] for one in told["candidates"]] == ["cat", "tiger cat", "cock"]
-    (*_, (name, told)) = events(explain(client, target="catt"))
-    assert (name, told["candidates"][0]) == ("failed", {"index": 0, "name": "cat"})
+    failure = explain(client, target="c", stream=False).json()
+    assert [one["name"] for one in failure["candidates"]] == ["cat", "tiger cat", "cock"]
+    (*_, (name, failure)) = events(explain(client, target="catt"))
+    assert (name, failure["candidates"][0]) == ("failed", {"index": 0, "name": "cat"})
 
 
 def test_a_class_against_another(client):
@@ -186,8 +186,8 @@ def test_the_map_refines_until_it_is_what_the_method_gives(client):
     last = steps[-1]
     assert last["target"]["name"] == "hen"
     for name in ("map", "standard_error", "signed", "sureness"):
-        plane, wanted = last[name], getattr(expected, name)
-        np.testing.assert_allclose(numbers(plane, last), wanted.numpy(), atol=plane["unit"])
+        plane, values = last[name], getattr(expected, name)
+        np.testing.assert_allclose(numbers(plane, last), values.numpy(), atol=plane["unit"])
     assert last["finished"]
     assert not any(step["finished"] for step in steps[:-1])
 
@@ -286,8 +286,8 @@ def test_a_wrong_target_is_one_line(client, target, words):
     answer = explain(client, target=target, stream=False)
     assert answer.status_code == 422
     assert words in error(answer)
-    (*_, (name, told)) = events(explain(client, target=target))
-    assert (name, words in told["error"]) == ("failed", True)
+    (*_, (name, failure)) = events(explain(client, target=target))
+    assert (name, words in failure["error"]) == ("failed", True)
 
 
 @pytest.mark.parametrize(
@@ -348,14 +348,14 @@ def test_nothing_of_the_server_is_told(tmp_path, monkeypatch):
     served = ServedModel(adapter(f"hf:{tmp_path}"), weights=True, classes=True)
     with TestClient(create_app([served]), raise_server_exceptions=False) as client:
         step = explain(client, stream=False).json()
-        told = [client.get("/api/info").text, json.dumps(step)]
-        told += [client.get(step["finished"]["files"][ending]).text for ending in ("json", "npz")]
+        responses = [client.get("/api/info").text, json.dumps(step)]
+        responses += [client.get(step["finished"]["files"][ending]).text for ending in ("json", "npz")]
         monkeypatch.setattr(service, "classify", lambda *args: 1 / len(str(tmp_path)[:0]))
         answer = explain(client, stream=False)
-        told += [answer.text, explain(client).text]
+        responses += [answer.text, explain(client).text]
         assert answer.status_code == 500
-    assert "the server failed" in told[-1]
-    assert str(tmp_path.parent) not in "".join(told)
+    assert "the server failed" in responses[-1]
+    assert str(tmp_path.parent) not in "".join(responses)
     assert f"--model hf:{tmp_path.name} --weights FILE --classes FILE" in step["finished"]["command"]
 
 

@@ -18,13 +18,13 @@ from web_fixtures import NAMES, adapter, encode_image, make_picture
 pytestmark = pytest.mark.slow
 
 
-RENDER = """async ([script, given]) => {
-    const { default: made } = await import(`data:text/javascript,${encodeURIComponent(script)}`);
+RENDER = """async ([script, traits]) => {
+    const { default: widget } = await import(`data:text/javascript,${encodeURIComponent(script)}`);
     const binary = ["map", "signed", "sureness", "pictures"];
-    const views = Object.fromEntries(binary.map((name) => [name, new DataView(new Uint8Array(given[name]).buffer)]));
+    const views = Object.fromEntries(binary.map((name) => [name, new DataView(new Uint8Array(traits[name]).buffer)]));
     const el = document.createElement("div");
     document.body.replaceChildren(el);
-    made.render({ model: { get: (name) => views[name] ?? given[name] }, el });
+    widget.render({ model: { get: (name) => views[name] ?? traits[name] }, el });
 }"""
 
 
@@ -353,22 +353,22 @@ def test_a_model_that_writes_is_asked_and_its_words_are_explained(browser, writi
 
 def test_the_widget_of_notebooks_draws_with_the_same_controls(browser):
     model = adapter()
-    given = widget_traits(create_method("dave", model, samples=4).explain(model.preprocess(make_picture()), [[0, 1]]))
-    plain = {name: list(value) if isinstance(value, bytes) else value for name, value in given.items()}
+    traits = widget_traits(create_method("dave", model, samples=4).explain(model.preprocess(make_picture()), [[0, 1]]))
+    plain = {name: list(value) if isinstance(value, bytes) else value for name, value in traits.items()}
     with browser.new_context() as context:
         page = context.new_page()
         page.evaluate(RENDER, [read_script(), plain])
         drawn = Visit(page, "")
-        first, said = shares(drawn, "canvas.dave-map"), page.locator("output")
+        first, output = shares(drawn, "canvas.dave-map"), page.locator("output")
         assert len(np.unique(first)) > 10
         expect(page.get_by_label("Image to map")).to_have_value("0.5")
-        number = said.text_content().rpartition(" ")[2]
+        number = output.text_content().rpartition(" ")[2]
         page.locator("select").first.select_option(NAMES[1])
-        expect(said).to_have_text(f"{NAMES[1]}: the brightest colour is {number}")  # one scale for both
+        expect(output).to_have_text(f"{NAMES[1]}: the brightest colour is {number}")  # one scale for both
         page.get_by_label("Colours").select_option("own")
-        limits = [number, said.text_content().rpartition(" ")[2]]
+        limits = [number, output.text_content().rpartition(" ")[2]]
         page.locator("select").first.select_option(NAMES[0])
-        limits.append(said.text_content().rpartition(" ")[2])
+        limits.append(output.text_content().rpartition(" ")[2])
         assert len(set(limits)) == 2  # each its own, and the larger one was shared
         page.get_by_label("Colours").select_option("shared")
         width = page.locator("canvas.dave-map").bounding_box()["width"]

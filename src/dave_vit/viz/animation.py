@@ -10,18 +10,8 @@ from PIL import Image, ImageDraw
 
 from dave_vit.errors import OptionError
 from dave_vit.viz.cells import sureness_cell
-from dave_vit.viz.colors import Array
 from dave_vit.viz.contact_sheet import load_font
-from dave_vit.viz.rendering import (
-    ImageLike,
-    MapLike,
-    as_image,
-    colorize_map,
-    enlarge,
-    overlay,
-    scale_map,
-    smooth_for_overlay,
-)
+from dave_vit.viz.rendering import ImageLike, MapLike, colorize_map, enlarge, overlay, scale_map, smooth_for_overlay
 
 FORMATS = ("gif", "webp")
 _TEXT = 26  # pixels under the pictures, for text
@@ -55,7 +45,7 @@ def animate(
         raise OptionError(f"animation format {kind!r}; expected one of {', '.join(FORMATS)}")
     if not steps:
         raise OptionError("an animation of no steps; give at least one")
-    frames = [_draw_frame(as_image(image), step, steps[-1], side) for step in steps]
+    frames = [_draw_frame(image, step, steps[-1], side) for step in steps]
     pause = round(1000 * seconds / max(1, len(frames) - 1))
     return encode_animation(frames, [pause] * (len(frames) - 1) + [2000], kind)
 
@@ -72,7 +62,7 @@ def encode_animation(frames: Sequence[Image.Image], durations: Sequence[int], ki
     return buffer.getvalue()
 
 
-def _draw_frame(image: Array, step: AnimationStep, last: AnimationStep, side: int) -> Image.Image:
+def _draw_frame(image: ImageLike, step: AnimationStep, last: AnimationStep, side: int) -> Image.Image:
     over = overlay(image, scale_map(smooth_for_overlay(step.map), like=[smooth_for_overlay(last.map)]))
     pictures = {f"map over image, {step.samples} of {last.samples} samples": over}
     pictures["map"] = colorize_map(scale_map(step.map, like=[last.map]))

@@ -26,7 +26,7 @@ def draw_contact_sheet(
     """Draw photographs beside their maps, each pair above two lines of text.
 
     Args:
-        pairs: photograph and map; large ones are made smaller.
+        pairs: photograph and map; large ones are scaled down.
         captions: two lines per pair; long ones are cut.
         title: above all pairs.
     """

@@ -79,15 +79,12 @@ STYLES = {
 
 def _shade_families(styles: dict[str, MethodStyle]) -> dict[str, MethodStyle]:
     """Give each member of a family its own shade, so that no two methods share a colour; DAVE's presets share one."""
-    families: dict[str, list[str]] = {}
-    for name, one in styles.items():
-        if one.colour != DAVE:
-            families.setdefault(one.colour, []).append(name)
-    shades = {name: (place, len(names)) for names in families.values() for place, name in enumerate(names)}
-    return {
-        name: replace(one, colour=_shade(one.colour, *shades[name])) if name in shades else one
-        for name, one in styles.items()
-    }
+    shaded = dict(styles)
+    for colour in {style.colour for style in styles.values()} - {DAVE}:
+        family = [name for name, style in styles.items() if style.colour == colour]
+        for place, name in enumerate(family):
+            shaded[name] = replace(styles[name], colour=_shade(colour, place, len(family)))
+    return shaded
 
 
 def _shade(colour: str, place: int, count: int) -> str:

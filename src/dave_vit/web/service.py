@@ -81,7 +81,7 @@ class ServedModel:
 
 @dataclass
 class _KeptResult:
-    """A result whose files are made when the first of them is requested."""
+    """A result whose files are encoded when the first of them is requested."""
 
     result: ImageExplanation
 

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dave_vit.explain.classes import ClassExplanation, Prediction
 from dave_vit.explain.words import WordExplanation
@@ -37,17 +36,13 @@ def word_step(result: WordExplanation) -> ExplainStep:
     (word,), (number,) = result.parts, result.numbers
     explanation = word.explanation
     geometry = word.geometry.resize_photo(display_size(word.geometry.photo_size))
-
-    def place(maps: Tensor | None) -> Tensor | None:
-        """[1, H', W'] of the input -> [H, W] of what the page shows."""
-        return None if maps is None else geometry.to_photo(maps[0].detach().float().cpu())
-
-    maps = [explanation.map, explanation.standard_error, explanation.signed, explanation.sureness]
-    values, error, signed, sureness = map(place, maps)
-    assert values is not None
-    unit = word.explainer.method.info.unit.replace("own", "")
+    maps: dict[str, Any] = {  # [1, H', W'] of the input -> [H, W] of what the page shows
+        name: geometry.to_photo(values[0].detach().float().cpu())
+        for name in ("map", "standard_error", "signed", "sureness")
+        if (values := getattr(explanation, name)) is not None
+    }
     return _build_step(
-        Panel(values, word.name, error, signed, sureness, unit),
+        Panel(target=word.name, unit=word.explainer.method.info.unit.replace("own", ""), **maps),
         target=_word_prediction(result.asked, number, word.value),
         against=None,
         method=word.explainer.name,
@@ -59,7 +54,7 @@ def word_step(result: WordExplanation) -> ExplainStep:
 
 
 def display_size(size: tuple[int, int]) -> tuple[int, int]:
-    """Return the size in which the page shows a photograph to models that write: large ones are made smaller."""
+    """Return the size in which the page shows a photograph to models that write: large ones are scaled down."""
     factor = min(1.0, _LONGER_SIDE / max(size))
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 
