@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -220,25 +219,8 @@ def equal_steps(steps: int) -> tuple[float, ...]:
     return tuple(i / steps for i in range(steps + 1))
 
 
-class _CurveMetric(Metric):
-    """Base of metrics that score a map by the area under a curve."""
-
-    axis = "share of the pixels"
-    curve: ClassVar[Callable[..., Tensor]]
-
-    @abstractmethod
-    def perturbation(self, pixels: int, black: Sequence[float] | None) -> Perturbation:
-        """Return the settings for images of so many pixels."""
-
-    def score(self, case: Case) -> Scores:
-        """Return areas [B] with curves."""
-        perturbation = self.perturbation(case.size[0] * case.size[1], case.black)
-        curve = self.curve(case.model, case.inputs, case.maps, case.target, perturbation)
-        return Scores(area(curve, perturbation.fractions), curve, perturbation.fractions)
-
-
 @METRICS.register("deletion")
-class Deletion(_CurveMetric):
+class Deletion(Metric):
     """Pixel deletion: the target's score while pixels are removed.
 
     Args:
@@ -251,7 +233,8 @@ class Deletion(_CurveMetric):
     """
 
     summary = "Mean score of the target while pixels are removed, the least important first."
-    curve = staticmethod(deletion)
+    axis = "share of the pixels"
+    curve: ClassVar[Callable[..., Tensor]] = staticmethod(deletion)
 
     def __init__(
         self,
@@ -273,10 +256,16 @@ class Deletion(_CurveMetric):
         """Return the settings for images of so many pixels."""
         return replace(protocol(self.protocol, pixels, black), black=black, **self._overrides)
 
+    def score(self, case: Case) -> Scores:
+        """Return areas [B] with curves."""
+        perturbation = self.perturbation(case.size[0] * case.size[1], case.black)
+        curve = self.curve(case.model, case.inputs, case.maps, case.target, perturbation)
+        return Scores(area(curve, perturbation.fractions), curve, perturbation.fractions)
+
 
 @METRICS.register("insertion")
-class Insertion(_CurveMetric):
-    """Insertion: the target's score while pixels are restored.
+class Insertion(Deletion):
+    """Insertion: the target's score while pixels are restored; computed as deletion read backwards.
 
     Args:
         steps: equal steps from 0 to 100 %.
@@ -297,9 +286,5 @@ class Insertion(_CurveMetric):
         score: Score = "probability",
         seed: int = 0,
     ) -> None:
-        self._perturbation = Perturbation(equal_steps(steps), order, baseline, score, (0.0,), seed)
+        super().__init__("paper", steps, order, baseline, score, seed)
         self.higher_is_better = order == "most"
-
-    def perturbation(self, pixels: int, black: Sequence[float] | None) -> Perturbation:
-        """Return the settings, with the black of the model."""
-        return replace(self._perturbation, black=black)
