@@ -30,15 +30,15 @@ def world(tmp_path_factory) -> list[str]:
 
 @pytest.fixture
 def words(monkeypatch):
-    """What `_run` would be given, without running it."""
-    seen = {}
+    """Return the arguments of `_run` without running it."""
+    arguments = {}
     from dave_vit.cli import evaluate
 
     def note(plan, out, how, **output):
-        seen.update(plan=plan, out=out, **how, **output)
+        arguments.update(plan=plan, out=out, **how, **output)
 
     monkeypatch.setattr(evaluate, "_run", note)
-    return seen
+    return arguments
 
 
 def test_json_is_the_summary_and_nothing_else(world, tmp_path, capsys):
@@ -230,4 +230,4 @@ def test_wrong_calls_are_one_line(line, expected, capsys, tmp_path, monkeypatch)
     assert shown.out == ""
     assert expected in shown.err
     assert len(shown.err.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []  # nothing is begun
+    assert list(tmp_path.iterdir()) == []  # nothing was started

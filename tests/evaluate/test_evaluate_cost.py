@@ -32,6 +32,6 @@ def test_a_metric_takes_at_most_a_third_more_than_its_passes():
     # Fewer passes than usual make what comes beside them count more; road solves linear equations beside its own.
     few = {name: FEWER.get(name, {}) for name in METRICS if name not in ("road", "sanity")}
     costs = evaluation.measure(model, inputs[:1], 3, few)
-    costs += evaluation.measure(model, inputs, 2, {"sanity": {}})  # whose copies of the model are made once a batch
+    costs += evaluation.measure(model, inputs, 2, {"sanity": {}})  # copies the model once per batch
     print(evaluation.table(costs))
     assert {cost.metric: round(cost.ratio, 2) for cost in costs if cost.ratio > 1.3} == {}

@@ -39,29 +39,29 @@ def scores(run: Path, method: str) -> dict[str, float]:
 
 
 def test_differences_are_paired_by_image(runs, capsys):
-    found = diff(capsys, *runs)
-    one = next(d for d in found["differences"] if (d["metric"], d["method"]) == ("energypg", "smoothgrad"))
+    comparison = diff(capsys, *runs)
+    one = next(d for d in comparison["differences"] if (d["metric"], d["method"]) == ("energypg", "smoothgrad"))
     before, after = (scores(run, "smoothgrad") for run in runs)
     expected = [after[name] - before[name] for name in after]
     assert (one["n"], one["images"]) == (17, 17)
     assert one["mean"] == pytest.approx(np.mean(expected))
     assert one["after"] - one["before"] == pytest.approx(one["mean"])
     assert one["low"] < one["mean"] < one["high"]
-    same = next(d for d in found["differences"] if (d["metric"], d["method"]) == ("energypg", "input_x_gradient"))
+    same = next(d for d in comparison["differences"] if (d["metric"], d["method"]) == ("energypg", "input_x_gradient"))
     assert (same["mean"], same["low"], same["high"]) == (0, 0, 0)
-    assert any("samples was 1, now 2" in change for change in found["changes"])
+    assert any("samples was 1, now 2" in change for change in comparison["changes"])
 
 
 def test_grids_are_compared_only_where_they_are_the_same(runs, capsys):
     grids = [json.loads(next((run / "grids").glob("*.json")).read_text())["grids"] for run in runs]
     both = [i for i, (a, b) in enumerate(zip(*grids, strict=True)) if a == b]
-    found = [one for one in diff(capsys, *runs)["differences"] if one["metric"] == "gridpg"]
-    assert [one["n"] for one in found] == ([4 * len(both)] * 2 if both else [])
+    differences = [one for one in diff(capsys, *runs)["differences"] if one["metric"] == "gridpg"]
+    assert [one["n"] for one in differences] == ([4 * len(both)] * 2 if both else [])
 
 
 def test_a_run_with_itself_method_with_method(runs, capsys):
-    found = diff(capsys, runs[0], runs[0], "--pair", "input_x_gradient=smoothgrad")["differences"]
-    one = next(d for d in found if d["metric"] == "energypg")
+    differences = diff(capsys, runs[0], runs[0], "--pair", "input_x_gradient=smoothgrad")["differences"]
+    one = next(d for d in differences if d["metric"] == "energypg")
     plain, noisy = (scores(runs[0], name) for name in ("input_x_gradient", "smoothgrad"))
     assert one["method"] == "input_x_gradient -> smoothgrad"
     assert one["mean"] == pytest.approx(np.mean([noisy[name] - plain[name] for name in plain]))

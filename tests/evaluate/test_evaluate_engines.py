@@ -113,8 +113,8 @@ def command(run: Path) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", code, *BUILTIN, run], cwd=SUPPORT)
 
 
-def written(run: Path) -> dict[str, int]:
-    """When each shard was written."""
+def read_write_times(run: Path) -> dict[str, int]:
+    """Return when each shard was written."""
     return {path.name: path.stat().st_mtime_ns for path in (run / "rows").glob("*.parquet")}
 
 
@@ -124,23 +124,24 @@ def test_the_command_killed_at_random_on_builtin_data(tmp_path, monkeypatch):
     small_embedded.write_weights(tmp_path, ["builtin"])
     assert cli.run([*BUILTIN, str(tmp_path / "quiet")]) == 0
     run = tmp_path / "run"
-    total, finished = len(written(tmp_path / "quiet")), {}
+    total, finished = len(read_write_times(tmp_path / "quiet")), {}
     draw = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID", "killed"))
     for _ in range(2):
         process = command(run)
         goal = min(len(finished) + draw.randint(1, total // 3), total - 1)
-        while len(written(run)) < goal and process.poll() is None:
+        while len(read_write_times(run)) < goal and process.poll() is None:
             time.sleep(0.02)
         last = time.monotonic() + draw.uniform(0, 0.3)
-        while time.monotonic() < last and len(written(run)) < total - 3:  # small models are quick: something is left
+        # Small models are quick: stop while something is left.
+        while time.monotonic() < last and len(read_write_times(run)) < total - 3:
             time.sleep(0.002)
         process.kill()  # SIGKILL
         process.wait()
-        assert finished.items() <= written(run).items()  # neither lost nor written again
-        finished = written(run)
+        assert finished.items() <= read_write_times(run).items()  # neither lost nor written again
+        finished = read_write_times(run)
     assert 0 < len(finished) < total
     assert command(run).wait(timeout=600) == 0
-    assert finished.items() <= written(run).items()
+    assert finished.items() <= read_write_times(run).items()
     assert read_rows(run) == read_rows(tmp_path / "quiet")
     assert (run / "report.html").exists()
 
@@ -217,9 +218,9 @@ def test_waiting_for_others_takes_longer_and_longer_looks(squares, tmp_path, mon
         pauses.append(seconds)
 
     monkeypatch.setattr(local.time, "sleep", pause)
-    told = []
-    local.compute_tasks(job, folder, tasks, "cpu", finished=told.append)
-    assert told == tasks
+    finished_tasks = []
+    local.compute_tasks(job, folder, tasks, "cpu", finished=finished_tasks.append)
+    assert finished_tasks == tasks
     assert pauses[:3] == [0.4, 0.8, 1.6]
     assert max(pauses) == 5.0
     assert len(pauses) == 10
@@ -276,18 +277,18 @@ TASKS = [
 ]
 
 
-class Imagined:
-    """A cluster in the mind: actors compute by returning a task's name, and die or join as they are told."""
+class SimulatedCluster:
+    """A simulated cluster: actors compute by returning a task's name, and die or join on demand."""
 
-    def __init__(self, *, deadly=None, full=None, rooms: list[int] | None = None, stillborn: int = 0):
+    def __init__(self, *, deadly=None, full=None, sizes: list[int] | None = None, failing_starts: int = 0):
         self.deadly, self.full = dict(deadly or {}), dict(full or {})  # how often a task dies, or finds no memory
-        self.rooms, self.stillborn = list(rooms or [2]), stillborn
+        self.sizes, self.failing_starts = list(sizes or [2]), failing_starts
         self.last: list[str] = []
         self.calls: list[tuple[int, str]] = []
         self.hired = 0
 
     def count_actors(self):
-        return self.rooms.pop(0) if len(self.rooms) > 1 else self.rooms[0]
+        return self.sizes.pop(0) if len(self.sizes) > 1 else self.sizes[0]
 
     def start_actor(self):
         self.hired += 1
@@ -303,8 +304,8 @@ class Imagined:
 
     def result(self, call):
         _, what = call
-        if what == "ready" and self.stillborn:
-            self.stillborn -= 1
+        if what == "ready" and self.failing_starts:
+            self.failing_starts -= 1
             raise ActorLost("no memory")
         if self.deadly.get(what):
             self.deadly[what] -= 1
@@ -315,7 +316,7 @@ class Imagined:
         return what
 
 
-def dispatched(cluster: Imagined) -> list[str]:
+def dispatch_all(cluster: SimulatedCluster) -> list[str]:
     done = []
     Dispatcher(cluster, lambda task, result: done.append((task.name, result))).run(TASKS)
     assert all(name == result for name, result in done)
@@ -323,41 +324,41 @@ def dispatched(cluster: Imagined) -> list[str]:
 
 
 def test_actors_stay_with_the_images_that_they_have_read():
-    cluster = Imagined()
-    assert sorted(dispatched(cluster)) == sorted(task.name for task in TASKS)
+    cluster = SimulatedCluster()
+    assert sorted(dispatch_all(cluster)) == sorted(task.name for task in TASKS)
     for actor in (1, 2):
         chunks = [name.partition("-")[0] for who, name in cluster.calls if who == actor]
         assert chunks == sorted(chunks, key=chunks.index)  # one after the other, none twice
 
 
 def test_what_a_lost_actor_had_begun_is_done_by_another():
-    cluster = Imagined(deadly={"2-0": 2, "0-1": 1}, stillborn=1)
-    done = dispatched(cluster)
+    cluster = SimulatedCluster(deadly={"2-0": 2, "0-1": 1}, failing_starts=1)
+    done = dispatch_all(cluster)
     assert sorted(done) == sorted(task.name for task in TASKS)  # each once
     assert cluster.hired == 2 + 1 + 3
 
 
 def test_a_task_that_kills_every_actor_ends_the_run():
     with pytest.raises(RuntimeError, match=r"actors die at 1-0, 3 times \(killed\); if memory is too small"):
-        dispatched(Imagined(deadly={"1-0": 9}))
+        dispatch_all(SimulatedCluster(deadly={"1-0": 9}))
     with pytest.raises(RuntimeError, match="no actor can begin, 3 times"):
-        dispatched(Imagined(stillborn=9))
+        dispatch_all(SimulatedCluster(failing_starts=9))
 
 
 def test_a_task_that_finds_no_memory_is_tried_later_and_for_the_last_time():
-    cluster = Imagined(full={"1-0": 2, "2-1": 5})
-    assert sorted(dispatched(cluster)) == sorted(task.name for task in TASKS)
+    cluster = SimulatedCluster(full={"1-0": 2, "2-1": 5})
+    assert sorted(dispatch_all(cluster)) == sorted(task.name for task in TASKS)
     names = [name for _, name in cluster.calls]
     assert names.index("1-1") < len(names) - 1 - names[::-1].index("1-0")  # its neighbour went before
     assert (names.count("1-0"), names.count("2-1"), cluster.last) == (3, 6, ["2-1"])
     assert cluster.hired == 2  # no actor is lost by it
     with pytest.raises(OutOfMemory):
-        dispatched(Imagined(full={"1-0": 9}))
+        dispatch_all(SimulatedCluster(full={"1-0": 9}))
 
 
 def test_a_node_that_joins_later_helps():
-    cluster = Imagined(rooms=[1, 1, 1, 3])
-    dispatched(cluster)
+    cluster = SimulatedCluster(sizes=[1, 1, 1, 3])
+    dispatch_all(cluster)
     assert {who for who, _ in cluster.calls} == {1, 2, 3}
 
 
@@ -380,14 +381,14 @@ def test_a_ray_driver_that_is_killed_loses_nothing_that_was_written(squares, tmp
     home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": path}
     run = tmp_path / "run"
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, squares, run], env=home)
-    while not written(run) and driver.poll() is None:
+    while not read_write_times(run) and driver.poll() is None:
         time.sleep(0.02)
     driver.kill()
     driver.wait()
-    finished = written(run)
+    finished = read_write_times(run)
     assert finished
     plan = build_plan(squares, methods=["effective", "input_x_gradient"], metrics=["energypg"])
     evaluate(plan, run, loader=load, threads=1)  # any engine goes on
-    assert finished.items() <= written(run).items()
+    assert finished.items() <= read_write_times(run).items()
     evaluate(plan, tmp_path / "quiet", loader=load, threads=1)
     assert read_rows(run) == read_rows(tmp_path / "quiet")

@@ -108,10 +108,10 @@ def test_the_document_follows_content(tmp_path):
 
 def test_keys_follow_content():
     plan = Plan.load({"methods": ["dave", "effective"], "shard": 2})
-    seen = [ScannedImage(i, f"n{i}", f"n{i}", i, i, 0.9, None) for i in range(5)]
+    images = [ScannedImage(i, f"n{i}", f"n{i}", i, i, 0.9, None) for i in range(5)]
 
     def names(plan, digest="d"):
-        return [task.name for task in TaskBuilder(plan, plan.document(digest)).images(0, seen)]
+        return [task.name for task in TaskBuilder(plan, plan.document(digest)).images(0, images)]
 
     assert len(set(names(plan))) == 6  # three shards, two methods
     assert names(plan) == names(Plan.load({"methods": ["dave", "effective"], "shard": 2}))
@@ -123,10 +123,10 @@ def test_keys_follow_content():
 
 
 def test_tasks_follow_the_target_of_the_plan():
-    seen = [ScannedImage(0, "a", "a", 3, 5, 0.9, None), ScannedImage(1, "b", "b", None, 6, 0.9, None)]
+    images = [ScannedImage(0, "a", "a", 3, 5, 0.9, None), ScannedImage(1, "b", "b", None, 6, 0.9, None)]
     for target, expected in (("label", (3, 6)), ("predicted", (5, 6))):
         plan = Plan.load({"target": target})
-        (task,) = TaskBuilder(plan, plan.document("d")).images(0, seen)
+        (task,) = TaskBuilder(plan, plan.document("d")).images(0, images)
         assert task.targets == expected
 
 
@@ -172,8 +172,8 @@ def test_the_plan_of_the_tables_is_a_plan():
 
 
 def test_a_model_of_a_plan_says_what_is_done_to_photographs():
-    said = {"size": 64, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
-    plan = Plan.load({"models": {"spec": "builtin", "prepare": said}})
+    preprocessing = {"size": 64, "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
+    plan = Plan.load({"models": {"spec": "builtin", "prepare": preprocessing}})
     assert plan.models[0].load("cpu").preprocess(Image.new("RGB", (80, 90))).shape == (1, 3, 64, 64)
     assert plan.models[0].identity["prepare"]["size"] == 64
     for wrong, words in (({"sise": 64}, "no option 'sise'; did you mean size"), ({"fit": "tiles"}, "no metric scores")):
@@ -181,7 +181,7 @@ def test_a_model_of_a_plan_says_what_is_done_to_photographs():
             Plan.load({"models": {"spec": "builtin", "prepare": wrong}})
 
 
-@pytest.mark.parametrize("given", [{"file": "half.py"}, [3], [None]])
-def test_plugins_are_files(given):
+@pytest.mark.parametrize("plugins", [{"file": "half.py"}, [3], [None]])
+def test_plugins_are_files(plugins):
     with pytest.raises(OptionError, match="give the path of a Python file"):
-        Plan.load({"plugins": given})
+        Plan.load({"plugins": plugins})

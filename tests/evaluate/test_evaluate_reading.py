@@ -33,25 +33,26 @@ def squares(tmp_path_factory) -> Path:
     return paint(tmp_path_factory.mktemp("squares") / "data")
 
 
-class Told(nn.Module):
-    """A model that tells of each pass before it is made."""
+class ObservedModel(nn.Module):
+    """A model that calls a function before each pass."""
 
-    def __init__(self, model: nn.Module, tell) -> None:
+    def __init__(self, model: nn.Module, on_pass) -> None:
         super().__init__()
-        self.model, self.preprocess, self.class_names, self.tell = model, model.preprocess, model.class_names, tell
+        self.model, self.on_pass = model, on_pass
+        self.preprocess, self.class_names = model.preprocess, model.class_names
 
     def forward(self, x):
-        self.tell()
+        self.on_pass()
         return self.model(x)
 
 
-def made(squares: Path, tell=lambda: None, **settings) -> tuple[EvalJob, list[EvalTask]]:
+def build_tasks(squares: Path, on_pass=lambda: None, **settings) -> tuple[EvalJob, list[EvalTask]]:
     """Three tasks of four images each, in batches of two; each once for each method."""
     usual = {"metrics": ["energypg"], "methods": ["input_x_gradient"], "shard": 4, "batch": 2}
     plan = build_plan(squares, **{**usual, **settings})
     images = [ScannedImage(i, str(i), str(i), 0, 0, 1.0, None) for i in range(12)]
     tasks = TaskBuilder(plan, plan.document("x")).images(0, images)
-    return EvalJob(plan, lambda entry, device: Told(load(entry, device), tell), threads=1), tasks
+    return EvalJob(plan, lambda entry, device: ObservedModel(load(entry, device), on_pass), threads=1), tasks
 
 
 @pytest.fixture
@@ -60,18 +61,18 @@ def reads(monkeypatch) -> Counter:
     counter, image = Counter(), FileDataset.image
     counter.before = lambda index: None
 
-    def noted(self, index):
+    def record_call(self, index):
         counter[index] += 1
         counter.before(index)
         return image(self, index)
 
-    monkeypatch.setattr(FileDataset, "image", noted)
+    monkeypatch.setattr(FileDataset, "image", record_call)
     return counter
 
 
 def test_images_of_the_next_task_are_read_while_the_present_one_is_computed(squares, reads):
     started, came = Event(), []
-    job, tasks = made(squares, lambda: came.append(started.wait(SOON)))
+    job, tasks = build_tasks(squares, lambda: came.append(started.wait(SOON)))
     reads.before = lambda index: started.set() if index == tasks[1].images[0] else None
     worker = Worker(job, "cpu")
     worker.prefetch(tasks[1])
@@ -84,7 +85,7 @@ def test_images_of_the_next_task_are_read_while_the_present_one_is_computed(squa
 
 def test_the_first_batch_is_computed_before_the_second_is_read(squares, reads):
     computing, came = Event(), []
-    job, tasks = made(squares, computing.set)
+    job, tasks = build_tasks(squares, computing.set)
     reads.before = lambda index: came.append(computing.wait(SOON)) if index in tasks[0].images[2:] else None
     worker = Worker(job, "cpu")
     worker.compute(tasks[0])
@@ -93,7 +94,7 @@ def test_the_first_batch_is_computed_before_the_second_is_read(squares, reads):
 
 
 def test_a_run_reads_each_image_once_and_its_rows_are_the_same(squares, reads, tmp_path):
-    job, tasks = made(squares, methods=["input_x_gradient", {"method": "input_x_gradient", "label": "again"}])
+    job, tasks = build_tasks(squares, methods=["input_x_gradient", {"method": "input_x_gradient", "label": "again"}])
     ahead, alone = RunFolder(tmp_path / "ahead"), RunFolder(tmp_path / "alone")
     local.compute_tasks(job, ahead, tasks, "cpu")
     assert reads == dict.fromkeys(range(12), 1)
@@ -106,26 +107,26 @@ def test_a_run_reads_each_image_once_and_its_rows_are_the_same(squares, reads, t
 
 
 def test_the_thread_that_computes_leaves_the_data_set_alone(squares, monkeypatch):
-    asked, item = set(), FileDataset.__getitem__
+    threads, item = set(), FileDataset.__getitem__
 
-    def noted(self, index):
-        asked.add(current_thread().name.rsplit("_")[0])
+    def record_call(self, index):
+        threads.add(current_thread().name.rsplit("_")[0])
         return item(self, index)
 
-    monkeypatch.setattr(FileDataset, "__getitem__", noted)
-    job, image_tasks = made(squares, metrics=["energypg", "gridpg"])
+    monkeypatch.setattr(FileDataset, "__getitem__", record_call)
+    job, image_tasks = build_tasks(squares, metrics=["energypg", "gridpg"])
     (grid_task,) = TaskBuilder(job.plan, job.plan.document("x")).grids(0, [Grid((0, 1, 2, 3), (0, 1, 0, 1))])
     worker = Worker(job, "cpu")
     for task in (image_tasks[0], grid_task):
         worker.compute(task)
-        assert asked == {"dave-reader"}
+        assert threads == {"dave-reader"}
     worker.close()
 
 
 def test_a_method_is_made_once_for_tasks_that_follow_each_other(squares, monkeypatch):
     calls, create = [], scoring.create_method
     monkeypatch.setattr(scoring, "create_method", lambda name, *model: calls.append(name) or create(name, *model))
-    job, tasks = made(squares)
+    job, tasks = build_tasks(squares)
     worker = Worker(job, "cpu")
     for task in tasks:
         worker.compute(task)
@@ -134,7 +135,7 @@ def test_a_method_is_made_once_for_tasks_that_follow_each_other(squares, monkeyp
 
 
 def test_what_goes_wrong_ahead_is_raised_by_its_own_task(squares, reads):
-    job, tasks = made(squares)
+    job, tasks = build_tasks(squares)
     worker, failed = Worker(job, "cpu"), Event()
 
     def fail(index):
@@ -154,7 +155,7 @@ def test_what_goes_wrong_ahead_is_raised_by_its_own_task(squares, reads):
 
 
 def test_an_image_that_cannot_be_read_ahead_is_a_row_without_a_value(squares, reads, tmp_path):
-    job, tasks = made(squares)
+    job, tasks = build_tasks(squares)
     folder = RunFolder(tmp_path)
 
     def fail(index):
@@ -169,7 +170,7 @@ def test_an_image_that_cannot_be_read_ahead_is_a_row_without_a_value(squares, re
 
 
 def test_a_task_that_another_process_takes_is_left_to_it(squares, tmp_path, monkeypatch):
-    job, tasks = made(squares)
+    job, tasks = build_tasks(squares)
     folder, computed, compute = RunFolder(tmp_path), [], Worker.compute
     monkeypatch.setattr(Worker, "compute", lambda self, task: computed.append(task.name) or compute(self, task))
     with ExitStack() as other:
@@ -187,16 +188,16 @@ def test_a_task_that_another_process_takes_is_left_to_it(squares, tmp_path, monk
 
 
 def test_a_worker_holds_two_tasks_at_most(squares, monkeypatch):
-    """However many it is told of; what was read for nothing goes before others come."""
-    job, tasks = made(squares)
+    """However many are prefetched; images that were read in vain are freed before others are read."""
+    job, tasks = build_tasks(squares)
     read: list[weakref.ref] = []
 
-    def noted(*arguments):
+    def record_call(*arguments):
         batch = load_batch(*arguments)
         read.append(weakref.ref(batch))
         return batch
 
-    monkeypatch.setattr(reading, "load_batch", noted)
+    monkeypatch.setattr(reading, "load_batch", record_call)
     worker = Worker(job, "cpu")
     for present, likely in [(0, 1), (2, 0), (1, 2)]:
         worker.prefetch(tasks[likely])

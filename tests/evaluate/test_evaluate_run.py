@@ -197,14 +197,14 @@ def test_a_run_goes_on_with_its_own_versions_only(half, squares, monkeypatch):
 
 
 def test_a_run_goes_on_with_its_own_weights_only(half, squares):
-    def retrained(entry, device):
+    def load_retrained(entry, device):
         model = copy.deepcopy(load(entry, device))
         model.head.bias.data[0] += 1e-3
         return model
 
     with pytest.raises(OptionError, match="a worker loads other weights of square:"):
-        evaluate(build_plan(squares), half, loader=retrained)
-    (note,) = evaluate(build_plan(squares), half, loader=retrained, allow_mixed=True)["notes"]
+        evaluate(build_plan(squares), half, loader=load_retrained)
+    (note,) = evaluate(build_plan(squares), half, loader=load_retrained, allow_mixed=True)["notes"]
     assert "square:" in note
 
 
@@ -267,15 +267,15 @@ def test_no_grids_is_said(squares, tmp_path):
 
 
 def test_a_model_that_is_never_sure_gets_grids_of_what_it_is_surest_of():
-    def seen(*confidences):
+    def scanned(*confidences):
         return [ScannedImage(i, str(i), str(i), i % 8, i % 8, p, None) for i, p in enumerate(confidences)]
 
     usual = GridOptions()
-    assert relax_confidence(seen(*[0.99] * 16), usual).confidence == 0.95
-    assert relax_confidence(seen(*[0.99] * 15, 0.92), usual).confidence == 0.9
-    assert relax_confidence(seen(*[0.85] * 40), usual).confidence == 0.8
-    assert relax_confidence(seen(*[0.3] * 5), usual).confidence == 0.0
-    unsure = seen(*[0.96] * 25, *[0.85] * 60, *[0.6] * 80, *[0.3] * 99)  # such as DeiT-Tiny
+    assert relax_confidence(scanned(*[0.99] * 16), usual).confidence == 0.95
+    assert relax_confidence(scanned(*[0.99] * 15, 0.92), usual).confidence == 0.9
+    assert relax_confidence(scanned(*[0.85] * 40), usual).confidence == 0.8
+    assert relax_confidence(scanned(*[0.3] * 5), usual).confidence == 0.0
+    unsure = scanned(*[0.96] * 25, *[0.85] * 60, *[0.6] * 80, *[0.3] * 99)  # such as DeiT-Tiny
     assert relax_confidence(unsure, usual).confidence == 0.5
     assert len(build_grids(unsure, relax_confidence(unsure, usual))) >= 100
     assert relax_confidence(unsure, replace(usual, grids=6)).confidence == 0.95
@@ -341,15 +341,15 @@ def test_maps_can_be_kept(squares, tmp_path):
     evaluate(plan, tmp_path / "run", loader=load)
     data = open_dataset(f"folder:{squares}", 6)
     model = load(plan.models[0], "cpu")
-    found = {}
+    maps = {}
     for path in (tmp_path / "run" / "maps").glob("*.npz"):
         with np.load(path) as arrays:
             assert arrays["maps"].dtype == np.float16
-            found |= dict(zip(arrays["names"], arrays["maps"] * arrays["scale"][:, None, None], strict=True))
-    assert sorted(found) == sorted(item.name for item in data)
+            maps |= dict(zip(arrays["names"], arrays["maps"] * arrays["scale"][:, None, None], strict=True))
+    assert sorted(maps) == sorted(item.name for item in data)
     inputs = model.preprocess(data.image(3))
     expected = collapse(create_method("effective", model).attribute(inputs, [0]))[0].numpy()
-    assert np.abs(found[data[3].name] - expected).max() < 1e-3 * np.abs(expected).max()
+    assert np.abs(maps[data[3].name] - expected).max() < 1e-3 * np.abs(expected).max()
 
 
 def test_sanity_is_tried_on_some_images_only(squares, tmp_path):
@@ -377,11 +377,11 @@ def test_a_map_that_shows_nothing_counts_against_its_method(squares, tmp_path, m
     monkeypatch.setattr(_Blank, "refused", None, raising=False)
     plan = build_plan(squares, methods=["blank", "effective"], metrics=["gridpg", "energypg", "pointing", "deletion"])
     summary = evaluate(plan, tmp_path / "run", loader=load)
-    found = {(one["method"], one["metric"]): one for one in summary["results"]}
+    results = {(one["method"], one["metric"]): one for one in summary["results"]}
     for metric, n in (("gridpg", 80), ("energypg", 20), ("pointing", 20)):
-        one = found["blank", metric]
+        one = results["blank", metric]
         assert (one["mean"], one["n"], one["empty"], one["dropped"]) == (0.0, n, n, 0)
-        assert found["effective", metric]["empty"] == 0
+        assert results["effective", metric]["empty"] == 0
     assert "n = 20, 20 x shows nothing" in (tmp_path / "run" / "report.md").read_text()
 
 
@@ -412,8 +412,8 @@ def test_passes_are_counted_and_a_budget_sets_them(squares, tmp_path):
     summary = evaluate(plan, tmp_path / "run", loader=load)
     *passes, fixed = [one["passes"] for one in summary["results"] if one["metric"] == "energypg"]
     assert passes == [1, 6, 6]
-    (said,) = (note for note in summary["notes"] if "budget" in note)
-    assert f"of 6 passes a map took occlusion {fixed:.4g}: " in said
+    (note,) = (note for note in summary["notes"] if "budget" in note)
+    assert f"of 6 passes a map took occlusion {fixed:.4g}: " in note
     assert {row["passes"] for row in read_rows(tmp_path / "run") if row["method"] == "dave"} == {6}
     assert "passes per map" in (tmp_path / "run" / "report.md").read_text()
     assert "passes per map" in (tmp_path / "run" / "report.html").read_text()
@@ -461,10 +461,10 @@ def test_matched_columns_come_from_the_same_maps(squares, tmp_path):
     labels = ["gridpg", "gridpg/patch", "energypg", "energypg/patch", "sanity", "sanity/patch"]
     assert [one["metric"] for one in both["results"]] == [label for label in labels for _ in range(2)]
     alone = evaluate(build_plan(squares, **settings, smoothing="patch"), tmp_path / "alone", loader=load)
-    found = {(one["method"], one["metric"]): one["mean"] for one in both["results"]}
+    means = {(one["method"], one["metric"]): one["mean"] for one in both["results"]}
     for one in alone["results"]:
-        assert found[one["method"], f"{one['metric']}/patch"] == pytest.approx(one["mean"], rel=1e-6)
-        assert found[one["method"], one["metric"]] != pytest.approx(one["mean"], rel=1e-6)
+        assert means[one["method"], f"{one['metric']}/patch"] == pytest.approx(one["mean"], rel=1e-6)
+        assert means[one["method"], one["metric"]] != pytest.approx(one["mean"], rel=1e-6)
     assert replace(plan, batch=2).metrics == plan.metrics
 
 
@@ -479,10 +479,10 @@ def test_matched_columns_ask_for_other_maps_once(squares, tmp_path, monkeypatch)
         evaluate(build_plan(squares, **settings, smoothing=kind), tmp_path / kind, loader=load)["results"]
         for kind in ("none", "patch")
     ]
-    found = {one["metric"]: one["mean"] for one in both}
+    means = {one["metric"]: one["mean"] for one in both}
     for one, coarse in zip(*alone, strict=True):
         expected = pytest.approx([one["mean"], coarse["mean"]], rel=1e-6)
-        assert [found[one["metric"]], found[f"{one['metric']}/patch"]] == expected
+        assert [means[one["metric"]], means[f"{one['metric']}/patch"]] == expected
 
 
 def test_the_report_is_one_file_with_everything(done):
@@ -504,7 +504,7 @@ def test_the_report_tells_samples_and_weights(squares, done):
     (model,) = build_plan(squares).models
     assert f"- weights: {model.label}: its own, content {summary['weights'][model.label]}\n" in text
     assert "- samples: dave 3\n" in text  # and none of the other method
-    assert "- command:" not in text  # Python asked
+    assert "- command:" not in text  # it was called from Python
 
 
 def test_samples_that_maps_take_as_they_need_are_told_at_most(squares, done):
@@ -540,7 +540,7 @@ def test_a_model_that_knows_none_of_the_classes_is_refused(tmp_path):
         evaluate(plan, tmp_path / "run", loader=load)
 
 
-def held() -> tuple[int, Counter]:
+def measure_memory() -> tuple[int, Counter]:
     """Bytes of all tensors of this process, and how many objects of a run there are."""
     gc.collect()
     objects = gc.get_objects()
@@ -556,12 +556,12 @@ def test_memory_does_not_grow_with_the_images(tmp_path):
         0, [ScannedImage(i, str(i), str(i), 0, 0, 1.0, None) for i in range(40)]
     )
     worker = Worker(EvalJob(plan, load), "cpu")
-    before = held()  # of other tests of this process
+    before = measure_memory()  # of other tests of this process
     worker.compute(tasks[0])
-    after_one = held()
+    after_one = measure_memory()
     for task in tasks[1:]:
         worker.compute(task)
-    assert held() == after_one
+    assert measure_memory() == after_one
     assert after_one[1]["Batch"] - before[1]["Batch"] == 2
 
 

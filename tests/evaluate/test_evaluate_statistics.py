@@ -38,10 +38,10 @@ def test_missing_numbers_are_left_out():
 
 def test_pairs_use_the_images_that_both_have():
     values = np.array([[1.0, 2.0, np.nan, 4.0], [0.5, 1.0, 9.0, np.nan], [0.0, 0.0, 0.0, 0.0]])
-    found = {(i, j): estimate for i, j, estimate in estimate_differences(values, range(4))}
-    assert found[0, 1].mean == pytest.approx(0.75)
-    assert found[0, 1].n == 2
-    assert (found[0, 2].n, found[1, 2].n) == (3, 3)
+    differences = {(i, j): estimate for i, j, estimate in estimate_differences(values, range(4))}
+    assert differences[0, 1].mean == pytest.approx(0.75)
+    assert differences[0, 1].n == 2
+    assert (differences[0, 2].n, differences[1, 2].n) == (3, 3)
 
 
 def test_paired_intervals_are_narrower_where_images_differ_more_than_methods():
@@ -127,6 +127,6 @@ def test_places_go_from_best_to_worst():
 @pytest.mark.parametrize("pictures", [[[0, 1, 2, 3], [0, 4, 5, 6]], [[0, 1], [0, 2], [1, 2]]])
 def test_grids_that_are_too_few_to_tell_pictures_from_grids_have_an_interval(pictures):
     values = np.linspace(0.2, 0.9, len(pictures))[None]
-    (found,) = estimate_means(values, range(len(pictures)), pictures=pictures)
-    assert found.low < found.mean < found.high
-    assert found.images == len({picture for own in pictures for picture in own})
+    (estimate,) = estimate_means(values, range(len(pictures)), pictures=pictures)
+    assert estimate.low < estimate.mean < estimate.high
+    assert estimate.images == len({picture for own in pictures for picture in own})

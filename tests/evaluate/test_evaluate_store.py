@@ -73,9 +73,9 @@ def test_looking_for_thousands_of_files_is_one_look_at_their_folder(tmp_path, mo
     listed = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: looks.append(path) or listed(path))
     monkeypatch.setattr(os, "stat", None)
-    found = folder.find_existing([f"rows/{number}.parquet" for number in range(5000)] + ["scan/0.parquet"])
+    existing = folder.find_existing([f"rows/{number}.parquet" for number in range(5000)] + ["scan/0.parquet"])
     monkeypatch.undo()
-    assert found == {f"rows/{number}.parquet" for number in range(3)}
+    assert existing == {f"rows/{number}.parquet" for number in range(3)}
     assert len(looks) == 2
 
 

@@ -121,7 +121,7 @@ class Full(nn.Module):
         return self.model(x)
 
 
-def filled(squares, run, monkeypatch, fails) -> dict:
+def evaluate_short_of_memory(squares, run, monkeypatch, fails) -> dict:
     """The result of a run of four images, in two tasks."""
     pauses = []
     monkeypatch.setattr(local.time, "sleep", pauses.append)
@@ -133,8 +133,8 @@ def filled(squares, run, monkeypatch, fails) -> dict:
 
 def test_a_task_that_finds_no_memory_is_tried_again_later(squares, tmp_path, monkeypatch):
     passes = iter(range(99))
-    crowded = filled(squares, tmp_path / "crowded", monkeypatch, lambda x: next(passes) < 9)
-    quiet = filled(squares, tmp_path / "quiet", monkeypatch, lambda x: False)
+    crowded = evaluate_short_of_memory(squares, tmp_path / "crowded", monkeypatch, lambda x: next(passes) < 9)
+    quiet = evaluate_short_of_memory(squares, tmp_path / "quiet", monkeypatch, lambda x: False)
     assert (crowded["n"], crowded["dropped"]) == (quiet["n"], quiet["dropped"]) == (4, 0)
     assert crowded["mean"] == pytest.approx(quiet["mean"], rel=1e-5)
     assert crowded["pauses"] >= 1
@@ -148,8 +148,8 @@ def test_an_image_for_which_memory_never_suffices_is_dropped_with_the_reason(squ
         first[:] = first or [x[0].detach().clone()]
         return any(torch.equal(image, first[0]) for image in x)
 
-    found = filled(squares, tmp_path / "run", monkeypatch, fails)
-    assert (found["n"], found["dropped"], found["pauses"]) == (3, 1, 5)
+    result = evaluate_short_of_memory(squares, tmp_path / "run", monkeypatch, fails)
+    assert (result["n"], result["dropped"], result["pauses"]) == (3, 1, 5)
     assert [row["dropped"] for row in read_rows(tmp_path / "run")].count("out of memory on cpu") == 1
 
 
@@ -167,11 +167,11 @@ def test_a_model_that_does_not_fit_is_one_line(squares, tmp_path, monkeypatch, c
     assert "memory" in line
 
 
-def cut(data: bytes) -> bytes:
+def truncate(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
 
-def flipped(data: bytes) -> bytes:
+def flip_bits(data: bytes) -> bytes:
     middle = len(data) // 3
     return data[:middle] + bytes(byte ^ 0xFF for byte in data[middle : middle + 8]) + data[middle + 8 :]
 
@@ -179,12 +179,12 @@ def flipped(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "spoil"),
     [
-        ("rows/*.parquet", cut),
+        ("rows/*.parquet", truncate),
         ("rows/*.parquet", lambda data: b"{}"),
-        ("scan/*.parquet", flipped),
-        ("examples/*.npz", flipped),
+        ("scan/*.parquet", flip_bits),
+        ("examples/*.npz", flip_bits),
         ("examples/*.npz", lambda data: b""),
-        ("grids/*.json", cut),
+        ("grids/*.json", truncate),
         ("grids/*.json", lambda data: b"{}"),
     ],
 )

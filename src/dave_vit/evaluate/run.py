@@ -105,9 +105,7 @@ class EvaluationRun:
         plan, scan_tasks = self.plan, self.tasks.scans(self.count)
         models = range(len(plan.models))
         scans = self._compute_and_read(
-            "looking at images",
-            scan_tasks,
-            lambda: [self._read_scan(i, [task for task in scan_tasks if task.model == i]) for i in models],
+            "looking at images", scan_tasks, lambda: [self._read_scan(model, scan_tasks) for model in models]
         )
         tasks = [task for scan in scans for task in scan.tasks]
         paths, methods = [self.folder / task.file for task in tasks], [entry.label for entry in plan.methods]
@@ -157,7 +155,7 @@ class EvaluationRun:
 
     def _read_scan(self, model: int, tasks: list[EvalTask]) -> _ScannedModel:
         label = self.plan.models[model].label
-        images = list(read_scanned_images(self.folder / task.file for task in tasks))
+        images = list(read_scanned_images(self.folder / task.file for task in tasks if task.model == model))
         left_out = {one.name: reason for one in images if (reason := self._reason_to_leave_out(one))}
         usable = [one for one in images if one.name not in left_out]
         if not usable:

@@ -26,6 +26,7 @@ from dave_vit.evaluate.store import RunFolder
 from dave_vit.evaluate.tasks import EvalTask
 from dave_vit.evaluate.worker import Files, Worker
 
+_TOKEN = secrets.token_hex(32)  # one secret for all clusters: Ray keeps the first one of a process
 _POLL_SECONDS = 5.0  # between checks of the resources of the cluster
 
 
@@ -227,15 +228,9 @@ def _set_token() -> Iterator[None]:
     if any(name in os.environ for name in known):
         yield
         return
-    os.environ["RAY_AUTH_TOKEN"] = _token()
+    os.environ["RAY_AUTH_TOKEN"] = _TOKEN
     try:
         yield
     finally:
         for name in known:  # Ray itself adds the mode
             os.environ.pop(name, None)
-
-
-@lru_cache(maxsize=1)
-def _token() -> str:
-    """Return the same secret always: Ray keeps the first one of a process."""
-    return secrets.token_hex(32)
