@@ -319,9 +319,9 @@ class TestBatch:
         ],
     )
     def test_models_that_mix_it_are_refused(self, function):
-        said = refusal(Tokens(function), drawn(4, 5, 6))
-        assert said is not None
-        assert "batch" in said
+        message = refusal(Tokens(function), drawn(4, 5, 6))
+        assert message is not None
+        assert "batch" in message
 
     @pytest.mark.parametrize("size", [2, 3])
     @pytest.mark.parametrize(
@@ -367,9 +367,9 @@ def test_logits_that_change_under_the_interception_are_refused():
     def watched(x):
         return x * (2.0 if torch._C._len_torch_function_stack() else 3.0)
 
-    said = refusal(Tokens(watched), X)
-    assert said is not None
-    assert "logits" in said
+    message = refusal(Tokens(watched), X)
+    assert message is not None
+    assert "logits" in message
 
 
 def test_a_model_that_asks_whether_gradients_are_wanted():

@@ -115,15 +115,15 @@ class TestAimedPrograms:
 
     @pytest.mark.parametrize("name", AIMED)
     def test_none_is_called_exact(self, name):
-        found = verdict(*AIMED[name])
-        assert found is None or not found.exact
+        actual = verdict(*AIMED[name])
+        assert actual is None or not actual.exact
 
     @pytest.mark.parametrize("name", sorted(AIMED.keys() - EXACT_AS_EXAMINED))
     def test_none_is_called_exact_by_the_proofs_alone(self, name, monkeypatch):
         """Without the look into the model that refuses most of them before."""
         monkeypatch.setattr(sound._SoundnessCheck, "check", lambda *args: None)
-        found = verdict(*AIMED[name])
-        assert found is None or not found.exact
+        actual = verdict(*AIMED[name])
+        assert actual is None or not actual.exact
 
 
 class TestSteady:
@@ -168,10 +168,10 @@ class TestHeld:
             return replace(parts, weight=(share * inputs).unsqueeze(1))  # the same <W, x>
 
         monkeypatch.setattr(doctor, "gradient", conserving)
-        found = diagnose(vit(), images(1))
-        assert found.gap < 1e-12
-        assert not found.exact
-        assert "operators held" in found.verdict
+        actual = diagnose(vit(), images(1))
+        assert actual.gap < 1e-12
+        assert not actual.exact
+        assert "operators held" in actual.verdict
 
     @seed(0)
     @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -198,6 +198,6 @@ class TestHeld:
 
         with pytest.raises(ReplayError):
             replay(Tokens(through_a_view), TOKENS, TOKENS + 1, class_logits)
-        found = diagnose(Tokens(through_a_view), TOKENS)
-        assert found.exact
-        assert found.replay_gap is None
+        actual = diagnose(Tokens(through_a_view), TOKENS)
+        assert actual.exact
+        assert actual.replay_gap is None

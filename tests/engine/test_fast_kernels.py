@@ -267,11 +267,11 @@ def test_layer_norms_on_the_way_back(affine, shape, dtype, tolerance):
     grad = (torch.randn(3, 5, *shape, generator=generator) + 1).to(DEVICE, dtype).transpose(0, 1)
     inverse = torch.rand(5, 3, *[1] * len(shape), generator=generator).to(DEVICE)
     weight = torch.randn(shape, generator=generator).to(DEVICE) if affine else None
-    found = fused(grad, inverse, weight, dtype=dtype)
+    actual = fused(grad, inverse, weight, dtype=dtype)
     given = (None if one is None else one.double().cpu() for one in (grad, inverse, weight))
     expected = center_gradient(*given, dims=tuple(range(-len(shape), 0)))
-    assert found.dtype == dtype
-    assert (found.double().cpu() - expected).norm() <= tolerance * expected.norm()
+    assert actual.dtype == dtype
+    assert (actual.double().cpu() - expected).norm() <= tolerance * expected.norm()
 
 
 def layer(inputs, outputs, rows=(2, 5), dtype=torch.float32, bias=True):
@@ -292,12 +292,12 @@ def check_flat_gamma(x, weight, bias, grad, *, tolerance=1e-5):
         kept = made.keep(x, weight, bias, torch.nn.functional.linear(x.to(grad.dtype), weight, bias))
         return made.pull_back(grad, x, weight, *kept)
 
-    found = pulled(KernelForm, x, weight, bias, grad)
+    actual = pulled(KernelForm, x, weight, bias, grad)
     expected = pulled(FlatForm, *(None if one is None else one.double().cpu() for one in (x, weight, bias, grad)))
-    assert found.dtype == grad.dtype
-    assert found.shape == x.shape
-    assert found.isfinite().all()
-    assert (found.double().cpu() - expected).norm() <= tolerance * expected.norm()
+    assert actual.dtype == grad.dtype
+    assert actual.shape == x.shape
+    assert actual.isfinite().all()
+    assert (actual.double().cpu() - expected).norm() <= tolerance * expected.norm()
 
 
 class TestFlatGamma:
@@ -349,9 +349,9 @@ class TestFlatGamma:
         expected = gradient(model.double(), x.double(), [0, 1], rules=RELEVANCE).weight
         assert not seen  # the model itself may write over what they keep
         monkeypatch.setattr(norms, "kernel_takes", lambda *given: True)
-        found = RecordedModel(model.to(DEVICE, torch.float32)).gradient(x.to(DEVICE), [0, 1], RELEVANCE).weight
+        actual = RecordedModel(model.to(DEVICE, torch.float32)).gradient(x.to(DEVICE), [0, 1], RELEVANCE).weight
         assert len(seen) == 6  # two layers in each of two blocks, patches and classes
-        torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-3, atol=1e-5 * expected.abs().max().item())
+        torch.testing.assert_close(actual.double().cpu(), expected, rtol=1e-3, atol=1e-5 * expected.abs().max().item())
 
 
 @inside
@@ -365,7 +365,7 @@ def test_weighted_sums_of_samples(channels, dtype):
     samples = torch.randn(5, 2, channels, 19, 23, generator=generator, dtype=torch.float64).to(dtype)
     weights = torch.rand(5, 2, generator=generator, dtype=torch.float64)
     spread = samples.to(DEVICE).transpose(-2, -1).contiguous().transpose(-2, -1)  # not as memory has it
-    for found, expected in zip(
+    for actual, expected in zip(
         launchers.weighted_sums(spread, weights.to(DEVICE)), weighted.weighted_sums(samples, weights), strict=True
     ):
-        torch.testing.assert_close(found.cpu(), expected, rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(actual.cpu(), expected, rtol=1e-13, atol=1e-13)

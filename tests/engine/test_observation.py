@@ -88,9 +88,9 @@ def test_every_spelling_shows_the_same_matrix_and_gradient(name):
     matrix, gradient, logits = reference()
     with observe(SPELLINGS[name], X) as seen:
         (attention,) = seen.attention
-        (found,) = torch.autograd.grad(seen.logits[:, 3].sum(), attention.matrix)
+        (actual,) = torch.autograd.grad(seen.logits[:, 3].sum(), attention.matrix)
     torch.testing.assert_close(attention.matrix.detach(), matrix)
-    torch.testing.assert_close(found, gradient)
+    torch.testing.assert_close(actual, gradient)
     torch.testing.assert_close(seen.logits.detach(), logits)
     torch.testing.assert_close(attention.tokens.detach(), X.flatten(2).mT)
 
@@ -136,10 +136,10 @@ def test_modules_are_named_and_grids_are_noted(family):
     model, images = tiny_models.FAMILIES[family](), tiny_models.images()
     with observe(model, images) as seen:
         assert len(seen.attention) == 2
-        for found in seen.attention:
-            assert isinstance(model.get_submodule(found.module), nn.Module)
-            assert found.matrix.shape == (3, 3, 17, 17)
-            assert found.tokens.shape == (3, 17, 24)
+        for actual in seen.attention:
+            assert isinstance(model.get_submodule(actual.module), nn.Module)
+            assert actual.matrix.shape == (3, 3, 17, 17)
+            assert actual.tokens.shape == (3, 17, 24)
     assert seen.maps == [(4, 4)]
     assert seen.attention[0].module != seen.attention[1].module
 
@@ -160,7 +160,7 @@ def test_pooled_features_have_channels_second():
 def test_nothing_is_recorded_on_parameters_and_errors_pass_through():
     model = tiny_models.vit()
     with observe(model, tiny_models.images()) as seen:
-        torch.autograd.grad(seen.logits.sum(), [found.matrix for found in seen.attention])
+        torch.autograd.grad(seen.logits.sum(), [actual.matrix for actual in seen.attention])
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not torch.is_inference_mode_enabled()
     with pytest.raises(TrainingModeError), observe(tiny_models.vit(attn_drop_rate=0.1).train(), X):

@@ -289,18 +289,18 @@ class TestCompiled:
     def test_maps_are_those_of_eager_passes(self, images):
         model = vit()
         expected = DAVE(model, samples=5, chunk=6).attribute(images, [0, 1, 2])
-        found = DAVE(model, samples=5, chunk=6, compiled=True).attribute(images, [0, 1, 2])
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+        actual = DAVE(model, samples=5, chunk=6, compiled=True).attribute(images, [0, 1, 2])
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-5)
 
     @needs_fast
     def test_one_graph_for_all_chunks_of_a_call(self, images, monkeypatch):
         made = []
         monkeypatch.setattr("dave_vit.engine.fast.compiled.compile_graph", lambda graph, given: made.append(1) or graph)
         model = vit()
-        found = DAVE(model, samples=20, chunk=30, compiled=True).attribute(images, [0, 1, 2])
+        actual = DAVE(model, samples=20, chunk=30, compiled=True).attribute(images, [0, 1, 2])
         assert len(made) == 1
         expected = DAVE(model, samples=20, chunk=60).attribute(images, [0, 1, 2])
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-5)
 
     def test_contrasts_and_logits(self, images):
         model = vit()
@@ -330,8 +330,8 @@ class TestCompiled:
         model = vit()
         dave = DAVE(model, samples=4, compiled=True)
         with pytest.warns(UserWarning, match="no compiler here"):
-            found = dave.attribute(images, 0)
-        torch.testing.assert_close(found, DAVE(model, samples=4).attribute(images, 0))
+            actual = dave.attribute(images, 0)
+        torch.testing.assert_close(actual, DAVE(model, samples=4).attribute(images, 0))
         dave.attribute(images, 0)  # and it is not said again: other warnings are errors here
 
 

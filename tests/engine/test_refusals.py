@@ -36,11 +36,11 @@ def lines() -> list[str]:
 
 def rows_under(head: str) -> list[str]:
     """The first column of the tables whose first column has this head."""
-    found, here = [], ""
+    rows, here = [], ""
     for row in re.findall(r"^\| (.+?) \| .+ \| .+ \|$", PAGE.read_text(), re.MULTILINE):
         here = row if row in ("the message says", "given") else here
-        found += [row] if here == head and row != head else []
-    return found
+        rows += [row] if here == head and row != head else []
+    return rows
 
 
 class Square(torch.autograd.Function):
@@ -166,9 +166,9 @@ def test_each_is_brought_about(line):
     program = PROGRAMS[line]
     model = program if isinstance(program, nn.Module) else Tokens(program)
     batch = drawn(4, 5, 6) if "batch" in line else X
-    said = refusal(model, batch)
-    assert said is not None
-    assert line in said
+    message = refusal(model, batch)
+    assert message is not None
+    assert line in message
 
 
 def phrases() -> list[str]:
@@ -220,7 +220,7 @@ def test_the_page_knows_what_is_refused_before():
 
 @pytest.mark.parametrize("line", BEFORE)
 def test_each_is_brought_about_before(line, tmp_path):
-    with pytest.raises(DaveError) as said:
+    with pytest.raises(DaveError) as message:
         BEFORE[line](tmp_path)
-    assert line in str(said.value)
-    assert "\n" not in str(said.value)
+    assert line in str(message.value)
+    assert "\n" not in str(message.value)

@@ -142,9 +142,9 @@ class TestActivations:
         assert (gelu_gate(x).double() - share).abs().max() <= 4e-7
         entered = x.clone().requires_grad_().clone()
         with Interception(substitute_rules(EFFECTIVE, PassKind.TRACED)) as mode:
-            found = F.gelu(mode.enter(entered)).detach()
-        assert found.dtype == dtype
-        steps = found.view(torch.int16).int() - (wide * share).to(dtype).view(torch.int16).int()
+            actual = F.gelu(mode.enter(entered)).detach()
+        assert actual.dtype == dtype
+        steps = actual.view(torch.int16).int() - (wide * share).to(dtype).view(torch.int16).int()
         assert steps.abs().max() <= 1  # between neighbours
         assert (steps != 0).float().mean() < 1e-3
 

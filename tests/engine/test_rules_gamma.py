@@ -51,16 +51,16 @@ class Linear(nn.Module):
 def test_definition(gamma):
     x, weight, bias, grad = drawn(7), drawn(5, 7, seed=1), drawn(5, seed=2), drawn(5, seed=3)
     rules = with_gamma(EFFECTIVE, Gamma(gamma, gamma))
-    found = effective_transformation(Linear(weight, bias), x[None], lambda y: y @ grad, rules=rules)
-    torch.testing.assert_close(found[0] * x, defined(x, weight, bias, grad, gamma), rtol=1e-12, atol=1e-12)
+    actual = effective_transformation(Linear(weight, bias), x[None], lambda y: y @ grad, rules=rules)
+    torch.testing.assert_close(actual[0] * x, defined(x, weight, bias, grad, gamma), rtol=1e-12, atol=1e-12)
 
 
 def test_flat_is_the_rule_where_absolute_weights_have_rank_one():
     x, signs, grad, bias = drawn(7), drawn(5, 7, seed=1).sign(), drawn(5, seed=3), drawn(5, seed=2)
     weight = signs * (drawn(5, seed=4).abs()[:, None] * drawn(7, seed=5).abs())
     rules = with_gamma(EFFECTIVE, Gamma(0.3, 0.3, flat=True))
-    found = effective_transformation(Linear(weight, bias), x[None], lambda y: y @ grad, rules=rules)
-    torch.testing.assert_close(found[0] * x, defined(x, weight, bias, grad, 0.3), rtol=1e-12, atol=1e-12)
+    actual = effective_transformation(Linear(weight, bias), x[None], lambda y: y @ grad, rules=rules)
+    torch.testing.assert_close(actual[0] * x, defined(x, weight, bias, grad, 0.3), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -80,10 +80,10 @@ def test_a_convolution_is_the_linear_layer_of_its_windows(flat, stride):
             return torch.nn.functional.linear(windows, weight.flatten(1), bias).mT.flatten(1)
 
     grad = drawn(Convolved()(x).shape[1], seed=3)
-    found, expected = (
+    actual, expected = (
         effective_transformation(model, x, lambda y: y @ grad, rules=rules) for model in (Convolved(), Unfolded())
     )
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("form", [None, Gamma(0.25, 0.25), Gamma(0.25, 0.25, flat=True)])
@@ -100,11 +100,11 @@ def test_patches_as_a_product_are_the_convolution(form, on_gpu, size, monkeypatc
         expected = effective_transformation(model, x, 7, rules=rules)
     for place in (patches, flat_gamma):
         monkeypatch.setattr(place, "prefers_product", lambda input: on_gpu)
-    found = gradient(model, x, 7, rules=rules)
-    torch.testing.assert_close(found.weight[:, 0], expected, rtol=1e-10, atol=1e-10)
+    actual = gradient(model, x, 7, rules=rules)
+    torch.testing.assert_close(actual.weight[:, 0], expected, rtol=1e-10, atol=1e-10)
     assert conservation_gap(model, x, 7, rules=rules) < 1e-9
     if not on_gpu:  # the model's own forward pass, to the bit
-        assert torch.equal(found.logits, model(x))
+        assert torch.equal(actual.logits, model(x))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -114,8 +114,8 @@ def test_written_for_a_compiler_it_is_the_same(bias, monkeypatch):
     if not bias:
         model.blocks[0].mlp.fc1.bias = None
     expected = effective_transformation(model, X, [[0], [1]], rules=RELEVANCE)
-    found, _ = CompiledGradient(model, RELEVANCE)(X, Target(torch.tensor([[0], [1]])))
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    actual, _ = CompiledGradient(model, RELEVANCE)(X, Target(torch.tensor([[0], [1]])))
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("width", [5, 1024, 1025, 3072, 4304])
@@ -154,8 +154,8 @@ class TestConservation:
         model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2)).double().eval()
         for parameter in model.parameters():
             parameter.data.zero_()
-        found = effective_transformation(model, drawn(2, 6), 0, rules=RELEVANCE)
-        assert torch.equal(found, torch.zeros_like(found))
+        actual = effective_transformation(model, drawn(2, 6), 0, rules=RELEVANCE)
+        assert torch.equal(actual, torch.zeros_like(actual))
 
 
 class TestWhere:
@@ -168,8 +168,8 @@ class TestWhere:
     @pytest.mark.parametrize("family", ["vit", "torchvision", "swin"])
     def test_lean_passes_know_the_modules_too(self, family):
         model = tiny_models.FAMILIES[family]().double()
-        found = RecordedModel(model).gradient(X, 0, RELEVANCE).weight
-        torch.testing.assert_close(found, gradient(model, X, 0, rules=RELEVANCE).weight, rtol=1e-8, atol=1e-10)
+        actual = RecordedModel(model).gradient(X, 0, RELEVANCE).weight
+        torch.testing.assert_close(actual, gradient(model, X, 0, rules=RELEVANCE).weight, rtol=1e-8, atol=1e-10)
 
     def test_a_linear_patch_embedding_is_a_convolution(self):
         class Embedding(nn.Module):
@@ -186,9 +186,9 @@ class TestWhere:
         x = drawn(2, 6)
         rules = with_gamma(EFFECTIVE, Gamma(conv=0.4, linear=0.1))
         swapped = with_gamma(EFFECTIVE, Gamma(conv=0.1, linear=0.4))
-        found = effective_transformation(named, x, 0, rules=rules)
-        assert not torch.allclose(found, effective_transformation(other, x, 0, rules=rules))
-        assert torch.equal(found, effective_transformation(other, x, 0, rules=swapped))
+        actual = effective_transformation(named, x, 0, rules=rules)
+        assert not torch.allclose(actual, effective_transformation(other, x, 0, rules=rules))
+        assert torch.equal(actual, effective_transformation(other, x, 0, rules=swapped))
 
 
 class TestPrecision:

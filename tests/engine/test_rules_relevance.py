@@ -33,12 +33,12 @@ def relevances(function, *inputs: Tensor, given: Tensor | None = None, alpha: fl
 @pytest.mark.parametrize("alpha", [1.0, 2.0])
 def test_linear_layers_by_the_formula(alpha):
     x, weight, bias, given = draw(3, 20), draw(5, 20), draw(5), draw(3, 5)
-    (found,) = relevances(lambda x: F.linear(x, weight, bias), x, given=given, alpha=alpha)
+    (actual,) = relevances(lambda x: F.linear(x, weight, bias), x, given=given, alpha=alpha)
     parts = x[:, None] * weight  # [3, 5, 20]
     rise, fall = parts.clamp(min=0), parts.clamp(max=0)
     shares = alpha * rise / rise.sum(-1, keepdim=True) - (alpha - 1) * fall / fall.sum(-1, keepdim=True)
-    torch.testing.assert_close(found, (shares * given[..., None]).sum(1), atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(found.sum(), given.sum(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(actual, (shares * given[..., None]).sum(1), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(actual.sum(), given.sum(), atol=1e-6, rtol=1e-6)
 
 
 def test_constant_matrices_and_convolutions_are_linear_layers():
@@ -47,8 +47,8 @@ def test_constant_matrices_and_convolutions_are_linear_layers():
     spellings = (lambda x: x @ weight.mT, lambda x: (weight @ x.mT).mT, lambda x: torch.einsum("bi,oi->bo", x, weight))
     for spelling in spellings:
         torch.testing.assert_close(relevances(spelling, x, given=given)[0], expected)
-    (found,) = relevances(lambda x: F.conv2d(x[..., None, None], weight[..., None, None])[..., 0, 0], x, given=given)
-    torch.testing.assert_close(found, expected)
+    (actual,) = relevances(lambda x: F.conv2d(x[..., None, None], weight[..., None, None])[..., 0, 0], x, given=given)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_sums_share_by_contribution_and_size():
@@ -68,8 +68,8 @@ def test_products_share_half_and_half():
     torch.testing.assert_close(first, a * (ratio @ b.mT) / 2, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(second, b * (a.mT @ ratio) / 2, atol=1e-6, rtol=1e-5)
     c = draw(2, 3, 4)
-    for found in relevances(torch.mul, a, c, given=c):
-        torch.testing.assert_close(found, c / 2)
+    for actual in relevances(torch.mul, a, c, given=c):
+        torch.testing.assert_close(actual, c / 2)
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_float32_models_are_computed_in_float64():
     model, images = tiny_models.vit(), tiny_models.images(1)
     with observe(model, images.double(), rules=alpha_beta()) as seen:
         assert seen.logits.dtype == torch.float64
-        narrow = torch.autograd.grad(seen.logits[:, 1].sum(), [found.matrix for found in seen.attention])
+        narrow = torch.autograd.grad(seen.logits[:, 1].sum(), [actual.matrix for actual in seen.attention])
     with observe(model.double(), images.double(), rules=alpha_beta()) as seen:
-        exact = torch.autograd.grad(seen.logits[:, 1].sum(), [found.matrix for found in seen.attention])
-    for found, expected in zip(narrow, exact, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+        exact = torch.autograd.grad(seen.logits[:, 1].sum(), [actual.matrix for actual in seen.attention])
+    for actual, expected in zip(narrow, exact, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-9)
 
 
 def test_relevance_is_conserved_through_a_transformer():

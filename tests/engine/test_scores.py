@@ -86,8 +86,8 @@ def test_a_norm_in_the_score_is_held_and_probabilities_are_refused(classifier):
 
 
 def test_what_is_no_score_is_one_clear_line(classifier):
-    for wrong, said in [(lambda out: out.logits, "one number an image"), (lambda out: 3.0, "returned float")]:
-        with pytest.raises(TargetError, match=said):
+    for wrong, message in [(lambda out: out.logits, "one number an image"), (lambda out: 3.0, "returned float")]:
+        with pytest.raises(TargetError, match=message):
             effective_transformation(classifier, X, wrong)
     with pytest.raises(OutputError, match="function of its output"):
         effective_transformation(Returning(classifier, lambda out: (out.logits,)), X, 1)
@@ -180,9 +180,9 @@ def test_a_detection_follows_its_box():
     detection = scores.Detection(2, box=(0.5, 0.05, 0.95, 0.5))
     assert torch.equal(detection(Detector()(X)), scores.Query(1, 2)(Detector()(X)))
     for score, right in [(detection, True), (scores.Query(1, 2), False)]:  # a query does not follow
-        found = create_method("dave", Detector(), samples=1, neighborhood=flips, reducer="mean").attribute(X, score)
-        assert (found[:, 2, :16, 16:] != 0).all() == right
-        assert (found[:, 2, :16, :16] != 0).any() != right
+        actual = create_method("dave", Detector(), samples=1, neighborhood=flips, reducer="mean").attribute(X, score)
+        assert (actual[:, 2, :16, 16:] != 0).all() == right
+        assert (actual[:, 2, :16, :16] != 0).any() != right
 
 
 class TestMemory:

@@ -122,10 +122,10 @@ def outcome(function, x: Tensor) -> Tensor | str:
     return weight
 
 
-def agree(found: Tensor | str, expected: Tensor | str) -> None:
-    assert isinstance(found, str) == isinstance(expected, str)
+def agree(actual: Tensor | str, expected: Tensor | str) -> None:
+    assert isinstance(actual, str) == isinstance(expected, str)
     if isinstance(expected, Tensor):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

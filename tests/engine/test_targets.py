@@ -45,9 +45,9 @@ def rivals(logits: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
     return weights
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     scale = expected.abs().max().clamp_min(1e-12)
-    torch.testing.assert_close(found / scale, expected / scale, rtol=0, atol=1e-4)
+    torch.testing.assert_close(actual / scale, expected / scale, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,23 +64,23 @@ class TestEveryMethod:
             at = torch.arange(len(logits)) % 2 if only is None else torch.full((len(logits),), only)
             return logits.gather(1, classes[at, None])[:, 0] - (weights[at] * logits).sum(1)
 
-        found = method(name, chunk=100).explain(X, Contrast(classes, "rivals"))
-        assert found.target.tolist() == [1, 4]
+        actual = method(name, chunk=100).explain(X, Contrast(classes, "rivals"))
+        assert actual.target.tolist() == [1, 4]
         if name == "chefer_lrp":  # its relevance is that of the class by itself, which no score function says
-            assert found.attribution.amax() > 1e-3 * method(name).attribute(X, classes).amax()
+            assert actual.attribution.amax() > 1e-3 * method(name).attribute(X, classes).amax()
         elif name in ("omenn", "fullgrad", "libragrad", "vit_cx", "tis"):  # these go image by image
             for only in range(2):
                 expected = method(name).attribute(X[only : only + 1], score)
-                close(found.attribution[only : only + 1], expected)
+                close(actual.attribution[only : only + 1], expected)
         else:
-            close(found.attribution, method(name, chunk=100).attribute(X, score))
+            close(actual.attribution, method(name, chunk=100).attribute(X, score))
 
     def test_against_one_class(self, name):
-        found = method(name).attribute(X, Contrast([1, 4], 2))
-        close(found, method(name).attribute(X, Contrast([1, 4], torch.tensor([2, 2]))))
+        actual = method(name).attribute(X, Contrast([1, 4], 2))
+        close(actual, method(name).attribute(X, Contrast([1, 4], torch.tensor([2, 2]))))
         alone = method(name).attribute(X, [1, 4])
         close(method(name).attribute(X, Contrast([1, 4])), alone)
-        assert METHODS[name].info.class_specific != torch.equal(found, alone)
+        assert METHODS[name].info.class_specific != torch.equal(actual, alone)
 
     def test_batches_chunks_and_several_classes(self, name):
         together = method(name).attribute(X, Contrast([[1, 0], [4, 3]], "rivals"))
@@ -90,7 +90,7 @@ class TestEveryMethod:
 
     def test_refusals_are_one_line(self, name):
         single = nn.Sequential(model(), nn.Linear(tiny_models.CLASSES, 1)).eval()
-        for subject, target, said in [
+        for subject, target, message in [
             (single, Contrast(0, "rivals"), "one output"),
             (model(), Contrast(1, 1), "against itself"),
             (model(), Contrast(1, 9), "against 9 is out of range"),
@@ -98,7 +98,7 @@ class TestEveryMethod:
             (model(), Contrast(lambda logits: logits[:, 0], "rivals"), "score function"),
             (model(), "tabby", "no class_names"),
         ]:
-            with pytest.raises(TargetError, match=said) as caught:
+            with pytest.raises(TargetError, match=message) as caught:
                 create_method(name, subject, **FEW.get(name, {})).attribute(X, target)
             assert "\n" not in str(caught.value)
 
@@ -124,10 +124,10 @@ class TestNames:
         assert conservation_gap(named, X, target) < 1e-4
 
     def test_rows_of_names_and_against_a_name(self):
-        found = create_method("effective", Named().eval()).explain(X, Contrast([["zebra", "dog"]] * 2, "beer"))
-        assert found.target.tolist() == [[0, 4], [0, 4]]
+        actual = create_method("effective", Named().eval()).explain(X, Contrast([["zebra", "dog"]] * 2, "beer"))
+        assert actual.target.tolist() == [[0, 4], [0, 4]]
         expected = effective_transformation(model(), X, Contrast([[0, 4]] * 2, 3))
-        assert torch.equal(found.attribution, expected * X[:, None])
+        assert torch.equal(actual.attribution, expected * X[:, None])
 
     def test_unknown_ones_are_refused_with_the_nearest(self):
         for target in ("zebre", Contrast(0, "zebre")):

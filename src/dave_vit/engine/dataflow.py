@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -167,7 +166,6 @@ def _address(tensor: Tensor) -> int:
         return 0
 
 
-@dataclass(frozen=True)
 class _Kernel:
     """The properties of a kernel that each of its calls needs.
 
@@ -176,35 +174,22 @@ class _Kernel:
         shape_only: its result does not depend on the numbers of its arguments.
         makes_numbers: its result is a Python number.
         makes_shapes: the shape of its result depends on numbers.
-        writes: position and name of the arguments that it writes to.
     """
 
-    name: str
-    shape_only: bool
-    makes_numbers: bool
-    makes_shapes: bool
-    writes: tuple[tuple[int, str], ...]
+    def __init__(self, func: Any) -> None:
+        self.name = func.overloadpacket.__name__
+        self.shape_only = self.name in _SHAPE_ONLY
+        self.makes_numbers = torch.Tag.data_dependent_output in func.tags
+        self.makes_shapes = torch.Tag.dynamic_output_shape in func.tags
+        aliases = ((place, one.name, one.alias_info) for place, one in enumerate(func._schema.arguments))
+        self._writes = [(place, name) for place, name, alias in aliases if alias is not None and alias.is_write]
 
     def written_tensors(self, args: Any, kwargs: Any) -> list[Tensor]:
         """Return the tensors that a call writes to."""
-        written = (args[place] if place < len(args) else kwargs.get(name) for place, name in self.writes)
-        return tensors(list(written)) if self.writes else []
+        return tensors([args[place] if place < len(args) else kwargs.get(name) for place, name in self._writes])
 
 
-@cache
-def _describe_kernel(func: Any) -> _Kernel:
-    name, tags = func.overloadpacket.__name__, func.tags
-    return _Kernel(
-        name,
-        shape_only=name in _SHAPE_ONLY,
-        makes_numbers=torch.Tag.data_dependent_output in tags,
-        makes_shapes=torch.Tag.dynamic_output_shape in tags,
-        writes=tuple(
-            (place, argument.name)
-            for place, argument in enumerate(func._schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ),
-    )
+_describe_kernel = cache(_Kernel)
 
 
 def _has_mask(indices: Any) -> bool:

@@ -25,16 +25,7 @@ from dave_vit.engine.autograd_graph import (
 )
 from dave_vit.engine.calls import Call, RuleSet
 from dave_vit.engine.operators import OPERATORS, UNKNOWN, FunctionName, Operator, OperatorKind, function_name
-from dave_vit.engine.states import (
-    State,
-    depends_on_input,
-    is_known,
-    is_operator,
-    map_tensors,
-    mark,
-    state_of,
-    tensors,
-)
+from dave_vit.engine.states import State, depends_on_input, is_known, is_operator, map_tensors, mark, state_of, tensors
 from dave_vit.errors import UnsupportedOperator
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -188,37 +187,23 @@ def _run(
     c = plain.favour(call, input, weight, bias)
     if c == 0.0:
         return weighted(call, input, weight, bias, *args, **kwargs)
-    run = partial(_run_form, c=c, choose_form=choose_form, keep_signs=keep_signs)
-    layer = partial(_call_layer, call.func, args, kwargs)
+
+    def layer(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return call.func(x, weight, bias, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def run(layer: Layer, value: Tensor, input: Tensor, weight: Tensor) -> Tensor:
+        """Return the layer's own value with the derivative of a form of the rule."""
+        x = input.detach()
+        form = (choose_form(x, weight, bias, value) if weight.ndim == 2 else FlatForm)(layer, c)
+        saved = (keep_signs(input), weight, *form.keep(x, weight, bias, value))
+        carried = carry(lambda: value, form.pull_back, input, saved=saved)
+        return call.mode.record_constant(carried, lambda: form.bias_part(x, weight, bias, value), call.name)
+
     if call.name != "conv2d" or not are_windows_adjacent(input, weight, *args, **kwargs):
-        return run(call, layer, layer(input.detach(), weight, bias), input, weight, bias)
+        return run(layer, layer(input.detach(), weight, bias), input, weight)
     windows, matrix = windows_of(input, weight), weight.flatten(1)
     if prefers_product(input):
         value = F.linear(windows.detach(), matrix, bias)
     else:
         value = layer(input.detach(), weight, bias).flatten(2).transpose(1, 2)
-    return arrange_in_grid(run(call, F.linear, value, windows, matrix, bias), input, weight)
-
-
-def _call_layer(func: Any, args: Any, kwargs: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return func(x, weight, bias, *args, **kwargs)  # type: ignore[no-any-return]
-
-
-def _run_form(
-    call: Call,
-    layer: Layer,
-    value: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    c: float,
-    choose_form: Callable[..., type[FlatForm]],
-    keep_signs: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Return the layer's own value with the derivative of a form of the rule."""
-    x = input.detach()
-    form = (choose_form(x, weight, bias, value) if weight.ndim == 2 else FlatForm)(layer, c)
-    saved = (keep_signs(input), weight, *form.keep(x, weight, bias, value))
-    carried = carry(lambda: value, form.pull_back, input, saved=saved)
-    return call.mode.record_constant(carried, lambda: form.bias_part(x, weight, bias, value), call.name)
+    return arrange_in_grid(run(F.linear, value, windows, matrix), input, weight)

@@ -187,11 +187,10 @@ def _item(shape: tuple[int, ...], call: RecordedCall, output: int) -> Selection 
     if ... in index:
         at = index.index(...)
         index = index[:at] + (slice(None),) * (len(shape) - len(index) + 1) + index[at + 1 :]
-    spans: dict[int, tuple[int, int]] = {}
     dropped = [dim for dim, entry in enumerate(index) if isinstance(entry, int)]
+    spans = {dim: (index[dim] % shape[dim], 1) for dim in dropped}
     for dim, entry in enumerate(index):
-        if isinstance(entry, int):
-            spans[dim] = (entry % shape[dim], 1)
+        if dim in dropped:
             continue
         start, stop, step = entry.indices(shape[dim])
         if step != 1:

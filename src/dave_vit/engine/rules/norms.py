@@ -141,15 +141,13 @@ def batch_norm(
         return _norm_in_parts(call, norm, weight, bias, shape)
     scale = (variance + eps).rsqrt() if weight is None else weight * (variance + eps).rsqrt()
     scale = scale.view(shape)
-    compute = partial(call.func, input, running_mean, running_var, weight, bias, training, momentum, eps)
-    value = carry(compute, torch.mul, input, saved=(scale,))
-    zeros = torch.zeros_like(input[:1])
-    constant = partial(call.func, zeros, running_mean, running_var, weight, bias, training, momentum, eps)
-    return call.mode.record_constant(value, constant, call.name)
+    parameters = (running_mean, running_var, weight, bias, training, momentum, eps)
+    value = carry(lambda: call.func(input, *parameters), torch.mul, input, saved=(scale,))
+    return call.mode.record_constant(value, lambda: call.func(torch.zeros_like(input[:1]), *parameters), call.name)
 
 
 def _norm_in_parts(
-    call: Call, norm: Callable[[], Tensor], weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...] = (-1,)
+    call: Call, norm: Callable[[], Tensor], weight: Tensor | None, bias: Tensor | None, shape: tuple[int, ...]
 ) -> Tensor:
     """Compute a norm whose own parameters depend on the input: norm, scale and shift each meet their rule."""
     with call.mode:
