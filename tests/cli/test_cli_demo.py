@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from dave_vit import cli
-from dave_vit.cli import demo
 from dave_vit.cli.options import ModelOptions
 from dave_vit.data.builtin import CLASS_NAMES
 from dave_vit.data.grids import GridCandidate
+from dave_vit.explain import demo
 from tiny_adapters import adapter
 
 
@@ -32,7 +32,7 @@ def small(monkeypatch, tmp_path):
     }.items():
         monkeypatch.setattr(demo, name, value)
     monkeypatch.setattr(ModelOptions, "load", lambda options: adapter(names=CLASS_NAMES))
-    monkeypatch.setattr("dave_vit.data.grids.select_candidates", all_of_them)
+    monkeypatch.setattr(demo, "select_candidates", all_of_them)
     monkeypatch.chdir(tmp_path)
 
 

@@ -95,11 +95,11 @@ def run(args: list[str] | None = None) -> int:
         0 for success, 2 after an error that the user can fix (one line on standard error), 128 plus the number of a
         signal that ended it (130 after Ctrl-C).
     """
-    given = sys.argv[1:] if args is None else args
+    arguments = sys.argv[1:] if args is None else args
     try:
         with _raise_on_signals():
-            import_plugins(_plugin_files(given))  # before any name is looked up, also that of a subcommand
-            code = app(given or ["--help"], prog_name="dave", standalone_mode=False, obj=given)
+            import_plugins(_plugin_files(arguments))  # before any name is looked up, also that of a subcommand
+            code = app(arguments or ["--help"], prog_name="dave", standalone_mode=False, obj=arguments)
     except DaveError as error:
         return _fail(str(error))
     except OSError as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Analyses(TyperGroup):
-    """Subcommands out of the registry, which is loaded when it is asked for."""
+    """Subcommands out of the registry, loaded on first use."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         from dave_vit.analysis import ANALYSES
@@ -70,11 +70,11 @@ def _function(analysis: Analysis) -> Callable[..., None]:
     parameters = {name: _parameter(name, flag, kinds[name], defaults[name]) for name, flag in analysis.flags.items()}
     parameters |= (_OF_MODELS if "models" in kinds else {}) | _OF_ALL
 
-    def run(*, out: Path, plugins: Plugins, output: Output, **given: Any) -> None:
+    def run(*, out: Path, plugins: Plugins, output: Output, **values: Any) -> None:
         if "models" in kinds:
-            given["device"] = pick_device(given["models"].device)
-            given["models"] = given["models"].entries(*(entry.spec for entry in defaults["models"]))
-        own = {name: _parse_option(name, value, kinds[name], defaults[name]) for name, value in given.items()}
+            values["device"] = pick_device(values["models"].device)
+            values["models"] = values["models"].entries(*(entry.spec for entry in defaults["models"]))
+        own = {name: _parse_option(name, value, kinds[name], defaults[name]) for name, value in values.items()}
         _write_section(analysis.run(analysis.options(**own)), out, output)
 
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

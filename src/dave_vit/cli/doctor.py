@@ -42,35 +42,35 @@ def doctor(
     loaded, inputs = example_inputs(model.load(), None if image is None else read_image(image).image, seed=seed)
     facts: dict[str, Any] = {"model": loaded.spec, "input": list(inputs.shape), "classes": len(loaded.class_names)}
     try:
-        found = diagnose(loaded, inputs)
+        diagnosis = diagnose(loaded, inputs)
     except UnsupportedOperator as error:
         output.json({**facts, "supported": False, "verdict": str(error)})
         raise
-    facts |= _facts(found)
+    facts |= _facts(diagnosis)
     output.print(*(f"{name:14s}{value}" for name, value in _lines(facts)))
-    output.json({**facts, "supported": found.exact, "verdict": found.verdict})
-    output.print("", found.verdict)
-    if not found.exact:
-        raise UnsupportedOperator(f"{loaded.spec}: {found.verdict}")
+    output.json({**facts, "supported": diagnosis.exact, "verdict": diagnosis.verdict})
+    output.print("", diagnosis.verdict)
+    if not diagnosis.exact:
+        raise UnsupportedOperator(f"{loaded.spec}: {diagnosis.verdict}")
 
 
-def _facts(found: Any) -> dict[str, Any]:
+def _facts(diagnosis: Any) -> dict[str, Any]:
     from dave_vit.engine.token_layout import TokenLayout
 
-    grid = found.layout if isinstance(found.layout, TokenLayout) else None
+    grid = diagnosis.layout if isinstance(diagnosis.layout, TokenLayout) else None
     return {
-        "dtype": str(found.dtype).removeprefix("torch."),
-        "gap": found.gap,
-        "forward_difference": found.forward,
-        "changing_constant": found.changing_constant or None,
-        "held_difference": found.replay_gap,
-        "logit": found.logit,
-        "image_part": found.image_part,
-        "constants": found.constants,
-        "functions": found.functions,
+        "dtype": str(diagnosis.dtype).removeprefix("torch."),
+        "gap": diagnosis.gap,
+        "forward_difference": diagnosis.forward,
+        "changing_constant": diagnosis.changing_constant or None,
+        "held_difference": diagnosis.replay_gap,
+        "logit": diagnosis.logit,
+        "image_part": diagnosis.image_part,
+        "constants": diagnosis.constants,
+        "functions": diagnosis.functions,
         "token_grid": list(grid.grid) if grid else None,
         "prefix_tokens": grid.prefix if grid else None,
-        "token_note": None if grid else found.layout,
+        "token_note": None if grid else diagnosis.layout,
     }
 
 

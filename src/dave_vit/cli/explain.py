@@ -112,11 +112,11 @@ def explain(
     *,
     images: Images,
     model: PreparedModel,
-    asked: QuestionOptions,
+    subject: QuestionOptions,
     method: MethodOptions,
     out: Out = Path("dave-out"),
     drawing: StyleOptions,
-    together: GalleryOptions,
+    page: GalleryOptions,
     plugins: Plugins,
     output: Output,
 ) -> None:
@@ -135,7 +135,7 @@ def explain(
     from dave_vit.explain.output_files import OutputFolder
     from dave_vit.explain.pipeline import Pipeline
 
-    options, question = method.options(), asked.question
+    options, question = method.options(), subject.question
     if drawing.animate:
         options = {"chunk": chunk_for_stages(method.name, options), **options}
     sources = find_images(images)
@@ -143,10 +143,10 @@ def explain(
         loaded = model.load() if question.prompt is None else model.load(question.prompt)
         output.advise(loaded)
         explainer = Explainer(loaded, method.name, weights=model.weights, against=method.against, **options)
-        pipeline = Pipeline(explainer, question, drawing.style, OutputFolder(out, sources), Gallery(together.order))
+        pipeline = Pipeline(explainer, question, drawing.style, OutputFolder(out, sources), Gallery(page.order))
         for result in pipeline.run(sources, lambda done, name: progress.update(done=done, text=name)):
             _print_result(result, output)
-    gallery = pipeline.write_gallery(len(sources) - pipeline.failures) if together.gallery else None
+    gallery = pipeline.write_gallery(len(sources) - pipeline.failures) if page.gallery else None
     if gallery is not None:
         output.print("all together", *(f"  {path}" for path in gallery["files"]))
     output.json(pipeline.records)

@@ -34,7 +34,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class ImageExplanation(ABC):
-    """The maps of one picture or clip, made by one method.
+    """The maps of one picture or clip, computed by one method.
 
     Attributes:
         explainer: the model and the method.

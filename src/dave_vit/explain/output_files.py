@@ -1,4 +1,4 @@
-"""File names of results: nothing that anybody made before is overwritten."""
+"""File names of results: no file of anybody else is overwritten."""
 
 from __future__ import annotations
 

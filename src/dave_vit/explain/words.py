@@ -24,14 +24,14 @@ class WordExplanation(JointExplanation):
     """An answer with the maps of some of its words.
 
     Attributes:
-        asked: the model with its prompt and its answer.
+        answered: the model with its prompt and its answer.
         prompt: the question; None for captioners.
         numbers: the explained words, counted from 1.
     """
 
     figure_name: ClassVar[str] = "words"
 
-    asked: AnsweredPrompt
+    answered: AnsweredPrompt
     prompt: str | None
     numbers: tuple[int, ...]
 
@@ -43,17 +43,17 @@ class WordExplanation(JointExplanation):
     @property
     def words(self) -> list[str]:
         """The words of the whole answer."""
-        return [word.text for word in self.asked.words]
+        return [word.text for word in self.answered.words]
 
     @property
     def caption(self) -> str:
         """The answer."""
-        return self.asked.answer
+        return self.answered.answer
 
     @property
     def summary(self) -> list[str]:
         """The answer."""
-        return [f"  {self.asked.answer}"]
+        return [f"  {self.answered.answer}"]
 
     @property
     def _explained_words(self) -> list[str]:
@@ -78,8 +78,8 @@ class WordExplanation(JointExplanation):
             {"word": number, "text": text, "value": part.value, "seconds": round(part.seconds, 3)}
             for number, text, part in zip(self.numbers, self._explained_words, self.parts, strict=True)
         ]
-        answer = {"prompt": self.prompt, "answer": self.asked.answer, "words": self.words}
-        return {**answer, "explained": explained, "tokens": list(self.asked.tokens)}
+        answer = {"prompt": self.prompt, "answer": self.answered.answer, "words": self.words}
+        return {**answer, "explained": explained, "tokens": list(self.answered.tokens)}
 
     def _array_names(self) -> list[str]:
         return [f"word{number}" for number in self.numbers]
@@ -107,18 +107,18 @@ def refine_words(
     model = explainer.model
     if not isinstance(model, TextGenerator):
         raise OptionError(f"{model.spec} writes no text; a prompt is for models that do")
-    asked = model.with_prompt(picture.image, prompt, answer=answer, max_tokens=max_tokens)
-    numbers = tuple(words) if words is not None else tuple(range(1, len(asked.words) + 1))
+    answered = model.with_prompt(picture.image, prompt, answer=answer, max_tokens=max_tokens)
+    numbers = tuple(words) if words is not None else tuple(range(1, len(answered.words) + 1))
     for number in numbers:
-        if not 1 <= number <= len(asked.words):
-            raise OptionError(f"word {number} of {asked.answer!r}, which has words 1 to {len(asked.words)}")
-    explainer = explainer.with_model(asked)
+        if not 1 <= number <= len(answered.words):
+            raise OptionError(f"word {number} of {answered.answer!r}, which has words 1 to {len(answered.words)}")
+    explainer = explainer.with_model(answered)
     parts: tuple[ScoreExplanation, ...] = ()
     for count, number in enumerate(numbers, 1):
-        name = f"word:{number}:{asked.words[number - 1].text}"
-        for part in refine_score(explainer, picture, asked.inputs, name, asked.score(number - 1)):
+        name = f"word:{number}:{answered.words[number - 1].text}"
+        for part in refine_score(explainer, picture, answered.inputs, name, answered.score(number - 1)):
             so_far = (*parts, part)
-            yield WordExplanation(**shared_fields(so_far), asked=asked, prompt=prompt, numbers=numbers[:count])
+            yield WordExplanation(**shared_fields(so_far), answered=answered, prompt=prompt, numbers=numbers[:count])
         parts = so_far
 
 

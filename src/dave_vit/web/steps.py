@@ -43,7 +43,7 @@ def word_step(result: WordExplanation) -> ExplainStep:
     }
     return _build_step(
         Panel(target=word.name, unit=word.explainer.method.info.unit.replace("own", ""), **maps),
-        target=_word_prediction(result.asked, number, word.value),
+        target=_word_prediction(result.answered, number, word.value),
         against=None,
         method=word.explainer.name,
         samples=explanation.samples,
@@ -78,9 +78,9 @@ def _encode_optional(values: MapLike | None) -> Plane | None:
 
 
 @torch.no_grad()
-def _word_prediction(asked: AnsweredPrompt, number: int, value: float) -> Prediction:
+def _word_prediction(answered: AnsweredPrompt, number: int, value: float) -> Prediction:
     """Return a word with its probability after the words before it."""
-    word, score = asked.words[number - 1], asked.score(number - 1)
-    probabilities = asked(asked.inputs).logits[0].double().softmax(-1)  # [positions, vocabulary]
+    word, score = answered.words[number - 1], answered.score(number - 1)
+    probabilities = answered(answered.inputs).logits[0].double().softmax(-1)  # [positions, vocabulary]
     pieces = zip(score.positions, score.tokens, strict=True)  # type: ignore[attr-defined]
     return Prediction(number, word.text, math.prod(float(probabilities[at, token]) for at, token in pieces), value)
