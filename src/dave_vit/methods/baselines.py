@@ -12,7 +12,7 @@ from dave_vit.errors import OptionError
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo
 from dave_vit.methods.bias_placement import per_channel
 from dave_vit.methods.pass_size import PassSize, clean_logits
-from dave_vit.neighborhood.draws import sample_generator
+from dave_vit.neighborhood.draws import normal_samples
 
 
 @METHODS.register("random")
@@ -37,8 +37,7 @@ class Random(Method):
         self.seed = seed
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        generator = sample_generator(self.seed, 0, "noise")
-        values = torch.randn(images.shape[1:], generator=generator, device="cpu")
+        values = normal_samples(self.seed, images.shape[1:], 0, 1)[0]
         return _repeat_map(self.model, values, images, target, pass_size)
 
 

@@ -15,7 +15,7 @@ from dave_vit.errors import InputError, OptionError
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_at_least_one, multiply_by_input
 from dave_vit.methods.pass_size import PassSize, clean_logits
 from dave_vit.methods.sampling import SampleEstimate
-from dave_vit.neighborhood.draws import sample_generator
+from dave_vit.neighborhood.draws import normal_samples
 from dave_vit.reduce import Mean
 
 
@@ -197,6 +197,5 @@ class SmoothGrad(Method):
         return estimate.explanation()
 
     def noise(self, shape: tuple[int, ...], start: int, stop: int) -> Tensor:
-        """Standard normal draws ``start`` to ``stop`` of this seed, shared by all images: ``[n, C, H, W]``."""
-        draws = [sample_generator(self.seed, index, "noise") for index in range(start, stop)]
-        return torch.stack([torch.randn(shape, generator=draw, device="cpu") for draw in draws])
+        """Return standard normal draws ``start`` to ``stop`` of this seed, shared by all images: ``[n, C, H, W]``."""
+        return normal_samples(self.seed, shape, start, stop)

@@ -15,7 +15,7 @@ from dave_vit.methods.bias_placement import scale_to_unit, upsample
 from dave_vit.methods.gradcam import features
 from dave_vit.methods.masking import Score, score_rows, target_scores, to_explanation
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.neighborhood.draws import sample_generator
+from dave_vit.neighborhood.draws import normal_samples
 
 
 @METHODS.register("vit_cx")
@@ -90,9 +90,8 @@ class ViTCX(Method):
         return torch.cat(parts)
 
     def _noise(self, image: Tensor, start: int, count: int) -> Tensor:
-        draws = [sample_generator(self.seed, index, "noise") for index in range(start, start + count)]
-        drawn = torch.stack([torch.randn(image.shape, generator=draw, device="cpu") for draw in draws])
-        return self.noise * drawn.to(image.device, image.dtype)  # [n, 1, C, H, W]
+        eps = normal_samples(self.seed, image.shape, start, start + count)
+        return self.noise * eps.to(image.device, image.dtype)  # [n, 1, C, H, W]
 
 
 def cluster_masks(masks: Tensor, distance: float) -> Tensor:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 _MASK = 0xFFFFFFFF
 _STREAMS = {"spatial": 0, "noise": 1}
@@ -23,6 +26,12 @@ def sample_generator(seed: int, index: int, stream: str) -> torch.Generator:
     generator = torch.Generator(device="cpu")
     generator.manual_seed(mixed)
     return generator
+
+
+def normal_samples(seed: int, shape: Sequence[int], start: int, stop: int) -> Tensor:
+    """Return standard normal values of samples ``start`` to ``stop`` on the CPU: ``[n, *shape]``."""
+    generators = [sample_generator(seed, index, "noise") for index in range(start, stop)]
+    return torch.stack([torch.randn(tuple(shape), generator=one, device="cpu") for one in generators])
 
 
 def _mix(value: int) -> int:

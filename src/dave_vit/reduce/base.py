@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.registry import Registry
-from dave_vit.errors import InputError
+from dave_vit.errors import InputError, OptionError
 
 
 class Accumulator(Protocol):
@@ -83,6 +83,12 @@ def check_count(count: int) -> None:
     """Raise InputError if there are no samples."""
     if not count:
         raise InputError("no samples to reduce; update the accumulator with at least one")
+
+
+def check_finite(name: str, value: float) -> None:
+    """Raise OptionError if an option is negative or not finite."""
+    if not 0 <= value < float("inf"):
+        raise OptionError(f"{name} is {value}; expected a finite number, 0 or above")
 
 
 def check_samples(samples: Tensor, weights: Tensor | None, image: tuple[int, ...] | None) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
-from dave_vit.errors import InputError, OptionError
-from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError, check_count, check_samples
+from dave_vit.errors import InputError
+from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError, check_count, check_finite, check_samples
 from dave_vit.reduce.weighted import Moments, weighted_sums
 
 Factor = Callable[[Tensor, Tensor], Tensor]  # (mean map [B,H,W], standard error [B,H,W]) -> factor [B,H,W]
@@ -55,7 +55,7 @@ class SoftThreshold:
     k: float = 2.0
 
     def __post_init__(self) -> None:
-        _check_k(self.k)
+        check_finite("k", self.k)
 
     def accumulator(self) -> Accumulator:
         """Return a new accumulator."""
@@ -80,9 +80,8 @@ class TrimmedMean:
     floor: float = 1e-8
 
     def __post_init__(self) -> None:
-        _check_k(self.k)
-        if not 0 <= self.floor < float("inf"):
-            raise OptionError(f"floor is {self.floor}; expected a finite number, 0 or above")
+        check_finite("k", self.k)
+        check_finite("floor", self.floor)
 
     def accumulator(self) -> Accumulator:
         """Return a new accumulator."""
@@ -197,8 +196,3 @@ def _shrinkage(a: Tensor, e: Tensor) -> Tensor:
 
 def _nonzero(a: Tensor) -> Tensor:
     return torch.where(a == 0, 1, a)
-
-
-def _check_k(k: float) -> None:
-    if not 0 <= k < float("inf"):
-        raise OptionError(f"k is {k}; expected a finite number, 0 or above")

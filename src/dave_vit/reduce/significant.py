@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
-from dave_vit.errors import OptionError
-from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError, check_count, check_samples
+from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError, check_count, check_finite, check_samples
 from dave_vit.reduce.weighted import Moments
 
 _MIDDLE, _COARSE = 3 / 16, 1 / 2  # standard deviations of the Gaussians, in patches
@@ -41,10 +40,8 @@ class Significant:
     patch: float = 16.0
 
     def __post_init__(self) -> None:
-        for name in ("k", "patch"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise OptionError(f"{name} is {value}; expected a finite number, 0 or above")
+        check_finite("k", self.k)
+        check_finite("patch", self.patch)
 
     def accumulator(self) -> Accumulator:
         """Return a new accumulator."""
@@ -56,7 +53,7 @@ class _Scales(MeanAndError):
 
     def __init__(self, options: Significant) -> None:
         super().__init__()
-        self._options, self._k = options, options.k
+        self._k = options.k
         self._sigmas = (_MIDDLE * options.patch, _COARSE * options.patch)
         self._fine, self._coarser = Moments(), (Moments(), Moments())
         self._shape: tuple[int, ...] | None = None
