@@ -27,12 +27,12 @@ FAMILIES = [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    made = {}
+    saved = {}
 
     def folder(family):
-        if family not in made:
-            made[family] = writer_folders.save(family, tmp_path_factory.mktemp(family))
-        return made[family]
+        if family not in saved:
+            saved[family] = writer_folders.save(family, tmp_path_factory.mktemp(family))
+        return saved[family]
 
     return folder
 
@@ -53,30 +53,32 @@ def photograph() -> Image.Image:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_mark_is_found_where_it_is_in_the_photograph(family, folders, marked):
     writer = load_model(f"hf:{folders(family)}")
-    asked = writer.with_prompt(marked, QUESTION, max_tokens=3)
-    assert len(asked.words) == len(asked.tokens) == 3
-    attribution = create_method("effective", asked).attribute(asked.inputs, asked.score(1))
-    found = Geometry.measure(writer.preprocessing, marked.size).to_photo(attribution[0].sum(0)).abs()
-    assert found[-MARK:, -MARK:].sum() > 0.9 * found.sum() > 0
+    prompted = writer.with_prompt(marked, QUESTION, max_tokens=3)
+    assert len(prompted.words) == len(prompted.tokens) == 3
+    attribution = create_method("effective", prompted).attribute(prompted.inputs, prompted.score(1))
+    relevance = Geometry.measure(writer.preprocessing, marked.size).to_photo(attribution[0].sum(0)).abs()
+    assert relevance[-MARK:, -MARK:].sum() > 0.9 * relevance.sum() > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_answer_is_the_one_of_the_library_and_its_parts_add_up(family, folders, photograph):
     writer = load_model(f"hf:{folders(family)}").double()
-    asked = writer.with_prompt(photograph, QUESTION, max_tokens=2)
+    prompted = writer.with_prompt(photograph, QUESTION, max_tokens=2)
     text = f"<image> {QUESTION}"
     if "Qwen" in family:
         text = f"<|vision_start|> <|image_pad|> <|vision_end|> {QUESTION}"
-    made = writer.processor(images=[photograph], text=[QUESTION if family == "BLIP-2" else text], return_tensors="pt")
-    made = {name: made[name].double() if name == "pixel_values" else made[name] for name in made if name != "labels"}
+    inputs = writer.processor(images=[photograph], text=[QUESTION if family == "BLIP-2" else text], return_tensors="pt")
+    inputs = {
+        name: inputs[name].double() if name == "pixel_values" else inputs[name] for name in inputs if name != "labels"
+    }
     with torch.no_grad():
-        own = writer.model(**made).logits[0, -1]
+        own = writer.model(**inputs).logits[0, -1]
     # the whole picture beside its tiles is rounded to bytes by the processor
-    torch.testing.assert_close(asked.with_answer([])(asked.inputs).logits[0, -1], own, atol=2e-3, rtol=0)
+    torch.testing.assert_close(prompted.with_answer([])(prompted.inputs).logits[0, -1], own, atol=2e-3, rtol=0)
     own[writer.tokenizer.all_special_ids] = -torch.inf
-    assert int(own.argmax()) == asked.tokens[0]
+    assert int(own.argmax()) == prompted.tokens[0]
     with Float64Mode():
-        assert conservation_gap(asked, asked.inputs, asked.score(1)) < 1e-9
+        assert conservation_gap(prompted, prompted.inputs, prompted.score(1)) < 1e-9
 
 
 def test_tokens_become_split_words():

@@ -78,8 +78,8 @@ def small() -> PlainViT:
 def test_new_cluttered_pictures_are_recognised(name):
     model, (images, labels, _) = loaded(name), pictures("single", 60)
     with torch.inference_mode():
-        found = model(BUILTIN[name].encode(images)).argmax(1)
-    assert (found == labels[:, 0]).float().mean() >= 0.93
+        predicted = model(BUILTIN[name].encode(images)).argmax(1)
+    assert (predicted == labels[:, 0]).float().mean() >= 0.93
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -35,27 +35,29 @@ def test_it_says_that_it_knows_emoji():
 
 
 def test_it_names_the_objects(answers):
-    said = [set(asked.answer.split(" and ")) for asked in answers]
+    captions = [set(prompted.answer.split(" and ")) for prompted in answers]
     meant = [{thing.name for thing in scene.targets} for scene in SCENES]
-    assert sum(len(own & true) for own, true in zip(said, meant, strict=True)) >= 5  # of 6
+    assert sum(len(own & true) for own, true in zip(captions, meant, strict=True)) >= 5  # of 6
 
 
 def test_a_word_looks_at_its_object(answers):
-    asked, scene = answers[0], SCENES[0]
-    for number, word in enumerate(asked.words):
+    prompted, scene = answers[0], SCENES[0]
+    for number, word in enumerate(prompted.words):
         things = sorted(scene.targets, key=lambda thing: word.text not in thing.name.split())
         if word.text not in things[0].name.split():
             continue
-        made = create_method("effective", asked).explain(asked.inputs, asked.score(number)).map
-        own, other = (float(energypg(made, torch.from_numpy(thing.mask)[None])) for thing in things)
+        relevance = create_method("effective", prompted).explain(prompted.inputs, prompted.score(number)).map
+        own, other = (float(energypg(relevance, torch.from_numpy(thing.mask)[None])) for thing in things)
         assert own > 2 * other
         assert own > 4 * things[0].mask.mean()
 
 
 def test_the_parts_of_a_word_add_up(answers):
-    asked = load_model("builtin-captions").double().with_prompt(Image.fromarray(SCENES[0].image), answer="cat and dog")
-    assert [word.text for word in asked.words] == ["cat", "and", "dog"]
-    assert conservation_gap(asked, asked.inputs, asked.score(2)) < 1e-9
+    prompted = (
+        load_model("builtin-captions").double().with_prompt(Image.fromarray(SCENES[0].image), answer="cat and dog")
+    )
+    assert [word.text for word in prompted.words] == ["cat", "and", "dog"]
+    assert conservation_gap(prompted, prompted.inputs, prompted.score(2)) < 1e-9
 
 
 def test_its_encoder_is_the_embedded_model():

@@ -18,8 +18,8 @@ def pool(per_class: dict[int, int]) -> list[GridCandidate]:
 
 def test_candidates_are_right_and_sure():
     logits = torch.tensor([[9.0, 0, 0], [9.0, 0, 0], [1.0, 0, 0], [0, 9.0, 0]])
-    found = select_candidates(logits, [0, 1, 0, None], start=10)
-    assert [(one.index, one.label) for one in found] == [(10, 0)]
+    candidates = select_candidates(logits, [0, 1, 0, None], start=10)
+    assert [(one.index, one.label) for one in candidates] == [(10, 0)]
     assert [one.index for one in select_candidates(logits, [0, 1, 0, 1], confidence=0.5)] == [0, 2, 3]
 
 

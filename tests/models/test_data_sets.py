@@ -193,15 +193,15 @@ def test_specs_that_name_nothing_are_refused(tmp_path):
 
 def test_a_registered_data_set_is_opened_by_its_name(folder, monkeypatch):
     monkeypatch.setattr(DATASETS, "_entries", dict(DATASETS._entries))
-    asked = []
+    calls = []
 
     @DATASETS.register("mine")
     def mine(rest, limit):
-        asked.append((rest, limit))
+        calls.append((rest, limit))
         return open_dataset(f"folder:{folder}", limit)
 
     assert len(open_dataset("mine:a:b", 2)) == 2
-    assert asked == [("a:b", 2)]
+    assert calls == [("a:b", 2)]
     with pytest.raises(UnknownName, match="did you mean mine"):
         open_dataset("min:x")
 

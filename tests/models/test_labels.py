@@ -12,7 +12,7 @@ NAMES = ["tench, Tinca tinca", "goldfish", "tabby, tabby cat", "tiger cat", "cat
 
 
 @pytest.mark.parametrize(
-    ("wanted", "index"),
+    ("text", "index"),
     [
         ("0", 0),
         ("6", 6),
@@ -25,12 +25,12 @@ NAMES = ["tench, Tinca tinca", "goldfish", "tabby, tabby cat", "tiger cat", "cat
         ("tabby", 2),
     ],
 )
-def test_a_class_is_found(wanted, index):
-    assert find_class(wanted, NAMES) == index
+def test_a_class_is_found(text, index):
+    assert find_class(text, NAMES) == index
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("text", "words"),
     [
         ("7", ["target 7", "0 to 6"]),
         ("-1", ["target -1", "0 to 6"]),
@@ -41,9 +41,9 @@ def test_a_class_is_found(wanted, index):
         ("", ["no class"]),
     ],
 )
-def test_what_fits_none_or_several_is_explained(wanted, words):
+def test_what_fits_none_or_several_is_explained(text, words):
     with pytest.raises(TargetError) as caught:
-        find_class(wanted, NAMES)
+        find_class(text, NAMES)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
@@ -52,17 +52,17 @@ def test_whole_words_go_before_parts_of_words():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "expected"),
+    ("text", "expected"),
     [(None, [3]), ("top1", [3]), ("TOP2", [0]), ("top-3", [6]), ("all-top5", [3, 0, 6, 1, 2]), ("goldfish", [1])],
 )
-def test_targets_by_rank(wanted, expected):
-    assert parse_targets(wanted, [3, 0, 6, 1, 2, 4, 5], NAMES) == expected
+def test_targets_by_rank(text, expected):
+    assert parse_targets(text, [3, 0, 6, 1, 2, 4, 5], NAMES) == expected
 
 
-@pytest.mark.parametrize("wanted", ["top0", "top6", "top99"])
-def test_a_rank_beyond_five_is_refused(wanted):
+@pytest.mark.parametrize("text", ["top0", "top6", "top99"])
+def test_a_rank_beyond_five_is_refused(text):
     with pytest.raises(TargetError, match="top1 to top5"):
-        parse_targets(wanted, list(range(7)), NAMES)
+        parse_targets(text, list(range(7)), NAMES)
 
 
 def test_models_with_few_classes_have_a_shorter_top_five():

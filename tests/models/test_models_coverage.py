@@ -52,11 +52,11 @@ def test_refused():
 
 def documented() -> dict[tuple[str, str, str], str]:
     """The verdict of docs/models.md on every architecture."""
-    found = {}
+    states = {}
     for section in re.split(r"^## ", DOCS.read_text(), flags=re.MULTILINE)[1:]:
         for family, name, state in re.findall(r"^\| (.+?) \| `(.+?)` \| (\w+) \|", section, re.MULTILINE):
-            found[section.partition("\n")[0], family, name] = state
-    return found
+            states[section.partition("\n")[0], family, name] = state
+    return states
 
 
 @pytest.mark.slow

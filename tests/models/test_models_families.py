@@ -73,8 +73,8 @@ class TestParity:
         images = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
         maps = {name: DAVE(model, samples=6, seed=3).attribute(images, [1, 4]) for name, model in everywhere.items()}
         expected = maps.pop("timm")
-        for name, found in maps.items():
-            torch.testing.assert_close(found, expected, atol=1e-4 * float(expected.abs().max()), rtol=0, msg=name)
+        for name, weight in maps.items():
+            torch.testing.assert_close(weight, expected, atol=1e-4 * float(expected.abs().max()), rtol=0, msg=name)
 
     def test_the_forward_pass_is_the_models_own(self, everywhere):
         images = torch.randn(2, 3, SIZE, SIZE)
@@ -289,8 +289,8 @@ class TestBcos:
         leaf = small.clone().requires_grad_()
         with theirs.explanation_mode():
             theirs(leaf)[0, 3].backward()
-        found = effective_transformation(model, small, 3)
-        torch.testing.assert_close(found, leaf.grad, atol=1e-5 * float(found.abs().max()), rtol=1e-3)
+        weight = effective_transformation(model, small, 3)
+        torch.testing.assert_close(weight, leaf.grad, atol=1e-5 * float(weight.abs().max()), rtol=1e-3)
 
     def test_refusals(self):
         with pytest.raises(UnknownName, match="vitc_b_patch1_14"):

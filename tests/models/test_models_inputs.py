@@ -35,20 +35,20 @@ MODEL = tiny_models.drawn(Asked()).double()
 
 
 def test_three_lines_explain_a_model_of_several_inputs():
-    asked = dave_vit.with_inputs(MODEL, "pixel_values", input_ids=IDS, weight=torch.tensor(0.5), loud=True)
+    bound = dave_vit.with_inputs(MODEL, "pixel_values", input_ids=IDS, weight=torch.tensor(0.5), loud=True)
     word = dave_vit.scores.Token(4)
-    attribution = dave_vit.DAVE(asked, samples=3, chunk=2).attribute(X, word)
+    attribution = dave_vit.DAVE(bound, samples=3, chunk=2).attribute(X, word)
     assert attribution.shape == X.shape
-    assert dave_vit.conservation_gap(asked, X, word) < 1e-9
+    assert dave_vit.conservation_gap(bound, X, word) < 1e-9
     own = MODEL(pixel_values=X[:1], input_ids=IDS, weight=0.5, loud=True)["logits"]
-    torch.testing.assert_close(asked(X[:1])["logits"], own)
-    assert not asked.training
+    torch.testing.assert_close(bound(X[:1])["logits"], own)
+    assert not bound.training
 
 
 def test_constants_take_the_inputs_type_and_rows():
-    asked = dave_vit.with_inputs(MODEL, input_ids=IDS, weight=torch.ones(1, 1, 1, dtype=torch.float32))
-    assert asked(X)["logits"].shape == (2, 19, 5)
-    assert asked(X)["logits"].dtype == torch.float64
+    bound = dave_vit.with_inputs(MODEL, input_ids=IDS, weight=torch.ones(1, 1, 1, dtype=torch.float32))
+    assert bound(X)["logits"].shape == (2, 19, 5)
+    assert bound(X)["logits"].dtype == torch.float64
 
 
 def test_embeddings_may_be_the_explained_input():
@@ -59,8 +59,8 @@ def test_embeddings_may_be_the_explained_input():
             return inputs_embeds.mean(1) * scale
 
     embedded = torch.randn(2, 3, 4, dtype=torch.float64)
-    asked = dave_vit.with_inputs(Text(), "inputs_embeds", scale=2.0)
-    weight = dave_vit.effective_transformation(asked, embedded, lambda out: out[:, 1])
+    bound = dave_vit.with_inputs(Text(), "inputs_embeds", scale=2.0)
+    weight = dave_vit.effective_transformation(bound, embedded, lambda out: out[:, 1])
     torch.testing.assert_close((weight * embedded).sum(-1), embedded[..., 1] * 2 / 3)
 
 

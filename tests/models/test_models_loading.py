@@ -295,10 +295,14 @@ class _Hub(BaseHTTPRequestHandler):
 def test_a_hub_that_answers(tmp_path):
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    asked = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    environment = {
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "0",
+    }
     try:
         command = [sys.executable, "-c", _ASK]
-        done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
     finally:
         server.shutdown()
     gated, absent, weights = done.stdout.splitlines()

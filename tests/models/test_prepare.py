@@ -76,13 +76,13 @@ def test_cropping_takes_the_middle_where_the_model_would_squash():
 @pytest.mark.parametrize("size", [(120, 60), (60, 121), (100, 100), (301, 100), (7, 100)])
 def test_tiles_cover_the_photograph_and_overlap(size):
     covered = np.zeros(size[::-1], dtype=int)
-    found = tiles(1.0, size)
-    for left, top, right, bottom in found:
+    boxes = tiles(1.0, size)
+    for left, top, right, bottom in boxes:
         assert (right - left, bottom - top) == (min(size), min(size))
         covered[top:bottom, left:right] += 1
     assert covered.min() >= 1
-    assert (len(found) == 1) == (size == (100, 100))
-    assert len(found) == 1 or covered.max() >= 2
+    assert (len(boxes) == 1) == (size == (100, 100))
+    assert len(boxes) == 1 or covered.max() >= 2
 
 
 def adapter(preprocessing: Preprocessing) -> dave_vit.models.Adapter:
@@ -96,12 +96,12 @@ def result(preprocessing: Preprocessing, method: str = "effective", target: str 
 
 
 def test_what_the_crop_cut_off_is_told_and_drawn():
-    made = result(cropping(0.8))
-    record = made.record()
+    explained = result(cropping(0.8))
+    record = explained.record()
     assert record["crop"] == pytest.approx([36, 6, 84, 54], abs=1)
     assert record["seen"] == pytest.approx(48 * 48 / (120 * 60), abs=0.02)
-    assert any("the model sees 3" in note for note in made.notes)
-    drawn = np.asarray(made.overlay(), dtype=float)
+    assert any("the model sees 3" in note for note in explained.notes)
+    drawn = np.asarray(explained.overlay(), dtype=float)
     assert drawn.shape[1] / drawn.shape[0] == pytest.approx(2, rel=0.02)  # the whole photograph
     assert drawn[:, :20].min() > 150  # what was cut off is pale
     assert not any("sees" in note for note in result(squashing()).notes)
@@ -115,33 +115,33 @@ def test_maps_of_several_targets_lie_on_what_they_are_maps_of(own, monkeypatch):
         "dave_vit.viz.panels.targets_cell",
         lambda image, *rest, **more: drawn.append(image) or real(image, *rest, **more),
     )
-    made = result(own, target="dog,hen")
-    made.figure()
+    explained = result(own, target="dog,hen")
+    explained.figure()
     shown = dave_vit.viz.rendering.as_image(drawn[0])
-    height, width = made.placed[0].map.shape
+    height, width = explained.placed[0].map.shape
     assert shown.shape[1] / shown.shape[0] == pytest.approx(width / height, rel=0.05)
     assert shown.min(-1).max() < 0.3  # pure colours: no part of it is pale
 
 
 def test_maps_of_squashed_photographs_have_their_proportions():
-    made = result(squashing())
-    height, width = made.placed[0].map.shape
+    explained = result(squashing())
+    height, width = explained.placed[0].map.shape
     assert width / height == pytest.approx(2, rel=0.05)
-    assert made.arrays()["map"].shape == (SIZE, SIZE)  # the raw numbers stay as they are
-    assert made.figure().to_bytes("png").startswith(b"\x89PNG")
+    assert explained.arrays()["map"].shape == (SIZE, SIZE)  # the raw numbers stay as they are
+    assert explained.figure().to_bytes("png").startswith(b"\x89PNG")
 
 
 def test_tiles_are_explained_one_by_one_and_lie_where_they_belong():
-    made = result(Prepare(fit="tiles").of(cropping()))
-    parts = made.explanation.attribution.shape[0]
-    assert parts == len(made.record()["crop"]) >= 2
-    assert made.record()["seen"] == 1
-    assert made.arrays()["attribution"].shape == (parts, 3, SIZE, SIZE)
-    levels = made.photo.place([torch.full((SIZE, SIZE), float(number)) for number in range(parts)])  # [60, 120]
+    explained = result(Prepare(fit="tiles").of(cropping()))
+    parts = explained.explanation.attribution.shape[0]
+    assert parts == len(explained.record()["crop"]) >= 2
+    assert explained.record()["seen"] == 1
+    assert explained.arrays()["attribution"].shape == (parts, 3, SIZE, SIZE)
+    levels = explained.photo.place([torch.full((SIZE, SIZE), float(number)) for number in range(parts)])  # [60, 120]
     assert levels[30, 5] == 0  # seen by the first alone
     assert levels[30, 45] == pytest.approx(0.5)  # by two
     assert levels[30, 115] == parts - 1
-    assert sum(each.probability for each in made.classified.predictions) == pytest.approx(1)
+    assert sum(each.probability for each in explained.classified.predictions) == pytest.approx(1)
 
 
 def test_a_preprocessing_of_ones_own():

@@ -194,8 +194,8 @@ def test_drawings_are_found_by_name_and_by_alias(tmp_path):
         return png((1, 2, 3, 255), 128)
 
     packed = archive(tmp_path / "a.tgz", {"icons.json": json.dumps(collection).encode()})
-    found = dict(fetch_art.sprites(packed, ["hound", "wide"], draw))
-    assert {picture.size for picture in found.values()} == {(128, 128)}
+    sprites = dict(fetch_art.sprites(packed, ["hound", "wide"], draw))
+    assert {picture.size for picture in sprites.values()} == {(128, 128)}
     assert 'viewBox="0 0 36 36"' in seen[0]
     assert "<path/>" in seen[0]
     assert 'viewBox="-2 0 72 36"' in seen[1]

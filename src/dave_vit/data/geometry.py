@@ -179,10 +179,7 @@ class GeometryCache:
 
     def __init__(self, preprocess: Preprocess) -> None:
         self.preprocess = preprocess
-        self.get = lru_cache(maxsize=4096)(self._measure)
-
-    def _measure(self, width: int, height: int) -> Geometry:
-        return Geometry.measure(self.preprocess, (width, height))
+        self.get = lru_cache(maxsize=4096)(lambda width, height: Geometry.measure(preprocess, (width, height)))
 
 
 def _ramp(size: int) -> npt.NDArray[np.uint8]:
