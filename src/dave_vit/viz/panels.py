@@ -83,8 +83,8 @@ def draw_side_by_side(
     if len(panels) == 1:
         return draw_grid([[image_cell(image), *maps, *sure]], title=title, notes=footer)
     under, names = image if beneath is None else beneath, [each.target for each in panels]
-    together = targets_cell(under, [each.map for each in panels], names, "all targets", shared=scales == "shared")
-    rows = [[image_cell(image), together], maps, sure]
+    all_targets = targets_cell(under, [each.map for each in panels], names, "all targets", shared=scales == "shared")
+    rows = [[image_cell(image), all_targets], maps, sure]
     return draw_grid([row for row in rows if row], title=title, notes=footer)
 
 

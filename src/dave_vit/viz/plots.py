@@ -119,15 +119,15 @@ def draw_curves(axes: Any, curves: Mapping[str, tuple[Floats, Floats]], legends:
         legends: text of the legend by label.
     """
     for label, (at, height) in curves.items():
-        how = method_style(label)
+        style = method_style(label)
         axes.plot(
             at,
             height,
             label=legends[label],
-            color=how.colour,
-            linestyle=how.dash,
+            color=style.colour,
+            linestyle=style.dash,
             linewidth=2.4 if label.startswith("dave") else 1.4,
-            marker=how.marker,
+            marker=style.marker,
             markersize=3.5,
             markevery=max(1, len(at) // 6),
         )

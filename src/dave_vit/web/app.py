@@ -65,8 +65,7 @@ def create_app(
     # files have a worker of their own, so that they need not wait for an explanation to end
     queue, downloads = WorkQueue(limits.waiting), WorkQueue(limits.waiting)
     choices, work = APIRouter(prefix="/api", tags=["choices"]), APIRouter(prefix="/api", tags=["work"])
-    _add_choices(choices, build_info(models, limits, seed), service)
-    _add_checks(choices, ModelChecks(service, queue))
+    _add_choices(choices, build_info(models, limits, seed), service, ModelChecks(service, queue))
     _add_work(work, service, queue)
     _add_results(work, service, downloads)
     app = _empty_app(queue, downloads)
@@ -98,7 +97,7 @@ def _empty_app(*queues: WorkQueue) -> FastAPI:
     )
 
 
-def _add_choices(router: APIRouter, choices: schema.Info, service: ExplainService) -> None:
+def _add_choices(router: APIRouter, choices: schema.Info, service: ExplainService, checks: ModelChecks) -> None:
     @router.get("/info")
     def info() -> schema.Info:
         """Return models, methods, options, limits and colours."""
@@ -116,8 +115,6 @@ def _add_choices(router: APIRouter, choices: schema.Info, service: ExplainServic
         """Return an example image: PNG."""
         return Response(example_png(name), media_type="image/png")
 
-
-def _add_checks(router: APIRouter, checks: ModelChecks) -> None:
     @router.get("/verdict", responses=_failures(422))
     async def verdict(request: Request, model: str | None = None) -> schema.Verdict:
         """Return whether a model is explained exactly, as `dave doctor` does."""

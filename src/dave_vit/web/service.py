@@ -64,15 +64,10 @@ class ServedModel:
         if Path(name).exists() or Path(name).is_absolute():
             self.model.spec = f"{family}{colon}{Path(name).name}"
 
-    @property
-    def name(self) -> str:
-        """The model's spec."""
-        return self.model.spec
-
     def command(self, query: ExplainQuery) -> str:
         """Return the command line that makes the same result, with FILE for the server's own files."""
         arguments = ["dave", "explain", file_name(query.name)]
-        arguments += ["--model", self.name] if self.name != "builtin" else []
+        arguments += ["--model", self.model.spec] if self.model.spec != "builtin" else []
         arguments += ["--weights", "FILE"] if self.weights else []
         arguments += ["--classes", "FILE"] if self.classes else []
         arguments += self.model.prepare.flags if self.model.prepare else []
@@ -99,9 +94,10 @@ class ExplainService:
     """
 
     def __init__(self, models: Sequence[ServedModel], limits: Limits) -> None:
-        self.models = {served.name: served for served in models}
-        if not models or len(self.models) < len(models):
-            raise OptionError(f"models {[served.name for served in models]}; expected at least one, and each name once")
+        names = [served.model.spec for served in models]
+        if not names or len(set(names)) < len(names):
+            raise OptionError(f"models {names}; expected at least one, and each name once")
+        self.models = dict(zip(names, models, strict=True))
         self.limits = limits
         self._kept: OrderedDict[str, _KeptResult] = OrderedDict()
 
