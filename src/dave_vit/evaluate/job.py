@@ -53,7 +53,7 @@ class EvalJob:
         expected = self.provenance[kind].get(name, value) if self.provenance else value
         if expected != value:
             what = "a worker loads other weights" if kind == "models" else "a worker has another version"
-            both = f"{what} of {name} than the run was begun with ({value} instead of {expected})"
+            both = f"{what} of {name} than the run was started with ({value} instead of {expected})"
             raise OptionError(f"{both}; use the same ones everywhere, or go on with --allow-mixed")
 
 

@@ -105,7 +105,7 @@ class EvaluationRun:
         plan, scan_tasks = self.plan, self.tasks.scans(self.count)
         models = range(len(plan.models))
         scans = self._compute_and_read(
-            "looking at images", scan_tasks, lambda: [self._read_scan(model, scan_tasks) for model in models]
+            "scanning images", scan_tasks, lambda: [self._read_scan(model, scan_tasks) for model in models]
         )
         tasks = [task for scan in scans for task in scan.tasks]
         paths, methods = [self.folder / task.file for task in tasks], [entry.label for entry in plan.methods]
@@ -136,7 +136,7 @@ class EvaluationRun:
                     raise
                 retried.add(error.path)
                 aside = self.folder.set_aside(error.path)
-                self.damage.append(f"{error}; it is now {aside.name} and was made again")
+                self.damage.append(f"{error}; it is now {aside.name} and was computed again")
 
     def _compute(self, phase: str, tasks: list[EvalTask]) -> None:
         total = sum(len(task.images) for task in tasks)
@@ -160,16 +160,14 @@ class EvaluationRun:
         usable = [one for one in images if one.name not in left_out]
         if not usable:
             raise DataError(f"{self.plan.data}: no image can be scored with {label}: {min(left_out.values())}")
-        scan = _ScannedModel(label, images, left_out, [], [])
         metrics = [entry.create() for entry in self.plan.metrics]
         grid_metrics = [metric for metric in metrics if isinstance(metric, GridMetric)]
-        if len(grid_metrics) < len(metrics):
-            scan.tasks.extend(self.tasks.images(model, usable))
+        row_tasks = self.tasks.images(model, usable) if len(grid_metrics) < len(metrics) else []
+        note = ""
         if grid_metrics:  # all of them use the same grids
             grids, note = load_or_build_grids(self.folder, label, images, grid_metrics[0])
-            scan.tasks.extend(self.tasks.grids(model, grids))
-            scan.notes.extend([f"{label}: {note}"] if note else [])
-        return scan
+            row_tasks += self.tasks.grids(model, grids)
+        return _ScannedModel(label, images, left_out, row_tasks, [f"{label}: {note}"] if note else [])
 
     def _reason_to_leave_out(self, image: ScannedImage) -> str | None:
         if image.dropped:

@@ -120,7 +120,8 @@ def _try_task(
     with folder.claim(task.name) as is_mine:
         if is_mine and not (folder / task.file).exists():
             folder.remove_partial_files(task.file)
-            worker.prefetch(_find_following(folder, task, later))
+            following = (one for one in later if one.images != task.images and not (folder / one.file).exists())
+            worker.prefetch(next(following, None))  # another process may still take it
             try:
                 files = worker.compute(retries.next_attempt(task))
             except OutOfMemory as error:
@@ -128,11 +129,6 @@ def _try_task(
                 return False
             folder.write(files)
         return is_mine
-
-
-def _find_following(folder: RunFolder, task: EvalTask, later: Iterable[EvalTask]) -> EvalTask | None:
-    """Return the first later task that has other images and is not done; another process may still take it."""
-    return next((one for one in later if one.images != task.images and not (folder / one.file).exists()), None)
 
 
 @contextmanager
