@@ -13,10 +13,7 @@ from dave_vit.errors import OptionError
 
 SEEDS = 2**31
 """Seeds are below this number: tables and random generators store 31 bits."""
-_LIMITS: dict[Any, Any] = {
-    int: 2**63,
-    float: math.inf,
-}  # torch takes values below these; NaN is below nothing
+_LIMITS: dict[Any, Any] = {int: 2**63, float: math.inf}  # torch takes values below these; NaN is below nothing
 
 
 def check_values(values: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:

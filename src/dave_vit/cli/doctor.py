@@ -76,20 +76,17 @@ def _facts(diagnosis: Any) -> dict[str, Any]:
 
 def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     counts = sorted(facts["functions"].items(), key=lambda item: -item[1])
-    grid, prefix = facts["token_grid"], facts["prefix_tokens"]
+    grid, prefix, changing = facts["token_grid"], facts["prefix_tokens"], facts["changing_constant"]
+    constants = f"but one of {changing} changes with the image" if changing else "the same for every image tried"
     return [
         ("model", f"{facts['model']}, {facts['classes']} classes, input {'x'.join(map(str, facts['input']))}"),
         ("gap", f"{facts['gap']:.1e} ({facts['dtype']})"),
         ("forward", f"{facts['forward_difference']:.1e} away from the plain forward pass"),
-        ("constants", f"{facts['constants']}, {_describe_constants(facts['changing_constant'])}"),
+        ("constants", f"{facts['constants']}, {constants}"),
         ("held", _describe_replay(facts["held_difference"])),
         ("tokens", f"{grid[0]} x {grid[1]} patches, {prefix} before them" if grid else facts["token_note"]),
         ("functions", ", ".join(f"{name} {count}" for name, count in counts)),
     ]
-
-
-def _describe_constants(changing: str | None) -> str:
-    return f"but one of {changing} changes with the image" if changing else "the same for every image tried"
 
 
 def _describe_replay(difference: float | None) -> str:

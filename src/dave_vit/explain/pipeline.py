@@ -66,7 +66,7 @@ class FigureStyle:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ExplanationKind:
     """A kind of explanation.
 
     Attributes:
@@ -201,16 +201,16 @@ def _explain_boxes(explainer: Explainer, source: str, question: Question) -> Ite
 
 
 KINDS = {
-    "classes": Kind("classes", ("target",), _explain_classes, has_tiles=True),
-    "clip": Kind("a clip", ("target",), _explain_clip),
-    "sentence": Kind("a sentence", ("prompt",), _explain_sentence),
-    "words": Kind("words", ("prompt", "words"), _explain_words),
-    "score": Kind("a score", ("score", "prompt"), _explain_score),
-    "boxes": Kind("boxes", ("boxes", "threshold", "prompt"), _explain_boxes),
+    "classes": ExplanationKind("classes", ("target",), _explain_classes, has_tiles=True),
+    "clip": ExplanationKind("a clip", ("target",), _explain_clip),
+    "sentence": ExplanationKind("a sentence", ("prompt",), _explain_sentence),
+    "words": ExplanationKind("words", ("prompt", "words"), _explain_words),
+    "score": ExplanationKind("a score", ("score", "prompt"), _explain_score),
+    "boxes": ExplanationKind("boxes", ("boxes", "threshold", "prompt"), _explain_boxes),
 }
 
 
-def _find_kind(model: Adapter, question: Question) -> Kind:
+def _find_kind(model: Adapter, question: Question) -> ExplanationKind:
     """Return the kind of explanation that a question means for a model."""
     if isinstance(model, VideoModel):
         return KINDS["clip"]
@@ -226,7 +226,7 @@ def _find_kind(model: Adapter, question: Question) -> Kind:
     return KINDS["score" if isinstance(model, PromptedModel | TaskModel) else "classes"]
 
 
-def _check_question(kind: Kind, model: Adapter, question: Question, style: FigureStyle) -> Kind:
+def _check_question(kind: ExplanationKind, model: Adapter, question: Question, style: FigureStyle) -> ExplanationKind:
     """Refuse options that a kind of explanation cannot follow."""
     for option, value in asdict(question).items():
         if value not in (None, False) and option not in kind.options:
