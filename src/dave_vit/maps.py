@@ -18,19 +18,19 @@ Smoothing = Literal["none", "mean", "gaussian"]
 
 
 def collapse(attribution: Tensor) -> Tensor:
-    """The map of an attribution, its channel sum: [B,C,H,W] -> [B,H,W]."""
+    """Return the map of an attribution, its channel sum: [B,C,H,W] -> [B,H,W]."""
     if attribution.ndim != 4:
         raise InputError(f"attribution shaped {list(attribution.shape)}; expected [B,C,H,W]")
     return attribution.sum(1, dtype=working_dtype(attribution.dtype))
 
 
 def positive(maps: Tensor) -> Tensor:
-    """What speaks for the target: negative values become zero."""
+    """Keep evidence for the target: negative values become zero."""
     return maps.clamp(min=0)
 
 
 def smooth(maps: Tensor, kind: Smoothing = "none", size: int = 15, sigma: float | None = None) -> Tensor:
-    """Averages each pixel with those around it: [B,H,W] -> [B,H,W].
+    """Smooth maps: average each pixel with those around it, [B,H,W] -> [B,H,W].
 
     At the border only pixels of the image count, so that a constant map stays as it is.
 
@@ -53,7 +53,7 @@ def smooth(maps: Tensor, kind: Smoothing = "none", size: int = 15, sigma: float 
 
 
 def to_patches(maps: Tensor, patch: int) -> Tensor:
-    """Maps as coarse as those of methods on tokens: [B,H,W] -> [B,H,W], mean of each patch, then bilinear.
+    """Make maps as coarse as those of methods on tokens, [B,H,W] -> [B,H,W]: mean of each patch, then bilinear.
 
     Args:
         maps: [B,H,W].
@@ -67,7 +67,7 @@ def to_patches(maps: Tensor, patch: int) -> Tensor:
 
 
 def official_postprocess(maps: Tensor) -> Tensor:
-    """The post-processing of the DAVE authors' public code: [B,H,W] -> [B,H,W] with maximum 1 per map.
+    """Post-process as the DAVE authors' public code does: [B,H,W] -> [B,H,W] with maximum 1 per map.
 
     Positive part; half and half with its Gaussian average (11 pixels, sigma 7); bilateral filter (5 pixels, sigma 0.5
     in space and 0.05 in value); division by the maximum. Both filters see zeros outside of the image. The bilateral
@@ -81,9 +81,9 @@ def official_postprocess(maps: Tensor) -> Tensor:
 
 
 def normalize(maps: Tensor, quantile: float = 0.99) -> tuple[Tensor, Tensor]:
-    """For display: positive part over a high quantile of it, cut at 1; with the scale that each map was divided by.
+    """Normalise for display: positive part over a high quantile of it, clamped at 1; also return the scales.
 
-    Where the quantile is 0, as in a map with very few positive pixels, the maximum takes its place; a map without any
+    Where the quantile is 0, as in a map with very few positive pixels, the maximum is used instead; a map without any
     is black, with scale 1.
 
     Args:
@@ -104,7 +104,7 @@ def normalize(maps: Tensor, quantile: float = 0.99) -> tuple[Tensor, Tensor]:
 
 
 def _gaussian(size: int, sigma: float, like: Tensor) -> Tensor:
-    """[size], with sum 1."""
+    """Return Gaussian weights [size] with sum 1."""
     if not 0 < sigma < float("inf"):
         raise OptionError(f"sigma {sigma}; expected pixels above 0")
     at = torch.arange(size, dtype=like.dtype, device=like.device) - size // 2
@@ -120,7 +120,7 @@ def _filter(maps: Tensor, kernel: Tensor) -> Tensor:
 
 
 def _bilateral(maps: Tensor, *, size: int, space: float, value: float) -> Tensor:
-    """Each pixel averaged with those that are near in space and in value; zeros outside count as values."""
+    """Average each pixel with those that are near in space and in value; zeros outside count as values."""
     reach = size // 2
     near = F.pad(maps, (reach, reach, reach, reach)).unfold(1, size, 1).unfold(2, size, 1)  # [B,H,W,size,size]
     kernel = _gaussian(size, space, maps)

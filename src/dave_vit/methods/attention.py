@@ -1,8 +1,8 @@
 """Attention itself as an explanation: the last matrix, the product of all, or the flow through all of them.
 
-None of these depends on the class. Where a model has a class token, its row is read; where it averages its tokens, the
-mean of their rows; where learned queries gather the tokens, the attention of these. Which of them it is shows in a
-derivative of the logits through the head and the last block, the only backward step that is taken.
+None of these depends on the class. If the model has a class token, its row is read; if it averages its tokens, the mean
+of their rows; if learned queries pool the tokens, the attention of these. A derivative of the logits through the head
+and the last block, the only backward step, shows which of them it is.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _UNITS = 2**20  # capacities are counted in whole millionths, since flow is solv
 
 
 def _fuse_heads(graph: TokenGraph, heads: Heads) -> list[Tensor]:
-    """One matrix ``[b, N, N]`` a layer."""
+    """Return one matrix ``[b, N, N]`` per layer."""
     return [_FUSE[heads](wide(layer)) for layer in graph.layers]
 
 
-def _for_all(scores: Tensor, graph: TokenGraph, target: Target) -> Tensor:
-    """Scores ``[b, N]`` as token grids ``[b, K, h, w]``, the same whatever is explained."""
+def _repeat_for_classes(scores: Tensor, graph: TokenGraph, target: Target) -> Tensor:
+    """Return scores ``[b, N]`` as token grids ``[b, K, h, w]``, the same for all K targets."""
     grid = graph.layout.to_grid(scores)  # [b, h, w]
     return grid.unsqueeze(1).expand(-1, target.count, -1, -1)
 
@@ -67,7 +67,7 @@ class RawAttention(TokenMethod):
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
-        return _for_all(self._scores(graph), graph, target)
+        return _repeat_for_classes(self._scores(graph), graph, target)
 
     def _scores(self, graph: TokenGraph) -> Tensor:
         layers = _fuse_heads(graph, self.heads)
@@ -80,7 +80,7 @@ class RawAttention(TokenMethod):
 
 @METHODS.register("rollout")
 class Rollout(TokenMethod):
-    """The product of all layers' attention, each with half of it replaced by the residual path.
+    """The product of all layers' attention, each averaged with the residual path.
 
     Args:
         model: a model with softmax attention among all tokens.
@@ -110,11 +110,11 @@ class Rollout(TokenMethod):
         graph = token_graph(observed, images)
         matrices = from_layer(_fuse_heads(graph, self.heads), self.start_layer)
         kept = [_without_smallest(matrix, self.discard) for matrix in matrices]
-        return _for_all(rollout(kept, graph.readout()), graph, target)
+        return _repeat_for_classes(rollout(kept, graph.readout()), graph, target)
 
 
 def from_layer(layers: list[Tensor], start: int) -> list[Tensor]:
-    """The layers from ``start`` on."""
+    """Return the layers from ``start`` on."""
     if not 0 <= start < len(layers):
         raise OptionError(f"start_layer is {start}; the model has layers 0 to {len(layers) - 1}")
     return layers[start:]
@@ -127,13 +127,13 @@ def _without_smallest(matrix: Tensor, share: float) -> Tensor:
 
 
 def residual(matrix: Tensor) -> Tensor:
-    """(A + I), rows summing to one: ``[b, N, N]``."""
+    """Return A + I with rows scaled to sum to one: ``[b, N, N]``."""
     mixed = matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     return mixed / mixed.sum(-1, keepdim=True)
 
 
 def rollout(matrices: Sequence[Tensor], readout: Tensor) -> Tensor:
-    """read-out A_L ... A_2 A_1 for ``matrices`` from first to last: one value a token ``[b, N]``."""
+    """Return read-out A_L ... A_2 A_1 for ``matrices`` from first to last: one value per token, ``[b, N]``."""
     row = readout  # [b, 1, N]
     for matrix in reversed(matrices):
         row = row @ residual(matrix)
@@ -142,11 +142,11 @@ def rollout(matrices: Sequence[Tensor], readout: Tensor) -> Tensor:
 
 @METHODS.register("attention_flow")
 class AttentionFlow(TokenMethod):
-    """How much can flow from each token to the read-out, attention being the capacity of the edges between layers.
+    """The maximum flow from each token to the read-out, with attention as the capacity of the edges between layers.
 
-    Each token takes one maximum flow on the CPU: together 2 to 10 s an image for the 197 tokens of a 12-layer model. No
-    more than one unit can reach the read-out, and in deep models nearly every token reaches it with all that the first
-    block takes from it: such maps show the attention of the first block, and are rather flat.
+    Each token takes one maximum flow on the CPU: together 2 to 10 s per image for the 197 tokens of a 12-layer model.
+    At most one unit can reach the read-out, and in deep models nearly every token reaches it with the whole capacity of
+    its edges in the first block: such maps show the attention of the first block and are rather flat.
 
     Args:
         model: a model with softmax attention among all tokens.
@@ -186,11 +186,11 @@ class AttentionFlow(TokenMethod):
         layers = [residual(matrix) for matrix in from_layer(_fuse_heads(graph, self.heads), self.start_layer)]
         stacked = torch.stack(layers, 1)  # [b, layers, N, N]
         flows = [flow(matrices, read[0]) for matrices, read in zip(stacked, graph.readout(), strict=True)]
-        return _for_all(torch.stack(flows), graph, target)
+        return _repeat_for_classes(torch.stack(flows), graph, target)
 
 
 def flow(matrices: Tensor, readout: Tensor) -> Tensor:
-    """Maximum flow from each token of the first layer to the read-out: ``[N]``.
+    """Return the maximum flow from each token of the first layer to the read-out: ``[N]``.
 
     What leaves a token and what enters the read-out are upper bounds. Most tokens of deep models attain them even when
     the middle layers are thinned out to their residual edges, which is quicker to find; only the others need the whole
@@ -217,7 +217,7 @@ def flow(matrices: Tensor, readout: Tensor) -> Tensor:
 
 
 def _graph(capacity: Tensor, read: Tensor) -> Any:
-    """The network as a sparse matrix: tokens layer by layer, then the read-out."""
+    """Return the network as a sparse matrix: tokens layer by layer, then the read-out."""
     from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 
     depth, tokens = capacity.shape[:2]
@@ -231,7 +231,7 @@ def _graph(capacity: Tensor, read: Tensor) -> Any:
 
 
 def _remove_middle_edges(capacity: Tensor) -> Tensor:
-    """The same network without the edges between different tokens in the layers between the outer ones."""
+    """Remove the edges between different tokens in the layers between the outer ones."""
     first, last = _OUTER
     middle = torch.diag_embed(capacity[first : len(capacity) - last].diagonal(dim1=1, dim2=2))
     return torch.cat([capacity[:first], middle, capacity[max(first, len(capacity) - last) :]])

@@ -1,4 +1,4 @@
-"""The base of all methods: a model in, signed attributions in the shape of the input out."""
+"""Base of all methods: from a model and images to signed attributions in the shape of the images."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Explanation:
 
     @property
     def sureness(self) -> Tensor | None:
-        """How many standard errors stand behind each pixel of the average, ``[B, H, W]``; None without samples."""
+        """Average of each pixel in standard errors, ``[B, H, W]``; None without samples."""
         if self.mean is None or self.standard_error is None:
             return None
         return sureness(self.mean, self.standard_error)
@@ -136,7 +136,7 @@ class Explanation:
 
     @property
     def doubts(self) -> list[str | None]:
-        """A warning per image whose maps rest on too few samples, else None."""
+        """One entry per image: a warning if its maps rest on too few samples, else None."""
         if self.chance is None or self.significant is None or self.drawn is None:
             return [None] * len(self.attribution)
         shares = self.chance.flatten(1).amax(1) if self.chance.ndim > 1 else self.chance
@@ -179,7 +179,7 @@ class Explanation:
         return picture
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        """The maps with controls where anywidget is installed, and as a picture, for notebooks."""
+        """Return the maps with controls if anywidget is installed, and as a picture, for notebooks."""
         bundle: dict[str, Any] = import_module("dave_vit.viz.widget").mime_bundle(self, self._repr_png_())
         return bundle
 

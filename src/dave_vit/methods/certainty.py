@@ -1,4 +1,4 @@
-"""What was explained, and how certain the maps are."""
+"""The explained batch, and the certainty of its maps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ExplainedBatch:
     def pictures(self) -> Tensor:
         """Colours in [0, 1], as the model sees them: ``[B, 3, H, W]``; of clips ``[B * T, 3, H, W]``.
 
-        A model of which nothing is known gets every image spread from black to white.
+        Without known preprocessing, every image is scaled to the range from black to white.
         """
         frames = self.inputs.flatten(0, -4)
         back = getattr(getattr(self.model, "preprocessing", None), "picture", None)
@@ -44,7 +44,7 @@ class ExplainedBatch:
 
     @property
     def names(self) -> Sequence[str] | None:
-        """Of the model's classes, where it has any."""
+        """Names of the model's classes, if it has any."""
         return class_names(self.model)
 
     def select(self, images: Tensor) -> ExplainedBatch:

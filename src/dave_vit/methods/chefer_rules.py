@@ -1,14 +1,14 @@
-"""Alpha-beta relevance as a rule set: going back, relevance takes the place of gradients (Chefer et al., CVPR 2021).
+"""Alpha-beta relevance as a rule set: backward passes propagate relevance, not gradients (Chefer et al., CVPR 2021).
 
-The "gradient" that autograd hands to a rule is the relevance of the function's result, and what the rule hands on is
-the relevance of its arguments. Where a tensor is used twice autograd adds up, as relevance does. Biases of linear
-layers take no share; a constant that is added, such as a position embedding, does.
+The "gradient" that autograd passes to a rule is the relevance of the function's result, and the rule returns the
+relevance of its arguments. Where a tensor is used twice autograd adds up, as relevance does. Biases of linear layers
+get no share; a constant that is added, such as a position embedding, does.
 
 All of it is computed in float64 where the device has it: relevance is divided by sums that nearly cancel, so that in
 float32 whole maps can come out differently.
 
-What a rule hands to autograd must not hold the call: the call holds the interception, that holds what it has observed,
-and so a graph would hold itself, out of the garbage collector's sight.
+A closure passed to autograd must not reference the call: the call references the interception, which references what
+it has observed, so the graph would reference itself in a cycle that the garbage collector cannot see.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _JOINS = frozenset("cat stack hstack vstack dstack pad where masked_fill".split(
 
 
 def _share(relevance: Tensor, total: Tensor) -> Tensor:
-    """Relevance for each unit of ``total``; nothing where there is nothing to divide."""
+    """Return relevance per unit of ``total``; zero where the total is zero."""
     return torch.where(total == 0, 0, relevance / (total + _TINY))
 
 
 def pass_on(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Activations, norms, softmax and scale factors hand relevance on as it is."""
+    """Pass relevance on unchanged, for activations, norms, softmax and scale factors."""
     if not is_carrier(input):
         return call.mode.run_frozen(call, input, *args, **kwargs)  # type: ignore[no-any-return]
     args, kwargs = map_tensors(Tensor.detach, (args, kwargs))
@@ -50,7 +50,7 @@ def pass_on(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def divide_among(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Sums, means and maxima divide relevance by what each element contributes."""
+    """Divide relevance in proportion to the contribution of each element, for sums, means and maxima."""
     x, func = input.detach(), call.func
     value = func(x, *args, **kwargs)
     if not isinstance(value, Tensor):
@@ -63,7 +63,7 @@ def divide_among(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor
 
 
 def _divide_relevance(function: Callable[..., Tensor], relevance: Tensor, *arguments: Tensor) -> list[Tensor]:
-    """x * J^T (R / f(x)) for each argument x of a linear function f."""
+    """Return x * J^T (R / f(x)) for each argument x of a linear function f."""
     with torch.enable_grad():
         leaves = [argument.detach().requires_grad_() for argument in arguments]
         total = function(*leaves)
@@ -72,7 +72,7 @@ def _divide_relevance(function: Callable[..., Tensor], relevance: Tensor, *argum
 
 
 def keep_precision(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Casts only move to another device: relevance keeps the precision it began with."""
+    """Keep the precision of relevance in casts; they only move it to another device."""
     probe = call.func(input.detach().new_empty(0), *args, **kwargs)
     if not probe.is_floating_point():
         return call.mode.run_frozen(call, input, *args, **kwargs)  # type: ignore[no-any-return]
@@ -80,7 +80,7 @@ def keep_precision(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tens
 
 
 def add(call: Call, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
-    """Elementwise in proportion to each term; the terms' totals in proportion to their absolute values."""
+    """Divide relevance elementwise by each term, and the terms' totals by their absolute values."""
     terms = (torch.as_tensor(input), torch.as_tensor(other))
 
     def pullback(relevance: Tensor, *saved: Tensor) -> tuple[Tensor, ...]:
@@ -96,12 +96,12 @@ def add(call: Call, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
 
 
 def subtract(call: Call, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
-    """A sum with one sign changed."""
+    """Divide relevance as for a sum with one sign changed."""
     return add(call, input, other, alpha=-alpha)
 
 
 def multiply(call: Call, input: Any, other: Any) -> Tensor:
-    """Two factors that depend on the input get half each; a constant factor gets nothing."""
+    """Give half to each of two factors that depend on the input; a constant factor gets nothing."""
     carriers = [factor for factor in (input, other) if is_carrier(factor)]
     values = [factor.detach() if isinstance(factor, Tensor) else factor for factor in (input, other)]
 
@@ -112,7 +112,7 @@ def multiply(call: Call, input: Any, other: Any) -> Tensor:
 
 
 def matrix_product(call: Call, *args: Any, alpha: float, **kwargs: Any) -> Tensor:
-    """Two factors that depend on the input get half each; with a constant one it is a linear layer."""
+    """Give half to each of two factors that depend on the input; with a constant factor it is a linear layer."""
     factors = list(tensors((args, kwargs)))
     carriers = [factor for factor in factors if is_carrier(factor)]
     func = call.func
@@ -138,7 +138,7 @@ def matrix_product(call: Call, *args: Any, alpha: float, **kwargs: Any) -> Tenso
 def alpha_beta_linear(
     call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, alpha: float, **kwargs: Any
 ) -> Tensor:
-    """Linear layers and convolutions: the alpha-beta rule."""
+    """Apply the alpha-beta rule to a linear layer or a convolution."""
     if is_carrier(weight):
         raise call.mode.refusal(call.name, "its weight depends on the input")
     func = call.func
@@ -153,7 +153,7 @@ def alpha_beta_linear(
 def _alpha_beta(
     product: Callable[[Tensor, Tensor], Tensor], relevance: Tensor, x: Tensor, weight: Tensor, alpha: float
 ) -> Tensor:
-    """alpha times the share of positive contributions x_i w_ij, minus (alpha - 1) times that of negative ones."""
+    """Return alpha times the share of positive contributions x_i w_ij minus (alpha - 1) times that of negative ones."""
     positive, negative = weight.clamp(min=0), weight.clamp(max=0)
 
     def of_one_sign(first: Tensor, second: Tensor) -> Tensor:
@@ -165,14 +165,14 @@ def _alpha_beta(
 
 
 def gated_linear_unit(call: Call, input: Tensor, dim: int = -1) -> Tensor:
-    """``F.glu`` in its parts."""
+    """Run ``F.glu`` as its parts."""
     with call.mode:
         value, gate = input.chunk(2, dim)
         return value * gate.sigmoid()
 
 
 def _wide(rule: Rule) -> Rule:
-    """The same rule on arguments in the widest type of their device."""
+    """Return the rule applied to arguments in the widest type of their device."""
 
     def widen(tensor: Tensor) -> Tensor:
         return tensor.to(precise_dtype(tensor.device)) if tensor.is_floating_point() else tensor
@@ -181,7 +181,7 @@ def _wide(rule: Rule) -> Rule:
 
 
 def alpha_beta(alpha: float = 1.0) -> RuleSet:
-    """The rule set under which derivatives are relevances.
+    """Return the rule set under which derivatives are relevances.
 
     Args:
         alpha: weight of positive contributions; those against the class weigh ``alpha - 1``.

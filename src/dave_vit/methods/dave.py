@@ -118,9 +118,9 @@ class DAVE(Method):
 
     @classmethod
     def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
-        """One pass for each view, and one for the clean image where the preset needs it.
+        """Return a sample count: one pass per view, and one for the clean image where the preset needs it.
 
-        Views of a neighbourhood that turned out too wide for an image come on top.
+        Restarts in a narrower neighbourhood come on top.
         """
         name = options.get("preset") or inspect.signature(cls).parameters["preset"].default
         chosen = load_preset(name, nn.Identity())

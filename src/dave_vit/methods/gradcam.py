@@ -22,7 +22,7 @@ Weigh = Callable[[Tensor, Tensor], Tensor]
 
 
 def mean_slope(slope: Tensor, values: Tensor) -> Tensor:
-    """Eq. (1) of Grad-CAM: one weight a channel."""
+    """Return one weight per channel, eq. (1) of Grad-CAM."""
     return slope.mean((2, 3), keepdim=True)  # [b, D, 1, 1]
 
 
@@ -84,7 +84,7 @@ class GradCAM(CAM, TokenMethod):
 
 @METHODS.register("gradcam_plus_plus")
 class GradCAMPlusPlus(CAM, TokenMethod):
-    """As ``gradcam``, with positive gradients averaged by weights that second and third derivatives give.
+    """As ``gradcam``, with positive gradients weighted by second and third derivatives.
 
     The derivatives are those of the exponential of the logit, as published, in closed form. Its value, one positive
     factor of the whole map, is left out.

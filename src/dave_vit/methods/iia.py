@@ -53,7 +53,7 @@ class IIA(TokenMethod):
 
     @classmethod
     def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
-        """The points of all integrals, and the image itself."""
+        """Return the number of steps: the points of all integrals, and the image itself, take one pass each."""
         axes = 1 + int(options.get("layers", 1))
         return {"steps": next(steps for steps in itertools.count(1) if 1 + (steps + 1) ** axes > budget)}
 
@@ -70,12 +70,12 @@ class IIA(TokenMethod):
         return torch.stack([graph.layout.to_grid(score) for score in scores], 1)
 
     def _points(self) -> Tensor:
-        """Where the integrals are evaluated: ``[points, 1 + layers]``."""
+        """Return the points at which the integrals are evaluated: ``[points, 1 + layers]``."""
         axis = [step / self.steps for step in range(1, self.steps + 1)]
         return torch.tensor(list(itertools.product(axis, repeat=1 + self.layers)), dtype=torch.float64)
 
     def _integrand(self, images: Tensor, target: Target, points: Tensor, blocks: int, pass_size: PassSize) -> Tensor:
-        """max(0, A * dA), averaged over heads and summed over points: ``[blocks, b, K, N, N]``."""
+        """Return max(0, A * dA), averaged over heads and summed over points: ``[blocks, b, K, N, N]``."""
         rows = (points[:, 0].view(-1, 1, 1, 1, 1) * images).flatten(0, 1)  # [p * b, C, H, W]
         scales = points[:, 1:].repeat_interleave(len(images), 0)  # [p * b, layers]
         repeated = target.repeat(len(points))
@@ -88,7 +88,7 @@ class IIA(TokenMethod):
         return values.reshape(blocks, len(points), len(images), *values.shape[2:]).sum(1)
 
     def _contributions(self, rows: Tensor, target: Target, rules: RuleSet) -> Tensor:
-        """max(0, A * dA), averaged over heads: ``[blocks, rows, K, N, N]``."""
+        """Return max(0, A * dA), averaged over heads: ``[blocks, rows, K, N, N]``."""
         with observe(self.model, rows, rules=rules, autocast=self.autocast, read=target.read) as observed:
             layers = token_graph(observed, rows).layers
             slopes = gradients(observed.logits, target, [layer.matrix for layer in layers])  # K lists

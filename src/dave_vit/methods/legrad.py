@@ -130,7 +130,7 @@ class Layered(nn.Module):
 
 
 def _block_attention(observed: Observation, layered: Layered) -> list[AttentionMatrix]:
-    """The one attention matrix of each block; attention pooling after the blocks is left out."""
+    """Return the one attention matrix of each block; attention pooling after the blocks is left out."""
     observed.attention = [each for each in observed.attention if each.matrix.shape[-2] == each.matrix.shape[-1]]
     within = [
         [each for each in observed.attention if f"{each.module}.".startswith(f"{path}.")] for path in layered.blocks

@@ -1,8 +1,8 @@
 """Gradients that pass rectifiers by another rule: guided backpropagation and deconvolution.
 
 A rectifier is f(x) = x * phi(x) with a gate phi. For ReLU the gate is 1 or 0 and both rules are the published ones. For
-GELU, SiLU and their kin the same rules act on the gate phi(x) = f(x) / x: guided backpropagation lets positive
-gradients through the gate, deconvolution lets positive gradients pass and leaves the gate away. All other functions
+GELU, SiLU and their kin the same rules act on the gate phi(x) = f(x) / x: guided backpropagation passes positive
+gradients through the gate, deconvolution passes positive gradients and ignores the gate. All other functions
 keep their ordinary derivative.
 """
 
@@ -58,7 +58,7 @@ class _Rectified(Method):
 
 @METHODS.register("guided_backprop")
 class GuidedBackprop(_Rectified):
-    """The gradient in which rectifiers let positive gradients through their gate only.
+    """The gradient with rectifiers that pass only positive gradients through their gate.
 
     For ReLU this is the published method; for GELU and its kin the gate is f(x) / x.
     """
@@ -73,7 +73,7 @@ class GuidedBackprop(_Rectified):
 
 @METHODS.register("deconvolution")
 class Deconvolution(_Rectified):
-    """The gradient in which rectifiers let positive gradients pass, whatever their input was.
+    """The gradient with rectifiers that pass all positive gradients, whatever their input is.
 
     For ReLU this is the published method; GELU and its kin are treated alike.
     """

@@ -73,5 +73,5 @@ class SampleEstimate:
 
     @property
     def _maps(self) -> tuple[int, ...]:
-        """How many maps an image has: ``(K,)``, or ``(K, T)`` for clips."""
+        """Number of maps of an image: ``(K,)``, or ``(K, T)`` for clips."""
         return (self.target.count, *self.frames)

@@ -95,7 +95,7 @@ class ViTCX(Method):
 
 
 def cluster_masks(masks: Tensor, distance: float) -> Tensor:
-    """Masks ``[D, H, W]`` joined by complete linkage and scaled from 0 to 1: ``[N, H, W]``, by their first member."""
+    """Merge masks ``[D, H, W]`` by complete linkage, scaled from 0 to 1: ``[N, H, W]``, by their first member."""
     flat = torch.nn.functional.normalize(masks.flatten(1), dim=1)
     apart = (1 - flat @ flat.T).double().cpu()
     labels = torch.tensor(_cluster_labels(apart, distance))
@@ -105,7 +105,7 @@ def cluster_masks(masks: Tensor, distance: float) -> Tensor:
 
 
 def _cluster_labels(apart: Tensor, distance: float) -> Any:
-    """The cluster of each point, out of their distances ``[D, D]``."""
+    """Return the cluster of each point from their distances ``[D, D]``."""
     with require_extra("scipy", "eval"):
         from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-untyped]
     if len(apart) < 2:

@@ -12,7 +12,7 @@ _STREAMS = {"spatial": 0, "noise": 1}
 
 
 def sample_generator(seed: int, index: int, stream: str) -> torch.Generator:
-    """A fresh generator on the CPU for one sample; torch's global generator is neither read nor moved.
+    """Return a new generator on the CPU for one sample; torch's global generator is neither read nor moved.
 
     Args:
         seed: any integer.
@@ -35,7 +35,7 @@ def normal_samples(seed: int, shape: Sequence[int], start: int, stop: int) -> Te
 
 
 def _mix(value: int) -> int:
-    """A permutation of the 32-bit integers that spreads every bit over all (MurmurHash3's final step)."""
+    """Permute the 32-bit integers so that the result spreads every bit over all (MurmurHash3's final step)."""
     value ^= value >> 16
     value = value * 0x85EBCA6B & _MASK
     value ^= value >> 13

@@ -1,4 +1,4 @@
-"""How views are noised: kind, level and schedule."""
+"""Noise of views: kind, level and schedule."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Noise:
 
     @property
     def is_silent(self) -> bool:
-        """Whether every view stays as it is."""
+        """Whether views have no noise."""
         return self.kind == "none" or self.level == 0
 
     def time(self, uniform: float, index: int, count: int) -> float:
-        """The t of draw ``index`` of ``count``; a single evenly spaced draw is the clean one, t = 0.
+        """Return the t of draw ``index`` of ``count``; a single evenly spaced draw is the clean one, t = 0.
 
         Args:
             uniform: a draw from U[0, 1), used by the uniform schedule.
@@ -59,7 +59,7 @@ class Noise:
         return self.level * index / max(count - 1, 1)
 
     def weights(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Signal and spread at t: [n] each, in t's type."""
+        """Return signal and spread at t: [n] each, in t's type."""
         if self.kind == "variance_preserving":
             signal = 1 - t
             return signal, torch.sqrt(t * (2 - t))  # 1 - (1-t)^2 without the cancellation at small t

@@ -55,11 +55,11 @@ class Resampler:
         return part
 
     def read(self, image: Tensor) -> Tensor:
-        """[n,C,H,W] -> [n,C,H,W], in float32 or better on the way."""
+        """Resample images [n,C,H,W] -> [n,C,H,W], computed in float32 or better."""
         return self._each(image, lambda sampler, part: sampler.read(part))
 
     def spread(self, values: Tensor) -> Tensor:
-        """The transpose of ``read`` as a linear map: every value is added where it was read from."""
+        """Apply the transpose of ``read`` as a linear map: every value is added where it was read from."""
         return self._each(values, lambda sampler, part: sampler.spread(part))
 
     def _each(self, image: Tensor, act: Callable[[_Pixels | _Between, Tensor], Tensor]) -> Tensor:
@@ -143,7 +143,7 @@ class _Between:
 
 
 def _points(matrix: Tensor, roll: Tensor, size: Size, device: torch.device) -> Tensor:
-    """Where each output pixel is read, in pixels: [n,H,W,2] as (x, y)."""
+    """Return where each output pixel is read, in pixels: [n,H,W,2] as (x, y)."""
     (height, width), dtype = size, precise_dtype(device)
     dy, dx = roll.to(device, non_blocking=True)[:, :, None].unbind(1)  # [n,1] each
     y = (torch.arange(height, device=device) - dy).remainder(height).to(dtype)[:, :, None]  # [n,H,1]

@@ -1,4 +1,4 @@
-"""How views are moved: ranges of flip, rotation, scale and translation."""
+"""Warps of views: ranges of flip, rotation, scale and translation."""
 
 from __future__ import annotations
 

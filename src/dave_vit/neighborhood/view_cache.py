@@ -1,4 +1,4 @@
-"""Draws that are kept between batches, since the same seed gives the same views."""
+"""Cache of draws between batches, since the same seed gives the same views."""
 
 from __future__ import annotations
 

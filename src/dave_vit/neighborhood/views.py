@@ -20,7 +20,7 @@ PullBack = Literal["inverse", "adjoint"]
 
 @dataclass(frozen=True)
 class Neighborhood:
-    """What views are drawn from, and how attributions on them are pulled back. The defaults are the paper's.
+    """Distribution of the views, and how attributions on them are pulled back. The defaults are the paper's.
 
     Args:
         spatial: ranges of the warps.
@@ -181,5 +181,5 @@ def _uniform(generator: torch.Generator, count: int) -> Tensor:
 
 
 def _per_sample(values: Tensor, like: Tensor) -> Tensor:
-    """[n] -> [n,1,1,...] in the type and on the device of ``like``, with as many dimensions."""
+    """Reshape [n] to [n,1,1,...] in the type and on the device of ``like``, with as many dimensions."""
     return values.to(like.device, like.dtype, non_blocking=True).view(-1, *[1] * (like.ndim - 1))

@@ -62,14 +62,14 @@ class Warp:
         return resampler.read(x - fill) + fill if fill else resampler.read(x)
 
     def inverse(self, y: Tensor) -> Tensor:
-        """Undoes the shift exactly, then resamples with the forward matrix: out(p) = y_unrolled(matrix p)."""
+        """Undo the shift exactly, then resample with the forward matrix: out(p) = y_unrolled(matrix p)."""
         self._check(y)
         if self.roll.any():
             y = self._resampler("unroll", y).read(y)
         return y if is_identity(self.matrix) else self._resampler("back", y).read(y)
 
     def adjoint(self, y: Tensor) -> Tensor:
-        """The transpose of ``apply`` as a linear map: [n,C,H,W] -> [n,C,H,W].
+        """Apply the transpose of ``apply`` as a linear map: [n,C,H,W] -> [n,C,H,W].
 
         That is, <apply(x), y> = <x, adjoint(y)> for all x and y. On CUDA its sums run in no fixed order, so that
         repeated calls may differ in the last bit.
@@ -108,7 +108,7 @@ class Warp:
 
 
 def affine_matrix(size: Size, *, flip: Tensor, rotation: Tensor, scale: Tensor, translation: Tensor) -> Tensor:
-    """Flip left-right, turn and scale about the image centre, then translate: [n,3,3] in float64.
+    """Return matrices that flip left-right, rotate and scale about the centre, then translate: [n,3,3] in float64.
 
     Args:
         size: (H, W).
@@ -129,7 +129,7 @@ def affine_matrix(size: Size, *, flip: Tensor, rotation: Tensor, scale: Tensor, 
 
 
 def invert_affine(matrix: Tensor) -> Tensor:
-    """Inverse of [n,3,3] affine matrices in closed form: exact for flips and whole-pixel shifts, unlike an LU solve."""
+    """Invert [n,3,3] affine matrices in closed form: exact for flips and whole-pixel shifts, unlike an LU solve."""
     a, b, c, d = matrix[:, :2, :2].flatten(1).unbind(1)
     linear = torch.stack([d, -b, -c, a], dim=1).view(-1, 2, 2) / (a * d - b * c)[:, None, None]
     out = _identity(len(matrix))

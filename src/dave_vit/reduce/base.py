@@ -24,19 +24,19 @@ class Accumulator(Protocol):
         """Accumulate samples [n,B,C,H,W], with weights [n,B] for all chunks or for none."""
 
     def attribution(self) -> Tensor:
-        """The estimate so far: [B,C,H,W]."""
+        """Return the estimate so far: [B,C,H,W]."""
 
     def mean(self) -> Tensor:
-        """The channel-summed average of the samples, whatever the estimate makes of it: [B,H,W]."""
+        """Return the channel-summed average of the samples, whatever the estimate: [B,H,W]."""
 
     def standard_error(self) -> Tensor:
-        """How far the channel-summed mean may be off: [B,H,W]; zeros below two samples, where nothing is known."""
+        """Return the standard error of the channel-summed mean: [B,H,W]; zeros below two samples."""
 
     def error_share(self) -> Tensor:
-        """The share of the mean map's energy that is sampling error, [B]: it falls as one over the samples."""
+        """Return the share of the mean map's energy that is sampling error, [B]; it falls as one over the samples."""
 
     def significant(self) -> Tensor:
-        """Whether the map of each image is significant, [B]; True for reducers that do not test it."""
+        """Return whether the map of each image is significant, [B]; True for reducers that do not test it."""
 
     def select(self, images: Tensor) -> Accumulator:
         """Select images by index, to continue with them alone."""
@@ -53,7 +53,7 @@ REDUCERS: Registry[Callable[..., Reducer]] = Registry("reducer")
 
 
 class MeanAndError(ABC):
-    """What accumulators derive from the mean of the channel-summed samples and its error."""
+    """Base of accumulators: values derived from the mean of the channel-summed samples and its error."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""Averages, and estimators that look at one pixel at a time."""
+"""Averages, and estimators that treat every pixel by itself."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class _Running(MeanAndError):
         self._factor = factor
         self._mean = torch.empty(0)  # [B,C,H,W]
         self._squares = torch.empty(0)  # [B,H,W]
-        self._moments: Moments | None = None  # in their place where samples have weights
+        self._moments: Moments | None = None  # used instead if samples have weights
 
     def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
         samples = check_samples(samples, weights, tuple(self._mean.shape) if self.count else None)
