@@ -165,13 +165,7 @@ class AttentionFlow(TokenMethod):
     )
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        heads: Heads = "mean",
-        start_layer: int = 0,
-        max_tokens: int = 256,
-        **options: Any,
+        self, model: nn.Module, *, heads: Heads = "mean", start_layer: int = 0, max_tokens: int = 256, **options: Any
     ) -> None:
         super().__init__(model, **options)
         self.heads, self.start_layer, self.max_tokens = check_choice("heads", heads, _FUSE), start_layer, max_tokens

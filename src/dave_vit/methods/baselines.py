@@ -52,10 +52,7 @@ class Center(Method):
     """
 
     info = MethodInfo(
-        "A Gaussian in the middle of the image.",
-        "baseline",
-        "1 forward, for the predicted class",
-        class_specific=False,
+        "A Gaussian in the middle of the image.", "baseline", "1 forward, for the predicted class", class_specific=False
     )
 
     def __init__(self, model: nn.Module, width: float = 0.25, **options: Any) -> None:

@@ -14,14 +14,7 @@ from dave_vit.engine.rules.attention import multi_head_attention
 from dave_vit.engine.rules.linear import affine
 from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_choice, check_no_clips
-from dave_vit.methods.bias_placement import (
-    CONSTANT_ROWS,
-    Contribution,
-    attributions,
-    scale_to_unit,
-    sum_maps,
-    upsample,
-)
+from dave_vit.methods.bias_placement import CONSTANT_ROWS, Contribution, attributions, scale_to_unit, sum_maps, upsample
 from dave_vit.methods.pass_size import PassSize
 
 Biases = Literal["all", "conv"]

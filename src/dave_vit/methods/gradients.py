@@ -23,12 +23,7 @@ from dave_vit.reduce import Mean
 class InputXGradient(Method):
     """The gradient times the input."""
 
-    info = MethodInfo(
-        "Input times gradient.",
-        "Shrikumar et al., 2016",
-        "1 forward, 1 backward",
-        unit="logit",
-    )
+    info = MethodInfo("Input times gradient.", "Shrikumar et al., 2016", "1 forward, 1 backward", unit="logit")
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         return multiply_by_input(self._gradient(images, target, PLAIN), images, target)
@@ -44,11 +39,7 @@ class Saliency(Method):
         options: ``chunk`` and ``autocast``, as for every method.
     """
 
-    info = MethodInfo(
-        "Absolute gradient of the logit.",
-        "Simonyan et al., ICLR 2014 workshop",
-        "1 forward, 1 backward",
-    )
+    info = MethodInfo("Absolute gradient of the logit.", "Simonyan et al., ICLR 2014 workshop", "1 forward, 1 backward")
 
     def __init__(self, model: nn.Module, *, absolute: bool = True, **options: Any) -> None:
         super().__init__(model, **options)

@@ -8,13 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.targets import Target
-from dave_vit.methods.base import (
-    METHODS,
-    Explanation,
-    MethodInfo,
-    check_at_least_one,
-    check_choice,
-)
+from dave_vit.methods.base import METHODS, Explanation, MethodInfo, check_at_least_one, check_choice
 from dave_vit.methods.masking import MaskingMethod, Squares, to_explanation
 from dave_vit.methods.pass_size import PassSize
 
@@ -44,12 +38,7 @@ class Greedy(MaskingMethod):
     )
 
     def __init__(
-        self,
-        model: nn.Module,
-        rounds: int = 14,
-        goal: Goal = "deletion",
-        patch: int | None = None,
-        **options: Any,
+        self, model: nn.Module, rounds: int = 14, goal: Goal = "deletion", patch: int | None = None, **options: Any
     ) -> None:
         super().__init__(model, **options)
         self.rounds = check_at_least_one("rounds", rounds)

@@ -10,12 +10,7 @@ from torch import Tensor, nn
 
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
-from dave_vit.methods.base import (
-    METHODS,
-    Explanation,
-    MethodInfo,
-    check_at_least_one,
-)
+from dave_vit.methods.base import METHODS, Explanation, MethodInfo, check_at_least_one
 from dave_vit.methods.masking import MaskingMethod, Squares, score_images, to_explanation
 from dave_vit.methods.pass_size import PassSize
 
@@ -38,13 +33,7 @@ class Occlusion(MaskingMethod):
         resolution="patch",
     )
 
-    def __init__(
-        self,
-        model: nn.Module,
-        window: int | None = None,
-        stride: int | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, model: nn.Module, window: int | None = None, stride: int | None = None, **options: Any) -> None:
         super().__init__(model, **options)
         self.window = check_at_least_one("window", window)
         self.stride = check_at_least_one("stride", stride)

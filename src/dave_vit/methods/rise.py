@@ -12,12 +12,7 @@ from torch import Tensor, nn
 
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
-from dave_vit.methods.base import (
-    METHODS,
-    Explanation,
-    MethodInfo,
-    check_at_least_one,
-)
+from dave_vit.methods.base import METHODS, Explanation, MethodInfo, check_at_least_one
 from dave_vit.methods.masking import MaskingMethod, to_explanation
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.neighborhood.draws import sample_generator
@@ -45,13 +40,7 @@ class RISE(MaskingMethod):
     _budget_option = ("samples", 0)
 
     def __init__(
-        self,
-        model: nn.Module,
-        samples: int = 4000,
-        seed: int = 0,
-        cells: int = 7,
-        shown: float = 0.5,
-        **options: Any,
+        self, model: nn.Module, samples: int = 4000, seed: int = 0, cells: int = 7, shown: float = 0.5, **options: Any
     ) -> None:
         super().__init__(model, **options)
         if not 0 < shown < 1:

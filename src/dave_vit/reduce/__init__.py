@@ -9,13 +9,4 @@ from dave_vit.reduce.base import REDUCERS, Accumulator, Reducer
 from dave_vit.reduce.running import Mean, Shrinkage, SoftThreshold, TrimmedMean
 from dave_vit.reduce.significant import Significant
 
-__all__ = [
-    "REDUCERS",
-    "Accumulator",
-    "Mean",
-    "Reducer",
-    "Shrinkage",
-    "Significant",
-    "SoftThreshold",
-    "TrimmedMean",
-]
+__all__ = ["REDUCERS", "Accumulator", "Mean", "Reducer", "Shrinkage", "Significant", "SoftThreshold", "TrimmedMean"]
