@@ -25,8 +25,8 @@ def find_batch_axes(
     """Return the batch dimension of each recorded constant, or None if a batch cannot be separated by image.
 
     An image is explained alone and in its batch. In a dimension that grows from 1 to the size of the batch lie the
-    images, if the constants of this one lie there where it stands in the batch; in others, as of windows, or where
-    images change their places, nobody knows.
+    images, if the constants of this one lie at its place in the batch; other dimensions, as of windows, or images that
+    change their places, cannot be separated.
     """
     if target.score is not None:  # which may add what it likes
         return None
@@ -57,7 +57,7 @@ def _compare_passes(
 
 
 def _find_axis(alone: Constant, together: Constant, *, batch: int) -> int | None:
-    """The only dimension that grows, from 1 to the size of the batch, if the last image is the last in it."""
+    """Return the only dimension that grows, from 1 to the size of the batch, if the last image is last in it."""
     one, all_ = alone.derivative[0], together.derivative[0]
     if one.ndim != all_.ndim:
         return None

@@ -76,7 +76,7 @@ class TrackedInterception(Interception):
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Follows the memory of one input; made and entered inside of the interception.
+    """Follows the memory of one input; created and entered inside of the interception.
 
     Args:
         inputs: what is followed.

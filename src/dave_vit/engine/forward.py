@@ -34,7 +34,7 @@ _COUNT: ContextVar[PassCount | None] = ContextVar("passes", default=None)
 
 @contextlib.contextmanager
 def count_passes() -> Iterator[PassCount]:
-    """Counts the forward passes inside; those that only check a model (``run.sound``) are left out."""
+    """Count the forward passes inside; those that only check a model (``soundness``) are left out."""
     count = PassCount()
     token = _COUNT.set(count)
     try:
@@ -132,7 +132,7 @@ def isolate_pass(inputs: Tensor) -> Iterator[None]:
 
 
 def _disable_compilation() -> contextlib.AbstractContextManager[Any]:
-    """``module.compile()`` and ``torch.compile(part)`` run what they were made of, where the interception sees it."""
+    """Let ``module.compile()`` and ``torch.compile(part)`` run the original code, which the interception sees."""
     if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
         return contextlib.nullcontext()  # nothing was compiled, or torch is older than 2.6
     return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return, no-untyped-call]

@@ -27,7 +27,7 @@ def effective_transformation(
     rules: RuleSet = EFFECTIVE,
     autocast: torch.dtype | None = None,
 ) -> Tensor:
-    """The image-shaped weight W of the explained logit, with all operators frozen (eq. (4)).
+    """Compute the image-shaped weight W of the explained logit, with all operators frozen (eq. (4)).
 
     Args:
         model: any module; it is left exactly as it was. Classes need logits ``[B, classes]``, other targets do not.
@@ -171,5 +171,5 @@ def _derivative(score: Tensor, leaves: Sequence[Tensor], *, retain_graph: bool) 
             raise
         raise UnsupportedOperator(
             "the model writes in place into a tensor that a derivative needs again; use the function that returns a "
-            "new tensor, such as x * y in place of x.mul_(y)"
+            "new tensor, such as x * y instead of x.mul_(y)"
         ) from error

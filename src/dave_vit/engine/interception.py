@@ -35,7 +35,7 @@ def _without_parameters(tensor: Tensor) -> Tensor:
 
 
 class ModuleCall:
-    """A call made instead of a module's own; its frame on the call stack has the module's path."""
+    """A call that replaces a module's own; its frame on the call stack has the module's path."""
 
     module: str = ""
 
@@ -120,7 +120,8 @@ class Interception(TorchFunctionMode):
         """Refuse what would take the input out of sight."""
         for carrier in carriers if self._closed else ():
             if not is_known(carrier):
-                raise hidden_error(f"a tensor that requires gradient ({_origin(carrier)})", self.location())
+                origin = "a leaf" if carrier.grad_fn is None else carrier.grad_fn.name()
+                raise hidden_error(f"a tensor that requires gradient ({origin})", self.location())
         name, operator = spelling.name, spelling.operator
         if operator.leaves_torch and any(tensor.dtype is not torch.bool for tensor in tensors(args)):
             raise self.refusal(name, "it turns a value that depends on the input into a Python number or array")
@@ -242,10 +243,6 @@ class Interception(TorchFunctionMode):
             f"{name}{self.location()} is not supported by rule set {self.rules.name!r}: {why}; "
             "rewrite it with supported functions, detach what acts as an operator, or add a rule with RuleSet.extend"
         )
-
-
-def _origin(carrier: Tensor) -> str:
-    return carrier.grad_fn.name() if carrier.grad_fn is not None else "a leaf"
 
 
 def find_out_of_place(func: Any) -> Any:

@@ -79,7 +79,7 @@ def _enter(names: str, rule: Rule | None = None, kind: OperatorKind = OperatorKi
 
 
 def _attributes(names: str, access: str = "get") -> str:
-    """Names of reading or setting attributes of a tensor."""
+    """Return the names of the functions that read or set attributes of a tensor."""
     return " ".join(f"__{access}__{name}" for name in names.split())
 
 

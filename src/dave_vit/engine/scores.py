@@ -1,8 +1,8 @@
 """Scores of a model's output, one number an image: targets for models that are no classifiers.
 
 Each is a target of every method, as any function of your own is. It looks at the output as the model returns it: a
-tensor, transformers' output object, or a dict. It is part of what is explained: a norm that it divides by is held, as
-one inside the model would be.
+tensor, transformers' output object, or a dict. It is part of what is explained: a norm that it divides by is frozen,
+as one inside the model would be.
 
 Example:
     >>> create_method("dave", detector).attribute(image, scores.Detection(17, box=(0.1, 0.2, 0.5, 0.9)))
@@ -86,7 +86,7 @@ class ClassLogit:
         return cls(context.class_index(text))
 
     def __call__(self, output: Any) -> Tensor:
-        """Of logits ``[B, classes]``: ``[B]``."""
+        """Select the logit ``[B]`` from logits ``[B, classes]``."""
         logits = _of_rank(find_tensor(output, _LOGITS, "logits"), 2, "[B, classes]")
         return _pick(logits, 1, self.label, "class")
 
@@ -110,7 +110,7 @@ class Value:
         return cls(int(text or 0))
 
     def __call__(self, output: Any) -> Tensor:
-        """Of values ``[B]`` or ``[B, N]``, or of a map ``[B, ..., h, w]``, which is averaged: ``[B]``."""
+        """Return values ``[B]``, select from ``[B, N]``, or average a map ``[B, ..., h, w]``: ``[B]``."""
         values = find_tensor(output, _VALUES, "values")
         if values.ndim > 2:
             return values.flatten(1).mean(1)
@@ -140,7 +140,7 @@ class Similarity:
         return cls.to_image(context.model, context.model.preprocess(text))
 
     def __call__(self, output: Any) -> Tensor:
-        """``[B]``, from -1 to 1."""
+        """Compute the cosines ``[B]``, from -1 to 1."""
         own = select_embeddings(output, self.find)
         other = self.embedding.to(own).flatten()
         if own.shape[-1] != len(other):
@@ -149,13 +149,13 @@ class Similarity:
 
     @classmethod
     def to_image(cls, model: nn.Module, image: Tensor, find: Find | None = None) -> Similarity:
-        """With the embedding that the model makes of another picture ``[1, C, H, W]``, preprocessed."""
+        """Return the similarity to another preprocessed picture ``[1, C, H, W]``, embedded by the model."""
         with torch.no_grad():
             return cls(select_embeddings(model(image), find)[0], find)
 
 
 def select_embeddings(output: Any, find: Find | None = None) -> Tensor:
-    """The embedding of each picture, ``[B, D]``; of tokens ``[B, N, D]`` it is the mean."""
+    """Return the embedding of each picture, ``[B, D]``; tokens ``[B, N, D]`` are averaged."""
     own = find(output) if find is not None else find_tensor(output, _EMBEDDINGS, "embeddings")
     return own if own.ndim == 2 else own.flatten(1, -2).mean(1)
 
@@ -190,7 +190,7 @@ class Token:
         raise OptionError(f"{text!r} is not one token of {spec} but {len(tokens)}, or unknown; give another word")
 
     def __call__(self, output: Any) -> Tensor:
-        """Of logits ``[B, L, vocabulary]``: ``[B]``."""
+        """Select the logit ``[B]`` from logits ``[B, L, vocabulary]``."""
         logits = _of_rank(find_tensor(output, _LOGITS, "logits"), 3, "[B, length, vocabulary]")
         return _pick(_pick(logits, 1, self.position, "position"), 1, self.token, "token")
 
@@ -208,7 +208,7 @@ class Word:
     positions: tuple[int, ...]
 
     def __call__(self, output: Any) -> Tensor:
-        """Of logits ``[B, L, vocabulary]``: ``[B]``."""
+        """Sum the logits of the tokens, from logits ``[B, L, vocabulary]``: ``[B]``."""
         pieces = [Token(*piece)(output) for piece in zip(self.tokens, self.positions, strict=True)]
         return torch.stack(pieces).sum(0)
 
@@ -237,7 +237,7 @@ class Query:
         return cls(int(number), context.class_index(label))
 
     def __call__(self, output: Any) -> Tensor:
-        """Of logits ``[B, queries, classes]``: ``[B]``."""
+        """Select the logit ``[B]`` from logits ``[B, queries, classes]``."""
         logits = _of_rank(find_tensor(output, _LOGITS, "logits"), 3, "[B, queries, classes]")
         return _pick(_pick(logits, 1, self.query, "query"), 1, self.label, "class")
 
@@ -261,7 +261,7 @@ class Detection:
         check_box(self.box)
 
     def place(self, size: tuple[int, int]) -> Tensor:
-        """The box as a mask ``[H, W]``."""
+        """Return the box as a mask ``[H, W]``."""
         return box_mask(self.box, size)
 
     @classmethod
@@ -271,7 +271,7 @@ class Detection:
         return cls(context.class_index(label), context.box(corners))
 
     def __call__(self, output: Any, places: Tensor | None = None) -> Tensor:
-        """Of logits ``[B, queries, classes]`` and boxes ``[B, queries, 4]`` (centre, width and height): ``[B]``."""
+        """Select ``[B]`` from logits ``[B, queries, classes]`` by boxes ``[B, queries, 4]`` (centre, width, height)."""
         logits = _of_rank(find_tensor(output, _LOGITS, "logits"), 3, "[B, queries, classes]")
         boxes = find_tensor(output, ("pred_boxes",), "boxes").detach()
         corners = boxes.new_tensor(self.box).expand(len(boxes), 4) if places is None else mask_bounds(places).to(boxes)
@@ -304,7 +304,7 @@ class Region:
             check_box(self.box)
 
     def place(self, size: tuple[int, int]) -> Tensor:
-        """As a mask ``[H, W]``."""
+        """Return the region as a mask ``[H, W]``."""
         if self.box is not None:
             return box_mask(self.box, size)
         mask: Tensor = self.mask  # type: ignore[assignment]
@@ -317,7 +317,7 @@ class Region:
         return cls(context.class_index(label) if label else 0, box=context.box(corners))
 
     def __call__(self, output: Any, places: Tensor | None = None) -> Tensor:
-        """Of logits ``[B, classes, h, w]``, or of a map ``[B, h, w]``: ``[B]``."""
+        """Average logits ``[B, classes, h, w]``, or a map ``[B, h, w]``, over the region: ``[B]``."""
         maps = find_tensor(output, _MASKS, "a map of logits")
         maps = _pick(maps, 1, self.label, "class") if maps.ndim > 3 else maps  # [B, ..., h, w]
         maps = maps.flatten(1, -3).mean(1) if maps.ndim > 3 else maps

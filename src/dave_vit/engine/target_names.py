@@ -53,7 +53,7 @@ def find_class(target: str, names: Sequence[str]) -> int:
 
 
 def _nearest(text: str, names: Sequence[str]) -> list[int]:
-    """Up to three classes whose name, or a word of it, is spelt much like the text."""
+    """Return up to three classes whose name, or a word of it, is spelt much like the text."""
 
     def likeness(name: str) -> float:
         return max(SequenceMatcher(None, text, part).ratio() for part in (name, *re.findall(r"\w+", name)))

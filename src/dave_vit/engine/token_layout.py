@@ -32,7 +32,7 @@ class TokenLayout:
         return self.prefix + self.grid[0] * self.grid[1]
 
     def to_grid(self, values: Tensor) -> Tensor:
-        """One value a token ``[..., tokens]`` as a picture of the patches ``[..., rows, columns]``."""
+        """Arrange one value a token ``[..., tokens]`` in the grid of patches ``[..., rows, columns]``."""
         if values.shape[-1] != self.tokens:
             raise InputError(f"{values.shape[-1]} values for {self.tokens} tokens; give one value a token")
         return values[..., self.prefix :].reshape(*values.shape[:-1], *self.grid)
@@ -49,7 +49,7 @@ def find_token_layout(model: nn.Module, inputs: Tensor, read: Read = class_logit
     with observe(model, inputs[:1], read=read) as observed:
         sizes = [attention.matrix.shape[-2:] for attention in observed.attention]
         maps = observed.maps
-    counts = sorted({keys for queries, keys in sizes if queries == keys})  # pooling asks with other queries
+    counts = sorted({keys for queries, keys in sizes if queries == keys})  # pooling has other queries
     if not counts:
         raise OutputError("the model has no self-attention, so it has no token grid; use a method that needs none")
     grid = find_token_grid(counts[0], inputs.shape[-2:], maps)

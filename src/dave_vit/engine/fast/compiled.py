@@ -58,7 +58,7 @@ class RecordedGradient:
 
 
 class CompiledGradient(RecordedGradient):
-    """The same for batches of one size, traced once and compiled.
+    """Weights and logits of batches of one size, traced once and compiled.
 
     The interception runs while tracing only: the graph holds plain tensor operations, in which the rules' derivatives
     are written out. Batches that are a little smaller are padded, so that one graph serves them too; it is traced

@@ -49,10 +49,6 @@ def _region(spans: dict[int, tuple[int, int]]) -> Region:
     return tuple((dim, *span) for dim, span in sorted(spans.items()))
 
 
-def _shape(recording: Recording, value: Any) -> tuple[int, ...]:
-    return recording.shape(value) if isinstance(value, TensorRef) else tuple(value.shape)
-
-
 def _slice_argument(value: Any, region: Region) -> Any:
     """Slice an argument: a tensor of the recording later, a constant now."""
     if isinstance(value, TensorRef):
@@ -71,7 +67,7 @@ def _elementwise(recording: Recording, call: RecordedCall, region: Region) -> Pa
     def slice_argument(value: Any) -> Any:
         if not isinstance(value, TensorRef | Tensor):
             return value
-        shape = _shape(recording, value)
+        shape = recording.shape(value) if isinstance(value, TensorRef) else value.shape
         own = ((dim - rank + len(shape), start, length) for dim, start, length in region)
         return _slice_argument(value, tuple(span for span in own if span[0] >= 0 and shape[span[0]] != 1))
 
