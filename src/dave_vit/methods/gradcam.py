@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,35 +33,8 @@ def _plus_plus_slope(slope: Tensor, values: Tensor) -> Tensor:
     return (alpha * slope.clamp(min=0)).sum((2, 3), keepdim=True)  # [b, D, 1, 1]
 
 
-def _positive_slope(slope: Tensor, values: Tensor) -> Tensor:
-    return slope.clamp(min=0)
-
-
-def _plain_slope(slope: Tensor, values: Tensor) -> Tensor:
-    return slope
-
-
-class CAM:
-    """Class activation map: a mixin for methods on tokens.
-
-    Args:
-        model: any module that maps inputs to logits.
-        positive: keep the positive part of the map only, as published; otherwise the signed sum.
-        options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
-    """
-
-    weigh: ClassVar[Weigh]
-
-    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)  # type: ignore[call-arg]
-        self.positive = positive
-
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        return weigh_features(observed, images, target, type(self).weigh, positive=self.positive)
-
-
 @METHODS.register("gradcam")
-class GradCAM(CAM, TokenMethod):
+class GradCAM(TokenMethod):
     """The channels of a feature map, weighted by the mean of their gradient over all places, and added up.
 
     In a Vision Transformer these are the normed tokens that enter the last attention, without class and register
@@ -79,11 +52,17 @@ class GradCAM(CAM, TokenMethod):
         "1 forward, 1 backward",
         resolution="patch",
     )
-    weigh = mean_slope
+
+    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.positive = positive
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        return weigh_features(observed, images, target, mean_slope, positive=self.positive)
 
 
 @METHODS.register("gradcam_plus_plus")
-class GradCAMPlusPlus(CAM, TokenMethod):
+class GradCAMPlusPlus(TokenMethod):
     """As ``gradcam``, with positive gradients weighted by second and third derivatives.
 
     The derivatives are those of the exponential of the logit, as published, in closed form. Its value, one positive
@@ -101,11 +80,17 @@ class GradCAMPlusPlus(CAM, TokenMethod):
         "1 forward, 1 backward",
         resolution="patch",
     )
-    weigh = _plus_plus_slope
+
+    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.positive = positive
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        return weigh_features(observed, images, target, _plus_plus_slope, positive=self.positive)
 
 
 @METHODS.register("layercam")
-class LayerCAM(CAM, TokenMethod):
+class LayerCAM(TokenMethod):
     """Features times their positive gradient at each place, added up over the channels.
 
     Args:
@@ -120,11 +105,17 @@ class LayerCAM(CAM, TokenMethod):
         "1 forward, 1 backward",
         resolution="patch",
     )
-    weigh = _positive_slope
+
+    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.positive = positive
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        return weigh_features(observed, images, target, lambda slope, _: slope.clamp(min=0), positive=self.positive)
 
 
 @METHODS.register("hirescam")
-class HiResCAM(CAM, TokenMethod):
+class HiResCAM(TokenMethod):
     """Features times their gradient at each place, added up over the channels.
 
     Where the head is linear in the features, the map sums to the logit, up to the head's bias.
@@ -141,10 +132,13 @@ class HiResCAM(CAM, TokenMethod):
         "1 forward, 1 backward",
         resolution="patch",
     )
-    weigh = _plain_slope
 
     def __init__(self, model: nn.Module, *, positive: bool = False, **options: Any) -> None:
-        super().__init__(model, positive=positive, **options)
+        super().__init__(model, **options)
+        self.positive = positive
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        return weigh_features(observed, images, target, lambda slope, _: slope, positive=self.positive)
 
 
 def weigh_features(observed: Observation, images: Tensor, target: Target, weigh: Weigh, *, positive: bool) -> Tensor:

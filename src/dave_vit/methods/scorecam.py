@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dave_vit.engine.observation import Observation
 from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.bias_placement import scale_to_unit, upsample
-from dave_vit.methods.gradcam import CAM, features
+from dave_vit.methods.gradcam import features
 from dave_vit.methods.masking import score_under_masks
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenMethod
 
 
 @METHODS.register("scorecam")
-class ScoreCAM(CAM, TokenMethod):
+class ScoreCAM(TokenMethod):
     """The channels of a feature map, weighted by the score of the image masked with each of them.
 
     The features are those of ``gradcam``. Each channel, enlarged to the image and scaled from 0 to 1, is a mask; the
@@ -34,6 +36,10 @@ class ScoreCAM(CAM, TokenMethod):
         "1 + D forward, D being the channels",
         resolution="patch",
     )
+
+    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.positive = positive
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)
