@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -131,11 +132,14 @@ class RandomLogit(Metric):
     def __init__(self, seed: int = 0, images: int | None = None) -> None:
         check_at_least(1, images=images)
         self.seed, self.images = seed, images
+        self._class_counts: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
     def score(self, case: Case) -> Scores:
         """Return [B]."""
-        with torch.no_grad():
-            classes = case.model(case.inputs[:1]).shape[1]
+        if case.model not in self._class_counts:
+            with torch.no_grad():
+                self._class_counts[case.model] = case.model(case.inputs[:1]).shape[1]
+        classes = self._class_counts[case.model]
         if classes < 2:
             raise OptionError("random_logit needs another class, and the model has one output; leave this metric out")
         offset = int(torch.randint(1, classes, (1,), generator=torch.Generator().manual_seed(self.seed)))
