@@ -6,14 +6,23 @@ import math
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from dave_vit._internal.registry import suggest_names
 from dave_vit.errors import OptionError
 
+Name = TypeVar("Name", bound=str)
+
 SEEDS = 2**31
 """Seeds are below this number: tables and random generators store 31 bits."""
 _LIMITS: dict[Any, Any] = {int: 2**63, float: math.inf}  # torch takes values below these; NaN is below nothing
+
+
+def check_choice(name: str, value: Name, known: Collection[str]) -> Name:
+    """Return the value of an option if it is one of the known names."""
+    if value not in known:
+        raise OptionError(f"{name} {value!r}; expected one of {', '.join(known)}")
+    return value
 
 
 def check_values(values: Mapping[str, Any], known: Mapping[str, Any], what: str) -> None:

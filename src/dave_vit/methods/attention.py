@@ -13,10 +13,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.schema import check_choice
 from dave_vit.engine.observation import Observation
 from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, OptionError, require_extra
-from dave_vit.methods.base import METHODS, MethodInfo, check_choice
+from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, token_graph, wide
 

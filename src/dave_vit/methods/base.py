@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import chain
@@ -25,7 +25,6 @@ from dave_vit.methods.certainty import ExplainedBatch, describe_uncertainty, sur
 from dave_vit.methods.pass_size import PassSize, clean_logits
 from dave_vit.reduce.base import energy_share
 
-Name = TypeVar("Name", bound=str)
 Count = TypeVar("Count", int, int | None)
 
 
@@ -328,13 +327,6 @@ def check_at_least_one(name: str, value: Count) -> Count:
     """Return the value of a counting option if it is at least 1, or None."""
     if value is not None and value < 1:
         raise OptionError(f"{name} is {value}; it must be at least 1")
-    return value
-
-
-def check_choice(name: str, value: Name, known: Collection[str]) -> Name:
-    """Return the value of an option if it is one of the known names."""
-    if value not in known:
-        raise OptionError(f"{name} {value!r}; expected one of {', '.join(known)}")
     return value
 
 

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from dave_vit._internal.schema import check_choice
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.operators import OperatorKind, names_of_kind
 from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.rules.attention import multi_head_attention
 from dave_vit.engine.rules.linear import affine
 from dave_vit.engine.targets import Target
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_choice, check_no_clips
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips
 from dave_vit.methods.bias_placement import CONSTANT_ROWS, Contribution, attributions, scale_to_unit, sum_maps, upsample
 from dave_vit.methods.pass_size import PassSize
 

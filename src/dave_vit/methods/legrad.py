@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import working_dtype
+from dave_vit._internal.schema import check_choice
 from dave_vit.engine.forward import Read
 from dave_vit.engine.observation import AttentionMatrix, Observation
 from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Target, class_logits
 from dave_vit.errors import OptionError, UnsupportedOperator, first_line
-from dave_vit.methods.base import METHODS, MethodInfo, check_choice
+from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.block_hooks import tap_blocks
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenMethod, gradients, token_graph

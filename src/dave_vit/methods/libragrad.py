@@ -6,6 +6,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 from torch import Tensor, nn
 
+from dave_vit._internal.schema import check_choice
 from dave_vit.engine.calls import Call
 from dave_vit.engine.observation import observe
 from dave_vit.engine.operators import OPERATORS, OperatorKind, names_of_kind
@@ -21,7 +22,6 @@ from dave_vit.methods.base import (
     Explanation,
     Method,
     MethodInfo,
-    check_choice,
     check_no_clips,
     multiply_by_input,
 )

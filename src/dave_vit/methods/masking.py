@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import working_dtype
+from dave_vit._internal.schema import check_choice
 from dave_vit.engine.forward import autocast_context
 from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.engine.token_layout import find_patch_side
-from dave_vit.methods.base import Explanation, Method, check_choice, check_no_clips
+from dave_vit.methods.base import Explanation, Method, check_no_clips
 from dave_vit.methods.bias_placement import per_channel
 from dave_vit.methods.pass_size import PassSize, clean_logits
 

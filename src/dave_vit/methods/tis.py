@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
+from dave_vit._internal.schema import check_choice
 from dave_vit.engine.calls import Call, RuleSet
 from dave_vit.engine.observation import Observation, observe
 from dave_vit.engine.rule_sets.plain import PLAIN
@@ -15,7 +16,7 @@ from dave_vit.engine.rules.attention import is_attention
 from dave_vit.engine.rules.linear import ordinary
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, UnsupportedOperator
-from dave_vit.methods.base import METHODS, MethodInfo, check_at_least_one, check_choice
+from dave_vit.methods.base import METHODS, MethodInfo, check_at_least_one
 from dave_vit.methods.block_hooks import tap_blocks
 from dave_vit.methods.masking import Score, target_scores
 from dave_vit.methods.pass_size import PassSize

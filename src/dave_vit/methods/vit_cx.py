@@ -7,10 +7,11 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.schema import check_choice
 from dave_vit.engine.observation import observe
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, require_extra
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_choice, check_no_clips
+from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips
 from dave_vit.methods.bias_placement import scale_to_unit, upsample
 from dave_vit.methods.gradcam import features
 from dave_vit.methods.masking import Score, score_rows, target_scores, to_explanation

@@ -6,7 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 from torch import Tensor, nn
 
@@ -133,12 +133,6 @@ def create_metric(name: str, **options: Any) -> Metric:
     known = {option: hints.get(option, Any) for option in inspect.signature(metric).parameters}
     check_values(options, known, f"metric {name!r}")
     return metric(**options)
-
-
-def check_choice(name: str, value: object, choices: Any) -> None:
-    """Raise an OptionError unless a value is one of a Literal's."""
-    if value not in get_args(choices):
-        raise OptionError(f"{name} {value!r}; expected one of {', '.join(get_args(choices))}")
 
 
 def check_at_least(least: float, **values: float | None) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores, check_at_least, check_choice
+from dave_vit._internal.schema import check_choice
+from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores, check_at_least
 from dave_vit.metrics.consistency import correlation
 from dave_vit.metrics.perturbation import Model, check_batch
 from dave_vit.neighborhood.draws import sample_generator
@@ -89,7 +90,7 @@ class _FidelityMetric(Metric):
     def __init__(self, samples: int, of: Output, images: int, seed: int) -> None:
         check_at_least(2, samples=samples)
         check_at_least(1, images=images)
-        check_choice("of", of, Output)
+        check_choice("of", of, get_args(Output))
         self.samples, self.images, self.seed = samples, images, seed
         self.of: Output = of
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dave_vit._internal.schema import check_choice
 from dave_vit.errors import InputError, OptionError
-from dave_vit.metrics.base import METRICS, Case, Metric, Scores, check_at_least, check_choice
+from dave_vit.metrics.base import METRICS, Case, Metric, Scores, check_at_least
 
 Model = Callable[[Tensor], Tensor]
 Order = Literal["least", "most"]
@@ -45,7 +46,7 @@ class Perturbation:
 
     def __post_init__(self) -> None:
         for name, choices in (("order", Order), ("baseline", Baseline), ("score", Score)):
-            check_choice(name, getattr(self, name), choices)
+            check_choice(name, getattr(self, name), get_args(choices))
         if len(self.fractions) < 2 or list(self.fractions) != sorted(set(self.fractions)):
             raise OptionError(f"fractions {list(self.fractions)}; expected two or more, rising")
         if self.fractions[0] < 0 or self.fractions[-1] > 1:
@@ -69,7 +70,7 @@ def protocol(name: Protocol, pixels: int, black: Sequence[float] | None = None) 
         pixels: number of pixels of an image, H * W.
         black: preprocessed value of a black pixel, one number per channel; needed for "chefer".
     """
-    check_choice("protocol", name, Protocol)
+    check_choice("protocol", name, get_args(Protocol))
     if name == "official":
         most = int(0.9 * pixels)
         counts = sorted({*range(0, most + 1, max(1, most // 128)), most})

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
+from dave_vit._internal.schema import check_choice
 from dave_vit.errors import OptionError
 from dave_vit.maps import positive
-from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores, check_at_least, check_choice
+from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores, check_at_least
 from dave_vit.metrics.consistency import correlation
 from dave_vit.metrics.localization import last_equal_index
 
@@ -104,7 +105,7 @@ class Sanity(Metric):
 
     def __init__(self, stages: int = 3, images: int = 16, seed: int = 0, layers: Layers = "cascading") -> None:
         check_at_least(1, stages=stages, images=images)
-        check_choice("layers", layers, Layers)
+        check_choice("layers", layers, get_args(Layers))
         self.stages, self.images, self.seed = stages, images, seed
         self.layers: Layers = layers
 
