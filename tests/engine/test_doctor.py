@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import timm
 import torch
+import torch.nn.functional as F
 from hypothesis import HealthCheck, given, seed, settings
 from test_leaks import FACTORS, INTEGERS, NORMS, OPERATORS_AS_CONSTANTS, WRITES_BELOW, write_below
 from torch import nn
@@ -15,10 +16,10 @@ from torch import nn
 from dave_vit import create_method, effective_transformation
 from dave_vit.checks import doctor
 from dave_vit.checks.companion_values import ReplayError, replay
-from dave_vit.checks.constants import find_changing_constant
 from dave_vit.checks.doctor import Diagnosis, diagnose
 from dave_vit.engine import gradient
 from dave_vit.engine import soundness as sound
+from dave_vit.engine.constants import find_changing_constant
 from dave_vit.engine.targets import class_logits
 from dave_vit.engine.token_layout import TokenLayout
 from dave_vit.errors import DaveError, UnsupportedOperator
@@ -79,6 +80,42 @@ def test_an_operator_that_passes_for_a_constant_is_found():
 
     with pytest.raises(UnsupportedOperator, match="constant"):
         diagnose(Leaks(), images(1))
+
+
+def test_a_head_of_zeros_is_no_fault():
+    model = vit()
+    nn.init.zeros_(model.head.weight)
+    for bias, logit in ((0.0, "0"), (0.25, "0.25")):
+        nn.init.constant_(model.head.bias, bias)
+        diagnosis = diagnose(model, images(1))
+        assert diagnosis.exact
+        assert diagnosis.forward == 0.0
+        assert f"the image contributes 0 to the logit {logit}, as with a head of zeros" in diagnosis.verdict
+
+
+class Masked(nn.Module):
+    """Attention with a mask that stays float32 when the model is cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Conv2d(3, 64, 4, 4), nn.Linear(16, 5)
+        self.mask = [torch.randn(64, 64, generator=torch.Generator().manual_seed(0))]
+
+    def forward(self, x):
+        q = k = v = self.embed(x).flatten(2).transpose(1, 2).unflatten(2, (4, 16)).transpose(1, 2).contiguous()
+        return self.head(F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask[0]).mean((1, 2)))
+
+
+def test_a_float32_mask_under_float64_queries_is_no_fault():
+    """For which torch 2.15 returns values that are off by 2 on a CPU."""
+    diagnosis = diagnose(drawn(Masked()), images(1))
+    assert diagnosis.exact, diagnosis.fault
+    assert diagnosis.dtype == torch.float64
+
+
+def test_wrong_values_of_torch_are_not_explained():
+    with pytest.raises(UnsupportedOperator, match="the logits change under the interception"):
+        effective_transformation(drawn(Masked()).double(), images(1).double(), 1)
 
 
 @pytest.mark.parametrize("name", ["rollout", "legrad", "effective", "attn_lrp"])

@@ -9,13 +9,12 @@ import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from dave_vit import conservation_gap, effective_transformation
 from dave_vit.engine import gradient
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.fast.compiled import CompiledGradient, fold_constants
+from dave_vit.engine.fast.compiled import CompiledGradient
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Contrast, Target
@@ -200,9 +199,10 @@ class TestTargets:
         )
 
     def test_several_targets_share_one_forward_pass(self, model, images):
-        effective_transformation(model, images, 0)  # the first map of a model also looks into it
         calls = []
         model.register_forward_pre_hook(lambda *_: calls.append(1))
+        effective_transformation(model, images, 0)  # the first map of a model also looks into it
+        calls.clear()
         target = torch.tensor([[0, 1, 2], [3, 4, 0], [1, 2, 3]])
         weight = effective_transformation(model, images, target)
         assert len(calls) == 1
@@ -253,7 +253,8 @@ class TestNothingStays:
 
         noisy = Noisy(F.gelu)
         before = torch.get_rng_state()
-        effective_transformation(noisy, SMALL, 0)
+        with pytest.raises(UnsupportedOperator, match="random numbers"):
+            effective_transformation(noisy, SMALL, 0)
         assert torch.equal(before, torch.get_rng_state())
 
     def test_works_under_no_grad_and_inference_mode(self, model, images):
@@ -321,32 +322,6 @@ class TestPrecision:
         torch.testing.assert_close(
             effective_transformation(torch.compile(model), images, 0), effective_transformation(model, images, 0)
         )
-
-    def test_what_follows_from_weights_alone_is_computed_once(self):
-        weight = nn.Parameter(torch.randn(5, 4, generator=torch.Generator().manual_seed(0)))
-        unit = nn.Parameter(torch.ones(4))
-
-        def step(x):
-            cast = weight.to(torch.bfloat16)
-            noise = torch.rand_like(unit)
-            sums = weight.sum(0)
-            sums.add_(x[0])
-            return (x.to(torch.bfloat16) @ cast.T).float() @ weight * weight.abs().mean() + sums + 0 * noise
-
-        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
-        with torch.no_grad():
-            graph = make_fx(step)(x)
-            expected = graph(x)
-            fold_constants(graph)
-            for _ in range(2):
-                torch.testing.assert_close(graph(x), expected, rtol=0, atol=0)
-        left = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
-        assert left.count("aten._to_copy.default") == 2  # of the input, and of the first product
-        assert not any("abs" in name or "mean" in name for name in left)
-        assert any("rand" in name for name in left)  # drawn anew in every pass
-        assert any("sum" in name for name in left)  # written into in every pass
-        kept = [getattr(graph, node.target) for node in graph.graph.nodes if node.op == "get_attr"]
-        assert any(one.data_ptr() == weight.data_ptr() for one in kept)  # the model's own, no copy of it
 
     def test_forward_is_bit_for_bit_the_models_own(self, model, images):
         with torch.no_grad():

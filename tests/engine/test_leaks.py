@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit import conservation_gap, effective_transformation
+from dave_vit.errors import UnsupportedOperator
 from exactness import Tokens, assert_exact, assert_exact_or_refused, drawn, refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore:To copy construct")
@@ -317,7 +318,7 @@ FACTORS = {
         lambda x, at: torch.where(at > 0, x, 0.2 * x),
     ),
     "threshold": (lambda x: F.threshold(x, 0.1, 20.0), None),
-    "fill": (lambda x: torch.fill(x, x.mean()), None),
+    "fill": (lambda x: torch.fill(x, x.mean()), lambda x, at: x.mean().expand_as(x)),
     "nan_to_num": (lambda x: torch.nan_to_num(x), lambda x, at: x),
 }
 
@@ -583,3 +584,46 @@ def test_a_constant_that_is_written_later_is_still_seen():
             return (x + self.last).flatten(1)
 
     assert_exact_or_refused(Remembers(), X)
+
+
+class CachesBiases(nn.Module):
+    """Biases that are looked up once and kept, as LeViT and EfficientFormer do in evaluation mode."""
+
+    def __init__(self, keep) -> None:
+        super().__init__()
+        self.biases = nn.Parameter(torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
+        self.keep, self.kept = keep, None
+
+    def forward(self, x):
+        if self.kept is None:
+            self.kept = self.keep(self.biases, x)
+        return ((x @ x.mT + self.kept).softmax(-1) @ x).flatten(1)
+
+
+def test_a_cache_of_parameters_is_a_constant():
+    """A call with gradients leaves a function of parameters behind, which is no carrier of the image."""
+    model, fresh = (CachesBiases(lambda biases, x: biases[:5] * 2) for _ in range(2))
+    model(X)
+    assert model.kept.requires_grad
+    torch.testing.assert_close(effective_transformation(model, X, 1), effective_transformation(fresh, X, 1))
+
+
+def test_a_cache_of_an_earlier_image_is_refused():
+    model = CachesBiases(lambda biases, x: biases[:5] * x.mean())
+    model(X.clone().requires_grad_())
+    with pytest.raises(UnsupportedOperator, match="out of the interception's sight"):
+        effective_transformation(model, X, 1)
+
+
+def test_parameters_times_the_image_out_of_sight_are_refused():
+    """The graph ends in parameters alone, but the numbers are those of the image."""
+    layer = nn.Linear(D, D, dtype=torch.float64)
+
+    def switched_off(x):
+        with torch._C.DisableTorchFunction():
+            scale = layer(x.detach())
+        return x * scale.sigmoid()
+
+    model = Tokens(switched_off)
+    model.layer = layer
+    assert refusal(model, X) is not None

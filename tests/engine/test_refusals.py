@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 import dave_vit
@@ -53,15 +54,6 @@ class Square(torch.autograd.Function):
         return grad
 
 
-class Packed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(6, 2, batch_first=True, add_bias_kv=True).double()
-
-    def forward(self, x):
-        return self.attention(x, x, x, need_weights=False)[0].flatten(1)
-
-
 class Hooked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -75,6 +67,18 @@ class Hooked(nn.Module):
 def in_thread(x: Tensor) -> Tensor:
     with ThreadPoolExecutor(1) as pool:
         return x + pool.submit(F.gelu, x).result()
+
+
+def held_in_thread(x: Tensor) -> Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        return x + pool.submit(x.detach().exp).result()
+
+
+def with_static_keys(x: Tensor) -> Tensor:
+    keys, weight = torch.ones(2, 5, 3, dtype=x.dtype), torch.ones(18, 6, dtype=x.dtype)
+    rows = (x.transpose(0, 1),) * 3
+    shape, rest = (6, 2, weight, None, None, None, False, 0.0, torch.eye(6, dtype=x.dtype), None), {"static_k": keys}
+    return F.multi_head_attention_forward(*rows, *shape, training=False, **rest, static_v=keys)[0].transpose(0, 1)
 
 
 def with_hook(x: Tensor) -> Tensor:
@@ -126,8 +130,11 @@ PROGRAMS = {
         lambda x: x * 2, lambda y, x: y[:, :2].copy_(x[:, :2].exp())
     ),
     "to a slice of a view": wrote(lambda x: x * 2, lambda y, x: y[:, :2].__setitem__((slice(None), 0), x[:, 0].exp())),
+    "one of several views": lambda x: torch.cat([part.mul_(2) for part in (x * 2).split(3, -1)], -1),
+    "torch has no derivative of it": lambda x: flex_attention(*[x[:, None]] * 3)[:, 0],
+    "it failed in a torch.jit module": lambda x: x * _scripted(x),
     "writes in place into a tensor that a derivative needs again": lambda x: _needed_again(x),
-    "bias_k, bias_v, static_k, static_v and add_zero_attn have no rule": Packed(),
+    "static_k and static_v have no rule": with_static_keys,
     "was made out of the interception's sight": in_thread,
     "the custom autograd function": Square.apply,
     "changes the tensors that autograd saves": saved_elsewhere,
@@ -144,10 +151,20 @@ PROGRAMS = {
     "it takes a view of a tensor into which a frozen operator was written since": early_view,
     "it ran out of the interception's sight": switched_off,
     "it is called inside of a torch.func transform": lambda x: x + torch.func.vmap(torch.exp)(x.detach()),
+    "it uses random numbers": lambda x: x + torch.rand_like(x),
+    "changes with the image or from call to call": held_in_thread,
     "the logits change under the interception": lambda x: x * (1 + torch._C._len_torch_function_stack()),
     "change with the other images of its batch": lambda x: x - x.mean(0),
     "output holds NaN": lambda x: x * torch.nan,
 }
+
+
+SCRIPT = torch.jit.script(nn.Linear(6, 6).double())
+
+
+def _scripted(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return SCRIPT(x).sigmoid()
 
 
 def _needed_again(x: Tensor) -> Tensor:

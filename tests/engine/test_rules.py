@@ -9,14 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dave_vit.checks.companion_values import replay
 from dave_vit.engine import gradient
 from dave_vit.engine.conservation import conservation_gap
 from dave_vit.engine.fast import PassKind, substitute_rules
 from dave_vit.engine.fast.gates import gelu_gate
+from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.gradient import effective_transformation
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets.effective import EFFECTIVE, OFFICIAL_GATE
 from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.targets import class_logits
 from fast_marker import needs_fast
 
 D = 6
@@ -200,6 +203,23 @@ class TestNorms:
     def test_rms_norm(self, norm, x):
         gamma = weights(D)
         check(lambda x: norm(x, gamma), x, self.reference(x, gamma, centred=False))
+
+    @pytest.mark.parametrize("eps", [None, 1e-3])
+    @pytest.mark.parametrize(
+        ("dtype", "autocast"),
+        [
+            (torch.float16, None),
+            (torch.bfloat16, None),
+            (torch.float32, torch.bfloat16),
+            (torch.bfloat16, torch.bfloat16),
+        ],
+    )
+    def test_rms_norm_in_half_precision(self, dtype, autocast, eps, x):
+        """For small inputs the scale is nearly eps alone: that of the type in which torch computes."""
+        norm, small = nn.RMSNorm(D, eps=eps).to(dtype), (x * 1e-3).to(dtype)
+        parts = gradient(Fn(norm), small, 7, rules=EFFECTIVE, autocast=autocast)
+        explained = (parts.weight[:, 0] * small).flatten(1).double().sum(1)
+        torch.testing.assert_close(explained, parts.score[:, 0].double(), rtol=0.02, atol=0)
 
     @pytest.mark.parametrize(
         "norm",
@@ -389,3 +409,49 @@ class TestLinear:
     def test_moving_average_of_attention_scores_is_an_operator(self, x):
         w = weights(D, D)
         check(lambda x: F.softmax(x @ w @ x.mT, -1).softmax(-1) @ x, x)
+
+
+KEYWORDS = {
+    "attention": (
+        lambda x: F.scaled_dot_product_attention(query=x, key=x + 1, value=2 * x, attn_mask=weights(5, 5)),
+        lambda x: F.scaled_dot_product_attention(x, x + 1, 2 * x, weights(5, 5)),
+    ),
+    "permute": (lambda x: torch.permute(input=x, dims=(0, 2, 1)), lambda x: x.permute(0, 2, 1)),
+    "transpose": (lambda x: torch.transpose(input=x, dim0=1, dim1=2), lambda x: x.mT),
+    "relu": (lambda x: F.relu(input=x.clone(), inplace=True), F.relu),
+    "gelu": (lambda x: F.gelu(input=x), F.gelu),
+    "sum": (lambda x: torch.sum(input=x, dim=1, keepdim=True) + x, lambda x: x.sum(1, keepdim=True) + x),
+    "bmm": (lambda x: torch.bmm(input=x.sigmoid(), mat2=x.mT), lambda x: x.sigmoid() @ x.mT),
+    "addcmul": (
+        lambda x: torch.addcmul(x, tensor1=x.sigmoid(), tensor2=x, value=2.0),
+        lambda x: x + 2 * x.sigmoid() * x,
+    ),
+    "where": (lambda x: torch.where(condition=x > 0, input=x, other=2 * x), lambda x: torch.where(x > 0, x, 2 * x)),
+    "div": (lambda x: torch.div(input=x, other=x.exp()), lambda x: x / x.exp()),
+    "layer_norm": (lambda x: F.layer_norm(input=x, normalized_shape=(D,)), lambda x: F.layer_norm(x, (D,))),
+    "linear": (lambda x: F.linear(input=x, weight=weights(D, D)), lambda x: F.linear(x, weights(D, D))),
+    "cat": (lambda x: torch.cat(tensors=[x, 2 * x], dim=1), lambda x: torch.cat([x, 2 * x], 1)),
+    "softmax": (lambda x: F.softmax(input=x, dim=-1) @ x.mT, lambda x: x.softmax(-1) @ x.mT),
+}
+
+
+@pytest.mark.parametrize("name", KEYWORDS)
+def test_arguments_by_name(name, x):
+    named, placed = KEYWORDS[name]
+    check(named, x, check(placed, x))
+    assert abs(replay(Fn(named), x, 2 * x, class_logits) - replay(Fn(placed), x, 2 * x, class_logits)).max() < 1e-12
+
+
+class ClassToken(nn.Module):
+    """Attention with its tensors by name, of which the first token alone is used."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (x @ weights(D, 3 * D)).chunk(3, -1)
+        mixed = F.scaled_dot_product_attention(query=q, key=k, value=v)
+        return mixed[:, 0] @ weights(D, D)
+
+
+def test_arguments_by_name_in_a_recording(x):
+    expected = gradient(ClassToken(), x, 1, rules=EFFECTIVE).weight
+    actual = RecordedModel(ClassToken()).gradient(x, 1, EFFECTIVE).weight
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)

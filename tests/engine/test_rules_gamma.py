@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 import tiny_models
-from dave_vit import conservation_gap, effective_transformation
+from dave_vit import DAVE, conservation_gap, effective_transformation
 from dave_vit.engine import gradient
 from dave_vit.engine.fast import flat_gamma, patches
 from dave_vit.engine.fast.compiled import CompiledGradient
@@ -100,8 +102,9 @@ def test_patches_as_a_product_are_the_convolution(form, on_gpu, size, monkeypatc
         expected = effective_transformation(model, x, 7, rules=rules)
     for place in (patches, flat_gamma):
         monkeypatch.setattr(place, "prefers_product", lambda input: on_gpu)
-    actual = gradient(model, x, 7, rules=rules)
+    actual = gradient(model, x, 7, rules=rules, record_constants=True)
     torch.testing.assert_close(actual.weight[:, 0], expected, rtol=1e-10, atol=1e-10)
+    assert [constant.value.shape for constant in actual.constants] == [model[0](x).shape]  # as methods place them
     assert conservation_gap(model, x, 7, rules=rules) < 1e-9
     if not on_gpu:  # the model's own forward pass, to the bit
         assert torch.equal(actual.logits, model(x))
@@ -218,3 +221,73 @@ class TestPrecision:
                 return self.second(x)
 
         assert conservation_gap(Writes().double(), drawn(2, 6), 0, rules=RELEVANCE) < 1e-9
+
+
+def _cnn(*, inplace: bool) -> nn.Module:
+    squeeze = [nn.Conv2d(6, 4, 1), nn.ReLU(inplace=inplace), nn.Conv2d(4, 6, 2, stride=2), nn.ReLU6(inplace=inplace)]
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(inplace=inplace), *squeeze, nn.Flatten(), nn.Linear(1350, 5))
+    return tiny_models.drawn(model).double()
+
+
+def test_activations_in_place_after_convolutions():
+    """A 1 x 1 convolution is run as a product of windows, whose value must not be a view."""
+    target = Target.of([1, 3], 2)
+    plain = gradient(_cnn(inplace=False), X, target, rules=RELEVANCE)
+    written = gradient(_cnn(inplace=True), X, target, rules=RELEVANCE)
+    torch.testing.assert_close(written.weight, plain.weight, rtol=1e-12, atol=1e-12)
+    assert conservation_gap(_cnn(inplace=True), X, rules=RELEVANCE) < 1e-12
+
+
+class GatedBlock(nn.Module):
+    """A packed gated unit, and attention whose modules do not say so."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixing, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.packed, self.down = nn.Linear(8, 24), nn.Linear(12, 8)
+
+    def forward(self, x):
+        query, key, value = self.mixing(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4).unbind(0)
+        x = x + self.out(nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+        value, gate = self.packed(x).chunk(2, -1)
+        return x + self.down(value * nn.functional.silu(gate))
+
+
+class GatedModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.block, self.head = nn.Conv2d(3, 8, 4, stride=4), GatedBlock(), nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(self.block(self.embed(x).flatten(2).transpose(1, 2))[:, 0])
+
+
+def test_a_map_does_not_depend_on_whether_it_is_recorded():
+    """A recording cuts layers, and a hook that does nothing prevents it."""
+    model, images = tiny_models.drawn(GatedModel()).double(), drawn(3, 3, 16, 16)
+    options = {"samples": 4, "seed": 1}
+    recorded = DAVE(model, **options).attribute(images, 1)
+    alone = DAVE(model, **options).attribute(images[1:2], 1)
+    model.block.register_forward_hook(lambda *_: None)
+    expected = DAVE(model, **options).attribute(images, 1)
+    torch.testing.assert_close(recorded, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(alone, expected[1:2], rtol=1e-9, atol=1e-12)
+
+
+def run_block(block, x):
+    """Run a block of timm without calling its attention."""
+    attention = block.attn
+    parts = nn.functional.linear(block.norm1(x), attention.qkv.weight, attention.qkv.bias)
+    parts = parts.unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    mixed = nn.functional.scaled_dot_product_attention(*parts.unbind(0)).transpose(1, 2).flatten(2)
+    x = x + nn.functional.linear(mixed, attention.proj.weight, attention.proj.bias)
+    return x + block.mlp(block.norm2(x))
+
+
+def test_layers_are_known_by_their_parameters():
+    """From which module a layer is called does not count."""
+    model = tiny_models.vit().double()
+    expected = effective_transformation(model, X, 1, rules=RELEVANCE)
+    for block in model.blocks:
+        block.forward = partial(run_block, block)
+    torch.testing.assert_close(effective_transformation(model, X, 1, rules=RELEVANCE), expected)

@@ -171,3 +171,58 @@ class TestPrecedence:
             return gate * F.gelu(b)
 
         agree(outcome(program, x), outcome(lambda a, b: (F.gelu(a) + a) * F.gelu(b), x))
+
+
+def _into_zeros(decay, state, new):
+    return torch.zeros_like(new).add_(state).mul_(decay) + new
+
+
+# One step of a scan from tokens [T, D]: a state, zero at first, decays by an operator and takes in what is new.
+SCANS = {
+    "*": lambda decay, state, new: decay * state + new,
+    "keywords": lambda decay, state, new: torch.mul(input=state, other=decay) + new,
+    "addcmul": lambda decay, state, new: torch.addcmul(new, decay, state),
+    "div": lambda decay, state, new: state / (1 / decay) + new,
+    "matmul": lambda decay, state, new: (torch.diag_embed(decay) @ state[:, None])[:, 0] + new,
+    "linear": lambda decay, state, new: F.linear(state, torch.diag_embed(decay)) + new,
+    "views": lambda decay, state, new: (decay[None] * state.clone().expand(2, D))[0] + new,
+    "in place": lambda decay, state, new: state.clone().mul_(decay) + new,
+}
+STARTS = {
+    "zeros": lambda like: torch.zeros(D, dtype=like.dtype),
+    "zeros_like": torch.zeros_like,
+    "new_zeros": lambda like: like.new_zeros(D),
+    "number": lambda like: 0,
+}
+
+
+def scan(step, start):
+    def run(a, b):
+        decay, state = (a @ W).sigmoid(), start(a[0])
+        for token in range(len(a)):
+            state = step(decay[token], state, decay[token] * a[token])
+        return state * F.silu(b[0])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("step", "start"),
+    [*((step, "zeros") for step in SCANS), *(("*", start) for start in STARTS)],
+)
+def test_a_state_that_starts_with_zeros_carries(step, start, x):
+    """A zero times an operator is a constant, so that the state is what it would be without it."""
+
+    def without_zeros(a, b):
+        return scan(SCANS["*"], lambda like: (a @ W).sigmoid()[0] * a[0])(a[1:], b)
+
+    agree(outcome(scan(SCANS[step], STARTS[start]), x), outcome(without_zeros, x))
+
+
+def test_zeros_that_were_written_to_are_no_zeros(x):
+    def written(a, b):
+        state = torch.zeros_like(a)
+        state[0] = 1.0
+        return state * a.sigmoid() + b
+
+    assert outcome(written, x) == "refused"

@@ -68,7 +68,7 @@ class TestEveryMethod:
         assert actual.target.tolist() == [1, 4]
         if name == "chefer_lrp":  # its relevance is that of the class by itself, which no score function says
             assert actual.attribution.amax() > 1e-3 * method(name).attribute(X, classes).amax()
-        elif name in ("omenn", "fullgrad", "libragrad", "vit_cx", "tis"):  # these go image by image
+        elif name in ("omenn", "fullgrad", "libragrad", "vit_cx", "tis", "mda"):  # these go image by image
             for only in range(2):
                 expected = method(name).attribute(X[only : only + 1], score)
                 close(actual.attribution[only : only + 1], expected)
@@ -92,7 +92,7 @@ class TestEveryMethod:
         single = nn.Sequential(model(), nn.Linear(tiny_models.CLASSES, 1)).eval()
         for subject, target, message in [
             (single, Contrast(0, "rivals"), "one output"),
-            (model(), Contrast(1, 1), "against itself"),
+            (model(), Contrast(1, 1), "both class"),
             (model(), Contrast(1, 9), "against 9 is out of range"),
             (model(), Contrast(1, [1, 2, 3]), "batch of 2"),
             (model(), Contrast(lambda logits: logits[:, 0], "rivals"), "score function"),

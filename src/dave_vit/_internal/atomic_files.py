@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dave_vit.errors import OptionError
+
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
@@ -49,6 +51,15 @@ def replace_atomically(path: Path, *, durable: bool = False) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise OptionError where files cannot be written into a folder, which is created if absent."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise OptionError(f"{folder}: {existing} is a file; give a folder for the results")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OptionError(f"{folder}: {existing} is not writable; give another folder for the results")
 
 
 def write_files(contents: Mapping[Path, bytes], *, durable: bool = False) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar
 
+from dave_vit._internal.content_hash import hash_code
 from dave_vit.errors import OptionError, UnknownName, first_line
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ def import_file(path: str | Path) -> ModuleType:
     return module
 
 
-_PLUGINS: set[Path] = set()
+_PLUGINS: dict[Path, str] = {}  # a hash of the code that was imported
 
 
 def import_plugins(paths: Iterable[str | Path]) -> tuple[str, ...]:
@@ -72,7 +73,9 @@ def import_plugins(paths: Iterable[str | Path]) -> tuple[str, ...]:
     for file in resolved:
         if file not in _PLUGINS:
             import_file(file)
-            _PLUGINS.add(file)
+            _PLUGINS[file] = hash_code(file)
+        elif _PLUGINS[file] != hash_code(file):
+            raise OptionError(f"plugin {file} has changed since it was imported; start again, in a new process")
     return tuple(map(str, resolved))
 
 

@@ -20,6 +20,7 @@ class CheckedArchitecture:
         architecture: its name in the library.
         state: "exact", or "unsupported" where it is refused with UnsupportedOperator.
         gap: what the conservation identity leaves unexplained, relative to the image's part of the logit.
+        default_gap: the same under the rules that DAVE averages by default, for a photograph.
         forward_difference: largest change of the float32 logits under interception, relative to the largest logit.
         reason: why it is unsupported.
     """
@@ -29,6 +30,7 @@ class CheckedArchitecture:
     architecture: str
     state: str
     gap: float | None = None
+    default_gap: float | None = None
     forward_difference: float | None = None
     reason: str | None = None
 

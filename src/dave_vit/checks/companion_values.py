@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dave_vit.engine.arguments import place_tensors
 from dave_vit.engine.forward import Read, forward, isolate_pass
 from dave_vit.engine.interception import Interception, find_out_of_place
-from dave_vit.engine.operators import OperatorKind, function_name, names_of_kind
+from dave_vit.engine.operators import FunctionName, OperatorKind, function_name, names_of_kind
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.states import State, is_carrier, map_tensors, state_of, tensors
 
@@ -94,7 +95,7 @@ class _CompanionInterception(Interception):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one call, then its held form on the companions."""
-        spelling, kwargs = function_name(func), kwargs or {}
+        spelling, (args, kwargs) = function_name(func), place_tensors(func, args, kwargs or {})
         if spelling.operator.has_constant_result or not any(map(is_carrier, tensors((args, kwargs)))):
             return super().__torch_function__(func, types, args, kwargs)
         writes = spelling.inplace or spelling.name == "__setitem__" or bool(kwargs.get("inplace"))
@@ -104,7 +105,7 @@ class _CompanionInterception(Interception):
         kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
         with torch.no_grad():
             if writes:
-                self._write(spelling.name, find_out_of_place(func) if spelling.inplace else func, values, args, kwargs)
+                self._write(spelling, func, values, args, kwargs)
             else:
                 self._make(spelling.name, func, values, args, kwargs, result)
         return iter(result) if spelling.name == "__iter__" else result
@@ -113,24 +114,27 @@ class _CompanionInterception(Interception):
         outputs = tensors(result)
         if all(hasattr(tensor, _LIVE) for tensor in outputs if tensor.requires_grad):
             return  # an operator, or a function whose parts were followed one by one
-        for tensor, live in zip(outputs, tensors(_run_held(name, func, values, args, kwargs)), strict=True):
+        for tensor, live in zip(outputs, tensors(_replay_call(name, func, values, args, kwargs)), strict=True):
             if tensor.requires_grad:
                 setattr(tensor, _LIVE, live)
 
-    def _write(self, name: str, func: Any, values: _Values, args: Any, kwargs: Any) -> None:
+    def _write(self, spelling: FunctionName, func: Any, values: _Values, args: Any, kwargs: Any) -> None:
         """Write into the companion itself, so that its views change as those of the tensor do."""
         target = args[0]
         if not target.requires_grad:
             return
         live = getattr(target, _LIVE, values[id(target)].live)
-        if name == "__setitem__":
+        if spelling.name == "__setitem__":
             live[values.at(args[1])] = values.live(args[2])
+        elif spelling.operator.kind is OperatorKind.MOVE:  # may change the shape
+            func(live, *args[1:], **kwargs)
         else:
-            live.copy_(tensors(_run_held(name, func, values, args, kwargs))[0])
+            plain = find_out_of_place(func) if spelling.inplace else func
+            live.copy_(tensors(_replay_call(spelling.name, plain, values, args, kwargs))[0])
         setattr(target, _LIVE, live)
 
 
-def _run_held(name: str, func: Callable[..., Any], values: _Values, args: Any, kwargs: Any) -> Any:
+def _replay_call(name: str, func: Callable[..., Any], values: _Values, args: Any, kwargs: Any) -> Any:
     """Run one function with its operators held."""
     form = _FORMS.get(name)
     if form is None:
@@ -199,8 +203,7 @@ def _layer_norm(
     func: Any, values: _Values, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
 ) -> Any:
     dims = tuple(range(-len(tuple(shape)), 0))
-    live, spread = values.live(x), values.at(x).var(dims, unbiased=False, keepdim=True)
-    return _scale((live - live.mean(dims, keepdim=True)) / (spread + eps).sqrt(), weight, bias)
+    return _scale(_center(values.live(x), values.at(x), dims, eps), weight, bias)
 
 
 def _rms_norm(func: Any, values: _Values, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
@@ -213,15 +216,18 @@ def _group_norm(
     func: Any, values: _Values, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
 ) -> Any:
     live, at = (part.unflatten(1, (groups, -1)).flatten(2) for part in (values.live(x), values.at(x)))
-    spread = at.var(-1, unbiased=False, keepdim=True)
-    scaled = ((live - live.mean(-1, keepdim=True)) / (spread + eps).sqrt()).reshape(x.shape)
-    channels = (1, -1, *[1] * (x.ndim - 2))
-    return _scale(scaled, *(part if part is None else part.detach().view(channels) for part in (weight, bias)))
+    parameters = (None if part is None else part.reshape(-1, *[1] * (x.ndim - 2)) for part in (weight, bias))
+    return _scale(_center(live, at, (-1,), eps).reshape(x.shape), *parameters)
 
 
 def _instance_norm(func: Any, values: _Values, x: Any, mean: Any = None, spread: Any = None, *args: Any) -> Any:
     weight, bias, _, _, eps = (*args, *(None, None, True, 0.1, 1e-5)[len(args) :])[:5]
     return _group_norm(func, values, x, x.shape[1], weight, bias, eps)
+
+
+def _center(live: Tensor, at: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
+    """Subtract the companion's own mean and divide by the spread that is held."""
+    return (live - live.mean(dims, keepdim=True)) / (at.var(dims, unbiased=False, keepdim=True) + eps).sqrt()
 
 
 def _scale(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -12,10 +12,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit.checks.companion_values import ReplayError, replay
-from dave_vit.checks.constants import find_changing_constant
 from dave_vit.checks.float64 import Float64Mode
 from dave_vit.engine import gradient
 from dave_vit.engine.conservation import Balance
+from dave_vit.engine.constants import find_changing_constant
 from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.gradient import Gradient
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
@@ -44,7 +44,7 @@ class Diagnosis:
         functions: how often each function was called with a tensor that depends on the input.
         layout: the token layout, or the reason why there is no single grid.
         changing_constant: the function that received a constant which differs for another image; empty if none did.
-        replay_gap: change of the score between the images x and x + d with all operators held, minus <W, d>,
+        replay_gap: change of the score between the images x and x + d with all operators held fixed, minus <W, d>,
             relative to the score; None where the model cannot be replayed.
     """
 
@@ -75,18 +75,32 @@ class Diagnosis:
         if self.changing_constant:
             return f"what {self.changing_constant} takes for a constant changes with the image"
         if self.replay_gap is not None and not self.replay_gap < limit:
-            return f"with all operators held, {self.replay_gap:.1e} of the logit's change is not that of the map"
+            return f"with all operators held fixed, {self.replay_gap:.1e} of the logit's change is not that of the map"
         return ""
 
     @property
     def verdict(self) -> str:
         """The result in one sentence."""
         if not self.exact:
+            return self.summary
+        if self.image_part == 0.0:
+            return (
+                f"nothing to explain: the image contributes 0 to the logit {self.logit:.4g}, as with a head of zeros; "
+                "load trained weights"
+            )
+        share = f"{self.image_part:.4g} of the logit {self.logit:.4g} comes from this image"
+        return f"{self.summary}; {share}, the rest from constants"
+
+    @property
+    def summary(self) -> str:
+        """What holds for every image, in one sentence."""
+        if not self.exact:
             return f"not exact: {self.fault}; please report this model, since it should have been refused"
-        share = f"{self.image_part:.4g} of the logit {self.logit:.4g} comes from the image"
         apply = "work as well" if isinstance(self.layout, TokenLayout) else "do not apply to it"
-        tokens = f"attention-based methods {apply}"
-        return f"good: dave explains this model exactly; {share}, the rest from its constants; {tokens}"
+        return (
+            "good: the linear map of this model (preset exact) is exact; the default averages relevance over views "
+            f"instead; attention-based methods {apply}"
+        )
 
 
 def example_inputs(model: Adapter, image: Image.Image | None = None, *, seed: int = 0) -> tuple[Adapter, Tensor]:
@@ -141,7 +155,7 @@ def _diagnose(model: Adapter, inputs: Tensor) -> Diagnosis:
     return Diagnosis(
         inputs.dtype,
         gap=balance.gap,
-        forward=float((result.logits - plain).abs().max() / plain.abs().max()),
+        forward=float((result.logits - plain).abs().max() / plain.abs().max().clamp_min(torch.finfo(plain.dtype).tiny)),
         logit=balance.score,
         image_part=balance.explained,
         constants=len(result.constants),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dave_vit.engine.operators import function_name
-from dave_vit.engine.states import tensors
+from dave_vit.engine.states import map_tensors, tensors
 
 
 class Float64Mode(TorchFunctionMode):
@@ -31,8 +32,10 @@ class Float64Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the call with float64 instead of float32."""
-        kwargs = kwargs or {}
-        casts = function_name(func).name == "float"
+        kwargs, name = kwargs or {}, function_name(func).name
+        if name == "scaled_dot_product_attention" and any(t.dtype == torch.float64 for t in tensors((args, kwargs))):
+            args, kwargs = map_tensors(_widen, (args, kwargs))  # see AttentionArguments.bind
+        casts = name == "float"
         if not casts and not any(value is torch.float32 for value in (*args, *kwargs.values())):
             return func(*args, **kwargs)  # nearly all calls
         if any(tensor.dtype == torch.float64 for tensor in tensors((args, kwargs))):
@@ -41,6 +44,10 @@ class Float64Mode(TorchFunctionMode):
             args = tuple(_to_float64(value) for value in args)
             kwargs = {name: _to_float64(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.dtype == torch.float32 else tensor
 
 
 def _to_float64(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,14 +20,9 @@ def enable_autograd() -> Iterator[None]:
         yield
 
 
-def saved_tensor_hooks() -> Any:
-    """Return the innermost hooks on tensors that autograd saves; a model that installs hooks changes them."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
-
-
 def check_saved_tensor_hooks(hooks: Any) -> None:
     """Refuse hooks that recompute (checkpointing) or are unknown; those of torch itself only store elsewhere."""
-    home = getattr(hooks[0], "__module__", None) if hooks else "torch.autograd.graph"
+    home = getattr(hooks[0], "__module__", "an unknown module") if hooks else "torch.autograd.graph"
     if home == "torch.utils.checkpoint":
         raise checkpointing_error()
     if home != "torch.autograd.graph":
@@ -53,19 +48,32 @@ def check_graph(output: Tensor, leaves: tuple[Tensor, ...] | None = None) -> Non
             ran out of the interception's sight. None where there was no interception.
     """
     known = {id(leaf) for leaf in leaves or ()}
-    todo, visited = [output.grad_fn], set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        todo.extend(parent for parent, _ in node.next_functions)
+    for node in _nodes(output):
         variable = getattr(node, "variable", None)
         if leaves is not None and variable is not None and id(variable) not in known:
             raise hidden_error(f"the gradient of a parameter of shape {tuple(variable.shape)}")
         forward = getattr(node, "_forward_cls", None)
         if forward is not None and forward is not Surrogate:
             raise _foreign_function(forward)
+
+
+def is_function_of(output: Tensor, leaves: Iterable[Tensor]) -> bool:
+    """Return whether a graph ends in these leaves alone."""
+    known = {id(leaf) for leaf in leaves}
+    return all(id(getattr(node, "variable", None)) in known for node in _nodes(output) if not node.next_functions)
+
+
+def _nodes(output: Tensor) -> Iterator[Any]:
+    """Yield the nodes of a graph."""
+    todo: list[Any] = [output.grad_fn]
+    visited = set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        todo.extend(parent for parent, _ in node.next_functions)
+        yield node
 
 
 def reject_gradient_changes(hook: Callable[[Tensor], Any]) -> Callable[[Tensor], None]:

@@ -15,45 +15,49 @@ from dave_vit.engine.forward import count_passes
 from dave_vit.engine.gradient import Constant, gradient
 from dave_vit.engine.targets import Target
 
-_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], list[int] | None]] = WeakKeyDictionary()
+Axes = list[int | None] | None
+"""Batch dimension of each constant, None for one whose images cannot be separated; None as a whole if none can."""
+
+_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Axes]] = WeakKeyDictionary()
 _LIKE = 0.05  # of the largest derivative; those of another image differ by as much as they are
 
 
 def find_batch_axes(
     model: nn.Module, images: Tensor, target: Target, *, rules: RuleSet, autocast: torch.dtype | None
-) -> list[int] | None:
-    """Return the batch dimension of each recorded constant, or None if a batch cannot be separated by image.
+) -> Axes:
+    """Return the batch dimension of each recorded constant.
 
-    An image is explained alone and in its batch. In a dimension that grows from 1 to the size of the batch lie the
-    images, if the constants of this one lie at its place in the batch; other dimensions, as of windows, or images that
-    change their places, cannot be separated.
+    The first image is explained alone and after its mirror image. In a dimension that grows from 1 to 2 lie the images,
+    if the constants of this one lie at its place in the pair; other dimensions, as of windows, or images that change
+    their places, cannot be separated.
     """
-    if target.score is not None:  # which may add what it likes
-        return None
-    state = fingerprint_model(model).structure
-    key = (state, rules.name, images.shape, images.dtype, images.device, autocast)
+    fingerprint = fingerprint_model(model)
+    key = (rules.identity, images.shape[1:], images.dtype, images.device, autocast)
     known = _KNOWN.get(model, {})
-    if key in known:
-        return known[key]
-    axes = _compare_passes(model, images, target, rules, autocast)
-    if not bool((images[:-1] == images[-1:]).all()):  # copies do not show whether they change their places
-        _KNOWN[model] = {**{old: entry for old, entry in known.items() if old[0] == state}, key: axes}
+    for state in (fingerprint.state, fingerprint.structure):
+        if (state, *key) in known and target.score is None:
+            return known[state, *key]
+    pair = torch.cat([images[:1].flip(-1), images[:1]])
+    axes = _compare_passes(model, pair, target.part(0, 1).repeat(2), rules, autocast)
+    # Copies do not show whether they change their places, and a score may add constants of its own.
+    if target.score is None and not torch.equal(pair[0], pair[1]):
+        state = fingerprint_model(model).known_as(fingerprint)
+        _KNOWN[model] = {**{old: entry for old, entry in known.items() if old[0] == state}, (state, *key): axes}
     return axes
 
 
 def _compare_passes(
     model: nn.Module, images: Tensor, target: Target, rules: RuleSet, autocast: torch.dtype | None
-) -> list[int] | None:
-    last, target = len(images) - 1, target.split_classes()[0]  # one class is enough
+) -> Axes:
+    last = len(images) - 1
+    target = target.split_classes()[0] if target.score is None else target  # one class is enough
     recorded = partial(gradient, model, rules=rules, autocast=autocast, record_constants=True)
     with count_passes():  # a check of the model, which is no pass of a map
         alone = recorded(images[last:], target.part(last, last + 1)).constants
         together = recorded(images, target).constants
     if len(alone) != len(together):
         return None
-    axes = [_find_axis(*pair, batch=len(images)) for pair in zip(alone, together, strict=True)]
-    known = [side for side in axes if side is not None]
-    return known if len(known) == len(axes) else None
+    return [_find_axis(*pair, batch=len(images)) for pair in zip(alone, together, strict=True)]
 
 
 def _find_axis(alone: Constant, together: Constant, *, batch: int) -> int | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,13 @@ class RuleSet:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", MappingProxyType(dict(self.rules)))
 
+    @cached_property
+    def identity(self) -> Hashable:
+        """A key that is equal for rule sets with the same rules, whatever their names."""
+        # A rule that cannot be a key is like no other.
+        rules = ((name, rule if _is_hashable(rule) else object()) for name, rule in self.rules.items())
+        return self.strict, frozenset(rules)
+
     def extend(self, name: str, rules: Mapping[Any, Rule]) -> RuleSet:
         """Return a new rule set in which ``rules`` are added or replaced."""
         return RuleSet(name, {**self.rules, **rules}, strict=self.strict)
@@ -61,3 +69,11 @@ class RuleSet:
     def lookup(self, func: Any, name: str) -> Rule | None:
         """Return the rule of a function: by identity first, then by canonical name."""
         return self.rules.get(func) or self.rules.get(name)
+
+
+def _is_hashable(rule: Rule) -> bool:
+    try:
+        hash(rule)
+    except TypeError:
+        return False
+    return True

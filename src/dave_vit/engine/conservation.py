@@ -75,4 +75,5 @@ def conservation_gap(
 
 
 def _inner(left: Tensor, right: Tensor) -> float:
+    left, right = (torch.view_as_real(part.resolve_conj()) if part.is_complex() else part for part in (left, right))
     return float((left.double() * right.double()).sum())

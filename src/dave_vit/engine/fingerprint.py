@@ -1,17 +1,49 @@
-"""Fingerprints of models: one walk through the modules checks them and shows whether they changed since."""
+"""Fingerprints of models: one walk through all that a forward pass may read shows whether a model changed since.
+
+Recordings, compiled graphs and verdicts on a model are valid as long as its fingerprint is the same. Parameters and
+other tensors count by identity and by where they lie, not by their numbers: whoever keeps a fingerprint reads numbers
+anew in every pass.
+"""
 
 from __future__ import annotations
 
+import enum
+import functools
+import sys
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
+from types import CodeType, FunctionType, MethodType
 from typing import Any
+from weakref import ref
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_modules
 
 from dave_vit.engine.autograd_graph import checkpointing_error
 from dave_vit.errors import training_error
+
+_PLAIN = (int, float, bool, complex, str, bytes, range, type(None), type(...))
+_VALUES = frozenset((*_PLAIN, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format))
+_CONTAINERS: tuple[Any, ...] = (dict, list, tuple, set, frozenset)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_ENTRY_POINTS = ("forward", "__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter__", "__len__")
+# Bookkeeping of torch, which no forward pass reads.
+_SKIPPED = frozenset(
+    """_non_persistent_buffers_set _is_full_backward_hook _forward_hooks_with_kwargs _forward_hooks_always_called
+    _forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks
+    _load_state_dict_post_hooks""".split()
+).union(_HOOKS)
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType)
+_WRAPPERS = (types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType)
+_BY_IDENTITY = (*_DESCRIPTORS, *_WRAPPERS, types.ModuleType, enum.Enum)
+_IN_FILES = (Tensor, FunctionType, list, dict, tuple, types.SimpleNamespace)  # what is looked into, whoever made it
+_LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "builtins"}
+_MAX_TOKENS = 300_000  # a model with more, such as one that holds its training data, is not recorded
 
 
 @dataclass(frozen=True)
@@ -19,16 +51,24 @@ class Fingerprint:
     """State of a model.
 
     Attributes:
-        structure: changes when a module, a parameter, a buffer or a setting of the model is replaced.
-        settings: changes with the structure, with whole numbers among the settings, and where parameters move.
-        numbers: changes with the structure, and when the numbers of a parameter or a buffer change.
-        hooked: whether a module has hooks on its forward pass.
+        state: changes with all that a forward pass may read, but for the numbers in tensors.
+        structure: the state without whole numbers, with which models count their passes.
+        is_recordable: whether a recording can replace the model: all of its state is known, and nobody hooks into its
+            modules, which a recording does not call.
+        tensors: the ids of all tensors in it.
     """
 
+    state: int
     structure: int
-    settings: int
-    numbers: int
-    hooked: bool
+    is_recordable: bool
+    tensors: set[int] = field(compare=False, default_factory=set)
+
+    def known_as(self, before: Fingerprint) -> int:
+        """Return under which number a verdict on the model is kept, if it was another one before the passes for it.
+
+        A model that counts its passes is kept under its structure: it would be another one after every pass.
+        """
+        return self.structure if self.state != before.state and self.structure == before.structure else self.state
 
 
 _CACHE: ContextVar[dict[nn.Module, Fingerprint] | None] = ContextVar("fingerprints", default=None)
@@ -67,36 +107,190 @@ def fingerprint_model(model: nn.Module) -> Fingerprint:
 
 
 def _walk_modules(model: nn.Module) -> Fingerprint:
-    structure: list[Any] = []
-    counts: list[int] = []  # settings that models count with
-    places: list[int] = []
-    numbers: list[tuple[int, int]] = []
-    hooked = False
     for module in model.modules():
         _check(model, module)
-        hooked = hooked or bool(module._forward_hooks or module._forward_pre_hooks)
-        structure.append(id(module))
-        for value in vars(module).values():
-            kind = type(value)
-            if kind is int:
-                counts.append(value)
-            elif kind is bool or kind is float or kind is str:
-                structure.append(value)
-        for tensor in module._parameters.values():
-            structure.append(id(tensor))
-            if tensor is not None:
-                places.append(tensor.data_ptr())
-                numbers.append((places[-1], _version(tensor)))
-        for buffer in module._buffers.values():
-            structure.append(id(buffer))
-            if buffer is not None:
-                numbers.append((buffer.data_ptr(), _version(buffer)))
-    same = hash(tuple(structure))
-    return Fingerprint(same, hash((same, *places, *counts)), hash((same, *numbers)), hooked)
+    walk = _Walk()
+    walk.add(model)
+    walk.add_methods()
+    for hooks in filter(None, (getattr(torch_modules, f"_global{name}") for name in _HOOKS)):
+        walk.add_hooks(hooks)
+    is_recordable = walk.is_complete and not walk.has_hooks
+    structure = hash(tuple(walk.tokens))
+    return Fingerprint(hash((structure, *walk.counts)), structure, is_recordable, walk.tensors)
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+class _Walk:
+    """Collects tokens, which are equal for equal states, of everything that can be reached from an object."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Any] = []
+        self.counts: list[Any] = []  # whole numbers among the attributes of modules
+        self.has_hooks = False
+        self.tensors: set[int] = set()
+        self._attribute = "forward"  # of a module, whose value is added
+        self._opaque: set[str] = set()  # attributes of modules with values that cannot be looked into
+        self._seen: dict[int, int] = {}
+        self._classes: dict[type, None] = {}
+        self._names = set(_ENTRY_POINTS)  # that are read somewhere, be it of a module or of a file
+        self._alive: list[Any] = []  # so that the ids of what is made on the way are not given away again
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all is known that a forward pass may read."""
+        return not self._opaque & self._names
+
+    def add(self, value: Any) -> None:
+        """Add what a value is."""
+        kind = type(value)
+        if kind in _VALUES:
+            self.tokens += (kind, value)
+        elif len(self.tokens) > _MAX_TOKENS:
+            self._opaque.add("forward")
+        elif isinstance(value, Tensor):
+            self._add_tensor(value)
+        elif id(value) in self._seen:
+            self.tokens.append(self._seen[id(value)])
+        else:
+            self._seen[id(value)] = len(self._seen)
+            self._alive.append(value)
+            self._add_object(kind, value)
+
+    def _add_object(self, kind: type, value: Any) -> None:
+        if isinstance(value, nn.Module):
+            self._add_module(value)
+        elif isinstance(value, _CONTAINERS):
+            self._add_container(kind, value)
+        elif kind is FunctionType:
+            self._add_function(value)
+        elif isinstance(value, type):
+            self._add_class(value)
+        elif isinstance(value, _BY_IDENTITY):
+            self.tokens.append(id(value))
+        else:
+            self._add_parts(kind, value)
+
+    def _add_tensor(self, tensor: Tensor) -> None:
+        self.tensors.add(id(tensor))
+        self.tokens += (_serial_number(tensor), tensor.shape, tensor.dtype)
+        if tensor.layout is torch.strided and tensor.device.type != "meta":
+            self.tokens += (tensor.data_ptr(), tensor.stride())
+
+    def _add_module(self, module: nn.Module) -> None:
+        attributes = vars(module)
+        self.tokens.append(_serial_number(module))
+        for hooks in filter(None, map(attributes.get, _HOOKS)):
+            self.add_hooks(hooks)
+        self.add(type(module))
+        for name, value in attributes.items():
+            if type(value) is int:
+                self.counts.append(value)
+            elif type(value) in _VALUES:  # as most are
+                self.tokens += (name, type(value), value)
+            elif name not in _SKIPPED:
+                self._attribute = name
+                self.tokens.append(name)
+                self.add(value)
+
+    def add_hooks(self, hooks: dict[int, Any]) -> None:
+        """Add hooks, not what they hold: many collect something in every pass, and none is recorded."""
+        self.has_hooks = True
+        self.tokens += map(_serial_number, hooks.values())
+
+    def _add_container(self, kind: type, values: Any) -> None:
+        """Add what a container holds itself; subclasses may import or compute more, as transformers' mappings do."""
+        base = next(one for one in _CONTAINERS if isinstance(values, one))
+        self.tokens += (kind, base.__len__(values))
+        for value in (*base.__iter__(values), *(dict.values(values) if base is dict else ())):
+            self.add(value)
+
+    def _add_class(self, kind: type) -> None:
+        self.tokens.append(_serial_number(kind))
+        self._classes.update(dict.fromkeys(base for base in kind.__mro__ if base not in (nn.Module, object)))
+
+    def add_methods(self) -> None:
+        """Add what the classes of modules define, as far as forward passes may read it, by whatever way."""
+        added: set[tuple[type, str]] = set()
+        while True:
+            members = ((base, name) for base in self._classes for name in vars(base) if name in self._names)
+            found = [member for member in members if member not in added]
+            if not found:
+                return
+            for base, name in found:
+                self.tokens.append(name)
+                self.add(vars(base)[name])
+            added.update(found)
+
+    def _add_function(self, function: FunctionType) -> None:
+        """Add a function with what it reads of its surroundings."""
+        self.tokens += (_serial_number(function), _serial_number(function.__code__))
+        if function.__module__ is None or function.__module__.partition(".")[0] in _LIBRARIES:
+            return
+        for part in (function.__defaults__, function.__kwdefaults__):
+            if part:
+                self.add(part)
+        for cell in function.__closure__ or ():
+            self.add(cell.cell_contents if _is_filled(cell) else None)
+        names = _names_in(function.__code__)
+        self._names |= names
+        self._add_globals(function.__globals__, names)
+
+    def _add_globals(self, namespace: dict[str, Any], names: frozenset[str]) -> None:
+        """Add what some names stand for in a file."""
+        for name in names & namespace.keys():
+            value = namespace[name]
+            home = (value if isinstance(value, type) else type(value)).__module__.partition(".")[0]
+            if type(value) in _VALUES or isinstance(value, _IN_FILES) or home not in _LIBRARIES:
+                self.add(value)
+            else:
+                self.tokens.append(id(value))
+
+    def _add_parts(self, kind: type, value: Any) -> None:
+        """Add an object of any other kind by its attributes."""
+        if isinstance(value, MethodType):
+            parts: Any = (value.__func__, value.__self__)
+        elif isinstance(value, functools.partial):
+            parts = (value.func, value.args, value.keywords)
+        elif isinstance(value, staticmethod | classmethod | functools._lru_cache_wrapper):
+            parts = (value.__wrapped__,)
+        elif isinstance(value, property):
+            parts = (value.fget,)
+        elif hasattr(value, "__dict__"):
+            parts = (kind, vars(value))
+        else:
+            self._opaque.add(self._attribute)
+            parts = ()
+        self.tokens.append(kind)
+        for part in parts:
+            self.add(part)
+
+
+_SERIAL_NUMBERS: dict[int, tuple[ref[Any], int]] = {}
+_NEXT = count()
+
+
+def _serial_number(value: Any) -> int:
+    """Return a number that no other object ever gets; an id is given away again when its object is gone."""
+    known = _SERIAL_NUMBERS.get(id(value))
+    if known is None or known[0]() is not value:
+        key = id(value)
+        known = _SERIAL_NUMBERS[key] = (ref(value, lambda _: _SERIAL_NUMBERS.pop(key, None)), next(_NEXT))
+    return known[1]
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: CodeType) -> frozenset[str]:
+    """Return the names, or texts, by which a function and those inside of it may read globals and attributes."""
+    inner = (_names_in(const) for const in code.co_consts if isinstance(const, CodeType))
+    texts = (const for const in code.co_consts if isinstance(const, str))
+    return frozenset((*code.co_names, *texts)).union(*inner)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 def _check(model: nn.Module, module: nn.Module) -> None:

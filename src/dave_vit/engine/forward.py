@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -11,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.precision import working_dtype
+from dave_vit._internal.torch_private import force_eager
 from dave_vit.engine.autograd_graph import check_graph, enable_autograd, hidden_error
 from dave_vit.engine.fingerprint import fingerprint_model, forget_fingerprints
 from dave_vit.engine.interception import Interception
+from dave_vit.engine.random_draws import HoldDraws
 from dave_vit.engine.states import is_known
 from dave_vit.engine.targets import class_logits
 from dave_vit.errors import InputError, OutputError, UnsupportedOperator
@@ -97,16 +99,17 @@ def compute_logits(
     fingerprint_model(model)
     forget_fingerprints()
     record_pass(inputs)
-    with isolate_pass(inputs), torch.no_grad(), autocast_context(inputs, autocast):
+    with isolate_pass(inputs), HoldDraws(), torch.no_grad(), autocast_context(inputs, autocast):
         return read(model(inputs), len(inputs))
 
 
 def _no_path_error(mode: Interception) -> Exception:
     if mode.losses:
         last = " and ".join(mode.losses[-2:])  # the function that froze it, and the sum that took the rest along
+        is_probability = any(name in last for name in ("softmax", "sigmoid"))
+        advice = "return logits rather than probabilities" if is_probability else "use a supported function there"
         return UnsupportedOperator(
-            f"no linear path leads from the input to the logits; it was lost at or before {last}: return logits rather "
-            "than probabilities, and use a supported function there"
+            f"no linear path leads from the input to the logits; it was lost at or before {last}: {advice}"
         )
     return OutputError("the logits do not depend on the input; is the model run under no_grad or from a cache?")
 
@@ -119,20 +122,15 @@ def check_inputs(inputs: Tensor) -> None:
         raise InputError(f"inputs have type {inputs.dtype}; give a float tensor, as model.preprocess returns it")
     if inputs.ndim < 2 or inputs.numel() == 0:
         raise InputError(f"inputs have shape {tuple(inputs.shape)}; give a batch of images [B, C, H, W]")
-    if not bool(torch.isfinite(inputs).all()):
-        raise InputError("inputs hold NaN or infinite values; check the image and its preprocessing")
+    limit = torch.finfo(working_dtype(inputs.dtype)).max ** 0.5  # norms square their input
+    if not bool((inputs.abs() <= limit).all()):
+        raise InputError(
+            f"inputs hold NaN, infinite values or values above {limit:.2g}; check the image and its preprocessing"
+        )
 
 
 @contextlib.contextmanager
 def isolate_pass(inputs: Tensor) -> Iterator[None]:
-    """Enable gradients and disable compiled modules inside; restore the random state and settings afterwards."""
-    devices = [inputs.device] if inputs.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), enable_autograd(), _disable_compilation():
+    """Enable gradients, disable compiled modules and an autocast of the caller inside; restore all of it afterwards."""
+    with autocast_context(inputs, None), enable_autograd(), force_eager():
         yield
-
-
-def _disable_compilation() -> contextlib.AbstractContextManager[Any]:
-    """Let ``module.compile()`` and ``torch.compile(part)`` run the original code, which the interception sees."""
-    if "torch._dynamo" not in sys.modules or not hasattr(torch.compiler, "set_stance"):
-        return contextlib.nullcontext()  # nothing was compiled, or torch is older than 2.6
-    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return, no-untyped-call]

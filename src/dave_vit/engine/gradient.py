@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast import PassKind, substitute_rules
+from dave_vit.engine.fast.recording import Recording
 from dave_vit.engine.forward import check_inputs, forward, isolate_pass, prepare_model
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
@@ -118,22 +119,28 @@ def gradient(
         check_inputs(inputs)
     target = Target.of(target, len(inputs), class_names(model))
     model = prepare_model(model)
-    kind = PassKind.EAGER if run is None or isinstance(run, nn.Module) else PassKind.RECORDED
+    kind = PassKind.RECORDED if isinstance(run, Recording) else PassKind.EAGER
     constants_needed = record_constants or combine is not None
     mode = Interception(substitute_rules(rules, kind), model, record_constants=constants_needed)
     with isolate_pass(inputs):
         leaf, logits = forward(run or model, inputs, mode, autocast, target.read)
         checked = logits.detach() if target.places is None else None  # a place that views moved is another score
-        check_soundness(model, inputs, rules, autocast, logits=checked, score=target.score)
-        scores, recorded = target.scores(logits), mode.constants or []
-        parts = derivatives(scores, [leaf, *(value for _, _, value in recorded)])
-        if combine is not None:
-            weights = [combine(weight, _constants(recorded, [slopes])) for weight, *slopes in parts]
-            constants: tuple[Constant, ...] = ()
-        else:
-            columns = list(parts)
-            weights, constants = [column[0] for column in columns], _constants(recorded, [c[1:] for c in columns])
-    return Gradient(_stack(weights, 1), scores.detach(), logits.detach(), constants, mode.functions)
+        is_random = mode.draws.is_used
+        check_soundness(model, inputs, rules, autocast, logits=checked, score=target.score, is_random=is_random)
+        scores = target.scores(logits)
+        weight, constants = _differentiate(scores, leaf, mode.constants or [], combine)
+    return Gradient(weight, scores.detach(), logits.detach(), constants, mode.functions)
+
+
+def _differentiate(
+    scores: Tensor, leaf: Tensor, recorded: list[tuple[str, str, Tensor]], combine: Combine | None
+) -> tuple[Tensor, tuple[Constant, ...]]:
+    """Differentiate scores ``[B, K]`` with respect to the inputs, ``[B, K, C, H, W]``, and to the constants."""
+    parts = derivatives(scores, [leaf, *(value for _, _, value in recorded)])
+    if combine is not None:  # one class at a time, so that the derivatives of its constants are freed before the next
+        return _stack([combine(weight, _constants(recorded, [slopes])) for weight, *slopes in parts], 1), ()
+    columns = list(parts)
+    return _stack([column[0] for column in columns], 1), _constants(recorded, [column[1:] for column in columns])
 
 
 def _constants(recorded: list[tuple[str, str, Tensor]], slopes: Sequence[Sequence[Tensor]]) -> tuple[Constant, ...]:

@@ -8,63 +8,54 @@ silently wrong map.
 
 from __future__ import annotations
 
-import sys
+from bisect import bisect_right
 from collections.abc import Callable
-from types import FrameType
+from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from dave_vit._internal.torch_private import saved_tensor_hooks
+from dave_vit.engine.arguments import place_tensors
 from dave_vit.engine.autograd_graph import (
     check_saved_tensor_hooks,
     hidden_error,
+    is_function_of,
     reject_gradient_changes,
-    saved_tensor_hooks,
 )
 from dave_vit.engine.calls import Call, RuleSet
+from dave_vit.engine.module_paths import ModulePaths, frames_of
 from dave_vit.engine.operators import OPERATORS, UNKNOWN, FunctionName, Operator, OperatorKind, function_name
-from dave_vit.engine.states import State, depends_on_input, is_known, is_operator, map_tensors, mark, state_of, tensors
+from dave_vit.engine.random_draws import RANDOM_FUNCTIONS, RandomDraws
+from dave_vit.engine.states import (
+    State,
+    depends_on_input,
+    is_known,
+    is_operator,
+    is_zero,
+    map_tensors,
+    mark,
+    mark_zero,
+    state_of,
+    tensors,
+)
 from dave_vit.errors import UnsupportedOperator
 
-
-def _without_parameters(tensor: Tensor) -> Tensor:
-    # The input enters as a non-leaf, so a leaf that requires gradient is a parameter: here it is a constant.
-    return mark(tensor.detach(), state_of(tensor)) if tensor.requires_grad and tensor.is_leaf else tensor
+_MAKES_ZERO = frozenset(["zeros", "zeros_like", "new_zeros"])
+_KEEPS_ZERO = frozenset(["div", "sum", "mean"])
 
 
-class ModuleCall:
-    """A call that replaces a module's own; its frame on the call stack has the module's path."""
-
-    module: str = ""
-
-
-class ModulePaths:
-    """Finds the paths of a model's modules on the call stack; costs nothing until one is needed."""
-
-    def __init__(self, model: nn.Module | None) -> None:
-        self.model = model
-        self._paths: dict[int, str] | None = None
-
-    def innermost(self) -> str:
-        """Return the path of the innermost module on the call stack, or ""."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            owner = frame.f_locals.get("self")
-            path = owner.module if isinstance(owner, ModuleCall) else self._find(owner)
-            if path is not None:
-                return path
-            frame = frame.f_back
-        return ""
-
-    def _find(self, owner: Any) -> str | None:
-        if not isinstance(owner, nn.Module):
-            return None
-        if self._paths is None:
-            modules = self.model.named_modules() if self.model is not None else ()
-            self._paths = {id(module): name or type(module).__name__ for name, module in modules}
-        return self._paths.get(id(owner))
+# What torch says where it cannot differentiate what a model does, and what is said of it here.
+_TORCH_LIMITS = {
+    "multiple views": "it writes in place into one of several views, such as a part of a split; clone the part first",
+    "modified inplace": "it writes in place into a view that torch cannot follow; use what returns a new tensor",
+    "derivative for": "torch has no derivative of it; use functions that have one",
+    "not support backward": "torch has no derivative of it on this device; use scaled_dot_product_attention",
+    "TorchScript": "it failed in a torch.jit module, where it cannot be intercepted; run the plain module",
+}
 
 
 class Interception(TorchFunctionMode):
@@ -83,9 +74,20 @@ class Interception(TorchFunctionMode):
         self.constants: list[tuple[str, str, Tensor]] | None = [] if record_constants else None
         self.losses: list[str] = []
         self.functions: dict[str, int] = {}  # how often each was called with a carrier
+        self.draws = RandomDraws()
         self._closed = False  # whether the input is known, so that no other tensor may require gradient
         self._hooks = saved_tensor_hooks()
         self._paths = ModulePaths(model)
+        self._function = ""  # called last with a carrier
+
+    def __exit__(self, *error: Any) -> None:
+        """Leave the context; what torch cannot differentiate is refused in one line."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        limits = _TORCH_LIMITS.items() if isinstance(error[1], RuntimeError) else ()
+        reason = next((reason for phrase, reason in limits if phrase in str(error[1])), None)
+        if reason is not None:
+            in_rule = any(frame.f_code is Interception._run_rule.__code__ for frame in frames_of(error[1]))
+            raise self.refusal(self._function if in_rule else "a function", reason, error=error[1]) from error[1]
 
     def enter(self, inputs: Tensor) -> Tensor:
         """Declare the input: from here on no other tensor that requires gradient may come in."""
@@ -98,23 +100,38 @@ class Interception(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Route one call: constants and operators run as they are, carriers meet a rule."""
-        spelling, kwargs = function_name(func), kwargs or {}
+        spelling, (args, kwargs) = function_name(func), place_tensors(func, args, kwargs or {})
         operator = spelling.operator
+        if spelling.name in RANDOM_FUNCTIONS:
+            func = self.draws.bind(func, spelling.name)
         if operator.has_constant_result:
             return self._run_constant(func, spelling, args, kwargs)
         if operator.changes_gradients:
             return self._hook(func, spelling.name, args, kwargs)
-        args = map_tensors(_without_parameters, args)
-        kwargs = map_tensors(_without_parameters, kwargs) if kwargs else kwargs
+        args = map_tensors(self._without_parameters, args)
+        kwargs = map_tensors(self._without_parameters, kwargs) if kwargs else kwargs
         inputs = tensors(args[:1] if operator.uses_first_values_only else (args, kwargs) if kwargs else args)
         carriers = [tensor for tensor in inputs if tensor.requires_grad]
         if not carriers and not any(map(is_operator, inputs)):
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            return mark_zero(result) if _makes_zero(spelling, args) else result
         if self.rules.strict:
             self._check(spelling, carriers, args, kwargs)
         if not carriers:
             return self._run_operator(func, spelling, args, kwargs)
         return self._run_rule(func, spelling, args, kwargs)
+
+    def _without_parameters(self, tensor: Tensor) -> Tensor:
+        """Return a constant as one that autograd does not follow."""
+        # The input enters as a non-leaf, so a leaf that requires gradient is a parameter: here it is a constant.
+        if tensor.requires_grad and (tensor.is_leaf or self._is_made_of_parameters(tensor)):
+            tensor = mark(tensor.detach(), state_of(tensor))
+        return mark(tensor.clone(), state_of(tensor)) if tensor.is_inference() else tensor  # autograd could not save it
+
+    def _is_made_of_parameters(self, tensor: Tensor) -> bool:
+        """Return whether a tensor from before the pass is a function of parameters, such as biases that are cached."""
+        is_new = not self._closed or not self.rules.strict or is_known(tensor)
+        return not is_new and self.model is not None and is_function_of(tensor, self.model.parameters())
 
     def _check(self, spelling: FunctionName, carriers: list[Tensor], args: Any, kwargs: Any) -> None:
         """Refuse what would take the input out of sight."""
@@ -136,6 +153,8 @@ class Interception(TorchFunctionMode):
         if self.rules.strict and operator.takes_gradients and is_operator(args[0]):
             raise self.refusal(spelling.name, "it asks for gradients inside of the model")
         result = func(*args, **kwargs)
+        if _makes_zero(spelling, args):
+            return mark_zero(result)
         if operator.fills_result and any(map(depends_on_input, tensors((args[1:], kwargs)))):
             self._update_states(result)
         return result
@@ -154,6 +173,8 @@ class Interception(TorchFunctionMode):
             raise self.refusal(spelling.name, "it writes a frozen operator into a view of a constant")
         if spelling.name == "__iter__":
             return iter(self._update_states(args[0].unbind()))
+        if _makes_zero(spelling, args) and not (writes and is_operator(args[0])):
+            return args[0] if writes else mark_zero(torch.zeros_like(func(*args, **kwargs)))
         result = func(*args, **kwargs)
         self._update_states(args[0] if writes else result)
         return result
@@ -162,6 +183,7 @@ class Interception(TorchFunctionMode):
         """Run the rule of a function that is called with a carrier."""
         if (hooks := saved_tensor_hooks()) is not self._hooks:
             check_saved_tensor_hooks(hooks)
+        self._function = spelling.name
         self.functions[spelling.name] = self.functions.get(spelling.name, 0) + 1
         rule = self.rules.lookup(func, spelling.name)
         if rule is None:
@@ -170,6 +192,8 @@ class Interception(TorchFunctionMode):
             return func(*args, **kwargs)
         if not (spelling.inplace or kwargs.get("inplace")):
             return self._update_states(rule(Call(self, func, spelling.name), *args, **kwargs))
+        if spelling.operator.kind is OperatorKind.MOVE:  # may change the shape: x.unsqueeze_(0)
+            return self.update_state(func(*args, **kwargs), state_of(args[0]))
         call = Call(self, find_out_of_place(func) if spelling.inplace else func, spelling.name)
         kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
         # A derivative that reads this argument again gets a copy, which the write leaves alone.
@@ -228,21 +252,50 @@ class Interception(TorchFunctionMode):
         self.constants.append((self.current_module(), function, leaf))
         return value + (leaf - leaf.detach())  # adds zero, but with a derivative
 
-    def location(self) -> str:
-        """Return the innermost module of the model on the call stack as a phrase, or ""."""
-        path = self.current_module()
+    def location(self, error: BaseException | None = None) -> str:
+        """Return the innermost module of the model on the call stack, or where an error arose, as a phrase; or ""."""
+        path = self._paths.innermost(error)
         return f" in module {path!r}" if path else ""
 
     def current_module(self) -> str:
         """Return the path of the innermost module of the model on the call stack, or ""."""
         return self._paths.innermost()
 
-    def refusal(self, name: str, why: str = "it has no rule and is not known to be linear") -> UnsupportedOperator:
-        """Return the error for a function that this rule set cannot treat exactly."""
+    def find_parameter_name(self, weight: Tensor) -> str:
+        """Return the name of the parameter that a weight is, or is a slice of; the path of the module if of none."""
+        names, address = self._parameter_names, weight.data_ptr()
+        place = bisect_right(names, address, key=itemgetter(0)) - 1
+        is_inside = place >= 0 and address < names[place][1]
+        return names[place][2] if is_inside else self.current_module()
+
+    @cached_property
+    def _parameter_names(self) -> list[tuple[int, int, str]]:
+        """First and last address of each parameter, and its name."""
+        named = () if self.model is None else self.model.named_parameters()
+        return sorted((one.data_ptr(), one.data_ptr() + one.nbytes, name) for name, one in named)
+
+    def refusal(
+        self,
+        name: str,
+        why: str = "it has no rule and is not known to be linear",
+        *,
+        error: BaseException | None = None,
+    ) -> UnsupportedOperator:
+        """Return the error for a function that this rule set cannot treat exactly, here or where an error arose."""
         return UnsupportedOperator(
-            f"{name}{self.location()} is not supported by rule set {self.rules.name!r}: {why}; "
+            f"{name}{self.location(error)} is not supported by rule set {self.rules.name!r}: {why}; "
             "rewrite it with supported functions, detach what acts as an operator, or add a rule with RuleSet.extend"
         )
+
+
+def _makes_zero(spelling: FunctionName, args: Any) -> bool:
+    """Return whether a function of constants and operators returns zero, whatever the operators are."""
+    name, kind = spelling.name, spelling.operator.kind
+    if kind is OperatorKind.PRODUCT or (kind is OperatorKind.WEIGHTED and len(args) == 2):
+        return any(map(is_zero, args))
+    if name in _KEEPS_ZERO or kind is OperatorKind.MOVE:
+        return bool(args) and is_zero(args[0])
+    return name in _MAKES_ZERO
 
 
 def find_out_of_place(func: Any) -> Any:

@@ -120,12 +120,13 @@ _enter(
 _enter("to type_as expand_as view_as reshape_as", linear.move, OperatorKind.MOVE, uses_first_values_only=True)
 _enter(
     """sum mean nanmean cumsum trace avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-    adaptive_avg_pool3d upsample interpolate grid_sample fold col2im""",
+    adaptive_avg_pool3d upsample interpolate grid_sample grid_sampler grid_sampler_2d grid_sampler_3d fold col2im""",
     linear.reduce,
     OperatorKind.REDUCTION,
 )
 _enter(
-    """affine_grid fft_fft fft_fft2 fft_ifft fft_ifft2 fft_rfft fft_rfft2 fft_irfft fft_irfft2 fft_fftn fft_ifftn""",
+    "affine_grid "
+    + " ".join(f"fft_{name}{axes}" for name in "fft ifft rfft irfft hfft ihfft".split() for axes in ("", "2", "n")),
     linear.reduce,
     OperatorKind.TRANSFORM,
 )
@@ -134,19 +135,22 @@ _enter("var_mean std_mean", linear.mean_and_spread)
 _enter("lerp", linear.linear_combination)
 _enter("__setitem__", linear.set_item)
 _enter("copy", linear.copy_into)
+_enter("fill zero", linear.fill)
 _enter("__iter__", linear.iterate)
 _enter(
     """add|__add__|__radd__ sub|__sub__|subtract rsub|__rsub__ cat|concat|concatenate stack hstack vstack dstack
-    column_stack row_stack pad constant_pad_nd select_scatter slice_scatter block_diag""",
+    column_stack row_stack pad constant_pad_nd select_scatter slice_scatter block_diag complex""",
     linear.add,
     OperatorKind.SUM,
 )
 _enter("where", linear.add, OperatorKind.SUM, index_argument=0)
 _enter("masked_fill masked_scatter index_put", linear.add, OperatorKind.SUM, index_argument=1)
-_enter("scatter scatter_add index_add index_copy index_fill", linear.add, OperatorKind.SUM, index_argument=2)
+_enter("scatter", linear.scatter, OperatorKind.SUM, index_argument=2)
+_enter("scatter_reduce", linear.scatter_reduce, OperatorKind.SUM, index_argument=2)
+_enter("scatter_add index_add index_copy index_fill", linear.add, OperatorKind.SUM, index_argument=2)
 _enter("mul|__mul__|__rmul__|multiply outer kron", products.product, OperatorKind.PRODUCT, scales=True)
 _enter(
-    "matmul|__matmul__ rmatmul|__rmatmul__ bmm mm mv dot inner einsum tensordot linalg_multi_dot",
+    "matmul|__matmul__ rmatmul|__rmatmul__ bmm mm mv dot inner einsum tensordot linalg_multi_dot _sparse_mm",
     products.product,
     OperatorKind.PRODUCT,
 )
@@ -154,7 +158,7 @@ _enter("addcmul addr", products.fused_product, OperatorKind.FUSED_PRODUCT, scale
 _enter("addmm addbmm baddbmm addmv", products.fused_product, OperatorKind.FUSED_PRODUCT)
 _enter(
     "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
-    products.weighted,
+    products.weighted_sum,
     OperatorKind.WEIGHTED,
 )
 _enter("div|__truediv__|__div__|divide|true_divide", products.quotient)
@@ -181,7 +185,7 @@ for name in "layer_norm rms_norm group_norm instance_norm batch_norm normalize".
     _enter(name, getattr(norms, name), OperatorKind.NORM)
 _enter("scaled_dot_product_attention", attention.scaled_dot_product_attention)
 _enter("multi_head_attention_forward", attention.multi_head_attention)
-_enter("softmax|special_softmax _softmax", attention.softmax)
+_enter("softmax|special_softmax _softmax", linear.freeze)
 _enter(
     """softmin log_softmax gumbel_softmax sigmoid|special_expit hardsigmoid logsigmoid log_sigmoid softplus
     erf|special_erf erfc exp expm1 exp2 log log1p log2 log10 rpow|__rpow__ float_power sqrt rsqrt reciprocal

@@ -11,7 +11,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -195,22 +195,37 @@ class Token:
         return _pick(_pick(logits, 1, self.position, "position"), 1, self.token, "token")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Word:
-    """The logits of the tokens that a word is made of, added up.
+    """The logits of the tokens that a word is made of, added up; by themselves, or against their rivals.
 
     Attributes:
         tokens: their numbers.
         positions: where in the sequence each is predicted; -1 is after the last token.
+        rivals: weights ``[tokens, vocabulary]`` of the logits that are subtracted from each; see `against_rivals`.
     """
 
     tokens: tuple[int, ...]
     positions: tuple[int, ...]
+    rivals: Tensor | None = None
 
     def __call__(self, output: Any) -> Tensor:
         """Sum the logits of the tokens, from logits ``[B, L, vocabulary]``: ``[B]``."""
         pieces = [Token(*piece)(output) for piece in zip(self.tokens, self.positions, strict=True)]
-        return torch.stack(pieces).sum(0)
+        total = torch.stack(pieces).sum(0)
+        if self.rivals is None:
+            return total
+        logits = find_tensor(output, _LOGITS, "logits")[:, list(self.positions)]  # [B, tokens, vocabulary]
+        return total - (logits * self.rivals.to(logits)).sum((1, 2))
+
+    def against_rivals(self, output: Any) -> Word:
+        """Return the word against all others: minus their logits, weighted by their softmax in the output of one image.
+
+        The weights are computed once, on the clean image, and kept fixed, as those of ``Contrast``.
+        """
+        logits = find_tensor(output, _LOGITS, "logits")[0, list(self.positions)].detach()  # [tokens, vocabulary]
+        own = torch.tensor(self.tokens, device=logits.device)[:, None]
+        return replace(self, rivals=logits.scatter(1, own, -torch.inf).softmax(1))
 
 
 @SCORES.register("query")

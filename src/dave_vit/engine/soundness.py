@@ -1,13 +1,14 @@
 """Check whether a model can be explained exactly, before its first map; results are cached.
 
-Once for each model, size of input and rule set, one image is run under the interception with a tracker beneath, and
-once more as it is. What depends on the image out of the interception's sight, logits that the interception changes, and
-images that are mixed with the others of their batch are refused.
+Once for each model, size of input and rule set, one image is run under the interception with a tracker beneath, another
+one after it, and the first once more as it is. What depends on the image out of the interception's sight, constants
+that change, logits that the interception changes, and images that are mixed with the others of their batch are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
@@ -18,16 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.constants import CallConstants, another_image
 from dave_vit.engine.dataflow import TrackedInterception
 from dave_vit.engine.fast import substitute_rules
 from dave_vit.engine.fingerprint import fingerprint_model, forget_fingerprints
 from dave_vit.engine.forward import autocast_context, isolate_pass
+from dave_vit.engine.random_draws import HoldDraws
 from dave_vit.engine.states import tensors
 from dave_vit.engine.targets import Score, Target
 from dave_vit.errors import OutputError, UnsupportedOperator
 
 _CHECKED: WeakKeyDictionary[nn.Module, dict[Any, int]] = WeakKeyDictionary()
 _FEW = 3  # a batch of so many is checked whole; in a larger one the second is not in the middle, where flips end
+_OTHER_ORDERS = 8  # that must leave the output alone where a model shuffles its tokens
 _ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative to the largest logit
 _COARSE = 0.1  # in half precision
 
@@ -40,6 +44,7 @@ def check_soundness(
     *,
     logits: Tensor | None = None,
     score: Score | None = None,
+    is_random: bool = False,
 ) -> None:
     """Raise UnsupportedOperator if a strict rule set would explain the model wrongly; cached per model and input form.
 
@@ -50,24 +55,26 @@ def check_soundness(
         autocast: run the model under autocast with this type.
         logits: of the batch, or values of the score, if they are known already.
         score: what is explained, if it is no class: the rest of the output is then not checked.
+        is_random: the model is known to draw random numbers, which plain passes must not take from the global state.
     """
     if not rules.strict:
         return
-    check, state = _SoundnessCheck(model, rules, autocast, score), fingerprint_model(model).structure
+    check, fingerprint = _SoundnessCheck(model, rules, autocast, score, is_random), fingerprint_model(model)
     if not isinstance(score, Hashable):
         check.check(inputs, logits)
         return
     known = _CHECKED.setdefault(model, {})
-    key = (_weak_reference(score), rules.name, inputs.shape[1:], inputs.dtype, inputs.device, autocast)
+    key = (_weak_reference(score), rules.identity, inputs.shape[1:], inputs.dtype, inputs.device, autocast)
     size = min(len(inputs), _FEW + 1)
-    if known.get((*key, size)) == state:
+    unchanged = (fingerprint.state, fingerprint.structure)
+    if known.get((*key, size)) in unchanged:
         return
     if size > 1 and bool((inputs[1:] == inputs[:1]).all()):
         size = 0  # copies of one image do not show whether they are mixed: a batch of other images is checked again
-    if known.get((*key, size)) != state:
+    if known.get((*key, size)) not in unchanged:
         check.check(inputs, logits)
         _drop_dead_scores(known)
-        known[(*key, size)] = state
+        known[(*key, size)] = fingerprint_model(model).known_as(fingerprint)
 
 
 def _weak_reference(score: Score | None) -> Any:
@@ -91,6 +98,7 @@ class _SoundnessCheck:
     rules: RuleSet
     autocast: torch.dtype | None
     score: Score | None
+    is_random: bool
 
     def check(self, inputs: Tensor, logits: Tensor | None) -> None:
         """Raise if some of these images would be explained wrongly; their logits may be known already."""
@@ -102,22 +110,32 @@ class _SoundnessCheck:
         shown = inputs if fixed else inputs[places[-1] : places[-1] + 1].clone()
         plain = alone.get(places[-1])
         try:
-            watched, random = self._run_intercepted(shown)
+            watched, passed = self._run_tracked(shown)
         except UnsupportedOperator:
             if len(shown) == len(inputs):
                 raise
             shown, plain = inputs, None  # other code for one image than for several, which may be covered
-            watched, random = self._run_intercepted(shown)
+            watched, passed = self._run_tracked(shown)
         if any(bool(torch.isnan(output).any()) for output in (watched if logits is None else [logits])):
             raise OutputError("the model's output holds NaN; check the weights, the masks and the range of the input")
         limit = _COARSE if self.autocast is not None else _ROUNDING.get(inputs.dtype, _COARSE)
-        if _differ(watched, plain or self._run_plain(shown), limit):
+        plain = plain or self._run_plain(shown)
+        seeds = range(1, 1 + _OTHER_ORDERS) if passed.random_use else ()
+        if any(_differ(plain, self._run_plain(shown, seed=seed), limit) for seed in seeds):
+            raise UnsupportedOperator(passed.random_use)
+        if _differ(watched, plain, limit):
             raise UnsupportedOperator(
                 "the logits change under the interception, so that the map would be another model's; remove what asks "
                 "for modes, or for gradients inside of the model (torch.func, torch.autograd.grad)"
             )
+        changed = self._run_tracked(another_image(shown, passed.calls), passed.calls)[1].changed
+        if changed:
+            raise UnsupportedOperator(
+                f"what {changed} takes for a constant changes with the image or from call to call; compute it by torch "
+                "functions in the calling thread, and keep nothing of an earlier call"
+            )
         # A score may hold numbers of its own for each image of the batch.
-        if len(inputs) > 1 and not (random or fixed or self.score is not None):
+        if len(inputs) > 1 and not (fixed or self.score is not None):
             self._check_mixing(inputs, logits, alone, limit)
 
     def _check_mixing(
@@ -136,16 +154,17 @@ class _SoundnessCheck:
                     "explain images one by one, or normalise within each image"
                 )
 
-    def _run_intercepted(self, images: Tensor) -> tuple[list[Tensor], bool]:
-        """Return the output under the interception, if nothing escapes it, and whether the model draws at random."""
-        mode = TrackedInterception(substitute_rules(self.rules), self.model)
+    def _run_tracked(
+        self, images: Tensor, expected: Sequence[CallConstants] = ()
+    ) -> tuple[list[Tensor], TrackedInterception]:
+        """Return the output under the interception, if nothing escapes it, and the interception with its records."""
+        mode = TrackedInterception(substitute_rules(self.rules), self.model, expected=expected)
         with isolate_pass(images), autocast_context(images, self.autocast):
-            before = _random_state(images)
             entered = images.detach().requires_grad_().clone()
             with mode, mode.track(entered) as tracker:
                 output = self._select_outputs(self.model(mode.enter(entered)), len(images))
             tracker.check()
-            return [tensor.detach() for tensor in output], not torch.equal(before, _random_state(images))
+            return [tensor.detach() for tensor in output], mode
 
     def _run_alone(self, image: Tensor, *, batch: int) -> list[Tensor] | None:
         """Return the output for one image of a batch, or None if the model does not accept a single image."""
@@ -153,13 +172,14 @@ class _SoundnessCheck:
             return self._run_plain(image)
         try:
             return self._run_plain(image)
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, IndexError, AssertionError):
             return None
 
-    def _run_plain(self, images: Tensor) -> list[Tensor]:
-        with isolate_pass(images), torch.no_grad(), autocast_context(images, self.autocast):
+    def _run_plain(self, images: Tensor, *, seed: int = 0) -> list[Tensor]:
+        held = HoldDraws(seed) if self.is_random else nullcontext()  # a mode that other models would see
+        with isolate_pass(images), held, torch.no_grad(), autocast_context(images, self.autocast):
             return self._select_outputs(self.model(images.clone()), len(images))
 
     def _select_outputs(self, output: Any, batch: int) -> list[Tensor]:
@@ -170,11 +190,6 @@ class _SoundnessCheck:
 def _outputs(output: Any, batch: int) -> list[Tensor]:
     collected = tensors(output) or tensors(dict(vars(output)) if hasattr(output, "__dict__") else ())
     return [tensor.detach() for tensor in collected if tensor.is_floating_point() and tensor.shape[:1] == (batch,)]
-
-
-def _random_state(images: Tensor) -> Tensor:
-    state = torch.get_rng_state()
-    return torch.cat([state, torch.cuda.get_rng_state(images.device)]) if images.is_cuda else state
 
 
 def _differ(left: list[Tensor], right: list[Tensor], limit: float) -> bool:

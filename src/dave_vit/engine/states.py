@@ -10,6 +10,7 @@ Where tensors meet, one rule says what comes out, whatever the spelling:
 * A product of carriers keeps one of them and freezes the others, which must be gates; a plain carrier takes precedence
   over gates. Where it is not clear which one to keep (two plain carriers, or two gates), the product is an operator.
 * A sum with an operator is an operator; the sum of several carriers is a carrier.
+* A constant that is zero for certain stays one in a product with operators, such as the first state of a scan.
 * A function that mixes the numbers of a gate with each other (a matrix product, a mean) makes it a plain carrier.
 """
 
@@ -23,6 +24,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 _STATE = "_dave_state"
+_ZERO = "_dave_zero"
 _LISTS = (list, tuple)
 _NESTS = (list, tuple, dict)
 _T = TypeVar("_T")
@@ -74,6 +76,21 @@ def mark(value: _T, state: State) -> _T:
     return value
 
 
+def mark_zero(value: _T) -> _T:
+    """Note that all tensors of a result are constants and zero, until something is written into them."""
+    for tensor in tensors(value):
+        if not tensor.is_inference():  # which counts no writes
+            setattr(tensor, _ZERO, tensor._version)
+    return value
+
+
+def is_zero(value: Any) -> bool:
+    """Return whether a value is the number 0, or a tensor that was marked as zero and not written to since."""
+    if not isinstance(value, Tensor):
+        return isinstance(value, int | float) and value == 0
+    return hasattr(value, _ZERO) and getattr(value, _ZERO) == value._version
+
+
 def product_state(states: Iterable[State]) -> State:
     """Return the state of a product of tensors in these states."""
     factors = list(states)
@@ -83,6 +100,11 @@ def product_state(states: Iterable[State]) -> State:
     if plain > 1 or (plain == 0 and gates > 1):
         return State.OPERATOR
     return State.CARRIER if plain else State.GATE
+
+
+def state_of_product(*factors: Tensor) -> State:
+    """Return the state of a product of these tensors; a constant zero makes it a constant."""
+    return State.CONSTANT if any(map(is_zero, factors)) else product_state(map(state_of, factors))
 
 
 def sum_state(states: Iterable[State]) -> State:

@@ -24,7 +24,8 @@ class Surrogate(torch.autograd.Function):
         """Evaluate without recording."""
         ctx.pullback = pullback
         ctx.save_for_backward(*saved)  # and not a closure: autograd then notices a later in-place write
-        return compute()
+        value = compute()
+        return value if value._base is None else value.clone()  # the model could not write into a view in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -23,6 +23,21 @@ Opponents: TypeAlias = "tuple[int | Literal['rivals'] | None, ...]"
 
 
 @dataclass(frozen=True)
+class ScoreSet:
+    """Several scores of one output: a target that takes one forward pass, with one map for each.
+
+    Attributes:
+        parts: functions of the model's output to one number per image ``[B]``.
+    """
+
+    parts: tuple[Score, ...]
+
+    def __call__(self, output: Any) -> Tensor:
+        """Compute all scores, ``[B, K]``."""
+        return torch.stack([part(output) for part in self.parts], 1)
+
+
+@dataclass(frozen=True)
 class Contrast:
     """A class against others: why this and not that? A target of every method.
 
@@ -46,15 +61,16 @@ class Contrast:
 class Target:
     """What is explained of each image of a batch, normalised; ``Target.of`` converts everything that a user may give.
 
-    There are always K numbers per image, with K = 1 for a score, and for classes that were given without a K axis.
+    There are always K numbers per image; K = 1 for one score, and for classes that were given without a K axis.
 
     Attributes:
         indices: classes ``[B, K]``; None for a score, and for the predicted class as long as it is not resolved.
-        score: a function of the model's output to one number per image, instead of classes.
+        score: a function of the model's output to one number per image, or a ``ScoreSet``, instead of classes.
         places: ``[B, H, W]``, where in each image a score of a place looks, once views moved it.
         against: one entry per image; None where the caller left it open.
         weights: ``[B, K, classes]`` of the logits that are subtracted; None without a contrast, or if not yet resolved.
-        has_class_axis: whether the caller gave classes ``[B, K]``: only then do public results have the K axis.
+        has_class_axis: whether the caller gave classes ``[B, K]`` or a ``ScoreSet``: only then do public results have
+            the K axis.
     """
 
     indices: Tensor | None = None
@@ -83,7 +99,7 @@ class Target:
             chosen = cls.of(target.target, batch, names)
             return replace(chosen, against=_parse_opponents(target.against, chosen, batch, names))
         if callable(target) and not isinstance(target, Tensor):
-            return cls(score=target)
+            return cls(score=target, has_class_axis=isinstance(target, ScoreSet))
         indices = _parse_indices(target, names)
         if indices.ndim > 0 and (indices.ndim > 2 or indices.shape[0] != batch):
             raise TargetError(
@@ -97,7 +113,9 @@ class Target:
     @property
     def count(self) -> int:
         """K, how many numbers of each image are explained."""
-        return 1 if self.indices is None else self.indices.shape[1]
+        if self.indices is None:
+            return len(self.score.parts) if isinstance(self.score, ScoreSet) else 1
+        return self.indices.shape[1]
 
     @property
     def has_contrast(self) -> bool:
@@ -123,15 +141,15 @@ class Target:
         return replace(resolved, weights=resolved._contrast_weights(logits, indices))
 
     def read(self, output: Any, batch: int) -> Tensor:
-        """Select what is explained from the output: logits ``[B, classes]``, or values of the score ``[B, 1]``."""
+        """Select what is explained from the output: logits ``[B, classes]``, or values of the scores ``[B, K]``."""
         if self.score is None:
             return class_logits(output, batch)
         score = self.score(output) if self.places is None else self.score(output, self.places)
         shape = tuple(score.shape) if isinstance(score, Tensor) else None
-        if shape != (batch,):
+        if shape != ((batch, self.count) if isinstance(self.score, ScoreSet) else (batch,)):
             what = type(score).__name__ if shape is None else f"shape {shape}"
             raise TargetError(f"the score function returned {what}; it must return one number an image, [{batch}]")
-        return score.unsqueeze(1)
+        return score if score.ndim == 2 else score.unsqueeze(1)
 
     def scores(self, logits: Tensor) -> Tensor:
         """Compute the explained numbers ``[B, K]`` from what ``read`` returned."""
@@ -167,7 +185,9 @@ class Target:
         return replace(self._map(lambda tensor: tensor.repeat(times, *[1] * (tensor.ndim - 1))), against=against)
 
     def split_classes(self) -> list[Target]:
-        """Return one target with K = 1 for each of the K classes."""
+        """Return one target with K = 1 for each of the K classes or scores."""
+        if isinstance(self.score, ScoreSet):
+            return [replace(self, score=ScoreSet((part,))) for part in self.score.parts]
         if self.indices is None:
             return [self]
         weights = [None] * self.count if self.weights is None else self.weights.split(1, 1)
@@ -187,7 +207,7 @@ class Target:
     def _contrast_weights(self, logits: Tensor, indices: Tensor) -> Tensor:
         """Compute the weight of each logit in what is subtracted: ``[B, K, classes]``."""
         if logits.shape[1] < 2:
-            raise TargetError("the model has one output, so that nothing stands against it; leave against out")
+            raise TargetError("the model has one output, so there is no other class; leave against out")
         own, against = indices.unsqueeze(2), self.against or ()  # [B, K, 1]
         each = logits.detach().to(working_dtype(logits.dtype)).unsqueeze(1).expand(-1, own.shape[1], -1)
         if not any(isinstance(opponent, int) for opponent in against):
@@ -199,7 +219,7 @@ class Target:
         other = torch.tensor(against, device=logits.device).reshape(-1, 1, 1).expand_as(own)
         _check_range("against", other, logits.shape[1])
         if bool((other == own).any()):
-            raise TargetError(f"class {int(other[other == own][0])} is set against itself; give another class")
+            raise TargetError(f"target and against are both class {int(other[other == own][0])}; give two classes")
         return torch.zeros_like(each).scatter(2, other, 1.0)
 
 
@@ -238,8 +258,10 @@ def contrast_scores(logits: Tensor, indices: Tensor, weights: Tensor | None = No
 
 
 def class_names(model: nn.Module) -> Sequence[str] | None:
-    """Return the names of a model's classes, or None."""
-    names = getattr(model, "class_names", None)
+    """Return the names of a model's classes, also those that a transformers model has in its config, or None."""
+    labels = getattr(getattr(model, "config", None), "id2label", None)  # {0: "tabby", ...}
+    known = [labels[index] for index in sorted(labels)] if isinstance(labels, dict) else None
+    names = getattr(model, "class_names", known)
     return names if isinstance(names, Sequence) and not isinstance(names, str) else None
 
 
@@ -273,7 +295,7 @@ def _parse_opponents(against: Any, target: Target, batch: int, names: Sequence[s
     if against is None or (isinstance(against, str) and against == "none"):
         return (None,) * batch
     if target.score is not None:
-        raise TargetError("a score function stands for itself; subtract what it is set against inside of it")
+        raise TargetError("against does not apply to a score function; subtract the other score inside the function")
     if isinstance(against, str) and against == "rivals":
         return tuple("rivals" for _ in range(batch))
     indices = _parse_indices(against, names)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
+from dave_vit._internal.torch_private import choose_attention_kernel
 from dave_vit.engine.calls import Call, Rule
 from dave_vit.engine.fast import kernels, register_substitute
 from dave_vit.engine.rules.attention import AttentionArguments, scaled_dot_product_attention, values_gradient
@@ -85,7 +86,7 @@ def _torch_attention(
     query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor] | None:
     """Run the kernel that torch itself would choose, if it is one that returns its log-sum-exp."""
-    choice = torch._fused_sdp_choice(query, key, value, None, 0.0, is_causal, scale=scale)
+    choice = choose_attention_kernel(query, key, value, is_causal=is_causal, scale=scale)
     aten, backend = torch.ops.aten, torch.nn.attention.SDPBackend
     if choice == backend.CUDNN_ATTENTION.value:
         cudnn = aten._scaled_dot_product_cudnn_attention

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from dave_vit._internal.torch_private import compile_graph, make_fx
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast import PassKind, is_enabled, substitute_rules
 from dave_vit.engine.fast.cuda_graph import BatchFunction, capture_cuda_graph
@@ -70,7 +69,7 @@ class CompiledGradient(RecordedGradient):
         super().__init__(model, rules, autocast)
         self._functions: dict[tuple[object, ...], dict[int, BatchFunction]] = {}  # by form, and by rows
         self._has_failed = False
-        self._state = 0  # of the model when the graphs were traced
+        self._state: int | None = None  # of the model when the graphs were traced
 
     def __call__(self, inputs: Tensor, target: Target, *, once: bool = False) -> tuple[Tensor, Tensor]:
         """Compute W ``[B, K, C, H, W]`` and logits ``[B, classes]``, as the recorded form does."""
@@ -96,9 +95,12 @@ class CompiledGradient(RecordedGradient):
         """Return what ``make`` returned for inputs of this form and as many rows, or less than twice as many."""
         if not is_enabled():
             return None
-        # A graph holds the model as it was.
-        if (state := fingerprint_model(self.recorded_model.model).numbers) != self._state:
-            self._functions, self._state = {}, state
+        # A graph reads the model's parameters where they lie, and holds all else of the model as it was.
+        fingerprint = fingerprint_model(self.recorded_model.model)
+        if not fingerprint.is_recordable:
+            return None
+        if fingerprint.state != self._state:
+            self._functions, self._state = {}, fingerprint.state
         first = inputs[0]
         key, rows = (make.__name__, first.dtype, first.device, *(part.shape[1:] for part in inputs)), len(first)
         known = self._functions.setdefault(key, {})
@@ -107,6 +109,8 @@ class CompiledGradient(RecordedGradient):
             function = make([part.contiguous() for part in inputs])
             if function is None:
                 return None
+            if (state := fingerprint_model(self.recorded_model.model).state) != self._state:
+                self._functions, self._state = {key: (known := {})}, state  # its first pass filled a cache
             known[size] = function
         return known[size]
 
@@ -117,7 +121,7 @@ class CompiledGradient(RecordedGradient):
         try:
             function = _pad_batch(self._trace(inputs), len(inputs[0]))
             function(*inputs)
-        except (DaveError, torch.OutOfMemoryError):
+        except (DaveError, torch.cuda.OutOfMemoryError):
             raise
         except Exception as error:
             self._has_failed = True
@@ -137,10 +141,12 @@ class CompiledGradient(RecordedGradient):
             scores = contrast_scores(logits, columns, *weights)  # [B, K]
             return torch.stack([weight for (weight,) in derivatives(scores, [leaf])], 1), logits.detach()
 
+        state = fingerprint_model(model).state
         with isolate_pass(inputs[0]), count_passes():  # the graph is counted whenever it runs
             graph = make_fx(function)(*(part.detach().clone() for part in inputs))
+        if fingerprint_model(model).state != state:
+            raise RuntimeError("it changes with every pass")
         with torch.no_grad():  # the graph holds its derivatives already
-            fold_constants(graph)
             return compile_graph(graph, inputs)
 
     def _capture_forward(self, inputs: list[Tensor]) -> BatchFunction | None:
@@ -154,55 +160,6 @@ class CompiledGradient(RecordedGradient):
                 return (run(images),)
 
         return capture_cuda_graph(function, inputs)
-
-
-def fold_constants(graph: torch.fx.GraphModule) -> None:
-    """Compute now, and not in every pass, what depends on the model's parameters alone.
-
-    These are weights in the type of autocast, and what rules compute of them. Views of weights, such as transposed
-    ones, stay the model's own, and what is written to later is computed in every pass.
-    """
-    known: dict[torch.fx.Node, Tensor] = {}
-    for node in graph.graph.nodes:
-        value = getattr(graph, node.target, None) if node.op == "get_attr" else _evaluate(node, known)
-        if isinstance(value, Tensor):
-            known[node] = value
-    written = {one for node in graph.graph.nodes if _writes(node) for one in node.all_input_nodes}
-    kept = {_address(value) for node, value in known.items() if node.op == "get_attr" or node in written}
-    for number, (node, value) in enumerate(known.items()):
-        if _address(value) not in kept and any(user not in known for user in node.users):
-            graph.register_buffer(f"_folded{number}", value)
-            with graph.graph.inserting_before(node):
-                node.replace_all_uses_with(graph.graph.get_attr(f"_folded{number}"))
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-
-
-def _evaluate(node: torch.fx.Node, known: dict[torch.fx.Node, Tensor]) -> Any:
-    """Compute a function of known tensors alone; None for all others."""
-    run, inputs = node.target, node.all_input_nodes
-    if not isinstance(run, torch._ops.OpOverload) or not inputs or any(one not in known for one in inputs):
-        return None
-    if _writes(node) or torch.Tag.nondeterministic_seeded in run.tags:
-        return None
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda one: known[one])  # type: ignore[no-untyped-call]
-    return run(*args, **kwargs)
-
-
-def _writes(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def _address(value: Tensor) -> int:
-    return value.untyped_storage().data_ptr()
-
-
-def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> BatchFunction:
-    """Compile a graph of torch's own operators as a whole: ``torch.compile`` would only split it up."""
-    from torch import _inductor  # takes seconds to import
-
-    # A residual stream is stored wherever a term is added to it, rather than summed again by all that read it.
-    return _inductor.compile(graph, [*inputs], options={"realize_reads_threshold": 1})  # type: ignore[no-any-return]
 
 
 def _pad_batch(function: BatchFunction, batch: int) -> BatchFunction:

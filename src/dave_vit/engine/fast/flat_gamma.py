@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from dave_vit._internal.precision import working_dtype
 from dave_vit.engine.calls import Call
 from dave_vit.engine.fast import PassKind, kernels, register_substitute
 from dave_vit.engine.fast.gates import same_signs
+from dave_vit.engine.fast.partial_calls import whole_weight
 from dave_vit.engine.fast.patches import are_windows_adjacent, arrange_in_grid, prefers_product, windows_of
 from dave_vit.engine.rules.gamma import Gamma, Layer, adjoint, bias_part, by_output, rank_one_factors, sees_all_inputs
-from dave_vit.engine.rules.products import weighted
+from dave_vit.engine.rules.products import weighted_sum
 from dave_vit.engine.surrogate import carry
 
 _MAX_ROW = 768  # numbers of a row; with more at once, or in a loop, a compiler's kernel takes up to twice the time
@@ -36,7 +38,7 @@ class FlatForm:
 
     def keep(self, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor) -> tuple[Tensor | None, ...]:
         """Return what the backward pass needs, beside the weight and the signs of x."""
-        of_output, of_input = rank_one_factors(weight.abs())
+        of_output, of_input = _mean_factors(weight)
         size = self.layer(x.abs(), of_input)  # one output
         if bias is None:
             size = size * by_output(of_output, weight)
@@ -88,7 +90,7 @@ class TracedForm(FlatForm):
 
     def keep(self, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor) -> tuple[Tensor | None, ...]:
         """Return what the backward pass needs."""
-        of_output, of_input = rank_one_factors(weight.abs())
+        of_output, of_input = _mean_factors(weight)
         wide = working_dtype(value.dtype)
         size = sum_last(x.to(wide).abs() * of_input[0].to(wide))  # [..., 1]
         return value, size, bias, of_output.flatten(), of_input
@@ -168,9 +170,16 @@ def traced_gamma(plain: Gamma, call: Call, *args: Any, **kwargs: Any) -> Any:
     return _run(plain, call, lambda *tensors: TracedForm, same_signs, *args, **kwargs)
 
 
-def choose_kernel_form(*tensors: Tensor | None) -> type[FlatForm]:
-    """Return the form by kernels where they take the tensors of a linear layer."""
-    return KernelForm if kernels.take(*tensors) else FlatForm
+def choose_kernel_form(x: Tensor, weight: Tensor, *others: Tensor | None) -> type[FlatForm]:
+    """Return the form by kernels where they take the tensors of a linear layer: they need the whole weight."""
+    return KernelForm if whole_weight(weight)[0] is weight and kernels.take(x, weight, *others) else FlatForm
+
+
+def _mean_factors(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors of the mean of absolute weights; a part of a layer has its part of the layer's mean."""
+    whole, outputs = whole_weight(weight)
+    of_output, of_input = rank_one_factors(whole.abs())
+    return of_output[outputs], of_input
 
 
 def _run(
@@ -186,24 +195,29 @@ def _run(
 ) -> Any:
     c = plain.favour(call, input, weight, bias)
     if c == 0.0:
-        return weighted(call, input, weight, bias, *args, **kwargs)
+        return weighted_sum(call, input, weight, bias, *args, **kwargs)
 
     def layer(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return call.func(x, weight, bias, *args, **kwargs)  # type: ignore[no-any-return]
 
-    def run(layer: Layer, value: Tensor, input: Tensor, weight: Tensor) -> Tensor:
-        """Return the layer's own value with the derivative of a form of the rule."""
+    def run(layer: Layer, value: Tensor, input: Tensor, weight: Tensor, arrange: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the layer's own value with the derivative of a form of the rule, arranged as the layer does."""
         x = input.detach()
         form = (choose_form(x, weight, bias, value) if weight.ndim == 2 else FlatForm)(layer, c)
         saved = (keep_signs(input), weight, *form.keep(x, weight, bias, value))
-        carried = carry(lambda: value, form.pull_back, input, saved=saved)
-        return call.mode.record_constant(carried, lambda: form.bias_part(x, weight, bias, value), call.name)
+        carried = arrange(carry(lambda: value, form.pull_back, input, saved=saved))
+
+        def constant() -> Tensor | None:
+            part = form.bias_part(x, weight, bias, value)
+            return None if part is None else arrange(part)
+
+        return call.mode.record_constant(carried, constant, call.name)
 
     if call.name != "conv2d" or not are_windows_adjacent(input, weight, *args, **kwargs):
-        return run(layer, layer(input.detach(), weight, bias), input, weight)
+        return run(layer, layer(input.detach(), weight, bias), input, weight, lambda outputs: outputs)
     windows, matrix = windows_of(input, weight), weight.flatten(1)
     if prefers_product(input):
         value = F.linear(windows.detach(), matrix, bias)
     else:
         value = layer(input.detach(), weight, bias).flatten(2).transpose(1, 2)
-    return arrange_in_grid(run(F.linear, value, windows, matrix), input, weight)
+    return run(F.linear, value, windows, matrix, partial(arrange_in_grid, input=input, weight=weight))

@@ -4,45 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dave_vit.engine.fast.recording import RecordedCall, Recording, TensorRef, map_refs
-
-Region = tuple[tuple[int, int, int], ...]
-"""A slice of a tensor: (dimension, start, length) for each dimension that is not whole, in order."""
-
-WHOLE: Region = ()
+from dave_vit.engine.fast.recording import WHOLE, RecordedCall, Recording, Region, TensorRef
 
 
-@dataclass(frozen=True)
-class TensorSlice:
-    """A slice of a tensor of the recording, as an argument."""
-
-    ref: TensorRef
-    region: Region = WHOLE
-
-
-@dataclass(frozen=True)
-class PartialCall:
-    """A call that computes one region of an output; tensors of the recording in its arguments are ``TensorSlice``."""
-
-    func: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: int = 0
-
-
-def plan_partial_call(recording: Recording, call: RecordedCall, output: int, region: Region) -> PartialCall | None:
-    """Return the call that computes a region of one output, or None where the call must be made as a whole."""
+def plan_partial_call(recording: Recording, call: RecordedCall, ref: TensorRef) -> RecordedCall | None:
+    """Return the call that computes a slice of one output, or None where the call must be made as a whole."""
     if call.name in _SELECTORS:
-        return _select(recording, call, output, region)
-    if region == WHOLE or call.name not in _RULES:
+        return _select(recording, call, ref)
+    if ref.region == WHOLE or call.name not in _RULES:
         return None
-    return _RULES[call.name](recording, call, region)
+    return _RULES[call.name](recording, call, ref.region)
 
 
 def _region(spans: dict[int, tuple[int, int]]) -> Region:
@@ -52,13 +29,29 @@ def _region(spans: dict[int, tuple[int, int]]) -> Region:
 def _slice_argument(value: Any, region: Region) -> Any:
     """Slice an argument: a tensor of the recording later, a constant now."""
     if isinstance(value, TensorRef):
-        return TensorSlice(value, region)
+        return value._replace(region=region)
     for dim, start, length in region:
         value = value.detach().narrow(dim, start, length)
     return value
 
 
-def _elementwise(recording: Recording, call: RecordedCall, region: Region) -> PartialCall | None:
+_WHOLE_WEIGHT = "_dave_whole"
+
+
+def _slice_weight(weight: Tensor, rows: Region) -> Tensor:
+    """Slice a weight by outputs; what is computed of the whole of it stays possible."""
+    part: Tensor = _slice_argument(weight, rows)
+    for _, start, length in rows:
+        setattr(part, _WHOLE_WEIGHT, (weight.detach(), slice(start, start + length)))
+    return part
+
+
+def whole_weight(weight: Tensor) -> tuple[Tensor, slice]:
+    """Return the weight that one was sliced out of, and which outputs it has of it."""
+    return getattr(weight, _WHOLE_WEIGHT, (weight, slice(None)))
+
+
+def _elementwise(recording: Recording, call: RecordedCall, region: Region) -> RecordedCall | None:
     """Slice the arguments like the result, but for dimensions in which they are broadcast."""
     rank = len(call.shapes[0])
     if len(call.shapes) > 1 or any(isinstance(value, TensorRef | Tensor) for value in call.kwargs.values()):
@@ -71,19 +64,18 @@ def _elementwise(recording: Recording, call: RecordedCall, region: Region) -> Pa
         own = ((dim - rank + len(shape), start, length) for dim, start, length in region)
         return _slice_argument(value, tuple(span for span in own if span[0] >= 0 and shape[span[0]] != 1))
 
-    return PartialCall(call.func, tuple(slice_argument(value) for value in call.args), call.kwargs)
+    return replace(call, args=tuple(slice_argument(value) for value in call.args))
 
 
-def _normalize(recording: Recording, call: RecordedCall, region: Region) -> PartialCall | None:
+def _normalize(recording: Recording, call: RecordedCall, region: Region) -> RecordedCall | None:
     """Layer and RMS norms act on the last dimensions of each token alone."""
     kept = len(call.shapes[0]) - len(tuple(call.args[1]))
     if any(dim >= kept for dim, _, _ in region) or not isinstance(call.args[0], TensorRef):
         return None
-    args, kwargs = map_refs(TensorSlice, (call.args[1:], call.kwargs))
-    return PartialCall(call.func, (TensorSlice(call.args[0], region), *args), kwargs)
+    return replace(call, args=(call.args[0]._replace(region=region), *call.args[1:]))
 
 
-def _linear(recording: Recording, call: RecordedCall, region: Region) -> PartialCall | None:
+def _linear(recording: Recording, call: RecordedCall, region: Region) -> RecordedCall | None:
     """Some outputs need some rows of the weight, some tokens need those tokens."""
     arguments = dict(zip(("input", "weight", "bias"), call.args, strict=False)) | call.kwargs
     weight, bias = arguments["weight"], arguments.get("bias")
@@ -93,10 +85,11 @@ def _linear(recording: Recording, call: RecordedCall, region: Region) -> Partial
     rows = tuple((0, start, length) for dim, start, length in region if dim == last)
     tokens = tuple(span for span in region if span[0] != last)
     bias = None if bias is None else _slice_argument(bias, rows)
-    return PartialCall(call.func, (TensorSlice(arguments["input"], tokens), _slice_argument(weight, rows), bias), {})
+    args = (arguments["input"]._replace(region=tokens), _slice_weight(weight, rows), bias)
+    return replace(call, args=args, kwargs={})
 
 
-def _attention(recording: Recording, call: RecordedCall, region: Region) -> PartialCall | None:
+def _attention(recording: Recording, call: RecordedCall, region: Region) -> RecordedCall | None:
     """Some queries attend to all keys."""
     query, *others = call.args
     token = len(call.shapes[0]) - 2
@@ -105,10 +98,10 @@ def _attention(recording: Recording, call: RecordedCall, region: Region) -> Part
     plain = plain and "attn_mask" not in kwargs and not kwargs.get("is_causal")
     if not plain or [span[0] for span in region] != [token]:
         return None
-    return PartialCall(call.func, (TensorSlice(query, region), *map_refs(TensorSlice, others)), kwargs)
+    return replace(call, args=(query._replace(region=region), *others), kwargs=kwargs)
 
 
-def _reshape(recording: Recording, call: RecordedCall, region: Region) -> PartialCall | None:
+def _reshape(recording: Recording, call: RecordedCall, region: Region) -> RecordedCall | None:
     """A dimension that is kept, split from its outermost part on, or merged in whole steps."""
     source, result = recording.shape(call.args[0]), call.shapes[0]
     spans, shape = {}, list(result)
@@ -118,7 +111,7 @@ def _reshape(recording: Recording, call: RecordedCall, region: Region) -> Partia
             return None
         spans[span[0]] = span[1:]
         shape[dim] = length
-    return PartialCall(torch.reshape, (TensorSlice(call.args[0], _region(spans)), tuple(shape)), {})
+    return _replace_move(call, torch.reshape, _region(spans), tuple(shape))
 
 
 def _source_span(
@@ -137,10 +130,10 @@ def _source_span(
     return None
 
 
-def _permute(recording: Recording, call: RecordedCall, region: Region) -> PartialCall | None:
+def _permute(recording: Recording, call: RecordedCall, region: Region) -> RecordedCall | None:
     order = _order(call, len(call.shapes[0]))
     spans = {order[dim]: (start, length) for dim, start, length in region}
-    return PartialCall(torch.permute, (TensorSlice(call.args[0], _region(spans)), order), {})
+    return _replace_move(call, torch.permute, _region(spans), order)
 
 
 def _order(call: RecordedCall, rank: int) -> tuple[int, ...]:
@@ -155,20 +148,25 @@ def _order(call: RecordedCall, rank: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-def _select(recording: Recording, call: RecordedCall, output: int, region: Region) -> PartialCall | None:
+def _select(recording: Recording, call: RecordedCall, ref: TensorRef) -> RecordedCall | None:
     """A slice of a selection is a slice of its source."""
     source = call.args[0]
     if not isinstance(source, TensorRef):
         return None
-    selection = _SELECTORS[call.name](recording.shape(source), call, output)
+    selection = _SELECTORS[call.name](recording.shape(source), call, ref.output)
     if selection is None:
         return None
     spans, dropped = selection
     kept = [dim for dim in range(len(recording.shape(source))) if dim not in dropped]
-    for dim, start, length in region:
+    for dim, start, length in ref.region:
         first = spans.get(kept[dim], (0, 0))[0]
         spans[kept[dim]] = (first + start, length)
-    return PartialCall(torch.squeeze, (TensorSlice(source, _region(spans)), tuple(dropped)), {})
+    return _replace_move(call, torch.squeeze, _region(spans), tuple(dropped))
+
+
+def _replace_move(call: RecordedCall, func: Callable[..., Any], region: Region, shape: tuple[int, ...]) -> RecordedCall:
+    """Return another way to move a slice of a call's first argument."""
+    return replace(call, func=func, args=(call.args[0]._replace(region=region), shape), kwargs={})
 
 
 Selection = tuple[dict[int, tuple[int, int]], list[int]]
@@ -216,7 +214,7 @@ _SELECTORS: dict[str, Callable[[tuple[int, ...], RecordedCall, int], Selection |
 }
 
 
-_RULES: dict[str, Callable[[Recording, RecordedCall, Region], PartialCall | None]] = {
+_RULES: dict[str, Callable[[Recording, RecordedCall, Region], RecordedCall | None]] = {
     **dict.fromkeys(
         "add sub mul div neg gelu silu relu tanh sigmoid hardswish dropout contiguous clone".split(), _elementwise
     ),

@@ -12,7 +12,7 @@ from torch import Tensor
 from dave_vit.engine.calls import Call, Rule
 from dave_vit.engine.fast import register_substitute
 from dave_vit.engine.rules.gamma import Gamma
-from dave_vit.engine.rules.products import weighted
+from dave_vit.engine.rules.products import weighted_sum
 from dave_vit.engine.states import depends_on_input, is_carrier
 from dave_vit.engine.surrogate import carry
 
@@ -44,7 +44,7 @@ def _applies(
     return prefers_product(input) or (is_carrier(input) and plain_parameters)
 
 
-@register_substitute(weighted, Gamma, applies=_applies)
+@register_substitute(weighted_sum, Gamma, applies=_applies)
 def patch_convolution(
     plain: Rule, call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Any:
@@ -82,7 +82,7 @@ def _convolution_with_product_gradient(input: Tensor, weight: Tensor, bias: Tens
 def _windows_gradient(grad: Tensor, weight: Tensor, *, shape: torch.Size) -> Tensor:
     """Compute the gradient ``[B, C, H, W]`` of an image out of that of its convolution ``[B, O, rows, columns]``."""
     (height, width), (rows, columns) = weight.shape[2:], grad.shape[2:]
-    pulled = grad.flatten(2).transpose(1, 2) @ weight.flatten(1).to(grad.dtype)  # as ``windows_of`` has them
+    pulled = grad.flatten(2).transpose(1, 2) @ weight.flatten(1).conj().to(grad.dtype)  # as ``windows_of`` has them
     parts = pulled.reshape(len(grad), rows, columns, -1, height, width).permute(0, 3, 1, 4, 2, 5)
     whole = parts.reshape(len(grad), -1, rows * height, columns * width)
     rest = (0, shape[3] - whole.shape[3], 0, shape[2] - whole.shape[2])  # pixels that fill no window

@@ -1,4 +1,4 @@
-"""A model's forward pass as a list of torch calls, recorded once without computing anything.
+"""A model's forward pass as a list of torch calls, recorded while the model itself runs.
 
 A recording replaces the model where its calls are rewritten first; when it is run they meet the interception like the
 model's own.
@@ -7,30 +7,55 @@ model's own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
+from weakref import ref as weak_ref
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from dave_vit.engine.autograd_graph import check_graph, enable_autograd
-from dave_vit.engine.interception import ModuleCall, ModulePaths
-from dave_vit.engine.operators import function_name
+from dave_vit.engine.arguments import place_tensors
+from dave_vit.engine.fingerprint import forget_fingerprints
+from dave_vit.engine.module_paths import ModuleCall, ModulePaths
+from dave_vit.engine.operators import FunctionName, function_name
 from dave_vit.engine.states import map_tensors, tensors
 
+Region = tuple[tuple[int, int, int], ...]
+"""A slice of a tensor: (dimension, start, length) for each dimension that is not whole, in order."""
 
-class RecordingError(Exception):
-    """The model does something that cannot be recorded; it is then run as it is."""
+WHOLE: Region = ()
 
 
 class TensorRef(NamedTuple):
-    """A tensor that a recorded call returned; call -1 is the input."""
+    """A tensor that a recorded call returned, or a slice of it; call -1 is the input."""
 
     call: int
     output: int = 0
+    region: Region = WHOLE
+
+
+class Modes(NamedTuple):
+    """The modes of torch on which the result of a call depends."""
+
+    grad: bool
+    autocast: bool
+    dtype: torch.dtype
+
+    @classmethod
+    def current(cls, device: str) -> Modes:
+        """Return the modes in force on a type of device."""
+        enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        return cls(torch.is_grad_enabled(), enabled, dtype)
+
+    def enter(self, device: str) -> AbstractContextManager[Any]:
+        """Return a context in which these modes are in force."""
+        stack = ExitStack()
+        stack.enter_context(torch.set_grad_enabled(self.grad))
+        stack.enter_context(torch.autocast(device, dtype=self.dtype, enabled=self.autocast))
+        return stack
 
 
 @dataclass(frozen=True)
@@ -42,16 +67,19 @@ class RecordedCall(ModuleCall):
     kwargs: dict[str, Any]
     shapes: tuple[tuple[int, ...], ...] = ()  # of its outputs
     module: str = ""  # the path of the module that made it
+    modes: Modes | None = None  # where they are not those of the whole pass
 
     @property
     def name(self) -> str:
         """The function's canonical name."""
         return function_name(self.func).name
 
-    def __call__(self, resolve: Callable[[TensorRef], Tensor]) -> Any:
+    def __call__(self, resolve: Callable[[TensorRef], Tensor], device: str) -> Any:
         """Make the call again, with the tensors that the references stand for."""
         args = [resolve(value) if type(value) is TensorRef else map_refs(resolve, value) for value in self.args]
-        return self.func(*args, **(map_refs(resolve, self.kwargs) if self.kwargs else self.kwargs))
+        kwargs = map_refs(resolve, self.kwargs) if self.kwargs else self.kwargs
+        with nullcontext() if self.modes is None else self.modes.enter(device):
+            return self.func(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -64,14 +92,15 @@ class Recording:
     classes: int
 
     def shape(self, ref: TensorRef) -> tuple[int, ...]:
-        """Return the shape of a tensor of the recording."""
+        """Return the shape of a whole tensor of the recording."""
         return self.input_shape if ref.call < 0 else self.calls[ref.call].shapes[ref.output]
 
-    def run(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Tensor) -> Tensor:
         """Compute the output for other inputs of the recorded shape."""
         results: dict[TensorRef, Tensor] = {TensorRef(-1): inputs}
+        device = inputs.device.type
         for index, (call, unused) in enumerate(zip(self.calls, self._unused_after, strict=True)):
-            result = call(results.__getitem__)
+            result = call(results.__getitem__, device)
             if isinstance(result, Tensor):
                 results[TensorRef(index)] = result
             else:
@@ -79,6 +108,13 @@ class Recording:
             for ref in unused:
                 results.pop(ref, None)
         return results[self.output]
+
+    def repeats(self, other: Recording) -> bool:
+        """Return whether another recording has the same calls with the same constants."""
+        if len(self.calls) != len(other.calls) or self.output != other.output:
+            return False
+        fields = (((call.func, call.args, call.kwargs, call.modes) for call in one.calls) for one in (self, other))
+        return all(map(_is_same, *fields))
 
     @cached_property
     def _unused_after(self) -> list[list[TensorRef]]:
@@ -91,82 +127,115 @@ class Recording:
         return unused
 
 
-def find_refs(value: Any, ref_type: type = TensorRef) -> list[Any]:
-    """Return all references of a type in nested lists, tuples and dicts."""
-    collected: list[Any] = []
-    map_refs(collected.append, value, ref_type)
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two arguments are equal, and tensors in them the same objects."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or isinstance(one, Tensor):
+        return False
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+def find_refs(value: Any) -> list[TensorRef]:
+    """Return all references in nested lists, tuples and dicts."""
+    collected: list[TensorRef] = []
+    map_refs(collected.append, value)
     return collected
 
 
-def map_refs(function: Callable[[Any], Any], value: Any, ref_type: type = TensorRef) -> Any:
-    """Apply a function to every reference of a type in nested lists, tuples and dicts."""
+def map_refs(function: Callable[[TensorRef], Any], value: Any) -> Any:
+    """Apply a function to every reference in nested lists, tuples and dicts."""
     kind = type(value)
-    if kind is ref_type:
+    if kind is TensorRef:
         return function(value)
     if kind is tuple or kind is list or kind is torch.Size:
-        return kind([map_refs(function, item, ref_type) for item in value])
+        return kind([map_refs(function, item) for item in value])
     if kind is dict:
-        return {key: map_refs(function, item, ref_type) for key, item in value.items()}
+        return {key: map_refs(function, item) for key, item in value.items()}
     return value
 
 
-def record_calls(forward: Callable[[Tensor], Any], inputs: Tensor) -> Recording:
-    """Record the calls that ``forward`` makes for inputs of this shape, type and device.
+class Recorder(TorchFunctionMode):
+    """A model that records the calls of its next pass, which is otherwise its own.
 
-    Nothing is computed: the tensors are torch's fake ones, which have shapes only.
-
-    Raises:
-        RecordingError: the pass writes in place, reads values, or leaves torch's functions.
+    Args:
+        model: maps inputs to logits.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, enable_autograd():
-        fake_inputs = fake.from_tensor(inputs).detach().requires_grad_()
-        recorder = _Recorder(fake_inputs, ModulePaths(forward if isinstance(forward, nn.Module) else None))
-        try:
-            with recorder:
-                output = forward(fake_inputs)
-                output = getattr(output, "logits", output)
-            if isinstance(output, Tensor):
-                check_graph(output)
-        except (RecordingError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # whatever a model does not do on fake tensors: it is then run as it is
-            raise RecordingError(str(error)) from error
-        if not isinstance(output, FakeTensor) or output.ndim != 2:
-            raise RecordingError("it returns no logits")
-        return Recording(tuple(recorder.calls), recorder.ref(output), tuple(inputs.shape), output.shape[1])
 
-
-class _Recorder(TorchFunctionMode):
-    def __init__(self, inputs: Tensor, paths: ModulePaths) -> None:
+    def __init__(self, model: Callable[[Tensor], Any]) -> None:
         super().__init__()
-        self._paths = paths
-        self.calls: list[RecordedCall] = []
-        self._known = {id(inputs): (TensorRef(-1), inputs)}  # the tensor is kept, so that its id is not reused
+        self._model = model
+        self._paths = ModulePaths(model if isinstance(model, nn.Module) else None)
+        self._calls: list[RecordedCall] = []
+        # By id, with what tells whether a tensor was changed where no function is called.
+        self._known: dict[int, tuple[weak_ref[Tensor], TensorRef, tuple[int, bool]]] = {}
+        self.problem = ""  # why there is no recording
+        self.recording: Recording | None = None
 
-    def ref(self, tensor: Tensor) -> Any:
-        """Return the reference of a tensor of the recording; constants are kept as they are."""
-        if id(tensor) in self._known:
-            return self._known[id(tensor)][0]
-        if isinstance(tensor, FakeTensor):
-            raise RecordingError("a tensor was made outside of torch's functions")
-        return tensor
+    def __call__(self, inputs: Tensor) -> Any:
+        """Run the model and record its calls."""
+        forget_fingerprints()
+        self._device = inputs.device.type
+        self._modes = Modes.current(self._device)
+        self._remember(inputs, TensorRef(-1))
+        with self:
+            output = self._model(inputs)
+        logits = getattr(output, "logits", output)
+        ref = self._find_ref(logits) if isinstance(logits, Tensor) and logits.ndim == 2 else None
+        if not isinstance(ref, TensorRef):
+            self.problem = self.problem or "it returns no logits"
+        elif not self.problem:
+            self.recording = Recording(tuple(self._calls), ref, tuple(inputs.shape), logits.shape[1])
+        return output
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one call on fake tensors and record it."""
-        kwargs, spelling = kwargs or {}, function_name(func)
-        if spelling.inplace or spelling.name == "__setitem__" or kwargs.get("inplace"):
-            raise RecordingError(f"{spelling.name} in place")
-        if spelling.name in ("register_hook", "retain_grad"):
-            raise RecordingError("a hook reads its gradients")
+        """Run one call and record it."""
+        spelling, (args, kwargs) = function_name(func), place_tensors(func, args, kwargs or {})
+        if self.problem:
+            return func(*args, **kwargs)
         if spelling.name == "__iter__":
             return iter(self.__torch_function__(Tensor.unbind, types, args))
+        arg_refs, kwarg_refs = map_tensors(self._find_ref, (args, kwargs))
         result = func(*args, **kwargs)
-        outputs = tensors(result)
-        if outputs:
-            args, kwargs = map_tensors(self.ref, args), map_tensors(self.ref, kwargs)
-            shapes = tuple(tuple(tensor.shape) for tensor in outputs)
-            self.calls.append(RecordedCall(func, args, kwargs, shapes, self._paths.innermost()))
-            for output, tensor in enumerate(outputs):
-                if isinstance(tensor, FakeTensor):  # others are views of constants
-                    self._known[id(tensor)] = (TensorRef(len(self.calls) - 1, output), tensor)
+        outputs, given = tensors(result), tensors((args, kwargs))
+        self.problem = self.problem or self._find_problem(spelling, kwargs, given, outputs)
+        if not all(any(output is one for one in given) for output in outputs):
+            self._record(func, arg_refs, kwarg_refs, outputs)
         return result
+
+    def _record(self, func: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> None:
+        modes = Modes.current(self._device)
+        shapes = tuple(tuple(tensor.shape) for tensor in outputs)
+        other = None if modes == self._modes else modes
+        self._calls.append(RecordedCall(func, args, kwargs, shapes, self._paths.innermost(), other))
+        for output, tensor in enumerate(outputs):
+            self._remember(tensor, TensorRef(len(self._calls) - 1, output))
+
+    def _find_problem(self, spelling: FunctionName, kwargs: Any, given: list[Tensor], outputs: list[Tensor]) -> str:
+        """Return what of a call cannot be recorded, or ""."""
+        name, operator = spelling.name, spelling.operator
+        if spelling.inplace or name in ("__setitem__", "retain_grad") or kwargs.get("inplace") or "out" in kwargs:
+            return f"{name} in place"
+        if operator.changes_gradients or operator.takes_gradients:
+            return f"{name} reads gradients"
+        if torch.is_inference_mode_enabled():
+            return f"{name} in inference mode"
+        if given and not outputs and not operator.has_constant_result:
+            return f"{name} reads values"  # which the next pass may not have
+        return ""
+
+    def _remember(self, tensor: Tensor, ref: TensorRef) -> None:
+        self._known[id(tensor)] = (weak_ref(tensor), ref, (tensor._version, tensor.requires_grad))
+
+    def _find_ref(self, tensor: Tensor) -> Any:
+        """Return the reference of a tensor of the recording; constants are kept as they are."""
+        alive, ref, version = self._known.get(id(tensor), (None, None, None))
+        if alive is None or alive() is not tensor:
+            return tensor
+        if version != (tensor._version, tensor.requires_grad):
+            self.problem = self.problem or "a tensor was changed outside of torch's functions"
+        return ref

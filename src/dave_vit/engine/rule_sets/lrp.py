@@ -75,5 +75,8 @@ def with_gamma(base: RuleSet, gamma: Gamma) -> RuleSet:
     return base.extend(f"{base.name} with gamma", dict.fromkeys(names_of_kind(OperatorKind.WEIGHTED), gamma))
 
 
+ATTENTION_RELEVANCE = with_gamma(ATTN_LRP, Gamma())
+"""AttnLRP with the gamma rule of its authors' example for vision transformers."""
+
 RELEVANCE = with_gamma(CP_LRP, Gamma(flat=True))
 """CP-LRP with the flat gamma rule: what DAVE averages by default. Relevance is conserved, but W is no linear map."""

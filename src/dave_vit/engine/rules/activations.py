@@ -25,6 +25,8 @@ class GateRule:
 
     def __call__(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the activation; its derivative is the gate."""
+        if input.is_complex():
+            raise call.mode.refusal(call.name)
         x = input.detach()
         value = call.func(x, *args, **kwargs)
         gate = (value / x).nan_to_num_(nan=self.at_zero)  # 0 / 0 is the one NaN

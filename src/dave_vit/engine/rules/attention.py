@@ -85,6 +85,8 @@ class AttentionArguments:
         """Bind the arguments of a call; refuse active dropout."""
         if dropout_p > 0.0:
             raise training_error("attention dropout" + call.mode.location())
+        if query.dtype == torch.float64 and attn_mask is not None and attn_mask.dtype == torch.float32:
+            attn_mask = attn_mask.double()  # else torch 2.15 returns wrong values on a CPU
         return cls(query, key, value, attn_mask, {"is_causal": is_causal, **options})
 
     def freeze(self) -> AttentionArguments:
@@ -144,34 +146,42 @@ def attention_in_parts(call: Call, *args: Any, **kwargs: Any) -> Tensor:
 
 def multi_head_attention(call: Call, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """``F.multi_head_attention_forward`` in its parts, so that each part meets its own rule."""
-    bound = _SIGNATURE.bind(*args, **kwargs)
-    bound.apply_defaults()
-    arguments = SimpleNamespace(**bound.arguments)  # query, key, value: [L, N, E], or [L, E] without a batch
-    extra = (arguments.bias_k, arguments.bias_v, arguments.static_k, arguments.static_v)
-    if arguments.add_zero_attn or any(part is not None for part in extra):
-        raise call.mode.refusal(call.name, "bias_k, bias_v, static_k, static_v and add_zero_attn have no rule")
-    if arguments.training and arguments.dropout_p > 0.0:
-        raise training_error("attention dropout" + call.mode.location())
+    packed = _bind_arguments(call, *args, **kwargs)
     with call.mode:
-        q, k, v = (_split_heads(F.linear(*part), arguments.num_heads) for part in _projections(arguments))
-        mask = _merge_masks(arguments.attn_mask, arguments.key_padding_mask, q, k)
+        q, k, v = (_split_heads(F.linear(*part), packed.num_heads) for part in _projections(packed))
+        mask = _merge_masks(packed, q, k)
+        k = _append_rows(k, packed.bias_k, zero=packed.add_zero_attn)
+        v = _append_rows(v, packed.bias_v, zero=packed.add_zero_attn)
+        mask = None if mask is None else F.pad(mask, (0, k.shape[2] - mask.shape[-1]))
         mixed = F.scaled_dot_product_attention(q, k, v, mask)  # [N, heads, L, E / heads]
         mixed = mixed.permute(2, 0, 1, 3).flatten(2)  # [L, N, E]
-        out = F.linear(mixed.reshape(arguments.query.shape), arguments.out_proj_weight, arguments.out_proj_bias)
-    if not arguments.need_weights:
+        out = F.linear(mixed.reshape(packed.query.shape), packed.out_proj_weight, packed.out_proj_bias)
+    if not packed.need_weights:
         return out, None
     matrix = attention_matrix(q.detach(), k.detach(), mask)  # [N, heads, L, S]
-    matrix = matrix.mean(1) if arguments.average_attn_weights else matrix
-    return out, matrix if arguments.query.ndim == 3 else matrix[0]
+    matrix = matrix.mean(1) if packed.average_attn_weights else matrix
+    return out, matrix if packed.query.ndim == 3 else matrix[0]
 
 
-def _projections(arguments: SimpleNamespace) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+def _bind_arguments(call: Call, *args: Any, **kwargs: Any) -> SimpleNamespace:
+    """Bind the arguments by name (query, key, value: ``[L, N, E]``, or ``[L, E]``); refuse what has no rule."""
+    bound = _SIGNATURE.bind(*args, **kwargs)
+    bound.apply_defaults()
+    packed = SimpleNamespace(**bound.arguments)
+    if packed.static_k is not None or packed.static_v is not None:
+        raise call.mode.refusal(call.name, "static_k and static_v have no rule")
+    if packed.training and packed.dropout_p > 0.0:
+        raise training_error("attention dropout" + call.mode.location())
+    return packed
+
+
+def _projections(packed: SimpleNamespace) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     """Yield input, weight and bias of each of the three linear layers."""
-    separate = (arguments.q_proj_weight, arguments.k_proj_weight, arguments.v_proj_weight)
-    packed = arguments.in_proj_weight is not None and not arguments.use_separate_proj_weight
-    weights = arguments.in_proj_weight.chunk(3) if packed else separate
-    biases = arguments.in_proj_bias.chunk(3) if arguments.in_proj_bias is not None else (None, None, None)
-    return zip((arguments.query, arguments.key, arguments.value), weights, biases, strict=True)
+    weights = (packed.q_proj_weight, packed.k_proj_weight, packed.v_proj_weight)
+    if not packed.use_separate_proj_weight:
+        weights = packed.in_proj_weight.chunk(3)
+    biases = (None, None, None) if packed.in_proj_bias is None else packed.in_proj_bias.chunk(3)
+    return zip((packed.query, packed.key, packed.value), weights, biases, strict=True)
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:
@@ -180,29 +190,29 @@ def _split_heads(x: Tensor, heads: int) -> Tensor:
     return x.reshape(*x.shape[:2], heads, -1).permute(1, 2, 0, 3)
 
 
-def _merge_masks(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """Merge the two masks of nn.MultiheadAttention (True means: do not attend) into an additive one."""
-    merged = None
-    for mask, shape in ((attn_mask, None), (padding, (k.shape[0], 1, 1, k.shape[2]))):
-        if mask is None:
-            continue
-        if mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(mask, -math.inf)
-        if shape is not None:
-            mask = mask.reshape(shape)
-        elif mask.ndim == 3:  # [N * heads, L, S]
-            mask = mask.reshape(q.shape[0], q.shape[1], *mask.shape[1:])
-        merged = mask if merged is None else merged + mask
-    return merged
+def _append_rows(x: Tensor, bias: Tensor | None, *, zero: bool) -> Tensor:
+    """Append a key or value ``[1, 1, E]`` that is learned, and one of zeros, to ``[N, heads, S, E / heads]``."""
+    if bias is not None:
+        x = torch.cat([x, _split_heads(bias, x.shape[1]).expand(len(x), -1, -1, -1)], 2)
+    return torch.cat([x, x.new_zeros(*x.shape[:2], 1, x.shape[3])], 2) if zero else x
+
+
+def _merge_masks(packed: SimpleNamespace, q: Tensor, k: Tensor) -> Tensor | None:
+    """Merge the two masks of nn.MultiheadAttention (True means: do not attend) into one that is added to the scores."""
+    merged, padding = packed.attn_mask, packed.key_padding_mask
+    if merged is not None:
+        merged = _additive_mask(merged, q)
+        merged = merged.reshape(*q.shape[:2], *merged.shape[1:]) if merged.ndim == 3 else merged  # [N * heads, L, S]
+    if padding is None:
+        return merged  # type: ignore[no-any-return]
+    padding = _additive_mask(padding, q).reshape(k.shape[0], 1, 1, k.shape[2])
+    return padding if merged is None else merged + padding
+
+
+def _additive_mask(mask: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf) if mask.dtype == torch.bool else mask
 
 
 def is_attention(scores: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> bool:
     """Return whether a softmax makes attention, over the last axis of queries by keys, and not class probabilities."""
     return scores.ndim >= 3 and dim in (-1, scores.ndim - 1)
-
-
-def softmax(call: Call, *args: Any, **kwargs: Any) -> Any:
-    """An attention matrix written out: frozen. No loss of the value path, so it is not recorded as one."""
-    if args and not is_attention(*args, **kwargs):
-        return call.mode.run_frozen(call, *args, **kwargs)
-    return call.func(*map_tensors(Tensor.detach, args), **map_tensors(Tensor.detach, kwargs))

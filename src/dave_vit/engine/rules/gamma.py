@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
 from dave_vit.engine.calls import Call
-from dave_vit.engine.rules.products import weighted
+from dave_vit.engine.rules.products import weighted_sum
 from dave_vit.engine.states import depends_on_input, is_carrier
 from dave_vit.engine.surrogate import carry
 from dave_vit.errors import OptionError
@@ -64,7 +64,7 @@ class Gamma:
         """Compute a linear layer or convolution."""
         c = self.favour(call, input, weight, bias)
         if c == 0.0:
-            return weighted(call, input, weight, bias, *args, **kwargs)
+            return weighted_sum(call, input, weight, bias, *args, **kwargs)
 
         def layer(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             return call.func(x, weight, bias, *args, **kwargs)  # type: ignore[no-any-return]
@@ -80,17 +80,17 @@ class Gamma:
         return call.mode.record_constant(carried, lambda: bias_part(own, share, value, c), call.name)
 
     def favour(self, call: Call, input: Tensor, weight: Tensor, bias: Tensor | None) -> float:
-        """Return c = gamma / (2 + gamma) of one call; 0 where the plain rule serves.
+        """Return c = gamma / (2 + gamma) of one call; 0 where the plain rule serves, as for complex numbers.
 
-        Attention and patch embedding are recognised by the name of their module.
+        Attention and patch embedding are recognised by the name of the parameter.
         """
-        if not is_carrier(input) or depends_on_input(weight) or depends_on_input(bias):
+        if not is_carrier(input) or depends_on_input(weight) or depends_on_input(bias) or weight.is_complex():
             return 0.0
         gamma = self.conv
         if call.name == "linear":
-            module = call.mode.current_module()
-            in_attention = _IN_ATTENTION.search(module) and not _IN_MLP.search(module)
-            gamma = self.conv if _IN_PATCHES.search(module) else self.attention if in_attention else self.linear
+            name = call.mode.find_parameter_name(weight)
+            in_attention = _IN_ATTENTION.search(name) and not _IN_MLP.search(name)
+            gamma = self.conv if _IN_PATCHES.search(name) else self.attention if in_attention else self.linear
         return gamma / (2 + gamma)
 
 

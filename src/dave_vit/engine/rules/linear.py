@@ -57,6 +57,22 @@ def add(call: Call, *args: Any, **kwargs: Any) -> Any:
     return mark(affine(call, *args, **kwargs), state)
 
 
+def scatter(call: Call, *args: Any, reduce: str | None = None, **kwargs: Any) -> Any:
+    """``scatter``, which with ``reduce`` adds to what is there or multiplies it."""
+    if reduce is None:
+        return add(call, *args, **kwargs)
+    source = args[3] if len(args) > 3 else kwargs.get("src")
+    if reduce != "add" or not isinstance(source, Tensor):
+        raise call.mode.refusal(f"scatter(reduce={reduce!r})")
+    return add(Call(call.mode, torch.scatter_add, "scatter_add"), *args, **kwargs)
+
+
+def scatter_reduce(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """``scatter_reduce``: sums and means of terms are linear, products and extremes are not."""
+    reduction = kwargs.get("reduce", args[4] if len(args) > 4 else "")
+    return (add if reduction in ("sum", "mean") else freeze)(call, *args, **kwargs)
+
+
 def select(call: Call, *args: Any, **kwargs: Any) -> Any:
     """ReLU, max-pool, abs: piecewise linear, so the ordinary derivative is the effective one."""
     others = [t for t in tensors((args[1:], kwargs)) if t.is_floating_point()]
@@ -104,6 +120,11 @@ def copy_into(call: Call, target: Tensor, source: Tensor, non_blocking: bool = F
         return mark(source.to(target.dtype).expand_as(target), state_of(source))
     everywhere = Call(call.mode, partial(torch.where, torch.ones_like(target, dtype=torch.bool)), "where")
     return affine(everywhere, source.to(target.dtype), target)  # type: ignore[no-any-return]
+
+
+def fill(call: Call, target: Tensor, value: Any = 0) -> Tensor:
+    """``target.fill_(value)`` and ``target.zero_()``: nothing of the target is left."""
+    return copy_into(call, target, torch.as_tensor(value, dtype=target.dtype, device=target.device))
 
 
 def ignore_detach(call: Call, input: Tensor) -> Any:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
+from dave_vit._internal.torch_private import default_rms_norm_eps
 from dave_vit.engine.calls import Call
 from dave_vit.engine.states import depends_on_input, is_carrier, mark, state_of
 from dave_vit.engine.surrogate import carry
@@ -31,8 +32,7 @@ def layer_norm(
     if depends_on_input(weight) or depends_on_input(bias):
         return _norm_in_parts(call, partial(F.layer_norm, input, shape, eps=eps), weight, bias, shape)
     dims = tuple(range(-len(shape), 0))
-    x = input.detach().to(working_dtype(input.dtype))
-    inverse = (x.var(dims, unbiased=False, keepdim=True) + eps).rsqrt()
+    inverse = (_widen(input).var(dims, unbiased=False, keepdim=True) + eps).rsqrt()
     compute = partial(call.func, input.detach(), shape, weight, bias, eps, *args)
     carried = carry(compute, partial(center_gradient, dims=dims), input, saved=(inverse, weight))
     return call.mode.record_constant(carried, lambda: bias, call.name)
@@ -49,20 +49,17 @@ def rms_norm(
     call: Call, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
     """x / rms * gamma, rms frozen."""
+    shape = tuple(normalized_shape)
     if depends_on_input(weight):
-        norm = partial(F.rms_norm, input, normalized_shape, eps=eps)
-        return _norm_in_parts(call, norm, weight, None, tuple(normalized_shape))
-    x = input.detach().to(working_dtype(input.dtype))
-    dims = tuple(range(-len(tuple(normalized_shape)), 0))
-    floor = torch.finfo(input.dtype).eps if eps is None else eps
-    inverse = (x.square().mean(dims, keepdim=True) + floor).rsqrt()
-    carried = carry(
-        lambda: call.func(input, normalized_shape, weight, eps),
-        lambda grad, inverse, weight: (grad if weight is None else grad * weight) * inverse,
-        input,
-        saved=(inverse, weight),
-    )
-    return mark(carried, state_of(input))
+        return _norm_in_parts(call, partial(F.rms_norm, input, shape, eps=eps), weight, None, shape)
+    floor = default_rms_norm_eps(input.dtype) if eps is None else eps
+    squares = _widen(input).square().mean(tuple(range(-len(shape), 0)), keepdim=True)
+    compute = partial(call.func, input.detach(), shape, weight, eps)
+    return mark(carry(compute, _scale_gradient, input, saved=((squares + floor).rsqrt(), weight)), state_of(input))
+
+
+def _scale_gradient(grad: Tensor, inverse: Tensor, weight: Tensor | None) -> Tensor:
+    return (grad if weight is None else grad * weight.conj()) * inverse.conj()
 
 
 def group_norm(
@@ -78,15 +75,14 @@ def group_norm(
     per_channel = (1, -1, *[1] * (input.ndim - 2))
     if depends_on_input(weight) or depends_on_input(bias):
         return _norm_in_parts(call, partial(F.group_norm, input, num_groups, eps=eps), weight, bias, per_channel)
-    x = input.detach().to(working_dtype(input.dtype))
-    groups = (x.shape[0], num_groups, -1)
-    inverse = (x.reshape(groups).var(-1, unbiased=False, keepdim=True) + eps).rsqrt()
+    groups = (len(input), num_groups, -1)
+    inverse = (_widen(input).reshape(groups).var(-1, unbiased=False, keepdim=True) + eps).rsqrt()
 
     def pullback(grad: Tensor, inverse: Tensor, weight: Tensor | None) -> Tensor:
-        scaled = (grad if weight is None else grad * weight.view(per_channel)).reshape(groups)
-        return ((scaled - scaled.mean(-1, keepdim=True)) * inverse).reshape(grad.shape)
+        scaled = grad if weight is None else grad * weight.view(per_channel)
+        return center_gradient(scaled.reshape(groups), inverse, None, (-1,)).reshape(grad.shape)
 
-    compute = partial(call.func, input, num_groups, weight, bias, eps, *args)
+    compute = partial(call.func, input.detach(), num_groups, weight, bias, eps, *args)
     value = carry(compute, pullback, input, saved=(inverse, weight))
     return call.mode.record_constant(value, lambda: None if bias is None else bias.view(per_channel), call.name)
 
@@ -106,8 +102,12 @@ def instance_norm(
     """Group norm with one channel a group."""
     if running_mean is not None:
         raise training_error("instance normalisation with running statistics" + call.mode.location())
-    plain = Call(call.mode, torch.nn.functional.group_norm, "group_norm")
-    return group_norm(plain, input, input.shape[1], weight, bias, eps)
+    return group_norm(Call(call.mode, F.group_norm, "group_norm"), input, input.shape[1], weight, bias, eps)
+
+
+def _widen(input: Tensor) -> Tensor:
+    """Return the input without gradient, in the type in which statistics are computed."""
+    return input.detach().to(working_dtype(input.dtype))
 
 
 def normalize(call: Call, input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Tensor:

@@ -17,6 +17,7 @@ from dave_vit.engine.states import (
     mixed_state,
     product_state,
     state_of,
+    state_of_product,
     sum_state,
     tensors,
     without_gates,
@@ -37,9 +38,11 @@ def product(call: Call, *args: Any, **kwargs: Any) -> Any:
     return mark(affine(call, *args, **kwargs), state if _only_scales(call, *args) else mixed_state(state))
 
 
-def weighted(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+def weighted_sum(
+    call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Any:
     """Linear layers and convolutions: a product, to which the bias is added."""
-    state = sum_state([product_state([state_of(input), state_of(weight)]), state_of(bias)])
+    state = sum_state([state_of_product(input, weight), state_of(bias)])
     if state is State.OPERATOR:
         return call.mode.run_frozen(call, input, weight, bias, *args, **kwargs)
     return mark(affine(call, *without_gates((input, weight)), bias, *args, **kwargs), mixed_state(state))
@@ -47,7 +50,7 @@ def weighted(call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = No
 
 def fused_product(call: Call, addend: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Any:
     """An addend plus a product: attention scores with a mask, scale and shift."""
-    state = sum_state([state_of(addend), product_state([state_of(left), state_of(right)])])
+    state = sum_state([state_of(addend), state_of_product(left, right)])
     if state is State.OPERATOR or any(map(depends_on_input, kwargs.values())):  # alpha, beta, value
         return call.mode.run_frozen(call, addend, left, right, **kwargs)
     value = affine(call, addend, *without_gates((left, right)), **kwargs)

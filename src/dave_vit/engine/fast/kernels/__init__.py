@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dave_vit._internal.torch_private import is_dispatch_traced
 from dave_vit.engine.fast import is_enabled
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -31,4 +32,4 @@ def are_available(*tensors: Tensor | None) -> bool:
 def take(*tensors: Tensor | None) -> bool:
     """Return whether the kernels take these tensors; not while somebody traces, who would not see a kernel."""
     fit = all(one is None or one.dtype in DTYPES for one in tensors)
-    return fit and not torch._C._len_torch_dispatch_stack() and are_available(*tensors)
+    return fit and not is_dispatch_traced() and are_available(*tensors)

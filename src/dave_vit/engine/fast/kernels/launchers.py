@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from dave_vit._internal.torch_private import is_dispatch_traced
 from dave_vit.engine.fast.kernels.triton_kernels import (
     add_favoured_kernel,
     center_gradient_kernel,
@@ -36,7 +37,7 @@ def _operator(launch: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
 
     @wraps(launch)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> Tensor:
-        if _is_traced():
+        if is_dispatch_traced():
             return operator(*args, **kwargs)  # type: ignore[no-any-return]
         with torch.cuda.device_of(args[0]):  # Triton launches on the current device
             return launch(*args, **kwargs)
@@ -44,14 +45,9 @@ def _operator(launch: Callable[_P, Tensor]) -> Callable[_P, Tensor]:
     return call
 
 
-def _is_traced() -> bool:
-    """Return whether a dispatch mode, such as a tracer, is active, to which a kernel alone would be invisible."""
-    return torch._C._len_torch_dispatch_stack() > 0
-
-
 def wrap_triton(kernel: Any) -> Any:
     """Return the kernel in the form that tracers see; without a tracer as it is, as an interpreted one must be."""
-    return torch.library.wrap_triton(kernel) if _is_traced() else kernel
+    return torch.library.wrap_triton(kernel) if is_dispatch_traced() else kernel
 
 
 @_operator

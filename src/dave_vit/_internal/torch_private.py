@@ -1,0 +1,98 @@
+"""Private names of torch, all in one place: those that some version lacks have a plain fallback, slow but never wrong.
+
+``TorchDispatchMode`` and ``make_fx`` are in every version since 2.4.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["TorchDispatchMode", "make_fx", "tree_leaves"]
+
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+"""Major and minor version of torch."""
+
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # since 2.8
+_count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
+_unwrap = getattr(getattr(torch._C, "_functorch", None), "get_unwrapped", None)
+_choose_attention = getattr(torch, "_fused_sdp_choice", None)
+_set_stance = getattr(torch.compiler, "set_stance", None)  # since 2.6
+
+
+def default_rms_norm_eps(dtype: torch.dtype) -> float:
+    """Return what ``F.rms_norm`` adds to the mean square by default; before torch 2.7 half types have their own."""
+    computed = dtype if VERSION < (2, 7) else torch.promote_types(dtype, torch.float32)
+    return torch.finfo(computed).eps
+
+
+def saved_tensor_hooks() -> Any:
+    """Return the innermost pair of hooks on tensors that autograd saves, or None.
+
+    Where torch does not say which they are, a saved tensor shows whether there are any; they are then unknown ones.
+    """
+    if _top_hooks is not None:
+        return _top_hooks(True)
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        node: Any = torch.ones((), requires_grad=True).exp().grad_fn
+    try:
+        node._raw_saved_result.register_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    except RuntimeError:  # a saved tensor takes one pair of hooks only
+        return [None, None]  # another object each time: nobody can tell whether they are the same as before
+    return None
+
+
+def is_dispatch_traced() -> bool:
+    """Return whether a dispatch mode, such as a tracer, is active; True where torch does not say."""
+    return _count_dispatch_modes is None or _count_dispatch_modes() > 0
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Return whether a tensor is wrapped by a torch.func transform; True where torch does not say and it may be."""
+    return bool(_is_wrapped(tensor)) if _is_wrapped is not None else _storage_id(tensor) == 0
+
+
+def memory_id(tensor: Tensor) -> int:
+    """Return a number that tensors share if they share memory; 0 for one without memory of its own."""
+    while _is_wrapped is not None and _unwrap is not None and _is_wrapped(tensor):
+        tensor = _unwrap(tensor)
+    return _storage_id(tensor)
+
+
+def _storage_id(tensor: Tensor) -> int:
+    try:
+        storage: Any = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # wrappers and sparse tensors
+        return 0
+    return int(storage._cdata)
+
+
+def choose_attention_kernel(*tensors: Tensor, is_causal: bool, scale: float | None) -> int | None:
+    """Return which kernel ``scaled_dot_product_attention`` takes, as a value of ``SDPBackend``; None if unknown."""
+    if _choose_attention is None:
+        return None
+    return int(_choose_attention(*tensors, None, 0.0, is_causal, scale=scale))
+
+
+def force_eager() -> AbstractContextManager[Any]:
+    """Return a context in which ``module.compile()`` and ``torch.compile(part)`` run the original code."""
+    if "torch._dynamo" not in sys.modules or _set_stance is None:
+        return nullcontext()
+    return _set_stance("force_eager")  # type: ignore[no-any-return]
+
+
+def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+    """Compile a graph of torch's own operators as a whole: ``torch.compile`` would only split it up."""
+    from torch import _inductor  # takes seconds to import
+
+    # A residual stream is stored wherever a term is added to it, rather than summed again by all that read it.
+    return _inductor.compile(graph, [*inputs], options={"realize_reads_threshold": 1})  # type: ignore[no-any-return]

@@ -1,0 +1,37 @@
+"""Random models are explained as their reference with ``.detach()`` says, or refused.
+
+``python tests/support/module_pairs --count 10000`` runs many more and prints their seeds.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from module_pairs.base import BLOCKS, Forms
+from module_pairs.programs import Program, judge
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:enable_nested_tensor")
+FIRST, CHUNK = 20_000, 20
+KINDS = [kind for kinds in BLOCKS.values() for kind in kinds if issubclass(kind, Forms)]
+REFUSED = {"activation", "threshold", "native", "merge_by_one_hot"}
+REFUSED |= {name for kind in KINDS for name in kind.forms if name.startswith("silu by hand,")}
+"""Forms that have a map and are refused all the same."""
+
+
+@pytest.mark.parametrize("start", range(FIRST, FIRST + 200, CHUNK))
+def test_random_models(start):
+    programs = [Program.draw(seed) for seed in range(start, start + CHUNK)]
+    faults = [
+        f"seed {program.seed}: {program.name}: {verdict.kind}: {verdict.detail}"
+        for program in programs
+        if (verdict := judge(program)).kind not in ("exact", "refused")
+    ]
+    assert faults == []
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_form_alone(kind):
+    """Each is exact where a map exists and else refused, whatever programs are drawn."""
+    verdicts = {name: judge(Program.of_form(kind, name)) for name in kind.forms}
+    expected = {name: "exact" if kind.has_map and name not in REFUSED else "refused" for name in kind.forms}
+    assert {name: verdict.kind for name, verdict in verdicts.items()} == expected, verdicts
