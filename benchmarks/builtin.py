@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit import __version__, create_method, load_model
-from dave_vit.data.builtin import BuiltinDataset
+from dave_vit.data.builtin import compose_scene
 from dave_vit.data.grids import GridOptions, choose_grids, compose_grids, select_candidates
 from dave_vit.evaluate.statistics.intervals import MeanEstimate, estimate_means
 from dave_vit.maps import collapse
@@ -82,7 +82,7 @@ class Result:
 
 def _scene(job: tuple[str, int]) -> tuple[np.ndarray, list[int], np.ndarray]:
     split, index = job
-    scene = BuiltinDataset(split, length=index + 1)[index]
+    scene = compose_scene(index, split)
     targets = scene.targets
     return scene.image.transpose(2, 0, 1), [one.label for one in targets], np.stack([one.mask for one in targets])
 

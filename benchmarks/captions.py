@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from dave_vit import create_method, load_model
-from dave_vit.data.builtin import BuiltinDataset, Scene
+from dave_vit.data.builtin import Scene, compose_scene
 from dave_vit.evaluate.statistics.intervals import estimate_means
 from dave_vit.metrics import energypg
 from dave_vit.models.text_generation import AnsweredPrompt, TextGenerator
@@ -62,7 +62,7 @@ def shares(asked: AnsweredPrompt, scene: Scene, samples: int) -> Iterator[list[f
 def captions(writer: TextGenerator, count: int) -> tuple[float, float]:
     """Shares of objects that are named, and of captions that name both and nothing else."""
     hits = right = 0
-    for scene in BuiltinDataset("pair", seed=SEED, length=count):
+    for scene in (compose_scene(index, "pair", seed=SEED) for index in range(count)):
         said = set(writer.with_prompt(Image.fromarray(scene.image)).answer.split(" and "))
         meant = {thing.name for thing in scene.targets}
         hits, right = hits + len(said & meant), right + (said == meant)
@@ -80,7 +80,8 @@ def main() -> None:
     hits, right = captions(writer, options.named)
     print(f"of {2 * options.named} objects {hits:.1%} are named; of {options.named} captions {right:.1%} are right\n")
     rows, units = [], []
-    for unit, scene in enumerate(BuiltinDataset("pair", seed=SEED, length=options.pictures)):
+    for unit in range(options.pictures):
+        scene = compose_scene(unit, "pair", seed=SEED)
         found = list(shares(writer.with_prompt(Image.fromarray(scene.image)), scene, options.samples))
         rows, units = rows + found, units + [unit] * len(found)
     units = np.unique(units, return_inverse=True)[1].tolist()

@@ -2,11 +2,12 @@
 
     python benchmarks/evaluation.py --model timm:vit_base_patch16_224 --batch 16 --device cuda --out benchmarks/results
 
-A metric needs forward passes (deletion, insertion and irof: one per step; infidelity and sensitivity_n: one per mask),
-maps (consistency and random_logit: one; sanity: one per stage), or nothing but the map that it is given (gridpg,
-energypg, pointing, average_precision), whose one forward pass is counted. The ratio is the time of the metric, together
-with the pass it is given, over the time of those passes alone; at most 1.3 is wanted. Only road takes more: it fills
-pixels in, and for that solves linear equations of the size of the image.
+A metric needs forward passes (deletion, insertion, irof, srg and r_oms: one per step; infidelity, sensitivity_n, saco
+and single_deletion: one per mask), maps (consistency and random_logit: one; sanity: one per stage), or nothing but the
+map that it is given (gridpg, energypg, pointing, average_precision, complexity, sparseness), whose one forward pass is
+counted. The ratio is the time of the metric, together with the pass it is given, over the time of those passes alone;
+at most 1.3 is wanted. Only road takes more: it fills pixels in, and for that solves linear equations of the size of the
+image.
 Weights and images are random: they do not change the cost. The file written is named after the environment.
 """
 

@@ -16,6 +16,7 @@ from dave_vit.explain.classes import classify, explain_classes
 from dave_vit.explain.explainer import Explainer
 from dave_vit.methods import Explanation
 from dave_vit.models import Adapter
+from dave_vit.reduce import Significant
 from tiny_adapters import NAMES, adapter
 from tiny_models import SIZE, vit
 
@@ -79,21 +80,21 @@ def test_what_speaks_against_is_orange_over_the_image_and_what_speaks_for_violet
     assert orange[0] > orange[1] > orange[2]
 
 
-def test_signed_maps_are_the_average_of_the_samples(model, picture):
-    made = dave_vit.DAVE(model, samples=8).explain(model.preprocess(picture))
+def test_signed_maps_are_the_average_where_the_estimate_keeps_only_what_speaks_for_a_class(model, picture):
+    made = dave_vit.DAVE(model, samples=8, reducer=Significant(patch=8)).explain(model.preprocess(picture))
     plain = dave_vit.DAVE(model, samples=8, reducer="mean").explain(model.preprocess(picture))
     torch.testing.assert_close(made.signed, plain.map)
     assert (made.map - plain.map).abs().max() > 0  # what is significant is another map
-    torch.testing.assert_close(made.sureness, plain.map.abs() / plain.standard_error)
+    torch.testing.assert_close(made.certainty, plain.map.abs() / plain.standard_error)
 
 
-def test_sureness_is_nothing_where_nothing_is_known():
+def test_certainty_is_nothing_where_nothing_is_known():
     error = torch.zeros(1, 4, 4)
     error[0, 0, 0] = 0.5
     made = Explanation(torch.ones(1, 3, 4, 4), torch.tensor([0]), error, mean=torch.full((1, 4, 4), -3.0))
-    assert made.sureness[0, 0, 0] == 6
-    assert made.sureness.sum() == 6
-    assert Explanation(torch.ones(1, 3, 4, 4), torch.tensor([0])).sureness is None
+    assert made.certainty[0, 0, 0] == 6
+    assert made.certainty.sum() == 6
+    assert Explanation(torch.ones(1, 3, 4, 4), torch.tensor([0])).certainty is None
 
 
 def few(samples: int, error: float, *, significant: bool = True) -> Explanation:
@@ -109,9 +110,9 @@ def few(samples: int, error: float, *, significant: bool = True) -> Explanation:
 
 
 def test_too_few_samples_are_said_with_how_many_would_do():
-    assert few(8, 0.6).doubts == ["8 samples leave 36% of this map to chance; 29 would leave 10%"]
-    assert few(8, 0.4).doubts == [None]
-    assert "nothing stands out of the noise of 8 samples" in few(8, 0.1, significant=False).doubts[0]
+    assert few(8, 0.6).warnings == ["with 8 samples, 36% of this map is noise; with 29 it would be 10%"]
+    assert few(8, 0.4).warnings == [None]
+    assert "nothing stands out of the noise of 8 samples" in few(8, 0.1, significant=False).warnings[0]
     words = [text.get_text() for text in viz.show(few(8, 0.6)).texts]
     assert any("36% of this map" in word for word in words)
 
@@ -121,9 +122,9 @@ def test_five_lines_end_in_a_picture(model, picture, tmp_path):
     explanation = dave_vit.DAVE(model, samples=4).explain(model.preprocess(tmp_path / "photo.png"), target="hen")
     explanation.save(tmp_path / "map.png")
     with Image.open(tmp_path / "map.png") as saved:
-        assert saved.width > 2 * saved.height  # image, map and sureness
+        assert saved.width > 2 * saved.height  # image, map and certainty
     words = [text.get_text() for text in explanation.show().texts]
-    assert {"image", "hen", "sureness"} <= set(words)
+    assert {"image", "hen", "certainty"} <= set(words)
     with pytest.raises(OptionError, match="png, svg, pdf"):
         explanation.save(tmp_path / "map.bmp")
 

@@ -197,6 +197,9 @@ class TestInterface:
         [
             ({"samples": 0}, OptionError, "at least 1"),
             ({"chunk": 0}, OptionError, "at least 1"),
+            ({"limit": 0}, OptionError, "limit is 0"),
+            ({"samples": "auto", "limit": 0}, OptionError, "limit is 0"),
+            ({"against": "foo"}, OptionError, "against 'foo'; expected one of rivals, none"),
             ({"rotate": 3}, OptionError, "no option 'rotate'"),
             ({"preset": "papers"}, UnknownName, "paper"),
             ({"reducer": "meen"}, UnknownName, "mean"),

@@ -15,10 +15,12 @@ from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rule_sets.lrp import RELEVANCE
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, UnknownName
+from dave_vit.methods.clean_evidence import compute_clean_evidence
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.presets import LEVELS, PRESETS
 from dave_vit.models import Traits
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial
-from dave_vit.reduce import Mean, Significant, SoftThreshold
+from dave_vit.reduce import Mean, Sharpened, Significant, SoftThreshold
 from fast_marker import needs_fast
 
 X = tiny_models.images(3, torch.float64)
@@ -74,7 +76,12 @@ class TestDefinition:
         logits = model(X).detach()
         classes = torch.tensor([0, 1, 2])
         target = Target.of(Contrast(classes, "rivals"), 3).resolve(logits)
-        accumulator = chosen.reducer.accumulator()
+        clean = (
+            [compute_clean_evidence(DAVE(model), X, target, chosen.rules, PassSize(20))[:, 0]]
+            if preset == "default"
+            else []
+        )
+        accumulator = chosen.reducer.accumulator(*clean)
         for index in range(5):
             views = chosen.neighborhood.views(
                 (3, 32, 32), samples=5, seed=0, start=index, stop=index + 1, dtype=torch.float64
@@ -96,14 +103,14 @@ class TestDefinition:
         assert default.neighborhood == Neighborhood(Spatial(rotation=10.0, translation=0.1), Noise(level=0.05))
         assert [narrow.spatial.rotation for narrow in default.narrower] == [0.0, 0.0]
         assert default.narrower[1].noise.is_silent
-        assert default.samples == 28
-        assert default.reducer == Significant(2.0, 8)
+        assert (default.samples, exact.samples) == (20, 28)
+        assert (default.reducer, exact.reducer) == (Sharpened(2.0, 8), Significant(2.0, 8))
         assert before.reducer == SoftThreshold(2.0)
         assert before.neighborhood == Neighborhood(Spatial(), Noise(level=0.3))
         assert (before.samples, before.narrower, before.weighted, before.against) == (50, (), False, "none")
 
     def test_samples_are_the_presets_own_unless_said(self, model):
-        assert [DAVE(model, preset=name).limit for name in PRESETS] == [28, 28, 50, 50, 50]
+        assert [DAVE(model, preset=name).limit for name in PRESETS] == [20, 28, 50, 50, 50]
         assert DAVE(model, 16).samples == DAVE(model, samples=16, preset="paper").samples == 16
         assert DAVE(model, samples="auto", limit=12).limit == 12
 
@@ -176,7 +183,7 @@ def mixed(model):
 
 
 class TestNeighborhood:
-    """Images of one batch on different rungs."""
+    """Images of one batch on different neighbourhood levels."""
 
     def test_views_that_leave_the_distribution_narrow_it(self, mixed):
         found = DAVE(mixed, samples=10).explain(MIXED)
@@ -222,8 +229,8 @@ class TestNeighborhood:
     def test_only_forms_of_input_that_come_again_are_recorded(self, mixed, monkeypatch):
         rows, record = [], RecordedModel._record
         monkeypatch.setattr(RecordedModel, "_record", lambda self, x: rows.append(len(x)) or record(self, x))
-        DAVE(deepcopy(mixed), chunk=100).explain(MIXED, 0)
-        assert rows == [3 * 28]  # not the views of one image or two, which left or stayed
+        DAVE(deepcopy(mixed), chunk=200).explain(MIXED, 0)
+        assert rows == [3 * 20]  # not the views of one image or two, which left or stayed
 
     def test_refined_steps_show_all_images_and_end_where_explain_does(self, mixed):
         dave = DAVE(mixed, samples=12, chunk=6)
@@ -241,7 +248,7 @@ class TestNeighborhood:
         dave.attribute(X)  # the own is looked into before its first map
         rows.clear()
         dave.attribute(X)
-        assert sum(rows) == 3 * (1 + 10)
+        assert sum(rows) == 3 * (1 + 2 + 10)  # the prediction, two sets of rules on the clean image, the views
 
 
 class TestAuto:

@@ -89,10 +89,10 @@ def test_plans_are_read_the_same_way():
 @pytest.mark.parametrize(
     ("method", "options", "count"),
     [
-        ("dave", {}, 28),
+        ("dave", {}, 20),
         ("dave", {"preset": "paper"}, 50),
         ("dave", {"samples": 7}, 7),
-        ("dave", {"samples": "auto"}, 28),
+        ("dave", {"samples": "auto"}, 20),
         ("dave", {"samples": "auto", "limit": 12}, 12),
         ("equivariant", {}, 50),
         ("smoothgrad", {}, 50),

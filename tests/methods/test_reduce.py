@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dave_vit.errors import InputError, OptionError, UnknownName
-from dave_vit.reduce import REDUCERS, Mean, Shrinkage, Significant, SoftThreshold, TrimmedMean
+from dave_vit.reduce import REDUCERS, Mean, Sharpened, Shrinkage, Significant, SoftThreshold, TrimmedMean
 
 ALL = [Mean(), Shrinkage(), SoftThreshold(), SoftThreshold(0.0), TrimmedMean(), TrimmedMean(0.0)]
 
@@ -186,6 +186,7 @@ def test_reducers_are_found_by_name():
         SoftThreshold(2.0),
         TrimmedMean(2.5),
         Significant(2.0, 16.0),
+        Sharpened(2.0, 16.0),
     ]
     with pytest.raises(UnknownName, match="shrinkage"):
         REDUCERS["shrinkag"]

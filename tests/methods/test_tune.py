@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,24 +14,72 @@ import tiny_models
 from dave_vit import DAVE, cli, tune
 from dave_vit.analysis import tuning
 from dave_vit.cli.options import ModelOptions
+from dave_vit.data.grids import GridCandidate, GridOptions, choose_grids, compose_grids
 from dave_vit.errors import InputError
+from dave_vit.metrics import Perturbation, area, deletion, gridpg
 from dave_vit.models import Adapter, Preprocessing
 
 X = tiny_models.images(2)
 
 
+def measure(
+    survival: float, gain: float, images: int = 8, localization: tuple[float, ...] = (0.8, 0.9, 0.7)
+) -> tuning.MeasuredNeighborhood:
+    """Return measurements whose scores exceed 0.5 by a gain, give or take 0.01 in turn."""
+    scores = tuple(0.5 + gain + 0.01 * (-1) ** number * bool(gain) for number in range(images))
+    return tuning.MeasuredNeighborhood(10.0, 0.1, 0.05, survival, 0.5, 0.5, scores, localization)
+
+
 @pytest.mark.parametrize(
-    ("survival", "chosen"),
+    ("survival", "gains", "chosen"),
     [
-        ([0.9, 0.95, 1.0, 1.0, 1.0], 0),
-        ([0.3, 0.84, 0.86, 0.9, 1.0], 2),
-        ([0.1, 0.1, 0.1, 0.4, 0.5], 4),
-        ([0.1, 0.1, 0.1, 0.43, 0.5], 3),
-        ([0.0, 0.0, 0.0, 0.0, 0.0], 0),
+        ([1.0, 1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0, 0.0], tuning.DEFAULT),
+        ([1.0, 1.0, 1.0, 1.0, 1.0], [-0.2, -0.1, 0.0, -0.1, -0.2], tuning.DEFAULT),
+        ([0.9, 0.95, 1.0, 1.0, 1.0], [0.05, 0.1, 0.0, 0.02, 0.02], 1),
+        ([0.3, 0.84, 1.0, 1.0, 1.0], [0.2, 0.2, 0.0, 0.05, 0.02], 3),
+        ([0.1, 0.43, 0.5, 0.5, 0.5], [0.2, 0.1, 0.0, 0.0, 0.0], 1),
+        ([1.0, 1.0, 1.0, 1.0, 1.0], [0.005, 0.0, 0.0, 0.0, 0.0], tuning.DEFAULT),
     ],
 )
-def test_the_widest_that_keeps_most_of_what_the_narrowest_keeps(survival, chosen):
-    assert tuning.choose_widest(survival) == chosen
+def test_only_a_neighbourhood_that_is_better_and_fits_replaces_the_default(survival, gains, chosen):
+    assert tuning.choose([measure(*pair) for pair in zip(survival, gains, strict=True)]) == chosen
+
+
+def test_what_localizes_worse_never_replaces_the_default():
+    default, narrow = measure(1.0, 0.0), measure(1.0, 0.2)
+    assert tuning.choose([default, default, default, default, narrow]) == 4
+    worse = replace(narrow, localization=(0.7, 0.8, 0.65))
+    assert tuning.choose([default, default, default, default, worse]) == tuning.DEFAULT
+    unknown = [replace(one, localization=()) for one in (default, default, default, default, narrow)]
+    assert tuning.choose(unknown) == 4  # fewer than four classes make no grid
+
+
+def test_localization_is_gridpg_of_the_predictions():
+    model, images = tiny_models.vit(), tiny_models.images(4)
+    logits = 5 * torch.eye(tiny_models.CLASSES)[torch.tensor([2, 0, 3, 1])]
+    dave = DAVE(model, 3)
+    shares = tuning._localization(dave, images, logits)
+    (grid,) = choose_grids([GridCandidate(i, k, 1.0) for i, k in enumerate((2, 0, 3, 1))], GridOptions(grids=1))
+    composed = compose_grids(images[list(grid.images)][None])
+    maps = torch.stack([dave.explain(composed, label).map for label in grid.labels], 1)
+    assert shares == pytest.approx(gridpg(maps).nan_to_num().flatten().tolist(), rel=1e-3, abs=1e-5)
+    assert tuning._localization(dave, images, logits[:1].expand(4, -1)) == ()
+
+
+def test_few_images_keep_the_default():
+    few = [measure(1.0, gain, images=5) for gain in (0.3, 0.2, 0.0, 0.1, 0.1)]
+    assert tuning.choose(few) == tuning.DEFAULT
+    assert "5 images show no difference" in tuning.Tuning(tuple(few), tuning.DEFAULT).warning
+
+
+def test_the_row_of_the_default_is_the_default_itself():
+    model = tiny_models.vit()
+    row = tune(model, X).neighborhoods[tuning.DEFAULT]
+    target = model(X).argmax(1)
+    maps = DAVE(model).explain(X, target).map
+    steps = tuple(step / 10 for step in range(11))
+    curves = deletion(model, X, maps, target, Perturbation(steps))
+    assert row.deletion == pytest.approx(float(area(curves, steps).mean()), rel=1e-4)
 
 
 def test_survival_is_measured_on_the_views_of_each_rung():
@@ -46,16 +95,26 @@ def test_survival_is_measured_on_the_views_of_each_rung():
         seen = model(views.apply(X).flatten(0, 1)).softmax(1).unflatten(0, (8, 2))
         left = (seen[:, torch.arange(2), clean.indices] / clean.values).detach()
         assert rung.survival == pytest.approx(float(left.mean()), rel=1e-4)
-    assert found.chosen == tuning.choose_widest([rung.survival for rung in found.neighborhoods])
+    assert found.chosen == tuning.choose(found.neighborhoods)
 
 
 def test_the_file_is_a_preset(tmp_path):
     model = tiny_models.vit()
-    found = tune(model, X)
+    found = replace(tune(model, X), chosen=1)
     found.save(tmp_path / "mine.toml")
     dave = DAVE(model, preset=str(tmp_path / "mine.toml"))
     assert dave.neighborhood == DAVE(model, **found.switches).neighborhood
     assert dave.narrower == ()
+    assert "# * rotation 10, shift 0.1" in found.text()
+
+
+def test_the_file_of_the_default_changes_nothing(tmp_path):
+    model = tiny_models.vit()
+    kept = replace(tune(model, X), chosen=tuning.DEFAULT)
+    kept.save(tmp_path / "mine.toml")
+    dave, default = DAVE(model, preset=str(tmp_path / "mine.toml")), DAVE(model)
+    assert (dave.neighborhood, dave.narrower) == (default.neighborhood, default.narrower)
+    assert kept.switches == {}
 
 
 def test_what_was_measured_is_not_measured_again():
@@ -95,18 +154,26 @@ class TestCommand:
         assert cli.run(["tune", "--data", "photos", "--out", "mine.toml", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert told["images"] == 2
-        assert len(told["rungs"]) == len(tuning.CANDIDATES)
+        assert len(told["neighborhood_levels"]) == len(tuning.CANDIDATES)
         assert cli.run(["explain", "photos/0.png", "--preset", "mine.toml", "--samples", "3", "--json"]) == 0
         record = json.loads(capsys.readouterr().out)[0]
-        chosen = told["rungs"][told["chosen"]]
+        chosen = told["neighborhood_levels"][told["chosen"]]
         assert record["neighborhood"]["spatial"]["rotation"] == chosen["rotation"]
+
+    def test_shows_the_criterion_the_default_and_a_warning(self, capsys):
+        assert cli.run(["tune", "--data", "photos"]) == 0
+        shown = capsys.readouterr()
+        assert "at least" in shown.out
+        assert "standard errors" in shown.out
+        assert sum("default" in line and "±" not in line for line in shown.out.splitlines()) >= 1
+        assert "2 images show no difference; give at least 6" in shown.err
 
     def test_goes_on_where_it_was(self, monkeypatch, capsys):
         assert cli.run(["tune", "--data", "photos"]) == 0
         monkeypatch.setattr(tuning, "_measure", None)
         capsys.readouterr()
         assert cli.run(["tune", "--data", "photos", "--json"]) == 0
-        assert len(json.loads(capsys.readouterr().out)["rungs"]) == len(tuning.CANDIDATES)
+        assert len(json.loads(capsys.readouterr().out)["neighborhood_levels"]) == len(tuning.CANDIDATES)
 
     def test_other_images_are_measured_anew(self, monkeypatch):
         assert cli.run(["tune", "--data", "photos"]) == 0

@@ -24,6 +24,10 @@ ONE_IMAGE = {"fullgrad", "omenn", "gradcam", "raw_attention", "rollout", "attent
     "layercam",
     "hirescam",
     "scorecam",
+    "eigencam",
+    "ablationcam",
+    "finercam",
+    "beyond_intuition",
     "libragrad",
     *tiny_models.HIDING,
 }
@@ -32,6 +36,7 @@ FEW = {
     "equivariant": {"samples": 3},
     "smoothgrad": {"samples": 3},
     "integrated_gradients": {"steps": 3},
+    "expected_gradients": {"samples": 3},
 }
 
 

@@ -1,13 +1,14 @@
 """Small outputs of every method and preset, recorded so that a refactoring can be shown to change no map.
 
-Run this file to record them anew after a change that is meant to move numbers:
+Run this file to record them anew after a change that is meant to move numbers, all or some:
 
-    python tests/support/recorded_outputs.py
+    python tests/support/recorded_outputs.py ["method gradcam" ...]
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,16 +31,19 @@ FEW = {  # options that make slow methods quick enough for a test
     "tis": {"samples": 4},
     "vit_cx": {"distance": 0.5},
     "greedy": {"patch": 56, "rounds": 2},
+    "mda": {"patch": 56},
     "iia": {"steps": 2},
+    "beyond_intuition": {"steps": 2},
+    "expected_gradients": {"samples": 4},
 }
 PRESETS = ("default", "exact", "threshold", "paper", "official")
 
 
 @cache
 def images() -> list[Image.Image]:
-    from dave_vit.data.builtin import BuiltinDataset
+    from dave_vit.data.builtin import compose_scene
 
-    return [Image.fromarray(scene.image) for scene in BuiltinDataset("pair", seed=31_000, length=2)]
+    return [Image.fromarray(compose_scene(index, "pair", seed=31_000).image) for index in range(2)]
 
 
 @cache
@@ -72,7 +76,7 @@ def _options(name: str) -> dict[str, Any]:
 def method_output(name: str, spec: str = "builtin") -> Tensor:
     from dave_vit import create_method
 
-    count = 1 if name == "scorecam" else 2  # which takes seconds an image
+    count = 1 if name in ("scorecam", "ablationcam") else 2  # which takes seconds an image
     return create_method(name, load(spec), **_options(name)).attribute(inputs(spec)[:count], [3, 40][:count])
 
 
@@ -152,10 +156,13 @@ def cases() -> Iterator[tuple[str, Callable[[], Tensor]]]:
     yield "effective transformation", _effective
 
 
-def record() -> None:
+def record(names: Sequence[str]) -> None:
+    """Record the named outputs, or all of them where none is named."""
     torch.set_num_threads(1)
-    np.savez_compressed(FILE, **{name: summarize(compute()).numpy() for name, compute in cases()})
+    known = dict(np.load(FILE)) if names else {}
+    made = {name: summarize(compute()).numpy() for name, compute in cases() if name in names or not names}
+    np.savez_compressed(FILE, **known | made)
 
 
 if __name__ == "__main__":
-    record()
+    record(sys.argv[1:])

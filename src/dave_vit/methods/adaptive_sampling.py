@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dave_vit.methods.base import Explanation, join_explanations
 from dave_vit.methods.certainty import ENOUGH
 from dave_vit.methods.clean_prediction import CleanPrediction
+from dave_vit.methods.explanation import Explanation, join_explanations
 from dave_vit.methods.pass_size import even_chunk_size
 from dave_vit.methods.sampling import SampleEstimate
-from dave_vit.reduce import Reducer
 
 _FIRST = 8  # samples after which it is decided whether the neighbourhood fits, and the fewest with is_auto
 _STEP = 4  # samples between two convergence checks
@@ -83,7 +82,6 @@ class AdaptiveSampler:
     """Decides which samples of which images are drawn.
 
     Attributes:
-        reducer: how samples become one map.
         limit: the most samples of an image.
         levels: number of neighbourhoods, from the widest to the narrowest.
         is_weighted: whether a sample counts by the probability of the explained class on it.
@@ -91,7 +89,6 @@ class AdaptiveSampler:
         equal_chunks: draw chunks of one size, for which one compiled graph suffices.
     """
 
-    reducer: Reducer
     limit: int
     levels: int
     is_weighted: bool
@@ -144,10 +141,8 @@ class AdaptiveSampler:
 
     def _restart_narrower(self, group: SampleGroup, images: Tensor, draw: Draw, rows: int) -> list[SampleGroup]:
         """Restart images of a group in the next narrower neighbourhood."""
-        target = group.estimate.target.select(images)
-        estimate = replace(group.estimate, accumulator=self.reducer.accumulator(), target=target)
         survived = torch.zeros_like(group.survived[images])
-        fresh = group.select(images, estimate=estimate, level=group.level + 1, survived=survived)
+        fresh = group.select(images, estimate=group.estimate.restart(images), level=group.level + 1, survived=survived)
         return self._draw_chunk(fresh, draw, rows)
 
     def _chunk_end(self, start: int, at_once: int) -> int:
@@ -155,7 +150,8 @@ class AdaptiveSampler:
         if self.equal_chunks:
             return min(start + even_chunk_size(self.limit, at_once), self.limit)
         decisions = range(_FIRST, self.limit, _STEP) if self.is_auto else [_FIRST] if self.levels > 1 else []
-        whole = at_once >= self.limit and not self.is_auto
+        # Where a pass has room for far more, what samples of images that restart cost in vain does not count.
+        whole = at_once >= 2 * self.limit and not self.is_auto
         ahead = [] if whole else [decision for decision in decisions if start < decision < self.limit]
         end = min(ahead, default=self.limit)
         chunks = -(-(end - start) // at_once)

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo
+from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.bias_placement import per_channel
+from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize, clean_logits
 from dave_vit.neighborhood.draws import normal_samples
 
@@ -22,7 +23,7 @@ class Random(Method):
     Args:
         model: used for the predicted class only.
         seed: another seed gives another map.
-        options: ``chunk``; ``autocast`` has no effect here.
+        options: ``chunk`` and ``autocast``, as for every method.
     """
 
     info = MethodInfo(
@@ -38,7 +39,7 @@ class Random(Method):
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         values = normal_samples(self.seed, images.shape[1:], 0, 1)[0]
-        return _repeat_map(self.model, values, images, target, pass_size)
+        return _repeat_map(self, values, images, target, pass_size)
 
 
 @METHODS.register("center")
@@ -48,7 +49,7 @@ class Center(Method):
     Args:
         model: used for the predicted class only.
         width: standard deviation, as a fraction of each side.
-        options: ``chunk``; ``autocast`` has no effect here.
+        options: ``chunk`` and ``autocast``, as for every method.
     """
 
     info = MethodInfo(
@@ -64,15 +65,15 @@ class Center(Method):
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         row, column = (self._profile(extent).to(images.dtype) for extent in images.shape[-2:])
         values = per_channel(row[:, None] * column, images.shape[-3]).expand(images.shape[1:])  # [C, H, W]
-        return _repeat_map(self.model, values, images, target, pass_size)
+        return _repeat_map(self, values, images, target, pass_size)
 
     def _profile(self, extent: int) -> Tensor:
         at = (torch.arange(extent, dtype=torch.float64) + 0.5) / extent - 0.5
         return torch.exp(-at.square() / (2 * self.width**2))
 
 
-def _repeat_map(model: nn.Module, values: Tensor, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+def _repeat_map(method: Method, values: Tensor, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
     """Return the same values ``[C, H, W]`` for every image and target; the target is checked all the same."""
-    target = target.resolve(clean_logits(model, images, pass_size, target.read))
+    target = target.resolve(clean_logits(method.model, images, pass_size, target.read, method.autocast))
     attribution = values.to(images.device, images.dtype).expand(len(images), target.count, *values.shape).clone()
     return Explanation(attribution, target.indices)

@@ -17,7 +17,8 @@ from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.gradient import Constant, gradient
 from dave_vit.engine.targets import Target
 from dave_vit.engine.token_layout import find_token_grid
-from dave_vit.methods.base import Explanation, Method, join_explanations
+from dave_vit.methods.base import Method
+from dave_vit.methods.explanation import Explanation, join_explanations
 
 _CHANNELS_FIRST = frozenset(
     """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution batch_norm group_norm
@@ -64,8 +65,9 @@ def attributions(method: Method, images: Tensor, target: Target, make: Make, rul
         rules: the derivatives, and which constants are recorded.
     """
     model, autocast = method.model, method.autocast
-    sides = find_batch_axes(model, images, target, rules=rules, autocast=autocast) if len(images) > 1 else []
-    if sides is None:
+    axes = find_batch_axes(model, images, target, rules=rules, autocast=autocast) if len(images) > 1 else []
+    sides = [side for side in axes or [] if side is not None]
+    if axes is None or len(sides) < len(axes):
         singles = range(len(images))
         return join_explanations(
             [attributions(method, images[i : i + 1], target.part(i, i + 1), make, rules) for i in singles]
@@ -114,6 +116,18 @@ def _place_constant(name: str, amount: Tensor, size: tuple[int, int]) -> Contrib
     return Contribution(None, amount.sum())
 
 
+def sum_by_place(name: str, amount: Tensor, size: tuple[int, int]) -> Tensor | None:
+    """Sum the contributions of a constant ``[b, ...]`` over channels: ``[b, h, w]``, or None if it has no place."""
+    if amount.ndim == 4:  # [b, D, h, w] or [b, h, w, D]
+        grid = amount.sum(1 if _channels_first(name, amount, size) else 3)
+        return grid if _is_grid(grid.shape[1], grid.shape[2], size) else None
+    if amount.ndim == 3 and name not in _CHANNELS_FIRST:  # [b, N, D]
+        rows, columns = find_token_grid(amount.shape[1], size) or (1, 1)
+        tokens = amount.sum(2)[:, amount.shape[1] - rows * columns :]  # class and register tokens come first
+        return tokens.reshape(-1, rows, columns)
+    return None
+
+
 def _channels_first(name: str, amount: Tensor, size: tuple[int, int]) -> bool:
     if name in _CHANNELS_FIRST or name in _CHANNELS_LAST:
         return name in _CHANNELS_FIRST
@@ -126,13 +140,13 @@ def _is_grid(rows: int, columns: int, size: tuple[int, int]) -> bool:
 
 
 def spread_evenly(grid: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize a map ``[h, w]`` with the same sum: each value is divided evenly among the pixels of its place."""
+    """Resize maps ``[..., h, w]`` with the same sum: each value is divided evenly among the pixels of its place."""
     shares = []
-    for extent, pixels in zip(grid.shape, size, strict=True):
+    for extent, pixels in zip(grid.shape[-2:], size, strict=True):
         place = torch.arange(pixels, device=grid.device) * extent // pixels
         shares.append((place, torch.bincount(place, minlength=extent)))
     (row, high), (column, wide) = shares
-    return (grid / (high[:, None] * wide))[row][:, column]
+    return (grid / (high[:, None] * wide))[..., row, :][..., column]
 
 
 def per_channel(maps: Tensor, channels: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,15 +17,22 @@ ENOUGH = 0.1  # share at which `samples="auto"` stops, too
 
 @dataclass(frozen=True, eq=False)
 class ExplainedBatch:
-    """The images and the model of an explanation.
+    """The images of an explanation, and what figures need of the model; the model itself is not held.
 
     Attributes:
         inputs: preprocessed images ``[B, C, H, W]``, or clips ``[B, T, C, H, W]``.
-        model: of which they are inputs.
+        names: of the model's classes, if it has any.
+        to_colours: from preprocessed images to colours in [0, 1], if the preprocessing is known.
     """
 
     inputs: Tensor
-    model: nn.Module
+    names: Sequence[str] | None = None
+    to_colours: Callable[[Tensor], Tensor] | None = None
+
+    @classmethod
+    def of(cls, inputs: Tensor, model: nn.Module) -> ExplainedBatch:
+        """Return the batch of inputs of a model."""
+        return cls(inputs, class_names(model), getattr(getattr(model, "preprocessing", None), "picture", None))
 
     @property
     def pictures(self) -> Tensor:
@@ -34,25 +41,18 @@ class ExplainedBatch:
         Without known preprocessing, every image is scaled to the range from black to white.
         """
         frames = self.inputs.flatten(0, -4)
-        back = getattr(getattr(self.model, "preprocessing", None), "picture", None)
-        if back is not None:
-            colours: Tensor = back(frames)
-            return colours
+        if self.to_colours is not None:
+            return self.to_colours(frames)
         shown = frames[:, :3] if frames.shape[1] >= 3 else frames[:, :1].expand(-1, 3, -1, -1)
         low, high = shown.amin((1, 2, 3), keepdim=True), shown.amax((1, 2, 3), keepdim=True)
         return ((shown - low) / (high - low).clamp(min=1e-12)).detach().float().cpu()
-
-    @property
-    def names(self) -> Sequence[str] | None:
-        """Names of the model's classes, if it has any."""
-        return class_names(self.model)
 
     def select(self, images: Tensor) -> ExplainedBatch:
         """Select images by index."""
         return replace(self, inputs=self.inputs[images.to(self.inputs.device)])
 
 
-def sureness(mean: Tensor, error: Tensor) -> Tensor:
+def compute_certainty(mean: Tensor, error: Tensor) -> Tensor:
     """Return by how many standard errors each mean differs from zero; 0 where no error is known."""
     return torch.where(error > 0, mean.abs() / error.where(error > 0, 1), 0)
 
@@ -60,10 +60,10 @@ def sureness(mean: Tensor, error: Tensor) -> Tensor:
 def describe_uncertainty(samples: int, share: float, *, significant: bool) -> str | None:
     """Return a warning for a map that rests on too few samples, or None."""
     if not significant:
-        return f"nothing stands out of the noise of {samples} samples: the map is their average, and may be chance"
+        return f"nothing stands out of the noise of {samples} samples: the map is their average, and may be noise alone"
     if samples < 2:
-        return "one sample tells nothing of chance; take more"
+        return "one sample does not show how much of the map is noise; draw more"
     if share <= TOO_MUCH:
         return None
     needed = math.ceil(samples * share / ENOUGH)
-    return f"{samples} samples leave {share:.0%} of this map to chance; {needed} would leave {ENOUGH:.0%}"
+    return f"with {samples} samples, {share:.0%} of this map is noise; with {needed} it would be {ENOUGH:.0%}"

@@ -31,6 +31,7 @@ _TINY = 1e-9  # keeps quotients finite, as in the authors' code
 
 _CASTS = frozenset("to type float double half bfloat16 type_as".split())
 _RECTIFIERS = frozenset("relu leaky_relu prelu rrelu abs".split())
+_SCALES = frozenset("relu leaky_relu prelu softmax _softmax div pow square".split())
 # Each element keeps its relevance.
 _JOINS = frozenset("cat stack hstack vstack dstack pad where masked_fill".split())
 
@@ -180,41 +181,33 @@ def _wide(rule: Rule) -> Rule:
     return lambda call, *args, **kwargs: rule(call, *map_tensors(widen, args), **map_tensors(widen, kwargs))
 
 
+_PLAIN_RULES: dict[str, Rule] = {
+    **dict.fromkeys([*names_of_kind(OperatorKind.FROZEN), "abs"], linear.freeze),
+    **dict.fromkeys([*names_of_kind(OperatorKind.MOVE), "affine_grid"], linear.move),
+    **dict.fromkeys(names_of_kind(OperatorKind.REDUCTION, OperatorKind.SELECTION) - _RECTIFIERS, divide_among),
+    **dict.fromkeys(names_of_kind(OperatorKind.ACTIVATION, OperatorKind.NORM) | _SCALES, pass_on),
+    **dict.fromkeys(_CASTS, keep_precision),
+    **dict.fromkeys(_JOINS, linear.ordinary),
+    "neg": divide_among,
+    "add": add,
+    "sub": subtract,
+    "mul": multiply,
+    "glu": gated_linear_unit,
+    "dropout": linear.dropout,
+    "copy": linear.copy_into,
+    "__iter__": linear.iterate,
+}
+
+
 def alpha_beta(alpha: float = 1.0) -> RuleSet:
     """Return the rule set under which derivatives are relevances.
 
     Args:
         alpha: weight of positive contributions; those against the class weigh ``alpha - 1``.
     """
-    rules: dict[str, Rule] = {
-        **dict.fromkeys([*names_of_kind(OperatorKind.FROZEN), "abs"], linear.freeze),
-        **dict.fromkeys([*names_of_kind(OperatorKind.MOVE), "affine_grid"], linear.move),
-        **dict.fromkeys(
-            [*names_of_kind(OperatorKind.REDUCTION, OperatorKind.SELECTION) - _RECTIFIERS, "neg"], divide_among
-        ),
-        **dict.fromkeys(_CASTS, keep_precision),
-        **dict.fromkeys(_JOINS, linear.ordinary),
-        **dict.fromkeys(
-            [
-                *names_of_kind(OperatorKind.ACTIVATION, OperatorKind.NORM),
-                "relu",
-                "leaky_relu",
-                "prelu",
-                "softmax",
-                "_softmax",
-            ],
-            pass_on,
-        ),
-        **dict.fromkeys(["div", "pow", "square"], pass_on),
+    weighted: dict[str, Rule] = {
         **dict.fromkeys(names_of_kind(OperatorKind.PRODUCT), partial(matrix_product, alpha=alpha)),
         **dict.fromkeys(names_of_kind(OperatorKind.WEIGHTED), partial(alpha_beta_linear, alpha=alpha)),
-        "add": add,
-        "sub": subtract,
-        "mul": multiply,
-        "glu": gated_linear_unit,
-        "dropout": linear.dropout,
-        "copy": linear.copy_into,
-        "__iter__": linear.iterate,
     }
-    wide = {name: _wide(rule) for name, rule in rules.items()}
+    wide = {name: _wide(rule) for name, rule in (weighted | _PLAIN_RULES).items()}
     return RuleSet("alpha-beta relevance", {**wide, "__setitem__": linear.ordinary})

@@ -6,11 +6,12 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.schema import check_choice
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast.compiled import CompiledGradient, RecordedGradient
 from dave_vit.engine.fingerprint import cache_fingerprints
@@ -20,20 +21,22 @@ from dave_vit.errors import OptionError, TargetError
 from dave_vit.methods.adaptive_sampling import AdaptiveSampler, SampleGroup, merge_groups
 from dave_vit.methods.base import (
     METHODS,
-    Explanation,
+    Inputs,
     Method,
     MethodInfo,
     check_at_least_one,
-    join_explanations,
+    check_option_names,
     multiply_by_input,
 )
+from dave_vit.methods.clean_evidence import compute_clean_evidence
 from dave_vit.methods.clean_prediction import CleanPrediction
+from dave_vit.methods.explanation import Explanation, join_explanations
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.presets import NOISE_SWITCHES, Against, load_preset
+from dave_vit.methods.presets import NOISE_SWITCHES, SWITCHES, Against, load_preset
 from dave_vit.methods.sampling import SampleEstimate
 from dave_vit.neighborhood import Neighborhood, Views
 from dave_vit.neighborhood.view_cache import ViewCache
-from dave_vit.reduce import REDUCERS, Mean, Reducer
+from dave_vit.reduce import REDUCERS, Mean, Reducer, uses_clean
 
 
 @METHODS.register("dave")
@@ -66,9 +69,9 @@ class DAVE(Method):
     """
 
     info = MethodInfo(
-        "Relevance averaged over flips, rotations, shifts and noise, where it is significant at every scale.",
+        "Relevance averaged over flips, rotations, shifts and noise, where significant, sharpened by the clean image.",
         "Wróbel et al., ICML 2026; preset default",
-        "1 + T forward, T backward",
+        "3 + T forward, 2 + T backward",
         unit="logit",
     )
 
@@ -92,6 +95,8 @@ class DAVE(Method):
     ) -> None:
         super().__init__(model, chunk=chunk, autocast=autocast)
         chosen = load_preset(preset, model)
+        if switches.keys() - SWITCHES.keys():
+            check_option_names("dave", switches)
         if neighborhood is not None:
             chosen = replace(chosen, neighborhood=neighborhood, narrower=())
         chosen = chosen.with_switches(switches)
@@ -99,16 +104,19 @@ class DAVE(Method):
         self.reducer: Reducer = REDUCERS[reducer]() if isinstance(reducer, str) else reducer or chosen.reducer
         self.rules, self.postprocess, self.seed = rules or chosen.rules, chosen.postprocess, seed
         self.weighted = chosen.weighted if weighted is None else weighted
-        self.against: Against = chosen.against if against is None else against
+        if self.weighted and not getattr(self.reducer, "takes_weights", True):
+            raise OptionError(f"{type(self.reducer).__name__} takes no weights; add weighted=False, or another reducer")
+        against = chosen.against if against is None else against
+        self.against: Against = check_choice("against", against, get_args(Against))
         self.samples: int | str = chosen.samples if samples is None else samples
-        self.limit = _max_views(self.samples, limit or chosen.samples)
+        self.limit = _max_views(self.samples, chosen.samples if limit is None else check_at_least_one("limit", limit))
         self._views = ViewCache(self.levels, self.limit, seed)
         self._is_compiled = compiled
         self._passes = (CompiledGradient if compiled else RecordedGradient)(model, self.rules, autocast)
         self._needs_clean = bool(self.weighted or self.narrower or self.against == "rivals")
         is_auto = self.samples == "auto"
         self._sampler = AdaptiveSampler(
-            self.reducer, self.limit, len(self.levels), self.weighted, is_auto, equal_chunks=compiled and not is_auto
+            self.limit, len(self.levels), self.weighted, is_auto, equal_chunks=compiled and not is_auto
         )
 
     @property
@@ -118,7 +126,7 @@ class DAVE(Method):
 
     @classmethod
     def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
-        """Return a sample count: one pass per view, and one for the clean image where the preset needs it.
+        """Return a sample count: one pass per view, and those of the clean image that the preset needs.
 
         Restarts in a narrower neighbourhood come on top.
         """
@@ -126,10 +134,10 @@ class DAVE(Method):
         chosen = load_preset(name, nn.Identity())
         weighted, against = (options.get(name, getattr(chosen, name)) for name in ("weighted", "against"))
         needs_clean = bool(weighted or chosen.narrower or against == "rivals")
-        return {"samples": max(1, budget - needs_clean)}
+        return {"samples": max(1, budget - needs_clean - 2 * uses_clean(options.get("reducer") or chosen.reducer))}
 
     @torch.inference_mode(mode=False)
-    def refine(self, inputs: Tensor, target: TargetLike = None) -> Iterator[Explanation]:
+    def refine(self, inputs: Inputs, target: TargetLike = None) -> Iterator[Explanation]:
         """Yield the explanation after each chunk of samples; the last one equals ``explain``."""
         images, normalised, pass_size = self._prepare(inputs, target)
         size = pass_size.rows
@@ -151,12 +159,20 @@ class DAVE(Method):
     def _draw(self, images: Tensor, target: Target, pass_size: PassSize) -> Iterator[list[SampleGroup]]:
         """Yield the images, grouped by how they are sampled, after each chunk of samples."""
         target, clean = self._resolve_on_clean(images, target, pass_size)
-        estimate = SampleEstimate(self.reducer.accumulator(), target, self.postprocess, tuple(images.shape[1:-3]))
+        evidence = self._clean_evidence(images, target, pass_size)
+        frames = tuple(images.shape[1:-3])
+        estimate = SampleEstimate.start(self.reducer, target, evidence, postprocess=self.postprocess, frames=frames)
 
         def draw(group: SampleGroup, start: int, stop: int) -> tuple[Tensor, Tensor]:
             return self._attributions(self._views.views(group.images, group.level, start, stop), group, pass_size)
 
         yield from self._sampler.run(SampleGroup.initial(images, clean, estimate), draw, pass_size.rows)
+
+    def _clean_evidence(self, images: Tensor, target: Target, pass_size: PassSize) -> Tensor | None:
+        """Compute the evidence of the clean images, if the reducer uses it."""
+        if not uses_clean(self.reducer):
+            return None
+        return compute_clean_evidence(self, images, target, self.rules, pass_size)
 
     def _attributions(self, views: Views, group: SampleGroup, pass_size: PassSize) -> tuple[Tensor, Tensor]:
         """Return one sample per view, ``[n, b, K, C, H, W]``, and the logits ``[n, b, classes]``."""

@@ -14,8 +14,9 @@ from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.rules.attention import multi_head_attention
 from dave_vit.engine.rules.linear import affine
 from dave_vit.engine.targets import Target
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips
+from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.bias_placement import CONSTANT_ROWS, Contribution, attributions, scale_to_unit, sum_maps, upsample
+from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
 
 Biases = Literal["all", "conv"]
@@ -54,6 +55,7 @@ class FullGrad(Method):
         "Srinivas and Fleuret, NeurIPS 2019",
         "1 forward, 1 backward",
     )
+    _why_no_clips = "puts every constant at its place in the image"
     _rows = CONSTANT_ROWS
 
     def __init__(self, model: nn.Module, *, biases: Biases = "all", rescale: bool = True, **options: Any) -> None:
@@ -61,7 +63,6 @@ class FullGrad(Method):
         self.biases, self.rescale = check_choice("biases", biases, _RULES), rescale
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        check_no_clips(images, "fullgrad", "puts every constant at its place in the image")
         return attributions(self, images, target, scaled_sum if self.rescale else signed_sum, _RULES[self.biases])
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor, nn
 
-from dave_vit.engine.observation import Observation
+from dave_vit._internal.schema import check_choice
+from dave_vit.engine.gradient import derivatives
+from dave_vit.engine.observation import Observation, observe
 from dave_vit.engine.targets import Target
 from dave_vit.engine.token_layout import TokenLayout, guess_token_layout
 from dave_vit.errors import UnsupportedOperator
-from dave_vit.methods.base import METHODS, MethodInfo
+from dave_vit.methods.base import METHODS, Method, MethodInfo
+from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import TokenMethod, gradients
+from dave_vit.methods.tokens import Resolution, TokenMethod, explain_grids
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
 """Function from slopes and features, both ``[b, D, h, w]``, to weights of the features."""
@@ -33,8 +36,51 @@ def _plus_plus_slope(slope: Tensor, values: Tensor) -> Tensor:
     return (alpha * slope.clamp(min=0)).sum((2, 3), keepdim=True)  # [b, D, 1, 1]
 
 
+def _positive_slope(slope: Tensor, values: Tensor) -> Tensor:
+    return slope.clamp(min=0)
+
+
+def _place_slope(slope: Tensor, values: Tensor) -> Tensor:
+    return slope
+
+
+class ActivationMap(Method):
+    """Base of methods that add up the channels of a feature map, each with its weights.
+
+    Args:
+        model: any module that maps inputs to logits.
+        positive: keep the positive part of the map only; otherwise the signed sum.
+        resolution: "input" for attributions in the shape of the inputs, "patch" for the bare grid ``[B, 1, h, w]``.
+        options: ``chunk`` and ``autocast``, as for every method.
+    """
+
+    _why_no_clips = TokenMethod._why_no_clips
+    _rows = TokenMethod._rows
+    _weigh: ClassVar[Weigh]
+
+    def __init__(
+        self, model: nn.Module, *, positive: bool = True, resolution: Resolution = "input", **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        self.positive, self.resolution = positive, check_choice("resolution", resolution, get_args(Resolution))
+
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        with observe(self._subject(), images, autocast=self.autocast, read=target.read) as observed:
+            target = target.resolve(observed.logits)
+            grids = self._grids(observed, images, target, pass_size)
+            return explain_grids(grids.clamp(min=0) if self.positive else grids, images, target, self.resolution)
+
+    def _subject(self) -> nn.Module:
+        """Return the module that is run."""
+        return self.model
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        """Compute the signed sums ``[b, K, h, w]`` from an observed forward pass, for a resolved target."""
+        return weigh_features(observed, images, target.scores(observed.logits), type(self)._weigh)
+
+
 @METHODS.register("gradcam")
-class GradCAM(TokenMethod):
+class GradCAM(ActivationMap):
     """The channels of a feature map, weighted by the mean of their gradient over all places, and added up.
 
     In a Vision Transformer these are the normed tokens that enter the last attention, without class and register
@@ -52,17 +98,11 @@ class GradCAM(TokenMethod):
         "1 forward, 1 backward",
         resolution="patch",
     )
-
-    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.positive = positive
-
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        return weigh_features(observed, images, target, mean_slope, positive=self.positive)
+    _weigh = mean_slope
 
 
 @METHODS.register("gradcam_plus_plus")
-class GradCAMPlusPlus(TokenMethod):
+class GradCAMPlusPlus(ActivationMap):
     """As ``gradcam``, with positive gradients weighted by second and third derivatives.
 
     The derivatives are those of the exponential of the logit, as published, in closed form. Its value, one positive
@@ -80,17 +120,11 @@ class GradCAMPlusPlus(TokenMethod):
         "1 forward, 1 backward",
         resolution="patch",
     )
-
-    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.positive = positive
-
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        return weigh_features(observed, images, target, _plus_plus_slope, positive=self.positive)
+    _weigh = _plus_plus_slope
 
 
 @METHODS.register("layercam")
-class LayerCAM(TokenMethod):
+class LayerCAM(ActivationMap):
     """Features times their positive gradient at each place, added up over the channels.
 
     Args:
@@ -105,17 +139,11 @@ class LayerCAM(TokenMethod):
         "1 forward, 1 backward",
         resolution="patch",
     )
-
-    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.positive = positive
-
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        return weigh_features(observed, images, target, lambda slope, _: slope.clamp(min=0), positive=self.positive)
+    _weigh = _positive_slope
 
 
 @METHODS.register("hirescam")
-class HiResCAM(TokenMethod):
+class HiResCAM(ActivationMap):
     """Features times their gradient at each place, added up over the channels.
 
     Where the head is linear in the features, the map sums to the logit, up to the head's bias.
@@ -132,22 +160,18 @@ class HiResCAM(TokenMethod):
         "1 forward, 1 backward",
         resolution="patch",
     )
+    _weigh = _place_slope
 
     def __init__(self, model: nn.Module, *, positive: bool = False, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.positive = positive
-
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        return weigh_features(observed, images, target, lambda slope, _: slope, positive=self.positive)
+        super().__init__(model, positive=positive, **options)
 
 
-def weigh_features(observed: Observation, images: Tensor, target: Target, weigh: Weigh, *, positive: bool) -> Tensor:
-    """Multiply features by their weights and sum over the channels: ``[b, K, h, w]``."""
+def weigh_features(observed: Observation, images: Tensor, scores: Tensor, weigh: Weigh) -> Tensor:
+    """Multiply features by their weights for each score ``[b, K]``, and sum over the channels: ``[b, K, h, w]``."""
     source, to_grid = features(observed, images)
     values = to_grid(source.detach())  # [b, D, h, w]
-    slopes = (to_grid(slope) for (slope,) in gradients(observed.logits, target, [source]))
-    grids = torch.stack([(weigh(slope, values) * values).sum(1) for slope in slopes], 1)  # [b, K, h, w]
-    return grids.clamp(min=0) if positive else grids
+    slopes = (to_grid(slope) for (slope,) in derivatives(scores, [source], retain_graph=True))
+    return torch.stack([(weigh(slope, values) * values).sum(1) for slope in slopes], 1)  # [b, K, h, w]
 
 
 def features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

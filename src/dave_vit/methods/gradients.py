@@ -12,7 +12,8 @@ from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import InputError, OptionError
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_at_least_one, multiply_by_input
+from dave_vit.methods.base import METHODS, Method, MethodInfo, check_at_least_one, multiply_by_input
+from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize, clean_logits
 from dave_vit.methods.sampling import SampleEstimate
 from dave_vit.neighborhood.draws import normal_samples
@@ -90,9 +91,9 @@ class IntegratedGradients(Method):
         passes.
         """
         images, normalised, pass_size = self._prepare(inputs, target)
-        logits = clean_logits(self.model, images, pass_size, normalised.read)
+        logits = clean_logits(self.model, images, pass_size, normalised.read, self.autocast)
         normalised = normalised.resolve(logits)
-        start = clean_logits(self.model, self._start(images), pass_size, normalised.read)
+        start = clean_logits(self.model, self._start(images), pass_size, normalised.read, self.autocast)
         rise = normalised.scores(logits) - normalised.scores(start)  # [B, K]
         total = attribution.reshape(*rise.shape, -1).sum(-1, dtype=precise_dtype(images.device))
         return total - rise if normalised.has_class_axis else (total - rise)[:, 0]
@@ -175,7 +176,7 @@ class SmoothGrad(Method):
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         target = self._resolve_target(images, target, pass_size)
-        estimate = SampleEstimate(Mean().accumulator(), target, frames=tuple(images.shape[1:-3]))
+        estimate = SampleEstimate.start(Mean(), target, frames=tuple(images.shape[1:-3]))
         flat = images.flatten(1)
         spread = self.level * (flat.amax(1) - flat.amin(1)).view(-1, *[1] * (images.ndim - 1))  # [b, 1, 1, 1]
         factor = images if self.times_input else torch.ones_like(images)

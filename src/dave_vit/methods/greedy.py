@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from dave_vit._internal.schema import check_choice
 from dave_vit.engine.targets import Target
-from dave_vit.methods.base import METHODS, Explanation, MethodInfo, check_at_least_one
+from dave_vit.methods.base import METHODS, MethodInfo, check_at_least_one
+from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.masking import MaskingMethod, Squares, to_explanation
 from dave_vit.methods.pass_size import PassSize
 

@@ -116,10 +116,10 @@ class Layered(nn.Module):
         try:
             return self.model(inputs)
         except RuntimeError as error:
-            if not self.blocks or isinstance(error, torch.OutOfMemoryError):
+            if not self.blocks or isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
             why = first_line(error)
-            raise _unsupported(f"what follows the blocks does not take the tokens of several layers ({why})") from error
+            raise _refusal(f"what follows the blocks does not take the tokens of several layers ({why})") from error
 
     def _tap(self, paths: list[str], states: list[Tensor]) -> Tensor:
         """Cut a block from the next one; after the last block, append the tokens of all layers to the batch."""
@@ -137,11 +137,11 @@ def _block_attention(observed: Observation, layered: Layered) -> list[AttentionM
         [each for each in observed.attention if f"{each.module}.".startswith(f"{path}.")] for path in layered.blocks
     ]
     if not within or any(len(block) != 1 for block in within) or len(within) != len(observed.attention):
-        raise _unsupported("its blocks are no list of modules that each hold one attention among all tokens")
+        raise _refusal("its blocks are no list of modules that each hold one attention among all tokens")
     return [block[0] for block in within]
 
 
-def _unsupported(why: str) -> UnsupportedOperator:
+def _refusal(why: str) -> UnsupportedOperator:
     return UnsupportedOperator(
         f"legrad reads the tokens out after every block, and in this model {why}; use chefer_generic, or dave, which "
         "works on any model"

@@ -17,19 +17,13 @@ from dave_vit.engine.states import State, map_tensors, state_of, tensors
 from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
-from dave_vit.methods.base import (
-    METHODS,
-    Explanation,
-    Method,
-    MethodInfo,
-    check_no_clips,
-    multiply_by_input,
-)
+from dave_vit.methods.base import METHODS, Method, MethodInfo, check_no_clips, multiply_by_input
 from dave_vit.methods.bias_placement import CONSTANT_ROWS, attributions
+from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.fullgrad import signed_sum
 from dave_vit.methods.gradcam import mean_slope, weigh_features
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import upsample_grids
+from dave_vit.methods.tokens import explain_grids
 
 Base = Literal["fullgrad", "gradcam", "input_x_gradient"]
 
@@ -105,5 +99,5 @@ class LibraGrad(Method):
     def _activation_map(self, images: Tensor, target: Target) -> Explanation:
         with observe(self.model, images, rules=LIBRA_OBSERVED, autocast=self.autocast, read=target.read) as observed:
             target = target.resolve(observed.logits)
-            grids = weigh_features(observed, images, target, mean_slope, positive=True).detach().to(images.dtype)
-        return Explanation(upsample_grids(grids, images), target.indices)
+            grids = weigh_features(observed, images, target.scores(observed.logits), mean_slope)
+            return explain_grids(grids.clamp(min=0), images, target)

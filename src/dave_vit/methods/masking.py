@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import working_dtype
 from dave_vit._internal.schema import check_choice
-from dave_vit.engine.forward import autocast_context
-from dave_vit.engine.targets import Target, TargetLike
+from dave_vit.engine.targets import Target
 from dave_vit.engine.token_layout import find_patch_side
-from dave_vit.methods.base import Explanation, Method, check_no_clips
+from dave_vit.methods.base import Method
 from dave_vit.methods.bias_placement import per_channel
+from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize, clean_logits
 
 Masks = Callable[[int, int], Tensor]
@@ -35,17 +35,14 @@ class MaskingMethod(Method):
         options: ``chunk`` (masked images in one forward pass) and ``autocast``.
     """
 
+    _why_no_clips = "hides places of one image"
+
     def __init__(
         self, model: nn.Module, *, baseline: float = 0.0, score: Score = "probability", **options: Any
     ) -> None:
         super().__init__(model, **options)
         self.baseline = baseline
         self.score: Score = check_choice("score", score, get_args(Score))
-
-    def _prepare(self, inputs: Tensor, target: TargetLike) -> tuple[Tensor, Target, PassSize]:
-        prepared = super()._prepare(inputs, target)
-        check_no_clips(inputs, type(self).__name__, "hides places of one image")
-        return prepared
 
     def _score_under_masks(
         self, images: Tensor, target: Target, pass_size: PassSize, masks: Masks, count: int
@@ -77,8 +74,7 @@ def score_rows(method: Method, rows: Tensor, target: Target, pass_size: PassSize
 
 
 def _logits(method: Method, rows: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-    with autocast_context(rows, method.autocast):
-        return clean_logits(method.model, rows, pass_size, target.read)
+    return clean_logits(method.model, rows, pass_size, target.read, method.autocast)
 
 
 def target_scores(logits: Tensor, target: Target, score: Score) -> Tensor:
@@ -97,7 +93,7 @@ def score_under_masks(
     masks: Masks,
     count: int,
     score: Score = "logit",
-    background: float = 0.0,
+    background: float | Tensor = 0.0,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the masks pass by pass with the scores of the images under them: ``[n, b, K]``."""
     start = 0

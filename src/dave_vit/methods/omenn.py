@@ -6,8 +6,9 @@ from torch import Tensor
 
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.targets import Target
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips
+from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.bias_placement import CONSTANT_ROWS, attributions
+from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.fullgrad import signed_sum
 from dave_vit.methods.pass_size import PassSize
 
@@ -37,8 +38,8 @@ class OMENN(Method):
         "1 forward, 1 backward",
         unit="logit",
     )
+    _why_no_clips = "puts every constant at its place in the image"
     _rows = CONSTANT_ROWS
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        check_no_clips(images, "omenn", "puts every constant at its place in the image")
         return attributions(self, images, target, signed_sum, EFFECTIVE)

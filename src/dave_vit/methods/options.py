@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import nn
 
-from dave_vit._internal.schema import check_values, describe_type, matches_type
+from dave_vit._internal.schema import check_values, matches_type
 from dave_vit.methods.base import METHODS
 from dave_vit.methods.dave import DAVE
 from dave_vit.methods.presets import SWITCHES, load_preset
@@ -34,11 +34,6 @@ class Option:
     def choices(self) -> tuple[Any, ...]:
         """All allowed values, if they are a list."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
-
-    @property
-    def expected(self) -> str:
-        """Description of the allowed values."""
-        return describe_type(self.type)
 
 
 def declared_options(method: str) -> dict[str, Option]:

@@ -19,7 +19,7 @@ from dave_vit.errors import OptionError
 from dave_vit.maps import official_postprocess
 from dave_vit.models.traits import traits_of
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial
-from dave_vit.reduce import Mean, Reducer, Significant, SoftThreshold, TrimmedMean
+from dave_vit.reduce import Mean, Reducer, Sharpened, Significant, SoftThreshold, TrimmedMean
 
 Against = Literal["rivals", "none"]
 
@@ -134,15 +134,18 @@ LEVELS = ((10.0, 0.1, 0.05), (0.0, 0.03, 0.05), (0.0, 0.03, 0.0))
 def default(model: nn.Module) -> Preset:
     """The best preset over five metrics and six models; docs/decisions/default-recipe.md says how it was chosen."""
     widest, *narrower = neighborhood_levels(model, *LEVELS)
-    reducer = Significant(patch=traits_of(model).patch or find_patch_side(model) or Significant.patch)
-    chosen = Preset(widest, reducer, RELEVANCE, samples=28, narrower=tuple(narrower))
+    chosen = Preset(widest, Sharpened(patch=_patch_side(model)), RELEVANCE, samples=20, narrower=tuple(narrower))
     return replace(chosen, weighted=True, against="rivals")
 
 
 @PRESETS.register("exact")
 def exact(model: nn.Module) -> Preset:
-    """The default with the exact linear map instead of relevance."""
-    return replace(default(model), rules=EFFECTIVE)
+    """The default's views with the exact linear map instead of relevance, and nothing but the views."""
+    return replace(default(model), rules=EFFECTIVE, reducer=Significant(patch=_patch_side(model)), samples=28)
+
+
+def _patch_side(model: nn.Module) -> float:
+    return traits_of(model).patch or find_patch_side(model) or Significant.patch
 
 
 @PRESETS.register("threshold")

@@ -19,7 +19,8 @@ from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo
+from dave_vit.methods.base import METHODS, Method, MethodInfo
+from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
 
 RECTIFIERS = frozenset("relu relu6 leaky_relu gelu silu hardswish mish elu celu selu".split())

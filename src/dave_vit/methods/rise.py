@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
-from dave_vit.methods.base import METHODS, Explanation, MethodInfo, check_at_least_one
+from dave_vit.methods.base import METHODS, MethodInfo, check_at_least_one
+from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.masking import MaskingMethod, to_explanation
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.neighborhood.draws import sample_generator

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dave_vit.engine.observation import Observation
 from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.bias_placement import scale_to_unit, upsample
-from dave_vit.methods.gradcam import features
+from dave_vit.methods.gradcam import ActivationMap, features
 from dave_vit.methods.masking import score_under_masks
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import TokenMethod
 
 
 @METHODS.register("scorecam")
-class ScoreCAM(TokenMethod):
+class ScoreCAM(ActivationMap):
     """The channels of a feature map, weighted by the score of the image masked with each of them.
 
     The features are those of ``gradcam``. Each channel, enlarged to the image and scaled from 0 to 1, is a mask; the
@@ -37,10 +34,6 @@ class ScoreCAM(TokenMethod):
         resolution="patch",
     )
 
-    def __init__(self, model: nn.Module, *, positive: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.positive = positive
-
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)
         values = to_grid(source.detach()).to(images.dtype)  # [b, D, h, w]
@@ -50,5 +43,4 @@ class ScoreCAM(TokenMethod):
 
         parts = score_under_masks(self, images, target, pass_size, masks, values.shape[1])
         weights = torch.cat([scores for _, scores in parts]).softmax(0)  # [D, b, K]
-        grids = torch.einsum("dbk,bdhw->bkhw", weights.to(values.dtype), values)
-        return grids.clamp(min=0) if self.positive else grids
+        return torch.einsum("dbk,bdhw->bkhw", weights.to(values.dtype), values)

@@ -17,8 +17,9 @@ from dave_vit.engine.observation import AttentionMatrix, Observation, observe
 from dave_vit.engine.targets import Target
 from dave_vit.engine.token_layout import TokenLayout, guess_token_layout
 from dave_vit.errors import UnsupportedOperator
-from dave_vit.methods.base import Explanation, Method, check_no_clips
+from dave_vit.methods.base import Method
 from dave_vit.methods.bias_placement import per_channel, upsample
+from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
 
 Resolution = Literal["input", "patch"]
@@ -70,21 +71,21 @@ def wide(attention: AttentionMatrix) -> Tensor:
 def token_graph(observed: Observation, images: Tensor) -> TokenGraph:
     """Return the attention of a plain Vision Transformer; raise UnsupportedOperator with a reason for other models."""
     if not observed.attention:
-        raise _unsupported("it has no softmax attention")
+        raise _refusal("it has no softmax attention")
     sizes = [tuple(each.matrix.shape[-2:]) for each in observed.attention]
     square = {keys for queries, keys in sizes if queries == keys}
     if len(square) != 1 or any(len(each.matrix) != len(images) for each in observed.attention):
-        raise _unsupported(f"it attends within windows or stages (matrices of {_format_sizes(sizes)})")
+        raise _refusal(f"it attends within windows or stages (matrices of {_format_sizes(sizes)})")
     tokens = square.pop()
     depth = sizes.count((tokens, tokens))
     rest = sizes[depth:]
     if sizes[:depth] != [(tokens, tokens)] * depth or len(rest) > 1 or any(keys != tokens for _, keys in rest):
-        raise _unsupported(
+        raise _refusal(
             f"beside its {tokens} tokens' attention it has other attention (matrices of {_format_sizes(sizes)})"
         )
     layers = tuple(observed.attention[:depth])
     if any(layer.tokens is not None and tokens not in layer.tokens.shape[:2] for layer in layers):
-        raise _unsupported(f"its attention mixes {tokens} channels instead of tokens")
+        raise _refusal(f"its attention mixes {tokens} channels instead of tokens")
     pooling = observed.attention[depth] if rest else None
     return TokenGraph(guess_token_layout(observed, tokens, images), layers, pooling, observed.logits)
 
@@ -93,7 +94,7 @@ def _format_sizes(sizes: list[tuple[int, ...]]) -> str:
     return ", ".join(f"{queries}x{keys}" for queries, keys in sorted(set(sizes)))
 
 
-def _unsupported(why: str) -> UnsupportedOperator:
+def _refusal(why: str) -> UnsupportedOperator:
     return UnsupportedOperator(
         f"this method needs a model whose blocks attend among all tokens, and {why}; use dave or input_x_gradient, "
         "which work on any model"
@@ -110,6 +111,7 @@ class TokenMethod(Method):
         options: ``chunk`` and ``autocast``, as for every method.
     """
 
+    _why_no_clips = "scores the patches of one image"
     _rows = {"cuda": 32, "cpu": 8}  # noqa: RUF012 - their attention matrices are held with the graph
 
     def __init__(self, model: nn.Module, *, resolution: Resolution = "input", **options: Any) -> None:
@@ -117,12 +119,9 @@ class TokenMethod(Method):
         self.resolution = check_choice("resolution", resolution, get_args(Resolution))
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        check_no_clips(images, type(self).__name__, "scores the patches of one image")
         with observe(self._subject(target), images, autocast=self.autocast, read=self._read(target)) as observed:
             target = target.resolve(observed.logits)
-            grids = self._grids(observed, images, target, pass_size).detach().to(images.dtype)  # [b, K, h, w]
-        maps = grids.unsqueeze(2) if self.resolution == "patch" else upsample_grids(grids, images)
-        return Explanation(maps, target.indices)
+            return explain_grids(self._grids(observed, images, target, pass_size), images, target, self.resolution)
 
     def _subject(self, target: Target) -> nn.Module:
         """Return the module that is run."""
@@ -137,10 +136,13 @@ class TokenMethod(Method):
         """Compute token grids ``[b, K, h, w]`` from an observed forward pass, for a resolved target."""
 
 
-def upsample_grids(grids: Tensor, images: Tensor) -> Tensor:
-    """Upsample grids ``[b, K, h, w]`` to attributions ``[b, K, C, H, W]``."""
+def explain_grids(grids: Tensor, images: Tensor, target: Target, resolution: Resolution = "input") -> Explanation:
+    """Return token grids ``[b, K, h, w]`` as an explanation, upsampled to the images unless patches are asked for."""
+    grids = grids.detach().to(images.dtype)
+    if resolution == "patch":
+        return Explanation(grids.unsqueeze(2), target.indices)
     maps = upsample(grids.to(working_dtype(grids.dtype)), images.shape[-2:])
-    return per_channel(maps, images.shape[1]).to(grids.dtype).contiguous()
+    return Explanation(per_channel(maps, images.shape[1]).to(grids.dtype).contiguous(), target.indices)
 
 
 def gradients(logits: Tensor, target: Target, sources: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:

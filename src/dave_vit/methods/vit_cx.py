@@ -11,8 +11,9 @@ from dave_vit._internal.schema import check_choice
 from dave_vit.engine.observation import observe
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, require_extra
-from dave_vit.methods.base import METHODS, Explanation, Method, MethodInfo, check_no_clips
+from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.bias_placement import scale_to_unit, upsample
+from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.gradcam import features
 from dave_vit.methods.masking import Score, score_rows, target_scores, to_explanation
 from dave_vit.methods.pass_size import PassSize
@@ -42,6 +43,7 @@ class ViTCX(Method):
         "1 + 2 N forward, N being the clusters",
         resolution="patch",
     )
+    _why_no_clips = "hides places of one image"
 
     def __init__(
         self,
@@ -60,7 +62,6 @@ class ViTCX(Method):
         self.score: Score = check_choice("score", score, get_args(Score))
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        check_no_clips(images, "vit_cx", "hides places of one image")
         with observe(self.model, images, autocast=self.autocast, read=target.read) as observed:
             target = target.resolve(observed.logits)
             clean = target_scores(observed.logits.detach(), target, self.score)  # [b, K]

@@ -13,12 +13,19 @@ from dave_vit.metrics.regions import region_deletion
 from dave_vit.metrics.road import impute, road
 
 # isort: split
+from dave_vit.metrics.relevance_gain import relevance_gain
+
+# isort: split
+from dave_vit.metrics.saco import saco
+
+# isort: split
 from dave_vit.metrics.fidelity import infidelity, sensitivity
 
 # isort: split
 from dave_vit._internal.registry import import_all
 from dave_vit.metrics.consistency import consistency, small_warp
 from dave_vit.metrics.sanity import cascade, similarity
+from dave_vit.metrics.sparseness import complexity, sparseness
 
 __all__ = [
     "METRICS",
@@ -30,6 +37,7 @@ __all__ = [
     "area",
     "average_precision",
     "cascade",
+    "complexity",
     "consistency",
     "create_metric",
     "deletion",
@@ -41,10 +49,13 @@ __all__ = [
     "pointing",
     "protocol",
     "region_deletion",
+    "relevance_gain",
     "road",
+    "saco",
     "sensitivity",
     "similarity",
     "small_warp",
+    "sparseness",
 ]
 
 import_all(__name__)  # registers the metrics of every other file of this package

@@ -72,6 +72,7 @@ class Metric(ABC):
         summary: one sentence.
         axis: label of the horizontal axis of the curves, for metrics with curves.
         higher_is_better: whether a higher score is better.
+        bounds: least and largest possible score, if there are any; intervals stay within them.
         worst: score of a map without positive mass or with values that are not finite; None drops such maps.
         unscored: reason given for a finite map without a score.
         images: number of images of the data set to score; None for all.
@@ -81,6 +82,7 @@ class Metric(ABC):
     summary: ClassVar[str]
     axis: ClassVar[str] = ""
     higher_is_better: bool = True
+    bounds: ClassVar[tuple[float, float] | None] = None
     worst: ClassVar[float | None] = None
     unscored: ClassVar[str] = NO_MASS
     images: int | None = None

@@ -9,6 +9,7 @@ from dave_vit._internal.precision import precise_dtype
 from dave_vit.errors import InputError
 from dave_vit.maps import positive
 from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores
+from dave_vit.metrics.localization import last_equal_index
 from dave_vit.models.traits import traits_of
 from dave_vit.neighborhood import Warp, affine_matrix
 
@@ -68,6 +69,15 @@ def correlation(first: Tensor, second: Tensor, mask: Tensor | None = None) -> Te
     return torch.where(finite & ~constant_a & ~constant_b, product, torch.nan)
 
 
+def mean_ranks(maps: Tensor) -> Tensor:
+    """Return the ranks of the pixels [B,H,W], equal ones at their mean rank; NaN for a map that is not finite."""
+    ordered, order = maps.flatten(1).sort(1)
+    first = ordered.shape[1] - 1 - last_equal_index(ordered.flip(1)).flip(1)
+    middle = (first + last_equal_index(ordered)).to(precise_dtype(maps.device)) / 2
+    ranks = torch.empty_like(middle).scatter_(1, order, middle).view(maps.shape)
+    return torch.where(maps.isfinite().all(-1).all(-1)[:, None, None], ranks, torch.nan)
+
+
 def _center(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Subtract the mean of values [B,N], zero where the weight is; also return whether only rounding remains, [B]."""
     centred = (values - (values * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True)) * weight
@@ -86,6 +96,7 @@ class Consistency(Metric):
     """
 
     summary = "Correlation of the map with the map of a slightly turned and shifted image, moved back."
+    bounds = (-1.0, 1.0)
     unscored = CONSTANT
 
     def __init__(self, rotation: float = 5.0, shift_x: float = 20.0, shift_y: float = 8.0) -> None:

@@ -1,4 +1,4 @@
-"""Infidelity and sensitivity-n: whether a map's sums over hidden pixels predict how far the score falls."""
+"""Infidelity, sensitivity-n, single deletion: whether sums of a map over pixels predict the fall of the score."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor
 from dave_vit._internal.precision import precise_dtype
 from dave_vit._internal.schema import check_choice
 from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores, check_at_least
-from dave_vit.metrics.consistency import correlation
+from dave_vit.metrics.consistency import correlation, mean_ranks
 from dave_vit.metrics.perturbation import Model, check_batch
+from dave_vit.metrics.regions import square_regions
 from dave_vit.neighborhood.draws import sample_generator
 
 Output = Literal["logit", "probability"]
@@ -87,7 +88,7 @@ class _FidelityMetric(Metric):
 
     unscored = CONSTANT
 
-    def __init__(self, samples: int, of: Output, images: int, seed: int) -> None:
+    def __init__(self, samples: int, of: Output, images: int | None, seed: int) -> None:
         check_at_least(2, samples=samples)
         check_at_least(1, images=images)
         check_choice("of", of, get_args(Output))
@@ -140,6 +141,7 @@ class SensitivityN(_FidelityMetric):
     """
 
     summary = "Correlation of the map's sum over random pixels with the fall of the score without them."
+    bounds = (-1.0, 1.0)
     axis = "share of the pixels"
 
     def __init__(
@@ -155,3 +157,32 @@ class SensitivityN(_FidelityMetric):
         sets = (random_pixels(share, self.samples, case.size, self.seed) for share in self.shares)
         curve = torch.stack([sensitivity(*self._sums_and_drops(case, masks)) for masks in sets], 1)
         return Scores(curve.mean(1), curve, self.shares)
+
+
+@METRICS.register("single_deletion")
+class SingleDeletion(_FidelityMetric):
+    """Correlation with single-patch deletion: the score of IDSDS (Hesse et al., 2024) without its fine-tuning.
+
+    Published for models that were fine-tuned on images without patches, so that a missing patch is in their domain. On
+    any other model part of a drop may come from the hole itself.
+
+    Args:
+        patches: squares along the shorter side of the image, removed one at a time.
+        of: the drop of the target's "logit" or "probability".
+        images: number of images of the data set to score; all by default.
+    """
+
+    summary = "Rank correlation of the map's sum over a patch with the fall of the score without it."
+    bounds = (-1.0, 1.0)
+
+    def __init__(self, patches: int = 4, of: Output = "logit", images: int | None = None) -> None:
+        check_at_least(2, patches=patches)
+        super().__init__(patches**2, of, images, 0)
+        self.patches, self.passes = patches, 1 + patches**2
+
+    def score(self, case: Case) -> Scores:
+        """Return [B]."""
+        regions = square_regions(case.size, self.patches)
+        masks = regions == torch.arange(int(regions.max()) + 1)[:, None, None]  # [patches,H,W]
+        sums, drops = (mean_ranks(part.unsqueeze(2)) for part in self._sums_and_drops(case, masks))
+        return Scores(correlation(sums, drops))

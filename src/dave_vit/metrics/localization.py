@@ -112,6 +112,7 @@ class GridPG(GridMetric):
     """The grid pointing game: how much of a class's map lies in its cell of a grid of images of distinct classes."""
 
     summary = "Share of the positive mass in the cell of the explained class, in grids of images."
+    bounds = (0.0, 1.0)
     worst = 0.0
 
     def score(self, case: Case) -> Scores:
@@ -127,6 +128,7 @@ class _RegionMetric(Metric):
             that fills the image.
     """
 
+    bounds = (0.0, 1.0)
     worst = 0.0
     function: ClassVar[Callable[..., Tensor]]
 

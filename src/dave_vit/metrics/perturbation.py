@@ -235,6 +235,7 @@ class Deletion(Metric):
 
     summary = "Mean score of the target while pixels are removed, the least important first."
     axis = "share of the pixels"
+    bounds = (0.0, 1.0)
     curve: ClassVar[Callable[..., Tensor]] = staticmethod(deletion)
 
     def __init__(

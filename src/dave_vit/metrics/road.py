@@ -115,6 +115,7 @@ class ROAD(Metric):
 
     summary = "Score with the least important pixels filled in, minus that with the most important, over two."
     axis = "share of the pixels"
+    bounds = (-0.5, 0.5)
     passes = 2 * len(FRACTIONS)
 
     def __init__(

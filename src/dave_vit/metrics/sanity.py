@@ -10,13 +10,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from dave_vit._internal.precision import precise_dtype
 from dave_vit._internal.schema import check_choice
 from dave_vit.errors import OptionError
 from dave_vit.maps import positive
 from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores, check_at_least
-from dave_vit.metrics.consistency import correlation
-from dave_vit.metrics.localization import last_equal_index
+from dave_vit.metrics.consistency import correlation, mean_ranks
 
 Layers = Literal["cascading", "independent"]
 
@@ -78,15 +76,6 @@ def similarity(first: Tensor, second: Tensor) -> Tensor:
     return correlation(mean_ranks(positive(first)), mean_ranks(positive(second)))
 
 
-def mean_ranks(maps: Tensor) -> Tensor:
-    """Return the ranks of the pixels [B,H,W], equal ones at their mean rank; NaN for a map that is not finite."""
-    ordered, order = maps.flatten(1).sort(1)
-    first = ordered.shape[1] - 1 - last_equal_index(ordered.flip(1)).flip(1)
-    middle = (first + last_equal_index(ordered)).to(precise_dtype(maps.device)) / 2
-    ranks = torch.empty_like(middle).scatter_(1, order, middle).view(maps.shape)
-    return torch.where(maps.isfinite().all(-1).all(-1)[:, None, None], ranks, torch.nan)
-
-
 @METRICS.register("sanity")
 class Sanity(Metric):
     """Randomisation test (Adebayo et al., 2018): a map that survives random weights does not explain the model.
@@ -101,6 +90,7 @@ class Sanity(Metric):
     summary = "Similarity of the map to those of the model with ever more weights randomised."
     axis = "share of the layers randomised"
     higher_is_better = False
+    bounds = (-1.0, 1.0)
     unscored = CONSTANT
 
     def __init__(self, stages: int = 3, images: int = 16, seed: int = 0, layers: Layers = "cascading") -> None:
@@ -128,6 +118,7 @@ class RandomLogit(Metric):
 
     summary = "Similarity of the map to that of another class, drawn at random."
     higher_is_better = False
+    bounds = (-1.0, 1.0)
     unscored = CONSTANT
 
     def __init__(self, seed: int = 0, images: int | None = None) -> None:

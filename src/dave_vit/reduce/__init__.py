@@ -5,8 +5,20 @@ time, the attribution [B,C,H,W] and the standard error [B,H,W] of the channel-su
 mean need memory that does not depend on the number of samples.
 """
 
-from dave_vit.reduce.base import REDUCERS, Accumulator, Reducer
+from dave_vit.reduce.base import REDUCERS, Accumulator, Reducer, uses_clean
 from dave_vit.reduce.running import Mean, Shrinkage, SoftThreshold, TrimmedMean
+from dave_vit.reduce.sharpened import Sharpened
 from dave_vit.reduce.significant import Significant
 
-__all__ = ["REDUCERS", "Accumulator", "Mean", "Reducer", "Shrinkage", "Significant", "SoftThreshold", "TrimmedMean"]
+__all__ = [
+    "REDUCERS",
+    "Accumulator",
+    "Mean",
+    "Reducer",
+    "Sharpened",
+    "Shrinkage",
+    "Significant",
+    "SoftThreshold",
+    "TrimmedMean",
+    "uses_clean",
+]

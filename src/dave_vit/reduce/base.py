@@ -20,6 +20,10 @@ class Accumulator(Protocol):
     def count(self) -> int:
         """Number of samples so far."""
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether a negative value of the estimate is evidence against the class."""
+
     def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
         """Accumulate samples [n,B,C,H,W], with weights [n,B] for all chunks or for none."""
 
@@ -49,11 +53,18 @@ class Reducer(Protocol):
         """Return a new accumulator."""
 
 
+def uses_clean(reducer: object) -> bool:
+    """Return whether a reducer takes the evidence of the clean image: ``accumulator(clean)``."""
+    return bool(getattr(reducer, "uses_clean", False))
+
+
 REDUCERS: Registry[Callable[..., Reducer]] = Registry("reducer")
 
 
 class MeanAndError(ABC):
     """Base of accumulators: values derived from the mean of the channel-summed samples and its error."""
+
+    is_signed = True
 
     def __init__(self) -> None:
         self.count = 0

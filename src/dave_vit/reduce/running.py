@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -76,6 +76,7 @@ class TrimmedMean:
             warped image, rounding is not taken for outliers; the default is what the authors' public code adds.
     """
 
+    takes_weights: ClassVar[bool] = False
     k: float = 2.5
     floor: float = 1e-8
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -45,11 +46,13 @@ class Significant:
 
     def accumulator(self) -> Accumulator:
         """Return a new accumulator."""
-        return _Scales(self)
+        return ScaleMoments(self)
 
 
-class _Scales(MeanAndError):
+class ScaleMoments(MeanAndError):
     """Weighted moments of the samples and of their averages at two coarser scales."""
+
+    is_signed = False  # a negative value means that nothing speaks for the class
 
     def __init__(self, options: Significant) -> None:
         super().__init__()
@@ -60,6 +63,7 @@ class _Scales(MeanAndError):
         self._cached_evidence: tuple[Tensor, Tensor, Tensor] | None = None  # the evidence of all samples so far
 
     def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
+        """Accumulate samples [n,B,C,H,W] with weights [n,B]."""
         samples = check_samples(samples, weights, self._shape)
         weights = samples.new_ones(samples.shape[:2]) if weights is None else weights
         self._dtype, self._shape = working_dtype(samples.dtype), tuple(samples.shape[1:])
@@ -71,9 +75,11 @@ class _Scales(MeanAndError):
         self._cached_evidence = None
 
     def attribution(self) -> Tensor:
+        """Return the estimate so far: [B,C,H,W]."""
         check_count(self.count)
         mean = self._fine.mean  # [B,C,H,W]
-        fine, rest, scale = self._parts()
+        fine, rest = self._parts()
+        scale = self._scale(fine + rest)
         a = mean.sum(1)
         shared = mean * (fine / torch.where(a == 0, 1, a)).unsqueeze(1)  # channels as in the mean
         spread = (rest / mean.shape[1]).unsqueeze(1)
@@ -81,11 +87,13 @@ class _Scales(MeanAndError):
         return torch.where(is_significant, (shared + spread) * scale.view(-1, 1, 1, 1), mean).to(self._dtype)
 
     def significant(self) -> Tensor:
+        """Return whether anything is significant in the map of each image, [B]."""
         check_count(self.count)
         fine, middle, _ = self._evidence()
         return (fine > 0).flatten(1).any(1) | (middle > 0).flatten(1).any(1)
 
-    def select(self, images: Tensor) -> _Scales:
+    def select(self, images: Tensor) -> Self:
+        """Select images by index, to continue with them alone."""
         part = copy(self)
         part._fine, part._cached_evidence = self._fine.select(images), None
         first, second = (moments.select(images) for moments in self._coarser)
@@ -109,13 +117,16 @@ class _Scales(MeanAndError):
         gates = [p / torch.where(a == 0, 1, a.abs()) for p, a in zip(over, means, strict=True)]
         return over[0] * gates[1] * gates[2], over[1] * gates[2], means[2] - errors[2]
 
-    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the fine term, the sum of the other two, and the factor of both, [B]."""
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        """Return the terms of the map, [B,H,W] each: the fine one, which keeps the mean's channels, and the rest."""
         fine, middle, coarse = self._evidence()
-        fine, rest = _unit(fine), (_unit(middle) + _unit(coarse)) / 2
+        return _unit(fine), (_unit(middle) + _unit(coarse)) / 2
+
+    def _scale(self, terms: Tensor) -> Tensor:
+        """Return the factor with which what is positive sums up to the positive part of the coarse evidence, [B]."""
         amount = self._coarser[1].mean.sum(1).clamp(min=0).sum((1, 2))
-        total = (fine + rest).clamp(min=0).sum((1, 2))
-        return fine, rest, amount / torch.where(total > 0, total, 1)
+        total = terms.clamp(min=0).sum((1, 2))
+        return amount / torch.where(total > 0, total, 1)
 
 
 def blur(maps: Tensor, sigma: float) -> Tensor:

@@ -1,0 +1,153 @@
+"""Metric-driven attributions: the order of patches that insertion and deletion reward, and magnitudes to match."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dave_vit._internal.precision import precise_dtype
+from dave_vit.engine.targets import Target
+from dave_vit.errors import OptionError, require_extra
+from dave_vit.methods.base import METHODS, MethodInfo, check_at_least_one
+from dave_vit.methods.beyond_intuition import BeyondIntuition
+from dave_vit.methods.bias_placement import upsample
+from dave_vit.methods.explanation import Explanation
+from dave_vit.methods.masking import MaskingMethod, Squares, score_under_masks, to_explanation
+from dave_vit.methods.pass_size import PassSize
+
+_BLUR = 31  # pixels; the authors' Gaussian of sigma 31, cut off at 31 pixels, is as flat as a box
+_MOST = 28  # most patches that one step of the search tries
+_FIXED = 1e4  # weight of the ends of a curve in its fit
+_DENSE_FROM = 0.005  # value from which a patch counts by its place in the order in dense maps
+
+
+@METHODS.register("mda")
+class MDA(MaskingMethod):
+    """The order of patches that raises insertion and lowers deletion most, with the slope of the curves as magnitude.
+
+    From the blurred image, the search shows the patch that raises the score most until ``cutoff`` of the score is back.
+    From the hidden image, it shows those of the other patches that raise it least, one after the other; the last of
+    them come next in the order. Each step tries the patches that ``beyond_intuition`` ranks next. The curves of the
+    whole order are averaged and made convex; their slope is the magnitude of each patch.
+
+    Args:
+        model: a model with softmax attention among all tokens.
+        cutoff: share of the score at which the search for insertion ends.
+        density: 0 for the sparse map, 1 for the dense one, in which most patches count by their place in the order.
+        patch: side of the squares in pixels; the model's own patches, or a 14th of the image where these are tiny.
+        options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
+    """
+
+    info = MethodInfo(
+        "Order of patches by a search for the best insertion and deletion, valued by the slope of both curves.",
+        "Walker et al., ICLR 2025",
+        "26 + 2 P + S forward, 21 backward, of P patches and S tries of the search",
+        resolution="patch",
+    )
+
+    def __init__(
+        self, model: nn.Module, *, cutoff: float = 0.9, density: float = 0.0, patch: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        if not (0 < cutoff <= 1 and 0 <= density <= 1):
+            raise OptionError(f"cutoff is {cutoff} and density is {density}; give shares from 0 to 1")
+        self.cutoff, self.density, self.patch = cutoff, density, check_at_least_one("patch", patch)
+
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        squares = Squares.of(self.model, images, self.patch)
+        target = self._resolve_target(images, target, pass_size)
+        ranking = BeyondIntuition(self.model, autocast=self.autocast)._explain(images, target, pass_size)
+        ranks = _square_means(ranking.attribution.sum(2), squares)  # [b, K, P]
+        values = [
+            [
+                self._values(images[index : index + 1], single.part(index, index + 1), pass_size, squares, rank)
+                for single, rank in zip(target.split_classes(), ranks[index], strict=True)
+            ]
+            for index in range(len(images))
+        ]
+        grids = torch.stack([torch.stack(each) for each in values]).unflatten(-1, squares.grid)  # [b, K, h, w]
+        return to_explanation(upsample(grids.to(images.dtype), images.shape[-2:]), images, target)
+
+    def _values(self, image: Tensor, target: Target, pass_size: PassSize, squares: Squares, rank: Tensor) -> Tensor:
+        """Return the value of each patch of one image for one class: ``[P]``."""
+        blurred, hidden = F.avg_pool2d(image, _BLUR, 1, _BLUR // 2), torch.full_like(image, self.baseline)
+
+        def score(shown: Tensor, background: Tensor) -> Tensor:
+            """Score the image on a background with the patches ``[n, P]`` shown: ``[n]``."""
+            args = (self, image, target, pass_size, lambda start, stop: squares.masks(shown[start:stop]).unsqueeze(1))
+            parts = score_under_masks(*args, len(shown), self.score, background)
+            return torch.cat([scores[:, 0, 0] for _, scores in parts]).to(precise_dtype(image.device))
+
+        best = rank.argsort(descending=True, stable=True)
+        start, whole = score(torch.stack([torch.zeros_like(rank), torch.ones_like(rank)]), blurred)
+        limit = start + self.cutoff * (whole - start).abs()
+        first = _search(lambda shown: score(shown, blurred), best, squares.count, limit)
+        rest = best[~torch.isin(best, first)].flip(0)  # the least of them first
+        order = torch.cat([first, _search(lambda shown: -score(shown, hidden), rest, squares.count).flip(0)])
+        steps = torch.ones(len(order) + 1, len(order), device=rank.device).tril(-1)  # patches so far, [P + 1, P]
+        shown = torch.zeros_like(steps).scatter(1, order.expand_as(steps), steps)
+        insertion = _normalize(score(shown, blurred), 0, -1).cummax(0).values
+        deletion = _normalize(score(1 - shown, hidden), -1, 0).cummin(0).values
+        slopes = -fit_convex((1 - insertion + deletion) / 2).diff()  # [P], of the patches in order
+        return torch.zeros_like(slopes).scatter(0, order, self._magnitudes(slopes, squares.side**2))
+
+    def _magnitudes(self, slopes: Tensor, pixels: int) -> Tensor:
+        """Return the values of patches in order from the slope of the curve at each of them."""
+        places = 1 - torch.arange(1, len(slopes) + 1, device=slopes.device) / len(slopes)
+        sparse = slopes / pixels + slopes * places
+        dense = torch.where(sparse >= _DENSE_FROM, places.to(sparse.dtype), sparse)
+        scale = sparse.max() / dense.max().clamp(min=torch.finfo(dense.dtype).tiny)
+        return (1 - self.density) * sparse + self.density * dense * scale
+
+
+def _square_means(maps: Tensor, squares: Squares) -> Tensor:
+    """Average maps ``[..., H, W]`` over the pixels of each square: ``[..., P]``."""
+    index = squares.masks(torch.arange(squares.count, device=maps.device)).flatten()
+    sums = maps.new_zeros(*maps.shape[:-2], squares.count).index_add(-1, index, maps.flatten(-2))
+    return sums / index.bincount(minlength=squares.count)
+
+
+def _search(score: Callable[[Tensor], Tensor], queue: Tensor, count: int, limit: Tensor | None = None) -> Tensor:
+    """Return patches in the order in which showing one more of them raises the score most.
+
+    Args:
+        score: of rows that show some of all patches, ``[n, P]`` -> ``[n]``.
+        queue: patches to order ``[q]``; a step tries those in front.
+        count: number of all patches, P.
+        limit: score at which the search ends; all patches are ordered by default.
+    """
+    width, shown, chosen = min(2 * math.isqrt(count), _MOST), torch.zeros(count, device=queue.device), []
+    while len(queue):
+        tried = queue[:width]
+        rows = shown.repeat(len(tried), 1).scatter(1, tried.unsqueeze(1), 1.0)
+        scores = score(rows)
+        best = int(scores.argmax())
+        shown, queue = rows[best], torch.cat([queue[:best], queue[best + 1 :]])
+        chosen.append(tried[best])
+        if limit is not None and bool(scores[best] >= limit):
+            break
+    return torch.stack(chosen) if chosen else queue
+
+
+def _normalize(curve: Tensor, low: int, high: int) -> Tensor:
+    """Scale a curve so that its values at two indices become 0 and 1, and clip it."""
+    rise = (curve[high] - curve[low]).abs()
+    return ((curve - curve[low]) / torch.where(rise > 0, rise, 1)).clamp(0, 1)
+
+
+def fit_convex(curve: Tensor) -> Tensor:
+    """Return the falling convex curve nearest to a falling one, with the same ends: ``[n]``."""
+    with require_extra("scipy", "eval"):
+        from scipy.optimize import nnls  # type: ignore[import-untyped]
+    low, last = float(curve[-1]), len(curve) - 1
+    at = torch.arange(len(curve), dtype=torch.float64)
+    kinks = (1 - at.unsqueeze(1) / at[1:]).clamp(min=0)  # [n, last]: falling from 1 to 0 at each index
+    ends = torch.full((1, last), _FIXED, dtype=torch.float64)  # the weights add up to the height, whatever it costs
+    heights = torch.cat([curve.double().cpu() - low, (curve[:1].double().cpu() - low) * _FIXED])
+    weights, _ = nnls(torch.cat([kinks, ends]).numpy(), heights.numpy())
+    return (kinks @ torch.from_numpy(weights) + low).to(curve.device, curve.dtype)
