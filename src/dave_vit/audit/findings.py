@@ -1,0 +1,117 @@
+"""What an audit takes and returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from dave_vit._internal.schema import check_choice
+from dave_vit.errors import OptionError
+from dave_vit.evaluate.plan import Plan
+from dave_vit.evaluate.plan_entries import MethodEntry, MetricEntry, ModelEntry
+
+SIGNIFICANCE = 0.05  # of all findings of an audit together
+MIN_IMAGES = 6  # of a cluster
+MIN_EFFECT = 0.5  # gain of log odds that is worth a finding: odds times 1.6
+ClusterBy = Literal["features", "maps"]
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """What is audited.
+
+    Attributes:
+        model: the model.
+        data: spec of a data set.
+        method: method that computes the maps.
+        limit: number of images to use, the first ones.
+        smallest: images of a cluster at least; classes with fewer are audited together.
+        cluster_by: cluster the model's features at the evidence, or the maps themselves (SpRAy).
+        seed: seed of all random draws.
+        batch: images per forward pass.
+        plugins: Python files to import in each process.
+    """
+
+    model: ModelEntry = field(default_factory=lambda: ModelEntry("builtin"))
+    data: str = "builtin"
+    method: MethodEntry = field(default_factory=lambda: MethodEntry("dave"))
+    limit: int | None = None
+    smallest: int = MIN_IMAGES
+    cluster_by: ClusterBy = "features"
+    seed: int = 0
+    batch: int = 16
+    plugins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("cluster_by", self.cluster_by, get_args(ClusterBy))
+        if self.smallest < MIN_IMAGES:
+            raise OptionError(
+                f"clusters of {self.smallest} images; expected {MIN_IMAGES} or more, fewer have no interval"
+            )
+
+    def plan(self) -> Plan:
+        """Return the plan of the run that collects the evidence; its metric is not computed."""
+        entries: dict[str, Any] = {"models": (self.model,), "methods": (self.method,)}
+        rest: dict[str, Any] = {"data": self.data, "limit": self.limit, "seeds": (self.seed,), "batch": self.batch}
+        return Plan(**entries, **rest, metrics=(MetricEntry("energypg"),), plugins=self.plugins)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A cluster of images of one class, and what the tests of its evidence showed.
+
+    Attributes:
+        class_index: the class; -1 for images of classes that have too few.
+        class_name: its name.
+        members: indices of the images in the data set.
+        share: share of the class's evidence that lies in the tested regions of these images.
+        object_share: share of their own evidence that lies on the object; None where objects are unknown.
+        region: where the tested evidence lies.
+        effect: gain of the class's log odds in other images that get the region, beyond that of regions that were
+            chosen in the same way in images of other classes, with its 95 % interval.
+        p_value: of no effect, corrected for the number of classes and of clusters of a class.
+        confidence: mean probability of the class before and after the region is removed.
+        kept: share of predictions that are still the class after that.
+        accuracy: of the cluster's images, and of the other images of the class; None without labels.
+        confirmed: whether the effect is significant and large enough.
+    """
+
+    class_index: int
+    class_name: str
+    members: tuple[int, ...]
+    share: float
+    object_share: float | None
+    region: str
+    effect: tuple[float, float, float]
+    p_value: float
+    confidence: tuple[float, float]
+    kept: float
+    accuracy: tuple[float | None, float | None]
+    confirmed: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """Return the finding as JSON has it."""
+        content = {**vars(self), "class": self.class_name, "images": len(self.members)}
+        del content["class_name"]
+        return content
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Result of an audit.
+
+    Attributes:
+        findings: confirmed ones first, then by effect.
+        images: number of audited images.
+        accuracy: accuracy on them; None without labels.
+        classes: number of classes that were audited on their own.
+        knows_objects: whether the data has boxes or masks, so that evidence outside of objects is known.
+        seconds: time of the audit.
+    """
+
+    findings: tuple[Finding, ...]
+    images: int
+    accuracy: float | None
+    classes: int
+    knows_objects: bool
+    seconds: float

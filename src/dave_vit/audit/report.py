@@ -1,0 +1,131 @@
+"""The report of an audit: JSON, Markdown, and HTML pages with pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import Image
+
+from dave_vit._internal.atomic_files import json_bytes, write_files
+from dave_vit._internal.environment import format_facts, versions
+from dave_vit.audit.findings import MIN_EFFECT, SIGNIFICANCE, Audit, AuditOptions, Finding
+from dave_vit.viz.pages import render
+
+Draw = Callable[[int], Image]
+"""Returns the picture of an image, by its index in the data set, with its evidence over it."""
+_FEW, _MANY = 6, 48  # pictures of a finding on the first page, and on the page of its class
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A finding on a page."""
+
+    finding: Finding
+    title: str
+    text: str
+    pictures: list[Image]
+    page: str = ""
+
+
+def write_report(audit: Audit, options: AuditOptions, draw: Draw, out: Path, command: str = "") -> list[Path]:
+    """Write audit.json, audit.md, index.html and a page for each class; return the first three."""
+    facts, notes = _list_facts(audit, options, command), list(describe_limits(audit))
+    first = {"title": "dave audit", "heading": "Audit", "facts": facts, "notes": notes}
+    findings = [(one.record(), describe_finding(one)) for one in audit.findings]
+    record = {
+        "findings": [{**content, "text": text} for content, text in findings],
+        **{name: value for name, value in vars(audit).items() if name != "findings"},
+        **{name.replace(" ", "_"): value for name, value in facts},
+        "notes": notes,
+    }
+    entries = list(_list_entries(audit.findings, draw, _FEW, linked=True))
+    files = {
+        out / "audit.json": json_bytes(record),
+        out / "index.html": render("audit.html", **first, entries=entries).encode(),
+        out / "audit.md": render("audit.md", **first, entries=entries).encode(),
+    }
+    pages: dict[Path, bytes] = {}
+    for index in dict.fromkeys(one.class_index for one in audit.findings):
+        own = [one for one in audit.findings if one.class_index == index]
+        content = {**first, "heading": own[0].class_name, "facts": [("images", str(_count(own)))], "notes": []}
+        entries = list(_list_entries(own, draw, _MANY, linked=False))
+        pages[out / _page(index)] = render("audit.html", **content, entries=entries).encode()
+    write_files({**files, **pages})  # the record, named first, appears last
+    return list(files)
+
+
+def describe_finding(finding: Finding) -> str:
+    """Return what was measured of a finding, in sentences."""
+    name, (effect, low, high), (before, after) = finding.class_name, finding.effect, finding.confidence
+    outside = "" if finding.object_share is None else "outside of the object, "
+    place = {"spread out": "spread over the image", "border": "at the border", "nowhere": "nowhere in particular"}
+    where = place.get(finding.region, f"in the {finding.region}")
+    ratio, least, most = (f"{math.exp(value):.1f}" for value in (effect, low, high))
+    whose = "each image's class" if finding.class_index < 0 else name
+    return (
+        f"In {len(finding.members)} images of {name}, {finding.share:.0%} of the evidence is {outside}{where}. Moved "
+        f"into images of other classes, this region multiplies the odds of {whose} by {ratio} [{least}, {most}], "
+        "compared with regions of other images that were chosen in the same way. Without it, the probability changes "
+        f"from {before:.2f} to {after:.2f}, and {finding.kept:.0%} of the predictions are still {whose}."
+        f"{_compare_accuracy(finding)}"
+    )
+
+
+def describe_limits(audit: Audit) -> Iterator[str]:
+    """Yield how findings were tested, and what the audit cannot know."""
+    yield (
+        f"A finding is confirmed if it multiplies the odds by at least {math.exp(MIN_EFFECT):.1f} and is significant "
+        f"at {SIGNIFICANCE:.0%} after Holm's correction for the number of classes, and of clusters in a class. What is "
+        "not confirmed may still be an effect too small for this number of images."
+    )
+    if not audit.knows_objects:
+        yield (
+            "The data has no boxes or masks, so it is not known which evidence is the object itself: a confirmed "
+            "finding is what the class relies on, and may be the object."
+        )
+    if any(one.class_index < 0 for one in audit.findings):
+        yield 'Images of classes with too few images were audited together, as "other classes".'
+
+
+def _compare_accuracy(finding: Finding) -> str:
+    own, rest = finding.accuracy
+    if own is None:
+        return ""
+    other = "" if rest is None else f", of the other images of this class {rest:.0%}"
+    return f" The prediction is right in {own:.0%} of them{other}."
+
+
+def _list_entries(findings: Sequence[Finding], draw: Draw, most: int, *, linked: bool) -> Iterator[_Entry]:
+    for one in findings:
+        title = f"{one.class_name}: {one.region} ({'confirmed' if one.confirmed else 'not confirmed'})"
+        pictures = [draw(index) for index in one.members[:most]]
+        yield _Entry(one, title, describe_finding(one), pictures, _page(one.class_index) if linked else "")
+
+
+def _page(class_index: int) -> str:
+    return f"classes/{class_index}.html"
+
+
+def _count(findings: Sequence[Finding]) -> int:
+    return sum(len(one.members) for one in findings)
+
+
+def _list_facts(audit: Audit, options: AuditOptions, command: str) -> list[tuple[str, Any]]:
+    confirmed = sum(one.confirmed for one in audit.findings)
+    facts = {
+        "command": command,
+        "model": options.model.spec,
+        "data": f"{options.data}: {audit.images} images, {audit.classes} classes audited",
+        "result": f"{confirmed} of {len(audit.findings)} clusters confirmed",
+        "model accuracy": "" if audit.accuracy is None else f"{audit.accuracy:.1%}",
+        "maps": f"{options.method.method} {dict(options.method.options) or ''}".strip(),
+        "clustered by": options.cluster_by,
+        "seed": str(options.seed),
+        "time": f"{audit.seconds:.0f} s",
+        "versions": format_facts(versions()),
+    }
+    return [(name, value) for name, value in facts.items() if value]

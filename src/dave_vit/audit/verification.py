@@ -1,0 +1,161 @@
+"""Tests of evidence on the model: the evidence region of an image is moved to other images, and removed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dave_vit._internal.precision import precise_dtype
+from dave_vit.errors import require_extra
+
+Floats = npt.NDArray[np.float64]
+
+REGION_SHARE = 0.9  # of the evidence that a region holds before it is widened
+_OBJECT_MARGIN = 10  # an object's box is widened by the side over this, so that shadows belong to it
+_REGION_MARGIN = 13  # a region likewise, so that a tint or a pattern is moved without gaps
+_REPEATS = 4  # images that a region is moved to
+_ROWS = 32  # rows of a pass
+_LEAST = 1e-6  # probabilities below count as this one
+
+
+@dataclass(frozen=True)
+class Others:
+    """Images that regions are moved to and from, ``[m, C, H, W]``, and their classes, ``[m]``."""
+
+    images: Tensor
+    targets: npt.NDArray[np.int64]
+
+    def draw(self, targets: npt.NDArray[np.int64], draw: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Draw two images for each target, which are of other classes: ``[n, C, H, W]`` each."""
+        own = [draw.choice(np.flatnonzero(self.targets != target), 2, replace=False) for target in targets]
+        first, second = (torch.from_numpy(column) for column in np.stack(own).T)
+        return self.images[first], self.images[second]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What is lost without the regions of n images.
+
+    Attributes:
+        before: probability of the class in the image, ``[n]``.
+        after: the same with the region replaced by that of images of other classes, ``[n]``.
+        kept: share of these in which the prediction is still the class, ``[n]``.
+    """
+
+    before: Floats
+    after: Floats
+    kept: Floats
+
+
+@dataclass(frozen=True)
+class GainComparison:
+    """Mean gain of images minus that of controls, with its 95 % interval, and the p-value of no difference."""
+
+    mean: float
+    low: float
+    high: float
+    p_value: float
+
+
+def find_regions(cells: Tensor, objects: Tensor) -> Tensor:
+    """Return regions that hold most of the evidence outside of the boxes around objects: ``[n, H, W]``.
+
+    Boxes and not outlines are left out, because the outline of what is left out would show the object.
+
+    Args:
+        cells: evidence ``[n, h, w]``, 0 or above.
+        objects: True at objects, ``[n, H, W]``; all False where they are unknown.
+    """
+    side = min(objects.shape[1:])
+    boxes = _widen(objects.any(2)[:, :, None] & objects.any(1)[:, None, :], side // _OBJECT_MARGIN)
+    evidence = F.interpolate(cells[:, None], objects.shape[1:], mode="nearest")[:, 0].masked_fill(boxes, 0)
+    ordered, places = evidence.flatten(1).sort(1, descending=True)
+    reached = ordered.cumsum(1) - ordered  # evidence of all larger pixels
+    keep = (reached < REGION_SHARE * ordered.sum(1, keepdim=True)) & (ordered > 0)
+    regions = torch.zeros_like(keep).scatter(1, places, keep).view_as(objects)
+    return _widen(regions, side // _REGION_MARGIN) & ~boxes
+
+
+def _widen(masks: Tensor, by: int) -> Tensor:
+    """Widen masks ``[n, H, W]`` by some pixels."""
+    return F.max_pool2d(masks.float()[:, None], 2 * by + 1, 1, by)[:, 0] > 0
+
+
+def measure_gains(
+    model: nn.Module, images: Tensor, regions: Tensor, targets: npt.NDArray[np.int64], others: Others, seed: int
+) -> Floats:
+    """Measure what regions bring to images of other classes, ``[n]``.
+
+    A gain is the log odds of the class in another image with the region of the image, minus those with the same region
+    of an image of yet another class, in the mean over some images.
+
+    Args:
+        model: maps inputs to logits.
+        images: ``[n, C, H, W]``.
+        regions: True at their evidence, ``[n, H, W]``.
+        targets: classes whose evidence this is, ``[n]``.
+        others: at least two of them are of another class than each target.
+        seed: seed of the choice among the others.
+    """
+    generator, inside = np.random.default_rng(seed), regions[:, None].to(images.device)
+    gains = []
+    for _ in range(_REPEATS):
+        receivers, donors = others.draw(targets, generator)
+        moved, control = (
+            _probabilities(model, torch.where(inside, part, receivers), targets)[0] for part in (images, donors)
+        )
+        gains.append(_log_odds(moved) - _log_odds(control))
+    return np.asarray(torch.stack(gains).mean(0).double().numpy())
+
+
+def measure_removal(
+    model: nn.Module, images: Tensor, regions: Tensor, targets: npt.NDArray[np.int64], others: Others, seed: int
+) -> Removal:
+    """Measure what is lost without the regions; arguments are those of `measure_gains`."""
+    donors, _ = others.draw(targets, np.random.default_rng(seed))
+    inside = regions[:, None].to(images.device)
+    before, _ = _probabilities(model, images, targets)
+    after, kept = _probabilities(model, torch.where(inside, donors, images), targets)
+    return Removal(*(part.double().numpy() for part in (before, after, kept)))
+
+
+@torch.no_grad()
+def _probabilities(model: nn.Module, images: Tensor, targets: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Return the softmax probability of each image's class, ``[n]``, and whether it is the prediction."""
+    parts = [model(part).to(precise_dtype(part.device)).softmax(1) for part in images.split(_ROWS)]
+    every, columns = torch.cat(parts).cpu(), torch.from_numpy(targets)
+    return every.gather(1, columns[:, None])[:, 0], every.argmax(1) == columns
+
+
+def _log_odds(probability: Tensor) -> Tensor:
+    return probability.clamp(_LEAST, 1 - _LEAST).logit()
+
+
+def compare_gains(own: Floats, controls: Floats) -> GainComparison:
+    """Compare the gains of images with those of controls by Welch's t test; only more than theirs is an effect."""
+    with require_extra("scipy", "eval"):
+        from scipy.stats import ttest_ind  # type: ignore[import-untyped]
+    if np.ptp(own) == 0 and np.ptp(controls) == 0:
+        difference = float(own[0] - controls[0])
+        return GainComparison(difference, difference, difference, 0.0 if difference > 0 else 1.0)
+    interval = ttest_ind(own, controls, equal_var=False).confidence_interval()
+    p_value = ttest_ind(own, controls, equal_var=False, alternative="greater").pvalue
+    return GainComparison(
+        float(own.mean() - controls.mean()), float(interval.low), float(interval.high), float(p_value)
+    )
+
+
+def correct_p_values(values: Sequence[float]) -> list[float]:
+    """Correct p-values for their number (Holm, 1979)."""
+    corrected = [1.0] * len(values)
+    largest = 0.0
+    for rank, index in enumerate(np.argsort(values, kind="stable").tolist()):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[index]))
+        corrected[index] = largest
+    return corrected

@@ -1,0 +1,86 @@
+"""`dave audit`: what a model relies on over a whole data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from dave_vit.cli.common import Output, command, command_line
+from dave_vit.cli.evaluate import EngineFlags
+from dave_vit.cli.live_view import show_bars
+from dave_vit.cli.options import Data, Out, Plugins, Seed, flag
+from dave_vit.cli.preparation import PreparedModel
+from dave_vit.cli.tables import rich_table
+
+app = command(
+    "dave audit --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --out audit",
+    "dave audit --model timm:test_vit --weights shortcut.safetensors --data builtin:shortcut:80:1 --out audit",
+)
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """How evidence is computed and clustered."""
+
+    method: Annotated[str, flag("Method of the maps: {methods}.", metavar="NAME")] = "dave"
+    samples: Annotated[int | None, flag("Samples of each map.", "--samples", "-n", min=1, metavar="N")] = None
+    limit: Annotated[int | None, flag("Use the first N images.", min=1, metavar="N")] = None
+    smallest: Annotated[int, flag("Images of a cluster at least.", min=6, metavar="N")] = 6
+    cluster_by: Annotated[
+        Literal["features", "maps"], flag("Cluster the model's features at the evidence, or the maps themselves.")
+    ] = "features"
+    batch: Annotated[int, flag("Images per forward pass.", min=1, metavar="N")] = 16
+
+
+@app.command()
+def audit(
+    *,
+    context: typer.Context,
+    model: PreparedModel,
+    data: Data = "builtin",
+    clusters: ClusterOptions,
+    execution: EngineFlags,
+    seed: Seed = 0,
+    out: Out = Path("dave-audit"),
+    plugins: Plugins,
+    output: Output,
+) -> None:
+    """Find what a model relies on over a whole data set, and test it on the model.
+
+    Maps of all images are computed, and the model's features at the evidence are clustered in each class. The evidence
+    outside of the objects (all evidence where no boxes or masks are known) is then moved to images of other classes and
+    removed from its own; a finding is confirmed only if the model follows it. The folder gets index.html, audit.md and
+    audit.json. The same command on the same folder resumes where it was stopped.
+    """
+    from dave_vit.audit import AuditOptions, run_audit
+    from dave_vit.evaluate import MethodEntry, ModelEntry, create_engine
+
+    classes = None if model.classes is None else str(model.classes)
+    options = AuditOptions(
+        ModelEntry(model.spec, model.weights, classes, model.prepare),
+        data,
+        MethodEntry(clusters.method, {} if clusters.samples is None else {"samples": clusters.samples}),
+        clusters.limit,
+        clusters.smallest,
+        clusters.cluster_by,
+        seed,
+        clusters.batch,
+        tuple(map(str, plugins.plugins or ())),
+    )
+    engine = create_engine(execution.engine, device=model.device, workers=execution.workers, address=execution.address)
+    with show_bars(Output(quiet=output.quiet or output.as_json)) as progress:
+        result = run_audit(options, out, engine=engine, progress=progress, command=command_line(context))
+    rows = [_row(one) for one in result.findings if one.confirmed]
+    caption = f"{len(rows)} of {len(result.findings)} clusters confirmed"
+    output.print(rich_table(("class", "images", "where", "share", "effect"), rows, caption) if rows else caption)
+    output.print(*(f"  {out / name}" for name in ("index.html", "audit.md", "audit.json")))
+    output.json({"findings": [one.record() for one in result.findings], "report": str(out / "index.html")})
+
+
+def _row(finding: Any) -> tuple[str, ...]:
+    effect, low, high = finding.effect
+    size, share = str(len(finding.members)), f"{finding.share:.0%}"
+    return finding.class_name, size, finding.region, share, f"{effect:.2f} [{low:.2f}, {high:.2f}]"
