@@ -17,12 +17,13 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 # pytest-xdist begins with the files of many tests, and the longest test is one of a few.
 PYTEST := $(BIN)/python -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=5
 
-.PHONY: help venv demo test test-slow lint format docs lock clean
+.PHONY: help venv demo test test-slow test-oldest test-newest lint format docs lock clean
 
 help:
 	@echo "make demo       explain example pictures; results in demo/"
 	@echo "make test       the default test suite; with MARKS= all tests"
 	@echo "make test-slow  the tests marked slow"
+	@echo "make test-oldest, test-newest  the default suite with the lowest and the newest versions that are allowed"
 	@echo "make lint       ruff and mypy"
 	@echo "make format     let ruff rewrite the code"
 	@echo "make docs       build the documentation into site/"
@@ -41,6 +42,14 @@ test: venv
 # pytest exits with 5 where no test is marked slow.
 test-slow: venv
 	$(PYTEST) -m slow || test $$? -eq 5
+
+# Versions that no lock holds, in environments of their own; all extras, since tests of a missing one skip themselves.
+test-oldest: RESOLUTION = lowest-direct
+test-newest: RESOLUTION = highest
+test-oldest test-newest: test-%: $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) .venv-$*
+	$(UV) pip install --python .venv-$*/bin/python --resolution $(RESOLUTION) --all-extras --group dev --editable .
+	.venv-$*/bin/python -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(MARKS)"
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
@@ -61,7 +70,7 @@ lock: $(UV)
 	$(COMPILE) --group build --constraints requirements/dev.txt --output-file requirements/build.txt
 
 clean:
-	rm -rf .venv build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # What is wrong with $(PYTHON), in one line; empty where it will do.
 fault = $(shell $(PYTHON) -c 'import importlib.util, sys; print( \
