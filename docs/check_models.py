@@ -1,6 +1,7 @@
 """Check all architectures of the coverage table and record the results: `python docs/check_models.py`.
 
-Each is built by its own library, in small and with random weights, so nothing is downloaded; all take about a minute.
+Each is built by its own library, in small and with random weights, so nothing is downloaded; all take some minutes, and
+`--missing` checks those alone that have no row yet.
 """
 
 from __future__ import annotations
@@ -35,7 +36,14 @@ def measure_row(entry: Any) -> dict[str, Any]:
     row = {"library": entry.library, "family": entry.family, "architecture": entry.name, "state": outcome.state}
     if outcome.reason:
         return {**row, "reason": outcome.reason}
-    return {**row, "gap": float(f"{outcome.gap:.2g}"), "forward_difference": float(f"{outcome.forward:.2g}")}
+    numbers = {"gap": outcome.gap, "default_gap": outcome.default_gap, "forward_difference": outcome.forward}
+    return row | {name: float(f"{number:.2g}") for name, number in numbers.items()}
+
+
+def read_rows() -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Return the rows of the present table by library, family and name."""
+    rows = json.loads(TABLE.read_text(encoding="utf-8"))["architectures"]
+    return {(row["library"], row["family"], row["architecture"]): row for row in rows}
 
 
 def main() -> None:
@@ -44,8 +52,11 @@ def main() -> None:
     from model_coverage import architectures
 
     versions = {name: importlib.metadata.version(package) for name, package in PACKAGES.items()}
-    rows = ",\n".join(json.dumps(measure_row(entry)) for entry in architectures())
+    known = read_rows() if "--missing" in sys.argv else {}
+    entries = [(entry, (entry.library, entry.family, entry.name)) for entry in architectures()]
+    rows = ",\n".join(json.dumps(known.get(key) or measure_row(entry)) for entry, key in entries)
     TABLE.write_text(f'{{"versions": {json.dumps(versions)},\n"architectures": [\n{rows}\n]}}\n', encoding="utf-8")
+    del sys.argv[1:]  # which the next command would read
     generate.main()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 from PIL import Image
 
 import task_folders
+import writer_folders
 from dave_vit import cli
+from dave_vit.explain.explainer import Explainer
 
 WIDTH, HEIGHT = 96, 64
 
@@ -22,7 +25,8 @@ def folders(tmp_path_factory):
 
     def folder(family: str) -> str:
         if family not in saved:
-            saved[family] = task_folders.save(family, tmp_path_factory.mktemp("folder"))
+            module = writer_folders if family in writer_folders.PROCESSORS else task_folders
+            saved[family] = module.save(family, tmp_path_factory.mktemp("folder"))
         return f"hf:{saved[family]}"
 
     return folder
@@ -119,17 +123,61 @@ def test_preprocessing_of_your_own(folders, capsys):
 
 
 @pytest.mark.parametrize(
+    ("family", "source", "options"),
+    [
+        pytest.param("DPT", "smooth.png", [], id="score"),
+        pytest.param("YOLOS", "smooth.png", ["--threshold", "0"], id="boxes"),
+        pytest.param("SAM with a point", "smooth.png", ["--prompt", "20,30"], id="point"),
+        pytest.param("Grounding DINO", "smooth.png", ["--prompt", "a cat.", "--score", "query:2:cat"], id="text"),
+        pytest.param("VideoMAE", "smooth.gif", [], id="clip"),
+        pytest.param("LLaVA", "smooth.png", ["--prompt", "what ?", "--words", "1"], id="words"),
+        pytest.param("builtin-captions", "smooth.png", ["--words", "1"], id="caption"),
+    ],
+)
+def test_the_model_receives_the_prepared_photograph(family, source, options, folders, capsys, monkeypatch):
+    received, refine = [], Explainer.refine
+    monkeypatch.setattr(
+        Explainer, "refine", lambda own, inputs, *rest: (received.append(inputs), refine(own, inputs, *rest))[1]
+    )
+    ramps = np.mgrid[0:HEIGHT, 0:WIDTH].astype(float)
+    pixels = np.stack([255 * ramps[0] / HEIGHT, 255 * ramps[1] / WIDTH, 0 * ramps[0] + 90], -1).astype(np.uint8)
+    Image.fromarray(pixels).save("smooth.png")
+    Image.fromarray(pixels).save("smooth.gif", save_all=True, append_images=[Image.fromarray(pixels)])
+    prepare = ["--fit", "squash", "--mean", "0.1,0.2,0.3", "--std", "0.5,0.6,0.7"]
+    record, *_ = explain(capsys, source, *model_of(family, folders), *options, *prepare)
+    assert record["prepare"] == {"fit": "squash", "mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7]}
+    assert record["seen"] == 1
+    frame = received[0].reshape(-1, *received[0].shape[-3:])[0]
+    squashed = Image.open(source).convert("RGB").resize(frame.shape[:0:-1], Image.Resampling.BICUBIC)
+    colours = np.asarray(squashed, dtype=float).transpose(2, 0, 1) / 255
+    expected = (colours - np.array([0.1, 0.2, 0.3])[:, None, None]) / np.array([0.5, 0.6, 0.7])[:, None, None]
+    assert np.abs(frame.numpy() - expected).mean() < 0.03
+
+
+@pytest.mark.skipif(
+    version("transformers") < "5", reason="its processor takes Qwen2's own tokenizer only, not a tiny one"
+)
+def test_packed_pictures_are_fitted_but_keep_their_size(folders, capsys):
+    args = ["a.png", *model_of("Qwen2-VL", folders), "--prompt", "what ?", "--words", "1"]
+    (usual,) = explain(capsys, *args)
+    (squashed,) = explain(capsys, *args, "--fit", "squash")
+    assert usual["shape"][1] < usual["shape"][2]
+    assert squashed["shape"][1] == squashed["shape"][2]
+    assert "leave out --size" in refuse(capsys, *args, "--size", "64")
+
+
+@pytest.mark.parametrize(
     ("family", "options", "reason"),
     [
         ("DPT", ["--target", "3"], "takes no target; leave --target out"),
-        ("DPT", ["--against", "rivals"], "stands for itself"),
+        ("DPT", ["--against", "rivals"], "does not apply to a score function"),
         ("DPT", ["--fit", "tiles"], "take pad or squash"),
         ("DPT", ["--words", "1"], "takes no words"),
         ("VideoMAE", ["--animate", "gif"], "leave out --animate"),
         ("VideoMAE", ["--score", "value"], "takes no score"),
         ("YOLOS", ["--threshold", "1"], "lower it with --threshold"),
         ("builtin-captions", ["--boxes"], "takes no boxes"),
-        ("builtin-captions", ["--size", "64"], "leave out --fit, --size"),
+        ("builtin-captions", ["--size", "64"], "leave out --size"),
         ("builtin", ["--threshold", "0.5"], "takes no threshold"),
     ],
 )

@@ -57,14 +57,14 @@ def test_the_page_shows_every_picture_and_leads_to_its_map():
     links = [unquote(link) for link in re.findall(r'href="([^"]+)"', page)]
     assert links == [f"{Path(name).stem}.effective.dave.png" for name in shown]
     assert all(Path("out", link).is_file() for link in links)
-    assert 'data-by="sureness"' not in page  # the method draws no samples
+    assert 'data-by="certainty"' not in page  # the method draws no samples
     assert all(f"brightest {one['brightest']:.2g}" in page for one in record["pictures"])
     with Image.open("out/gallery.effective.dave.png") as sheet:
         assert sheet.width > 2 * 2 * 180
         assert sheet.height > 2 * 180
 
 
-@pytest.mark.parametrize("order", ["confidence", "sureness", "name"])
+@pytest.mark.parametrize("order", ["confidence", "certainty", "name"])
 def test_pictures_are_sorted(order):
     assert explain("--sort", order, method=("--samples", "4")) == 0
     page, record = told("gallery.dave")
@@ -114,8 +114,8 @@ def test_thumbnails_are_kept_of_some_and_numbers_of_all(monkeypatch):
         assert sheet.height < 2 * 180
 
 
-def test_sureness_is_that_of_the_middle_of_what_a_map_shows():
+def test_certainty_is_that_of_the_middle_of_what_a_map_shows():
     shown, sure = torch.tensor([[[1.0, 5.0, 3.0, -9.0]]]), torch.tensor([[[8.0, 4.0, 2.0, 100.0]]])
-    assert gallery.median_sureness(SimpleNamespace(map=shown, sureness=sure)) == 4.0
-    assert gallery.median_sureness(SimpleNamespace(map=-sure, sureness=sure)) == 0.0
-    assert gallery.median_sureness(SimpleNamespace(map=shown, sureness=None)) is None
+    assert gallery.median_certainty(SimpleNamespace(map=shown, certainty=sure)) == 4.0
+    assert gallery.median_certainty(SimpleNamespace(map=-sure, certainty=sure)) == 0.0
+    assert gallery.median_certainty(SimpleNamespace(map=shown, certainty=None)) is None

@@ -135,7 +135,7 @@ def one(target: str, values: torch.Tensor = MAP) -> viz.Panel:
 
 def kinds() -> viz.Drawing:
     signed, over = viz.map_cell(MAP * 1e-5, LONG, signed=True), viz.image_cell(viz.overlay(IMAGE, MAP), "overlay")
-    return viz.draw_grid([[viz.image_cell(IMAGE), signed, over, viz.sureness_cell(MAP)]])
+    return viz.draw_grid([[viz.image_cell(IMAGE), signed, over, viz.certainty_cell(MAP)]])
 
 
 def grid() -> viz.Drawing:
@@ -231,7 +231,7 @@ def test_explanations_show_themselves(targets):
     drawing = viz.show(explanation, torch.rand(2, 3, 16, 16), ["cat", "dog", "hen"])
     words = [text.get_text() for text in drawing.texts]
     assert words.count("dog") == 1 + (targets.ndim - 1)
-    assert words.count("sureness") == targets.numel()
+    assert words.count("certainty") == targets.numel()
     assert drawing._repr_png_().startswith(b"\x89PNG")
 
 

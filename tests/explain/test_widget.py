@@ -26,11 +26,12 @@ def test_a_widget_holds_all_maps_and_their_images(explanation):
     traits = widget_traits(explanation)
     assert (traits["width"], traits["height"], traits["images"]) == (SIZE, SIZE, 2)
     assert traits["names"] == NAMES[:4]
+    assert traits["unit"] == "logit"
     maps = np.frombuffer(traits["map"], "<f4").reshape(4, SIZE, SIZE)
     np.testing.assert_array_equal(maps[2], explanation.map[1, 0].numpy())
     pixels = np.frombuffer(traits["pictures"], np.uint8).reshape(2, SIZE, SIZE, 4)
     np.testing.assert_allclose(pixels[0, ..., :3], np.asarray(make_picture().resize((SIZE, SIZE))), atol=1)
-    assert len(traits["signed"]) == len(traits["sureness"]) == len(traits["map"])
+    assert len(traits["signed"]) == len(traits["certainty"]) == len(traits["map"])
 
 
 def test_a_notebook_without_the_extra_shows_the_picture(explanation, monkeypatch):
@@ -38,7 +39,7 @@ def test_a_notebook_without_the_extra_shows_the_picture(explanation, monkeypatch
     shown = explanation._repr_mimebundle_()
     assert set(shown) == {"image/png", "text/plain"}
     assert base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
-    assert shown["text/plain"] == "Explanation of 2 images, 3 samples"
+    assert shown["text/plain"] == repr(explanation)
 
 
 def test_with_the_extra_it_shows_the_widget_and_keeps_the_picture(explanation):

@@ -8,7 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from dave_vit.data.builtin import CLASS_NAMES, DISTRACTOR_NAMES, BuiltinDataset, backgrounds, compose, draws, sprites
+from dave_vit.data.builtin import CLASS_NAMES, DISTRACTOR_NAMES, backgrounds, compose, compose_scene, draws, sprites
+from dave_vit.data.sets.builtin import BuiltinDataset
 from dave_vit.errors import OptionError
 
 GOLDEN = {
@@ -19,9 +20,13 @@ GOLDEN = {
 }
 
 
-def digest(dataset: BuiltinDataset) -> str:
+def compose_scenes(count, split="single", **options):
+    return [compose_scene(index, split, **options) for index in range(count)]
+
+
+def digest(scenes) -> str:
     total = hashlib.sha256()
-    for scene in dataset:
+    for scene in scenes:
         total.update(scene.image.tobytes())
         for thing in scene.objects:
             total.update(f"{thing.label} {thing.name} {thing.style} {thing.box}".encode())
@@ -31,23 +36,20 @@ def digest(dataset: BuiltinDataset) -> str:
 
 @pytest.mark.parametrize(("split", "family"), list(GOLDEN))
 def test_the_bytes_are_the_same_on_every_machine(split, family):
-    assert digest(BuiltinDataset(split, family=family, seed=7, length=12)) == GOLDEN[split, family]
+    assert digest(compose_scenes(12, split, family=family, seed=7)) == GOLDEN[split, family]
 
 
 def test_a_picture_depends_on_its_number_alone():
-    dataset = BuiltinDataset(length=50)
-    alone = dataset[41].image
-    for index in range(3):
-        dataset[index]
-    assert np.array_equal(alone, dataset[41].image)
-    assert np.array_equal(alone, BuiltinDataset(length=42)[41].image)
-    assert not np.array_equal(alone, dataset[40].image)
-    assert not np.array_equal(alone, BuiltinDataset(length=50, seed=1)[41].image)
+    alone = compose_scene(41).image
+    compose_scenes(3)
+    assert np.array_equal(alone, compose_scene(41).image)
+    assert np.array_equal(alone, np.asarray(BuiltinDataset(limit=42).image(41)))
+    assert not np.array_equal(alone, compose_scene(40).image)
+    assert not np.array_equal(alone, compose_scene(41, seed=1).image)
 
 
 def test_every_hundred_pictures_show_each_class_once():
-    dataset = BuiltinDataset("plain", size=64, length=300)
-    labels = [dataset[index].objects[0].label for index in range(100, 200)]
+    labels = [compose_scene(index, "plain", size=64).objects[0].label for index in range(100, 200)]
     assert sorted(labels) == list(range(len(CLASS_NAMES)))
 
 
@@ -56,7 +58,7 @@ def test_every_hundred_pictures_show_each_class_once():
 )
 def test_the_cast_is_as_promised(split, targets, distractors):
     counts = set()
-    for scene in BuiltinDataset(split, size=96, length=30):
+    for scene in compose_scenes(30, split, size=96):
         chosen = [thing.name for thing in scene.targets]
         others = [thing.name for thing in scene.objects if thing.label < 0]
         assert len(chosen) == len(set(chosen)) == targets
@@ -75,12 +77,12 @@ def test_targets_and_distractors_are_disjoint():
 
 def test_families_show_their_own_art_only():
     for family, styles in sprites.STYLES.items():
-        shown = {thing.style for scene in BuiltinDataset(size=96, family=family, length=20) for thing in scene.objects}
+        shown = {thing.style for scene in compose_scenes(20, size=96, family=family) for thing in scene.objects}
         assert shown == set(styles)
 
 
 def test_boxes_are_tight_and_masks_do_not_overlap():
-    for scene in BuiltinDataset("pair", length=10):
+    for scene in compose_scenes(10, "pair"):
         covered = np.zeros(scene.image.shape[:2], dtype=int)
         for thing in scene.objects:
             left, top, right, bottom = thing.box
@@ -174,7 +176,7 @@ def test_vector_draws_continue_the_scalar_stream():
 
 @pytest.mark.parametrize("size", [64, 160, 512])
 def test_other_sizes_work(size):
-    scene = BuiltinDataset(size=size, length=3)[2]
+    scene = compose_scene(2, size=size)
     assert scene.image.shape == (size, size, 3)
     assert scene.objects[0].mask.shape == (size, size)
 
@@ -182,20 +184,18 @@ def test_other_sizes_work(size):
 @pytest.mark.parametrize("options", [{"split": "triple"}, {"family": "apple"}, {"size": 16}])
 def test_wrong_options_say_what_is_possible(options):
     with pytest.raises(OptionError, match="choose"):
-        BuiltinDataset(**options)
+        compose_scene(0, **options)
 
 
 def test_an_index_beyond_the_end_raises():
     with pytest.raises(IndexError):
-        BuiltinDataset(length=5)[5]
+        BuiltinDataset(limit=5)[5]
 
 
 @pytest.mark.slow
 def test_a_core_makes_fifty_pictures_a_second():
-    dataset = BuiltinDataset(length=400)
-    for index in range(200):  # fills the cache of sprites
-        dataset[index]
+    compose_scenes(200)  # fills the cache of sprites
     began = time.process_time()
     for index in range(200, 400):
-        dataset[index]
+        compose_scene(index)
     assert 200 / (time.process_time() - began) >= 50

@@ -15,7 +15,7 @@ from PIL import Image
 
 from dave_vit import create_method, load_model
 from dave_vit.checks.doctor import diagnose
-from dave_vit.data.builtin import CLASS_NAMES, BuiltinDataset
+from dave_vit.data.builtin import CLASS_NAMES, compose_scene
 from dave_vit.errors import InputError
 from dave_vit.maps import collapse
 from dave_vit.metrics import energypg
@@ -46,7 +46,7 @@ def loaded(name: str) -> Adapter:
 @cache
 def pictures(split: str, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Colours [N, 3, H, W] in 0..1, labels [N, K] and masks [N, K, H, W]."""
-    scenes = list(BuiltinDataset(split, seed=SEED, length=count))
+    scenes = [compose_scene(index, split, seed=SEED) for index in range(count)]
     images = np.stack([scene.image.transpose(2, 0, 1) for scene in scenes])
     labels = torch.tensor([[thing.label for thing in scene.targets] for scene in scenes])
     masks = np.stack([np.stack([thing.mask for thing in scene.targets]) for scene in scenes])
@@ -100,7 +100,7 @@ def test_loading_is_quick_and_needs_no_library_of_models():
 @pytest.mark.parametrize("name", NAMES)
 def test_adapter_has_what_the_contract_says(name):
     model = loaded(name)
-    scene = BuiltinDataset("plain", length=1)[0]
+    scene = compose_scene(0, "plain")
     inputs = model.preprocess(Image.fromarray(scene.image))
     colours = torch.from_numpy(scene.image).permute(2, 0, 1)[None].float() / 255
     torch.testing.assert_close(inputs, BUILTIN[name].encode(colours))

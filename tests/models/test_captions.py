@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from dave_vit import cli, conservation_gap, create_method, load_model
-from dave_vit.data.builtin import CLASS_NAMES, BuiltinDataset
+from dave_vit.data.builtin import CLASS_NAMES, compose_scene
 from dave_vit.errors import ModelError, OptionError
 from dave_vit.metrics import energypg
 from dave_vit.models.architectures.captioner import caption, vocabulary
@@ -21,7 +21,7 @@ from dave_vit.models.domain import domain_advice
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "training"))
 
-SCENES = BuiltinDataset("pair", seed=62_000, length=3)  # neither training nor its settings saw them
+SCENES = [compose_scene(index, "pair", seed=62_000) for index in range(3)]  # neither training nor its settings saw them
 
 
 @pytest.fixture(scope="module")

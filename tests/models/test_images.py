@@ -72,7 +72,7 @@ def test_transparency_is_set_on_white_and_said(mode):
     picture = decode_image(encoded(image.convert(mode)), "x")
     assert picture.image.getpixel((1, 4)) == (255, 255, 255)
     assert picture.image.getpixel((6, 4)) == (0, 0, 0)
-    assert picture.notes == ("transparent parts set on white",)
+    assert picture.notes == ("transparent areas drawn on white",)
 
 
 def test_half_transparent_is_mixed_with_white():

@@ -30,8 +30,11 @@ QUICK = [
     "timm:swinv2_tiny_window8_256",
     "timm:convnextv2_atto",
     "timm:vit_tiny_r_s16_p8_224",
+    "timm:mobilenetv3_small_050",
     "torchvision:vit_b_16",
     "open_clip:ViT-B-16",
+    "transformers:Gemma3ForConditionalGeneration",  # makes its mask by vmap
+    "transformers:Qwen3VLForConditionalGeneration",  # indexes by shapes
 ]
 
 
@@ -40,7 +43,7 @@ def test_exact(name):
     (entry,) = [entry for entry in architectures() if f"{entry.library}:{entry.name}" == name]
     row = check(entry)
     assert row.state == "exact"
-    assert row.gap < LIMIT
+    assert max(row.gap, row.default_gap) < LIMIT
     assert row.forward < 1e-6
 
 
@@ -65,7 +68,7 @@ def test_every_architecture_is_what_the_table_says(entry):
     """An architecture that was exact stays exact; one that is no longer refused belongs into the table."""
     row = check(entry, seed=1)
     assert row.state == documented()[entry.library, entry.family, entry.name], row.reason
-    assert row.state == "unsupported" or (row.gap < LIMIT and row.forward < 1e-6)
+    assert row.state == "unsupported" or (max(row.gap, row.default_gap) < LIMIT and row.forward < 1e-6)
     assert (row.state == "unsupported") == bool(row.reason)
 
 
@@ -129,8 +132,8 @@ class TestTable:
     def test_markdown(self):
         text = DOCS.read_text()
         assert "\n## timm\n" in text
-        assert re.search(r"\| DeiT-III \| `deit3_base_patch16_224` \| exact \| \de-\d\d \|", text)
-        assert "| CoaT | `coat_lite_tiny` | unsupported |  |  |" in text
+        assert re.search(r"\| DeiT-III \| `deit3_base_patch16_224` \| exact \| \de-\d\d \| \de-\d\d \|", text)
+        assert "| CoaT | `coat_lite_tiny` | unsupported |  |  |  |" in text
 
     def test_the_documented_table_is_the_current_one(self):
         table = documented()

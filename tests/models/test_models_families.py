@@ -134,13 +134,13 @@ class TestTransformers:
             load_model(f"hf:{tmp_path}/absent")
         empty = save_transformers(tmp_path / "empty", original.state_dict(), size=SIZE, patch=PATCH, heads=HEADS)
         (empty / "model.safetensors").unlink()
-        with pytest.raises(ModelError, match=r"cannot be used as an image classifier: .*safetensors"):
+        with pytest.raises(ModelError, match=r"cannot be used as an image model: .*safetensors"):
             load_model(f"hf:{empty}")
         with pytest.raises(ModelError, match=r"config\.json is missing"):
             load_model(f"hf:{tmp_path}")
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
         (tmp_path / "preprocessor_config.json").write_text("{}")
-        with pytest.raises(ModelError, match="cannot be used as an image classifier") as caught:
+        with pytest.raises(ModelError, match="cannot be used as an image model") as caught:
             load_model(f"hf:{tmp_path}")
         assert "\n" not in str(caught.value)
         save_file({"head.weight": torch.zeros(2, 3)}, tmp_path / "other.safetensors")

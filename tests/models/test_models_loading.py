@@ -222,6 +222,8 @@ class TestWeights:
         (tmp_path / "text.safetensors").write_text("hello")
         torch.save({"epoch": 3}, tmp_path / "empty.pth")
         assert "not a file of weights" in refusal(ModelError, "test_vit", tmp_path / "text.pth")
+        (tmp_path / "el1.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+        assert "el1.png: a picture, not a file of weights" in refusal(ModelError, "test_vit", tmp_path / "el1.png")
         assert "not a safetensors file" in refusal(ModelError, "test_vit", tmp_path / "text.safetensors")
         assert "holds no state dict" in refusal(ModelError, "test_vit", tmp_path / "empty.pth")
         assert "no such file" in refusal(ModelError, "test_vit", tmp_path / "absent.pth")

@@ -151,7 +151,7 @@ class TestCommands:
         assert (found["token_grid"], found["prefix_tokens"]) == ([10, 10], 1)
         assert found["functions"]["scaled_dot_product_attention"] == 6
         assert run(["doctor", "--model", "timm:test_vit", "--weights", "random"]) == 0
-        assert "good: dave explains this model exactly" in capsys.readouterr().out
+        assert "good: the linear map of this model (preset exact) is exact" in capsys.readouterr().out
 
     def test_doctor_without_tokens(self, capsys):
         assert run(["doctor", "--model", "timm:test_resnet", "--weights", "random", "--json"]) == 0

@@ -100,7 +100,7 @@ def test_what_the_crop_cut_off_is_told_and_drawn():
     record = explained.record()
     assert record["crop"] == pytest.approx([36, 6, 84, 54], abs=1)
     assert record["seen"] == pytest.approx(48 * 48 / (120 * 60), abs=0.02)
-    assert any("the model sees 3" in note for note in explained.notes)
+    assert any("covers 3" in note for note in explained.notes)
     drawn = np.asarray(explained.overlay(), dtype=float)
     assert drawn.shape[1] / drawn.shape[0] == pytest.approx(2, rel=0.02)  # the whole photograph
     assert drawn[:, :20].min() > 150  # what was cut off is pale
@@ -118,14 +118,14 @@ def test_maps_of_several_targets_lie_on_what_they_are_maps_of(own, monkeypatch):
     explained = result(own, target="dog,hen")
     explained.figure()
     shown = dave_vit.viz.rendering.as_image(drawn[0])
-    height, width = explained.placed[0].map.shape
+    height, width = explained.photo_panels[0].map.shape
     assert shown.shape[1] / shown.shape[0] == pytest.approx(width / height, rel=0.05)
     assert shown.min(-1).max() < 0.3  # pure colours: no part of it is pale
 
 
 def test_maps_of_squashed_photographs_have_their_proportions():
     explained = result(squashing())
-    height, width = explained.placed[0].map.shape
+    height, width = explained.photo_panels[0].map.shape
     assert width / height == pytest.approx(2, rel=0.05)
     assert explained.arrays()["map"].shape == (SIZE, SIZE)  # the raw numbers stay as they are
     assert explained.figure().to_bytes("png").startswith(b"\x89PNG")

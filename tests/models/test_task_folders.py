@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import task_folders
+import tiny_models
 from dave_vit import cli, create_method, load_model
 from dave_vit.data.geometry import Geometry
-from dave_vit.errors import InputError, UnsupportedOperator
+from dave_vit.errors import InputError, MissingExtra, ModelError, UnsupportedOperator
+from dave_vit.models.loading import backbone
+from dave_vit.models.prepare import Prepare
 from dave_vit.models.prompted import PromptedModel
 
 QUICK = ("YOLOS", "SegFormer, segmentation", "DPT", "SAM with a point")
@@ -78,7 +83,7 @@ def test_words_of_a_text_are_the_classes_of_a_detector(folders, marked, tmp_path
 def test_refusals(folders, marked, tmp_path, capsys):
     line = ["explain", str(tmp_path / "photo.png"), "--out", str(tmp_path), "--model"]
     for family, options, said in [
-        ("SegFormer, segmentation", [], "no classifier; say what is explained"),
+        ("SegFormer, segmentation", [], "not a classifier; give what to explain"),
         ("SAM with a point", [], "--prompt x,y"),
         ("SAM with a point", ["--prompt", "500,5"], "outside of the picture"),
         ("Grounding DINO", [], "finds what a text names"),
@@ -102,3 +107,41 @@ def test_the_mask_of_a_query_is_refused_by_name(folders, marked):
 def test_the_doctor_asks_by_itself(folders, capsys):
     assert cli.run(["doctor", "--model", f"hf:{folders('SAM with a point')}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["gap"] < 1e-9
+
+
+def test_a_point_stays_where_it_is_in_a_prepared_photograph(folders, marked, tmp_path):
+    """SAM's own processor would place the point as if the photograph were not squashed."""
+    own = load_model(f"hf:{folders('SAM with a point')}")
+    squashed = load_model(f"hf:{folders('SAM with a point')}", prepare=Prepare(fit="squash"))
+    points = [model.with_prompt(marked, "90,20").model.constants["input_points"] for model in (own, squashed)]
+    expected = own.processor(images=marked, input_points=[[[90.0, 20.0]]], return_tensors="pt")["input_points"]
+    torch.testing.assert_close(points[0], expected.to(points[0]), atol=0.2, rtol=0)
+    torch.testing.assert_close(points[1].flatten(), torch.tensor([90 / WIDTH * 64, 20 / HEIGHT * 64]), atol=0.5, rtol=0)
+
+
+def test_a_backbone_without_a_head_explains_a_similarity(tmp_path, marked, capsys):
+    from transformers import DINOv3ViTConfig, DINOv3ViTImageProcessor, DINOv3ViTModel
+
+    config = DINOv3ViTConfig(hidden_size=24, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2)
+    tiny_models.drawn(DINOv3ViTModel(config)).save_pretrained(tmp_path / "dino")
+    DINOv3ViTImageProcessor(size={"height": 64, "width": 64}).save_pretrained(tmp_path / "dino")
+    marked.rotate(180).save(tmp_path / "other.png")
+    (record,) = explained(tmp_path / "dino", tmp_path, capsys, "--score", f"similarity:{tmp_path / 'other.png'}")
+    assert -1 <= record["value"] <= 1
+    line = ["explain", str(tmp_path / "photo.png"), "--out", str(tmp_path), "--model", f"hf:{tmp_path / 'dino'}"]
+    assert cli.run(line) == 2
+    assert "--score similarity:FILE" in capsys.readouterr().err
+    with pytest.raises(ModelError, match="transformers has no ImageClassification class for dinov3_vit"):
+        backbone(f"hf:{tmp_path / 'dino'}", None, ["cat", "dog"])
+
+
+def test_what_is_not_an_image_folder_is_one_line(folders, tmp_path, capsys, monkeypatch):
+    folder = task_folders.save("DPT", tmp_path / "dpt")
+    for content in ('{"image_processor_type": "Absent"}', "[1]", "{"):
+        (folder / "preprocessor_config.json").write_text(content)
+        with pytest.raises(ModelError) as caught:
+            load_model(f"hf:{folder}")
+        assert "\n" not in str(caught.value)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(MissingExtra, match=r"dave-vit\[hf\]"):
+        load_model("hf:some/model")

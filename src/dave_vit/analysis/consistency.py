@@ -42,10 +42,10 @@ class WarpedMaps:
     correlation: Tensor
     smoothed: Tensor
 
-    def estimates(self, seed: int) -> list[MeanEstimate]:
+    def estimates(self) -> list[MeanEstimate]:
         """Estimate the mean correlation, pixel by pixel and after smoothing."""
         both = torch.stack([self.correlation, self.smoothed]).cpu().double().numpy()  # [2, images]
-        return estimate_means(both, list(range(both.shape[1])), seed)
+        return estimate_means(both, range(both.shape[1]), bounds=(-1.0, 1.0))
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def analyze_consistency(options: ConsistencyOptions) -> Section:
     }
     rows, cells = [], []
     for name, warped in methods.items():
-        means = warped.estimates(options.seed)
+        means = warped.estimates()
         rows += [
             {"method": name, "window": window, **vars(mean)} for window, mean in zip((1, WINDOW), means, strict=True)
         ]

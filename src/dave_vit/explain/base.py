@@ -24,7 +24,7 @@ from dave_vit.methods import DAVE, Explanation
 from dave_vit.methods.options import declared_options
 from dave_vit.methods.settings import method_settings, to_json_value
 from dave_vit.models import Adapter
-from dave_vit.viz import Drawing, Panel, Photo, Scales, View
+from dave_vit.viz import Cell, Drawing, Panel, Photo, Scales, View
 from dave_vit.viz.rendering import as_image
 
 _LITTLE_SEEN = 0.6  # share of a photograph below which a note says how much was cut off
@@ -65,7 +65,7 @@ class ImageExplanation(ABC):
     @property
     @abstractmethod
     def panels(self) -> list[Panel]:
-        """Map, title, error and sureness of each target, in the frame of the input; tile by tile."""
+        """Map, title, error and certainty of each target, in the frame of the input; tile by tile."""
 
     @abstractmethod
     def details(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class ImageExplanation(ABC):
         return Photo(self.picture.image, tuple(parts))
 
     @property
-    def placed(self) -> list[Panel]:
+    def photo_panels(self) -> list[Panel]:
         """The panels of each target in the photograph's own proportions."""
         return self.photo.panels(self._groups)
 
@@ -126,9 +126,9 @@ class ImageExplanation(ABC):
     def notes(self) -> tuple[str, ...]:
         """What a reader has to know: changes to the photograph, areas that were cut off, too few samples."""
         seen = self.photo.visible_share
-        cut = f"the model sees {seen:.0%} of the photograph, its middle; --fit pad or tiles shows it all"
-        doubts = [doubt for doubt in self.explanation.doubts if doubt][:1]
-        return (*self.picture.notes, *([cut] if seen < _LITTLE_SEEN else []), *doubts)
+        cut = f"the model's crop covers {seen:.0%} of the photograph; --fit pad or --fit tiles explains all of it"
+        warnings = [warning for warning in self.explanation.warnings if warning][:1]
+        return (*self.picture.notes, *([cut] if seen < _LITTLE_SEEN else []), *warnings)
 
     @property
     def method_label(self) -> str:
@@ -153,11 +153,11 @@ class ImageExplanation(ABC):
         return viz.overlay_on_photo(self.photo, self._groups, view, scales)
 
     def figure(self, view: View = "map", scales: Scales = "shared") -> Drawing:
-        """Draw photograph, maps and sureness side by side."""
+        """Draw photograph, maps and certainty side by side."""
         photo = self.photo.resize(2)
         return viz.draw_side_by_side(
             photo.frame_seen_area(photo.image),
-            self.placed,
+            self.photo_panels,
             title=f"{self.picture.name}: {self.method_label}, {self.explainer.model.spec}",
             view=view,
             scales=scales,
@@ -199,7 +199,7 @@ class ImageExplanation(ABC):
     def _certainty(self) -> dict[str, Any]:
         """Return what the method measured by itself: whether anything is significant, and which neighbourhood fits."""
         explanation, method = self.explanation, self.explainer.method
-        values = {"chance": explanation.chance, "significant": explanation.significant}
+        values = {"noise_share": explanation.noise_share, "significant": explanation.significant}
         certainty: dict[str, Any] = {
             name: drop_single_tile(value).tolist() for name, value in values.items() if value is not None
         }
@@ -251,7 +251,15 @@ def overlay_maps(
     return [viz.to_pillow(viz.overlay(image, values)) for image, values in zip(images, scaled, strict=True)]
 
 
-def draw_strip(pictures: Sequence[Image.Image], titles: Sequence[str], *, columns: int) -> Drawing:
-    """Draw pictures row by row, each below its title."""
+def draw_strip(
+    pictures: Sequence[Image.Image],
+    titles: Sequence[str],
+    *,
+    columns: int,
+    above: Cell | None = None,
+    notes: Sequence[str] = (),
+) -> Drawing:
+    """Draw pictures row by row, each below its title; above all of them a cell, and below them notes."""
     cells = [viz.image_cell(picture, title) for picture, title in zip(pictures, titles, strict=True)]
-    return viz.draw_grid([cells[start : start + columns] for start in range(0, len(cells), columns)], width=1.5)
+    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+    return viz.draw_grid(rows if above is None else [[above], *rows], width=1.5, notes=notes)

@@ -118,7 +118,7 @@ class ClassExplanation(ImageExplanation):
 
     @property
     def panels(self) -> list[Panel]:
-        """Map, title, error and sureness of each class; all classes of a tile, then the next tile."""
+        """Map, title, error and certainty of each class; all classes of a tile, then the next tile."""
         names = dict(enumerate(self.explainer.model.class_names))
         titles = {target.index: f"{target.name} ({target.probability:.1%})" for target in self.targets}
         return build_panels(self.explanation, names | titles, unit=self.unit)
@@ -127,7 +127,7 @@ class ClassExplanation(ImageExplanation):
     def notes(self) -> tuple[str, ...]:
         """As of other kinds, and whether the model was made for such pictures."""
         changes, others = self.picture.notes, super().notes[len(self.picture.notes) :]
-        strange = f"unlike anything that {self.explainer.model.spec} was made for: its answer means little"
+        strange = f"unlike the images that {self.explainer.model.spec} was trained on; its prediction is unreliable"
         return (*changes, *([strange] if self.classified.is_out_of_domain else []), *others)
 
     @property

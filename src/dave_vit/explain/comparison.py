@@ -105,7 +105,7 @@ class Comparison:
 
     def _cells(self, view: View, scales: Scales) -> list[Cell]:
         """Return the maps; with shared scales, those that are parts of a logit have one scale."""
-        panels = [result.placed[0] for result in self.results.values()]
+        panels = [result.photo_panels[0] for result in self.results.values()]
         together = panel_cells([panel for panel in panels if panel.unit], view=view) if scales == "shared" else []
         shared = iter(together)
         return [next(shared) if panel.unit and together else panel_cells([panel], view=view)[0] for panel in panels]
@@ -131,7 +131,7 @@ def compare_methods(
         target: the class.
         against: contrast; see `Explainer`.
         report: called with the number of methods that are done, and the name of the current one.
-        note: called with the reason why a method is left out.
+        note: called with the reason why a method is left out, and with the time that a slow one takes.
         options: options, for the methods that take them.
     """
     classified = classify(model, picture)
@@ -144,6 +144,7 @@ def compare_methods(
         report(number, name)
         try:
             explainer = Explainer(model, name, against=against, **filter_options(name, **options))
+            explainer.on_slow = note
             results[name] = explain_classes(explainer, classified, targets)
         except DaveError as error:
             if len(methods) == 1:

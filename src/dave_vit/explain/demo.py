@@ -20,7 +20,7 @@ from dave_vit.methods import Method, create_method
 from dave_vit.methods.options import filter_options
 from dave_vit.metrics import energypg, gridpg
 from dave_vit.models import Adapter
-from dave_vit.viz import Drawing, draw_comparison, map_cell, sureness_cell
+from dave_vit.viz import Drawing, certainty_cell, draw_comparison, map_cell
 
 METHODS = ("dave", "effective", "input_x_gradient")
 PICTURES = (1, 2, 3)  # in number 0 the target hides behind another animal
@@ -38,11 +38,11 @@ def explain_picture(model: Adapter, data: Dataset, index: int, seed: int) -> Cla
 
 
 def draw_demo(results: Sequence[ClassExplanation], seed: int) -> Drawing:
-    """Draw a row for each picture: image, DAVE, its sureness, and the other methods."""
+    """Draw a row for each picture: image, DAVE, its certainty, and the other methods."""
     panels = [result.panels[0] for result in results]
     columns = {
         "DAVE": [map_cell(panel.map) for panel in panels],
-        "how sure DAVE is": [sureness_cell(panel.sureness) for panel in panels if panel.sureness is not None],
+        "certainty of DAVE": [certainty_cell(panel.certainty) for panel in panels if panel.certainty is not None],
     }
     for name in METHODS[1:]:
         explainer = Explainer(results[0].explainer.model, name, **filter_options(name, seed=seed))

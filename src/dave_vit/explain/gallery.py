@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dave_vit.explain.base import ImageExplanation
     from dave_vit.methods import Explanation
 
-Order = Literal["confidence", "sureness", "name"]
+Order = Literal["confidence", "certainty", "name"]
 
 ON_PAGE = 1000  # pictures of which thumbnails are kept
 ON_SHEET = 200  # of these on the contact sheet
@@ -34,7 +34,7 @@ class GalleryItem:
         name: name of the picture's file.
         classes: what was explained, with its probability where it has one.
         confidence: the probability of what was explained; None where it has none.
-        sureness: see `median_sureness`.
+        certainty: see `median_certainty`.
         brightest: the number that the brightest colour of its maps stands for.
         files: names of the result's files.
         notes: what a reader has to know.
@@ -45,7 +45,7 @@ class GalleryItem:
     name: str
     classes: str
     confidence: float | None
-    sureness: float | None
+    certainty: float | None
     brightest: float
     files: tuple[str, ...]
     notes: tuple[str, ...]
@@ -55,7 +55,7 @@ class GalleryItem:
     @property
     def caption(self) -> str:
         """What was explained and the numbers of the map, on one line."""
-        sure = "" if self.sureness is None else f", sureness {self.sureness:.1f}"
+        sure = "" if self.certainty is None else f", certainty {self.certainty:.1f}"
         return f"{self.classes}{sure}, brightest {self.brightest:.2g}"
 
     @property
@@ -73,7 +73,7 @@ class Gallery:
     """All results of one command on a page and on a contact sheet; only thumbnails are kept in memory.
 
     Args:
-        order: how both are sorted; the most confident or the surest first.
+        order: how both are sorted; the most confident or the most certain first.
     """
 
     def __init__(self, order: Order = "confidence") -> None:
@@ -101,7 +101,7 @@ class Gallery:
                 Path(record["source"]).name if record["source"] != "-" else "standard input",
                 explanation.caption,
                 explanation.confidence,
-                median_sureness(explanation.explanation),
+                median_certainty(explanation.explanation),
                 max(scale_map(panel.map).limit for panel in explanation.panels),
                 tuple(Path(file).name for file in record["files"]),
                 explanation.notes,
@@ -128,7 +128,7 @@ class Gallery:
     @property
     def _orders(self) -> list[str]:
         """The orders that the page offers: numbers that no result has are left out."""
-        numbers = ("confidence", "sureness")
+        numbers = ("confidence", "certainty")
         return [*(name for name in numbers if any(getattr(one, name) is not None for one in self._items)), "name"]
 
     def _sort(self, items: list[GalleryItem]) -> list[GalleryItem]:
@@ -159,12 +159,12 @@ class Gallery:
         return png_bytes(draw_contact_sheet(pairs, [(one.name, one.caption) for one in items], title))
 
 
-def median_sureness(explanation: Explanation) -> float | None:
-    """Return the sureness that half of a map's positive part reaches; None for methods that draw no samples."""
-    sureness = explanation.sureness
-    if sureness is None:
+def median_certainty(explanation: Explanation) -> float | None:
+    """Return the certainty that half of a map's positive part reaches; None for methods that draw no samples."""
+    certainty = explanation.certainty
+    if certainty is None:
         return None
-    values, order = sureness.detach().double().cpu().flatten().sort(descending=True)
+    values, order = certainty.detach().double().cpu().flatten().sort(descending=True)
     weight = explanation.map.detach().double().cpu().flatten().clamp(min=0)[order].cumsum(0)
     if not weight[-1] > 0:
         return 0.0

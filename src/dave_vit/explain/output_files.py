@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dave_vit._internal.atomic_files import json_bytes, write_files
+from dave_vit._internal.atomic_files import check_folder, json_bytes, write_files
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import escape_unprintable
 
@@ -28,9 +28,13 @@ class OutputFolder:
     Args:
         folder: the folder; created if absent.
         sources: all files that the command reads, or `-`.
+
+    Raises:
+        OptionError: nothing can be written there; known before anything is computed.
     """
 
     def __init__(self, folder: Path, sources: Sequence[str]) -> None:
+        check_folder(folder)
         self._folder = folder
         self._sources = {Path(source).resolve() for source in sources if source != "-"}
         self._written: set[str] = set()

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dave_vit._internal.atomic_files import png_bytes
+from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage, read_image
+from dave_vit.engine.scores import parse_score
 from dave_vit.errors import ImageError, OptionError, escape_unprintable
 from dave_vit.explain.base import ImageExplanation
 from dave_vit.explain.classes import classify, refine_classes
@@ -17,16 +19,17 @@ from dave_vit.explain.clips import refine_clip
 from dave_vit.explain.explainer import Explainer
 from dave_vit.explain.gallery import Gallery
 from dave_vit.explain.output_files import OutputFolder
-from dave_vit.explain.scores import BoxesExplanation, explain_boxes, refine_named_score
+from dave_vit.explain.scores import BoxesExplanation, explain_boxes, refine_score
 from dave_vit.explain.sentences import refine_sentence
 from dave_vit.explain.words import refine_words
 from dave_vit.models import Adapter
 from dave_vit.models.prompted import PromptedModel, TextDetector
-from dave_vit.models.tasks import TaskModel
+from dave_vit.models.tasks import NamedScore, TaskModel
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.models.video import VideoModel
 from dave_vit.models.zero_shot import ZeroShotAdapter
 from dave_vit.viz import AnimationStep, Scales, View, animate
+from dave_vit.viz.rendering import as_map
 
 Stages = list[ImageExplanation]
 """The explanation after each chunk of samples; the last one is the result."""
@@ -46,6 +49,7 @@ class Question:
     threshold: float | None = None
     prompt: str | None = None
     words: tuple[int, ...] | None = None
+    answer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,8 @@ class Pipeline:
         view, scales = self.style.view, self.style.scales
         for label, stages in self.kind.explain(self.explainer, source, self.question):
             last = stages[-1]
+            if view == "signed" and all(as_map(panel.values(view)).min() >= 0 for panel in last.panels):
+                raise OptionError(f"the maps of {self.explainer.name} have no negative values; leave out --view signed")
             files = last.files(self.style.figure_format, view=view, scales=scales)
             if self.style.animation:
                 files[self.style.animation] = _animate(stages, self.style.animation)
@@ -182,14 +188,15 @@ def _explain_sentence(explainer: Explainer, source: str, question: Question) -> 
 
 
 def _explain_words(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
-    yield "", [*refine_words(explainer, read_image(source), question.prompt, question.words)]
+    picture = read_image(source)
+    yield "", [*refine_words(explainer, picture, question.prompt, question.words, answer=question.answer)]
 
 
 def _explain_score(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
     picture = read_image(source)
     explainer = _with_prompt(explainer, picture, question.prompt)
-    name = question.score or _default_score(explainer.model)
-    yield name, [*refine_named_score(explainer, picture, name)]
+    score = _find_score(explainer.model, picture, question.score)
+    yield score[0], [*refine_score(explainer, picture, explainer.model.preprocess(picture.image), score)]
 
 
 def _explain_boxes(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
@@ -204,7 +211,7 @@ KINDS = {
     "classes": ExplanationKind("classes", ("target",), _explain_classes, has_tiles=True),
     "clip": ExplanationKind("a clip", ("target",), _explain_clip),
     "sentence": ExplanationKind("a sentence", ("prompt",), _explain_sentence),
-    "words": ExplanationKind("words", ("prompt", "words"), _explain_words),
+    "words": ExplanationKind("words", ("prompt", "words", "answer"), _explain_words),
     "score": ExplanationKind("a score", ("score", "prompt"), _explain_score),
     "boxes": ExplanationKind("boxes", ("boxes", "threshold", "prompt"), _explain_boxes),
 }
@@ -231,10 +238,6 @@ def _check_question(kind: ExplanationKind, model: Adapter, question: Question, s
     for option, value in asdict(question).items():
         if value not in (None, False) and option not in kind.options:
             raise OptionError(f"{model.spec} explains {kind.subject} and takes no {option}; leave --{option} out")
-    if model.prepare is not None and isinstance(model, TextGenerator):
-        raise OptionError(
-            f"{model.spec} prepares pictures together with its text; leave out --fit, --size, --mean, --std and --crop"
-        )
     if model.preprocessing.parts is not None and not kind.has_tiles:
         raise OptionError(f"--fit tiles explains classes of pictures, not {kind.subject}; take pad or squash")
     if style.animation and kind is KINDS["clip"]:
@@ -254,19 +257,22 @@ def _with_prompt(explainer: Explainer, picture: LoadedImage, prompt: str | None)
     """Return the explainer of a model that has its prompt, where it takes one."""
     model = explainer.model
     if isinstance(model, TextGenerator):
-        return explainer.with_model(model.with_prompt(picture.image, prompt, answer=""))
+        return explainer.with_model(model.with_prompt(picture.image, prompt, answer=""), against=explainer.against)
     if isinstance(model, PromptedModel):
-        return explainer.with_model(model.with_prompt(picture.image, prompt))
+        return explainer.with_model(model.with_prompt(picture.image, prompt), against=explainer.against)
     if prompt is not None:
         raise OptionError(f"{model.spec} takes no prompt; leave --prompt out")
     return explainer
 
 
-def _default_score(model: Adapter) -> str:
-    """Return the name of the score that is explained where none is given."""
+def _find_score(model: Adapter, picture: LoadedImage, text: str | None) -> NamedScore:
+    """Return the score that a text means; where there is none, the default of the model."""
+    if text is not None:
+        return text, parse_score(text, model, Geometry.measure(model.preprocessing, picture.image.size))
     usual = model.task.default_score if isinstance(model, TaskModel) else None
-    if usual is None:
-        raise OptionError(f"{model.spec} is no classifier; say what is explained, such as --score query:3:CLASS")
+    if not isinstance(usual, tuple):
+        advice = model.task.advice if isinstance(model, TaskModel) else "give what to explain, such as --score value"
+        raise OptionError(f"{model.spec} is not a classifier; {advice}")
     return usual
 
 
@@ -274,4 +280,4 @@ def _animate(stages: Stages, animation: str) -> bytes:
     """Draw how the map of the first target refines."""
     refined = {id(stage.explanation): stage for stage in stages}.values()  # later words leave the first one as it is
     panels = [(stage.explanation.samples, stage.panels[0]) for stage in refined]
-    return animate(stages[-1].image, [AnimationStep(count, one.map, one.sureness) for count, one in panels], animation)
+    return animate(stages[-1].image, [AnimationStep(count, one.map, one.certainty) for count, one in panels], animation)

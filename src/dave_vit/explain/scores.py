@@ -14,11 +14,12 @@ from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.engine.boxes import Box
 from dave_vit.engine.forward import compute_logits
-from dave_vit.engine.scores import Detection, parse_score
-from dave_vit.engine.targets import Score, Target
+from dave_vit.engine.scores import Detection
+from dave_vit.engine.targets import Score, ScoreSet, Target
 from dave_vit.errors import ImageError, OptionError
 from dave_vit.explain.base import Arrays, ImageExplanation, overlay_maps, to_array
 from dave_vit.explain.explainer import Explainer
+from dave_vit.models.tasks import NamedScore
 from dave_vit.viz import HUES, Panel, Scales, View, blend, build_panels, load_font, to_pillow
 
 
@@ -92,7 +93,7 @@ class ScoreExplanation(ImageExplanation):
 
     @property
     def panels(self) -> list[Panel]:
-        """Map, title, error and sureness."""
+        """Map, title, error and certainty."""
         return [replace(panel, target=self.caption) for panel in build_panels(self.explanation, unit=self.unit)]
 
     @property
@@ -195,19 +196,27 @@ class BoxesExplanation(JointExplanation):
 
 
 def refine_score(
-    explainer: Explainer, picture: LoadedImage, inputs: Tensor, name: str, score: Score, box: DetectedBox | None = None
+    explainer: Explainer, picture: LoadedImage, inputs: Tensor, score: NamedScore, box: DetectedBox | None = None
 ) -> Iterator[ScoreExplanation]:
     """Yield the explanation of a score after each chunk of samples; methods that draw no samples yield one."""
-    value = float(compute_logits(explainer.model, inputs, Target(score=score).read))
-    for explanation, seconds in explainer.refine(inputs, score):
-        yield ScoreExplanation(explainer, picture, inputs, explanation, seconds, name, score, value, box)
+    name, function = score
+    value = float(compute_logits(explainer.model, inputs, Target(score=function).read))
+    for explanation, seconds in explainer.refine(inputs, function):
+        yield ScoreExplanation(explainer, picture, inputs, explanation, seconds, name, function, value, box)
 
 
-def refine_named_score(explainer: Explainer, picture: LoadedImage, name: str) -> Iterator[ScoreExplanation]:
-    """Yield the explanation of a score by its name; see `dave_vit.engine.score_registry.SCORES`."""
-    model = explainer.model
-    score = parse_score(name, model, Geometry.measure(model.preprocessing, picture.image.size))
-    return refine_score(explainer, picture, model.preprocess(picture.image), name, score)
+def refine_scores(
+    explainer: Explainer, picture: LoadedImage, inputs: Tensor, scores: Sequence[NamedScore]
+) -> Iterator[list[ScoreExplanation]]:
+    """Yield the explanations of several scores, which share their forward passes, after each chunk of samples."""
+    together = ScoreSet(tuple(function for _, function in scores))
+    values = compute_logits(explainer.model, inputs, Target.of(together, 1).read)[0].tolist()
+    for explanation, seconds in explainer.refine(inputs, together):
+        shared = (explainer, picture, inputs)
+        yield [
+            ScoreExplanation(*shared, explanation.select_class(index), seconds / len(scores), *score, value)
+            for index, (score, value) in enumerate(zip(scores, values, strict=True))
+        ]
 
 
 def detect_boxes(
@@ -250,8 +259,8 @@ def explain_boxes(
     model, parts = explainer.model, []
     inputs, geometry = model.preprocess(picture.image), Geometry.measure(model.preprocessing, picture.image.size)
     for box in boxes:
-        score = Detection(box.label, geometry.box_to_input(box.corners))
-        stages = list(refine_score(explainer, picture, inputs, box.score, score, box))
+        score = box.score, Detection(box.label, geometry.box_to_input(box.corners))
+        stages = list(refine_score(explainer, picture, inputs, score, box))
         parts.append(stages[-1])
         yield [*stages]
     yield [BoxesExplanation(**shared_fields(parts))]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dave_vit.data.images import LoadedImage
+from dave_vit.engine.scores import ClassLogit
 from dave_vit.explain.explainer import Explainer
-from dave_vit.explain.scores import ScoreExplanation, refine_named_score
+from dave_vit.explain.scores import ScoreExplanation, refine_score
 from dave_vit.models.zero_shot import ZeroShotAdapter
 
 
@@ -44,6 +45,7 @@ def refine_sentence(
     explainer: Explainer, picture: LoadedImage, model: ZeroShotAdapter
 ) -> Iterator[SentenceExplanation]:
     """Yield the explanation of the similarity with a model's first sentence after each chunk of samples."""
-    words = tuple(model.word_contributions(model.preprocess(picture.image)))
-    for stage in refine_named_score(explainer, picture, "class:0"):
+    inputs = model.preprocess(picture.image)
+    words = tuple(model.word_contributions(inputs))
+    for stage in refine_score(explainer, picture, inputs, ("class:0", ClassLogit(0))):
         yield SentenceExplanation(**vars(stage), sentence=model.class_names[0], words=words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -11,12 +12,21 @@ from PIL import Image
 from torch import Tensor
 
 from dave_vit.data.images import LoadedImage
-from dave_vit.errors import OptionError
+from dave_vit.errors import OptionError, OutputError, UnsupportedOperator
 from dave_vit.explain.base import draw_strip, overlay_maps
+from dave_vit.explain.evidence import WordEvidence, compute_evidence
 from dave_vit.explain.explainer import Explainer
-from dave_vit.explain.scores import JointExplanation, ScoreExplanation, refine_score, shared_fields
+from dave_vit.explain.scores import JointExplanation, ScoreExplanation, refine_scores, shared_fields
 from dave_vit.models.text_generation import MAX_TOKENS, AnsweredPrompt, TextGenerator
-from dave_vit.viz import Drawing, Scales, View
+from dave_vit.viz import Cell, Drawing, Scales, ShadedWord, View, sentence_cell
+
+_MAP_BYTES = 2**29  # of the maps of all words in one pass
+_VIEWS_PER_PASS = 20  # as methods run on a CPU
+_COLUMNS = 6  # of the figure
+_LEGEND = (
+    "Shaded by the image's share of the evidence: violet for a word, orange against it. Underlined: not grounded in "
+    "the image."
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +37,7 @@ class WordExplanation(JointExplanation):
         answered: the model with its prompt and its answer.
         prompt: the question; None for captioners.
         numbers: the explained words, counted from 1.
+        against: "rivals" or "none", what the words are set against.
     """
 
     figure_name: ClassVar[str] = "words"
@@ -34,6 +45,7 @@ class WordExplanation(JointExplanation):
     answered: AnsweredPrompt
     prompt: str | None
     numbers: tuple[int, ...]
+    against: str | int = "rivals"
 
     @property
     def name(self) -> str:
@@ -52,8 +64,44 @@ class WordExplanation(JointExplanation):
 
     @property
     def summary(self) -> list[str]:
-        """The answer."""
-        return [f"  {self.answered.answer}"]
+        """The answer, then for each explained word its probability and where it comes from."""
+        return [f"  {self.answered.answer}", *(f"  {line}" for line in self._describe_words())]
+
+    def _describe_words(self) -> Iterator[str]:
+        long = max(map(len, self._explained_words))
+        for text, chance, evidence in self._rows:
+            sources = "" if evidence is None else f"  {evidence.describe()}"
+            yield f"{chance:6.1%}  {text:{long}}{sources}"
+
+    @cached_property
+    def evidence(self) -> list[WordEvidence] | None:
+        """Where the score of each explained word comes from; None where the model cannot be decomposed exactly."""
+        try:
+            return compute_evidence(self.answered, [part.score for part in self.parts], seed=self._seed)
+        except (UnsupportedOperator, OutputError):
+            return None
+
+    @property
+    def _seed(self) -> int:
+        return int(getattr(self.explainer.method, "seed", 0))
+
+    @cached_property
+    def probabilities(self) -> list[float]:
+        """The probability of each word of the answer, given all before it."""
+        return self.answered.probabilities()
+
+    @property
+    def _rows(self) -> list[tuple[str, float, WordEvidence | None]]:
+        """Text, probability and evidence of each explained word."""
+        chances = [self.probabilities[number - 1] for number in self.numbers]
+        evidence: Sequence[WordEvidence | None] = self.evidence or [None] * len(chances)
+        return list(zip(self._explained_words, chances, evidence, strict=True))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """As of other kinds, and whether there are no shares."""
+        missing = "the model cannot be decomposed exactly, so its words have maps but no shares"
+        return (*super().notes, *([missing] if self.evidence is None else []))
 
     @property
     def _explained_words(self) -> list[str]:
@@ -65,21 +113,39 @@ class WordExplanation(JointExplanation):
         return overlay_maps([self.picture.image], [total], view, scales)[0]
 
     def figure(self, view: View = "map", scales: Scales = "shared") -> Drawing:
-        """Draw one overlay per explained word, below the word."""
+        """Draw the answer with each word shaded by the share of the image, and one overlay per word below."""
         overlays = overlay_maps([self.picture.image] * len(self.parts), self._viewed_maps(view), view, scales)
-        return draw_strip(overlays, self._explained_words, columns=6)
+        titles = [f"{text}, {chance:.0%}" for text, chance, _ in self._rows]
+        columns = min(_COLUMNS, len(overlays))
+        return draw_strip(overlays, titles, columns=columns, above=self._draw_answer(columns), notes=[_LEGEND])
+
+    def _draw_answer(self, columns: int) -> Cell:
+        known = {number: evidence for number, (_, _, evidence) in zip(self.numbers, self._rows, strict=True)}
+        words = []
+        for number, text in enumerate(self.words, 1):
+            evidence = known.get(number)
+            is_marked = evidence is not None and not evidence.is_grounded
+            words.append(ShadedWord(text, None if evidence is None else evidence.image_share, is_marked))
+        return sentence_cell(words, columns=columns)
 
     def _viewed_maps(self, view: View) -> list[Tensor]:
         return [part.viewed_map(view) for part in self.parts]
 
     def details(self) -> dict[str, Any]:
-        """The prompt, the answer, and the value of each explained word."""
+        """The prompt, the answer, and the value, the probability and the sources of each explained word."""
         explained = [
-            {"word": number, "text": text, "value": part.value, "seconds": round(part.seconds, 3)}
-            for number, text, part in zip(self.numbers, self._explained_words, self.parts, strict=True)
+            {
+                "word": number,
+                "text": text,
+                "value": part.value,
+                "probability": chance,
+                "evidence": None if evidence is None else evidence.record(),
+                "seconds": round(part.seconds, 3),
+            }
+            for number, part, (text, chance, evidence) in zip(self.numbers, self.parts, self._rows, strict=True)
         ]
         answer = {"prompt": self.prompt, "answer": self.answered.answer, "words": self.words}
-        return {**answer, "explained": explained, "tokens": list(self.answered.tokens)}
+        return {**answer, "against": self.against, "explained": explained, "tokens": list(self.answered.tokens)}
 
     def _array_names(self) -> list[str]:
         return [f"word{number}" for number in self.numbers]
@@ -94,7 +160,7 @@ def refine_words(
     answer: str | None = None,
     max_tokens: int = MAX_TOKENS,
 ) -> Iterator[WordExplanation]:
-    """Let a model write about a photograph, and yield the explanation of one word more after each chunk of samples.
+    """Let a model write about a photograph, and yield the explanation of its words after each chunk of samples.
 
     Args:
         explainer: holds a model that writes text.
@@ -109,17 +175,30 @@ def refine_words(
         raise OptionError(f"{model.spec} writes no text; a prompt is for models that do")
     answered = model.with_prompt(picture.image, prompt, answer=answer, max_tokens=max_tokens)
     numbers = tuple(words) if words is not None else tuple(range(1, len(answered.words) + 1))
+    if not answered.words:
+        raise OptionError("the answer has no words; give at least one, such as --answer 'a red cup'")
     for number in numbers:
         if not 1 <= number <= len(answered.words):
             raise OptionError(f"word {number} of {answered.answer!r}, which has words 1 to {len(answered.words)}")
-    explainer = explainer.with_model(answered)
+    bound, against = explainer.with_model(answered, against=None), explainer.against or "rivals"
+    bound.maps *= len(numbers)
     parts: tuple[ScoreExplanation, ...] = ()
-    for count, number in enumerate(numbers, 1):
-        name = f"word:{number}:{answered.words[number - 1].text}"
-        for part in refine_score(explainer, picture, answered.inputs, name, answered.score(number - 1)):
-            so_far = (*parts, part)
-            yield WordExplanation(**shared_fields(so_far), answered=answered, prompt=prompt, numbers=numbers[:count])
+    for group in _group_words(numbers, answered.inputs):
+        scores = answered.scores([number - 1 for number in group], against=against)
+        names = [f"word:{number}:{answered.words[number - 1].text}" for number in group]
+        for stage in refine_scores(bound, picture, answered.inputs, list(zip(names, scores, strict=True))):
+            so_far = (*parts, *stage)
+            explained = numbers[: len(so_far)]
+            yield WordExplanation(
+                **shared_fields(so_far), answered=answered, prompt=prompt, numbers=explained, against=against
+            )
         parts = so_far
+
+
+def _group_words(numbers: Sequence[int], inputs: Tensor) -> Iterator[Sequence[int]]:
+    """Yield words that are explained in the same forward passes: as many as their maps leave memory for."""
+    most = max(1, _MAP_BYTES // (_VIEWS_PER_PASS * inputs.numel() * inputs.element_size()))
+    yield from (numbers[start : start + most] for start in range(0, len(numbers), most))
 
 
 def explain_words(

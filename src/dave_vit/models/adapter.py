@@ -26,6 +26,7 @@ class Preprocessing:
         transform: the model library's transform of an RGB image: ``[C, H, W]`` or ``[1, C, H, W]``.
         mean: subtracted from each of the three colours in [0, 1].
         std: divides each of them.
+        fit: changes the proportions of the RGB image before the transform; None where it keeps them.
         parts: maps the width and height of a picture to the parts (left, top, right, bottom) that are explained one by
             one; None where the picture is explained as a whole.
     """
@@ -33,6 +34,7 @@ class Preprocessing:
     transform: Callable[[Image.Image], Tensor]
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    fit: Callable[[Image.Image], Image.Image] | None = None
     parts: Callable[[tuple[int, int]], list[tuple[int, int, int, int]]] | None = None
 
     @classmethod
@@ -49,7 +51,7 @@ class Preprocessing:
             picture = to_rgb(image)[0]
         else:
             picture = read_image(image).image
-        tensor = self.transform(picture)
+        tensor = self.transform(self.fit(picture) if self.fit is not None else picture)
         return tensor.reshape(1, *tensor.shape[-3:])
 
     def picture(self, inputs: Tensor) -> Tensor:

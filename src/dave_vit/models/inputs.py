@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,8 +202,51 @@ class WithEmbeddings(nn.Module):
     def forward(self, inputs: Tensor) -> Any:
         """Return the model's output with these embeddings instead of its own."""
         others = {name: _expand_constant(value, inputs) for name, value in self.constants.items()}
-        handle = self._embedding[0].register_forward_hook(lambda *_: inputs)
-        try:
+        with _replace_output(self._embedding[0], inputs):
             return self.model(**others)
-        finally:
-            handle.remove()
+
+
+@contextmanager
+def _replace_output(module: nn.Module, value: Tensor) -> Iterator[None]:
+    """Replace the output of a module, where it has the shape of this value."""
+    handle = module.register_forward_hook(lambda own, args, output: value if output.shape == value.shape else None)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class ImageAndText(nn.Module):
+    """A model of one vector, the pixels of an image and then the embeddings of a text: both are explained together.
+
+    Args:
+        model: maps pixels to its output, with a constant text; it is unchanged.
+        embedding: the module that embeds the text.
+        token_ids: of the text, ``[1, L]``.
+        shape: (C, H, W) of the image.
+    """
+
+    def __init__(self, model: nn.Module, embedding: nn.Module, token_ids: Tensor, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.model, self._embedding, self._shape = model, (embedding,), shape  # in a tuple: it is registered already
+        with torch.no_grad():
+            self.embedded: Tensor = embedding(token_ids)  # [1, L, D]
+        self.train(model.training)
+
+    def join(self, images: Tensor) -> Tensor:
+        """Return the inputs of images ``[B, C, H, W]``: ``[B, C H W + L D]``."""
+        text = self.embedded.to(images).flatten(1).expand(len(images), -1)
+        return torch.cat([images.flatten(1), text], 1)
+
+    def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the parts ``[..., C, H, W]`` of the image and ``[..., L, D]`` of the text."""
+        pixels = math.prod(self._shape)
+        return values[..., :pixels].unflatten(-1, self._shape), values[..., pixels:].unflatten(
+            -1, self.embedded.shape[1:]
+        )
+
+    def forward(self, inputs: Tensor) -> Any:
+        """Return the model's output with this image and these embeddings."""
+        image, text = self.split(inputs)
+        with _replace_output(self._embedding[0], text.to(self.embedded.dtype)):
+            return self.model(image)

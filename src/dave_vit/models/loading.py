@@ -63,12 +63,12 @@ def load_model(
     """
     kind, name = parse_spec(spec)
     family = FAMILIES[kind]
-    if prompts is not None and not family.zero_shot:
-        families = _names(other for other in FAMILIES if FAMILIES[other].zero_shot)
+    if prompts is not None and not family.takes("prompts"):
+        families = _names(other for other in FAMILIES if FAMILIES[other].takes("prompts"))
         raise OptionError(f"prompts make a zero-shot classifier of {families} models; {spec!r} is none of them")
     source = str(weights) if weights is not None else None
     options: dict[str, Any] = {} if prompts is None else {"prompts": prompts}
-    if prepare is not None and family.bare:
+    if prepare is not None and family.takes("prepare"):
         options["prepare"] = prepare
     where = resolve_device(device) if device is not None else None  # before a download
     adapter = family.load(name, source, classes, **options)

@@ -74,8 +74,8 @@ class Prepare:
         base = own if (self.size, self.mean, self.std, self.crop) == (None,) * 4 else self._standard(own)
         if self.fit is None:
             return base
-        around = _FitTransform(base, "squash" if self.fit == "tiles" else self.fit)
-        return replace(base, transform=around, parts=partial(tiles, around.aspect) if self.fit == "tiles" else None)
+        fit = _PhotoFit(base, "squash" if self.fit == "tiles" else self.fit)
+        return replace(base, fit=fit, parts=partial(tiles, fit.aspect) if self.fit == "tiles" else None)
 
     def _standard(self, own: Preprocessing) -> Preprocessing:
         shown = own.transform(Image.new("RGB", (_PROBE, _PROBE)))
@@ -110,15 +110,14 @@ class Standard:
 
 
 @dataclass(frozen=True)
-class _FitTransform:
-    """A preprocessing of photographs with added margins, so that it cuts off no part of them."""
+class _PhotoFit:
+    """Crops, pads or squashes photographs so that a preprocessing then cuts off no part of them."""
 
     own: Preprocessing
     fit: Literal["crop", "pad", "squash"]
 
-    def __call__(self, picture: Image.Image) -> Tensor:
-        fitted = {"crop": self._crop, "pad": self._pad, "squash": self._squash}[self.fit](picture)
-        return self.own.transform(fitted)
+    def __call__(self, picture: Image.Image) -> Image.Image:
+        return {"crop": self._crop, "pad": self._pad, "squash": self._squash}[self.fit](picture)
 
     @cached_property
     def aspect(self) -> float:
@@ -139,7 +138,7 @@ class _FitTransform:
     def _pad(self, picture: Image.Image) -> Image.Image:
         width, height = picture.size
         size = max(width, math.ceil(height * self.aspect)), max(height, math.ceil(width / self.aspect))
-        return self._add_cropped_margin(self._paste_centred(picture, size))
+        return self._add_cropped_margin(self._paste_in_centre(picture, size))
 
     def _squash(self, picture: Image.Image) -> Image.Image:
         longer = max(picture.size)
@@ -150,9 +149,9 @@ class _FitTransform:
         """Add the margin that the preprocessing cuts off."""
         shares = [self._geometry.input_size[axis] * self._geometry.scale[axis] / _PROBE for axis in (0, 1)]
         across, down = (max(side, round(side / share)) for side, share in zip(picture.size, shares, strict=True))
-        return self._paste_centred(picture, (across, down))
+        return self._paste_in_centre(picture, (across, down))
 
-    def _paste_centred(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+    def _paste_in_centre(self, picture: Image.Image, size: tuple[int, int]) -> Image.Image:
         red, green, blue = (round(255 * part) for part in self.own.mean)
         canvas = Image.new("RGB", size, (red, green, blue))
         canvas.paste(picture, ((size[0] - picture.width) // 2, (size[1] - picture.height) // 2))

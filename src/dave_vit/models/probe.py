@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dave_vit._internal.atomic_files import replace_atomically
 from dave_vit.data.base import Dataset
+from dave_vit.engine.random_draws import HoldDraws
 from dave_vit.errors import DataError, OptionError
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.loading import backbone, resolve_device
@@ -110,23 +111,17 @@ def train_probe(
     model, head = backbone(spec, weights, names)
     model.to(resolve_device(device))
     fits, tests = _split(training, validation, split, settings.seed)
-    _set_module(model.model, head, nn.Identity())
+    model.model.set_submodule(head, nn.Identity())
     progress = _Progress(report, (settings.views + 1) * len(fits) + len(tests))
-    with torch.random.fork_rng(devices=[]):  # torchvision's transforms draw from the global generator
-        torch.manual_seed(settings.seed)
+    with HoldDraws(settings.seed):  # torchvision's transforms take no generator
         views = [_extract_features(model, fits, progress, _augmentation(model)) for _ in range(settings.views)]
     augmented = torch.stack(views)  # [V, n, D]
     clean, scored = _extract_features(model, fits, progress), _extract_features(model, tests, progress)
     layer = _train_head(augmented, _labels(fits, names), len(names), settings)
     validated = _accuracy(layer, scored, _labels(tests, names))
     trained = _accuracy(layer, clean, _labels(fits, names))
-    _set_module(model.model, head, layer.to(device))
+    model.model.set_submodule(head, layer.to(device))
     return Probe(model.eval(), validated, trained, len(fits), len(tests))
-
-
-def _set_module(model: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(model.get_submodule(parent), name, module)
 
 
 _Samples = list[tuple[Dataset, int]]

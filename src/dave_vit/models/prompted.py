@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import to_rgb
 from dave_vit.engine.scores import Region
 from dave_vit.errors import InputError, OptionError
@@ -48,8 +49,10 @@ class PromptedModel(Adapter):
         """Return the model with an image and any valid prompt, for `dave doctor`."""
 
     def _bind(self, constants: dict[str, Tensor], class_names: list[str], task: TaskKind) -> TaskModel:
-        model = with_inputs(self.model, **constants)
-        return TaskModel(model, self.preprocessing, class_names, task=task, spec=self.spec, traits=self.traits)
+        bound, pixels = with_inputs(self.model, **constants), self.preprocessing
+        model = TaskModel(bound, pixels, class_names, task=task, spec=self.spec, traits=self.traits)
+        model.prepare = self.prepare
+        return model
 
 
 class TextDetector(PromptedModel):
@@ -78,13 +81,14 @@ class PointSegmenter(PromptedModel):
         x, y = self._parse_point(prompt)
         if not (0 <= x < image.width and 0 <= y < image.height):
             raise OptionError(f"point {prompt} lies outside of the picture, {image.width} x {image.height} pixels")
-        points = {"input_points": torch.tensor([[[x, y]]]), "input_labels": torch.tensor([[1]])}
-        inputs = self.processor(images=to_rgb(image)[0], **points, return_tensors="pt")
+        geometry = Geometry.measure(self.preprocessing, image.size)
+        point = [geometry.x.to_input(x), geometry.y.to_input(y)]  # not by the processor: the user may have replaced it
         half = min(image.size) / 16
         box = (max(x - half, 0), max(y - half, 0), min(x + half, image.width), min(y + half, image.height))
-        default_score = f"region:{','.join(f'{corner:g}' for corner in box)}:0"
-        task = TaskKind("masks", "", Region(0, box=(0.0, 0.0, 1.0, 1.0)), default_score)
-        return self._bind({name: inputs[name] for name in points}, [], task)
+        name = f"region:{','.join(f'{corner:g}' for corner in box)}:0"
+        task = TaskKind("masks", "", Region(0, box=(0, 0, 1, 1)), (name, Region(0, box=geometry.box_to_input(box))))
+        constants = {"input_points": torch.tensor([[[point]]]), "input_labels": torch.tensor([[[1]]])}
+        return self._bind(constants, [], task)
 
     def with_example_prompt(self, image: Image.Image) -> TaskModel:
         """Return the model of the masks at the middle of the image."""

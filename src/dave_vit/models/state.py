@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dave_vit.data.images import SUFFIXES
 from dave_vit.errors import ModelError
 
 State = dict[str, Tensor]
@@ -19,7 +20,7 @@ RANDOM = "random"
 
 _CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "teacher", "module", "net")
 _DEPTH = 8  # of such containers; pickles can contain themselves
-PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
+_PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ def read_weights(path: str | Path) -> Weights:
     path = Path(path)
     if not path.is_file():
         raise ModelError(f"{path}: no such file; give a .safetensors or .pth file of weights")
+    if path.suffix.lower() in SUFFIXES:
+        raise ModelError(f"{path}: a picture, not a file of weights; give a .safetensors or .pth file")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
     try:
@@ -83,19 +86,24 @@ def _is_state(content: dict[Any, Any]) -> bool:
 
 def strip_prefixes(state: State, expected: set[str]) -> State:
     """Strip a prefix such as ``module.`` where all names have it and none matches the model."""
-    for prefix in PREFIXES:
+    for prefix in _PREFIXES:
         if state and all(key.startswith(prefix) for key in state) and not expected.intersection(state):
             state = {key.removeprefix(prefix): value for key, value in state.items()}
     return state
 
 
-def count_classes(weights: Weights, model: nn.Module, count: int) -> int:
-    """Return the number of classes of the weights' head, for a model built with ``count`` classes."""
+def head_tensors(weights: Weights, model: nn.Module, count: int) -> State:
+    """Return the tensors of the weights' head, which has ``count`` rows in this model; their names without prefixes."""
     own = model.state_dict()
     state = strip_prefixes(weights.state, set(own))
     heads = [key for key in own if own[key].shape[:1] == (count,) and key in state and state[key].ndim == own[key].ndim]
-    sizes = {int(state[key].shape[0]) for key in heads}
-    return sizes.pop() if len(sizes) == 1 else count
+    return {key: state[key] for key in heads}
+
+
+def count_classes(weights: Weights, model: nn.Module, count: int) -> int | None:
+    """Return the number of classes of the weights' head, for a model built with ``count`` classes; None without one."""
+    sizes = {len(tensor) for tensor in head_tensors(weights, model, count).values()}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def build_with_weights(build: Callable[..., nn.Module], weights: str, count: int) -> tuple[nn.Module, int]:
@@ -110,7 +118,7 @@ def build_with_weights(build: Callable[..., nn.Module], weights: str, count: int
     if weights == RANDOM:
         return model, count
     loaded = read_weights(weights)
-    classes = count_classes(loaded, model, count)
+    classes = count_classes(loaded, model, count) or count
     model = model if classes == count else build(num_classes=classes)
     load_state(model, loaded)
     return model, classes

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
-from dave_vit.engine.scores import Query, Region, Value
+from dave_vit.engine.scores import Query, Region, Value, select_embeddings
 from dave_vit.engine.targets import Score
 from dave_vit.models.adapter import Adapter
+
+NamedScore = tuple[str, Score]
+"""A score, and its name as `--score` takes it."""
 
 
 @dataclass(frozen=True)
@@ -20,14 +23,30 @@ class TaskKind:
         name: one word, such as "detection".
         auto_class: the class of transformers that loads such models.
         check_score: the score that `dave doctor` checks.
-        default_score: what `dave explain` explains by default: the name of a score, "boxes" for all detections, or None
-            where the user must choose a score.
+        default_score: what `dave explain` explains by default: a score, "boxes" for all detections, or None where the
+            user must choose a score.
+        advice: what to do where the user must choose a score.
     """
 
     name: str
     auto_class: str
     check_score: Score
-    default_score: str | None = None
+    default_score: NamedScore | Literal["boxes"] | None = None
+    advice: str = "give what to explain, such as --score query:3:CLASS"
+
+
+def average_embedding(output: Any) -> Tensor:
+    """Return the mean of each picture's embedding, ``[B]``."""
+    return select_embeddings(output).mean(1)
+
+
+EMBEDDING = TaskKind(
+    "embedding",
+    "AutoModel",
+    average_embedding,
+    advice="compare it with another picture, --score similarity:FILE, or train a head with `dave probe`",
+)
+"""Backbones without a head."""
 
 
 TASKS = {
@@ -37,7 +56,7 @@ TASKS = {
     ),
     "ForUniversalSegmentation": TaskKind("segmentation", "AutoModelForUniversalSegmentation", Query(0, 0)),
     "ForInstanceSegmentation": TaskKind("segmentation", "AutoModelForUniversalSegmentation", Query(0, 0)),
-    "ForDepthEstimation": TaskKind("depth", "AutoModelForDepthEstimation", Value(), "value"),
+    "ForDepthEstimation": TaskKind("depth", "AutoModelForDepthEstimation", Value(), ("value", Value())),
 }
 """Tasks by the suffix of the architecture's name."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,9 @@ from torch import Tensor
 
 from dave_vit.data.images import to_rgb
 from dave_vit.engine.scores import Token, Word
-from dave_vit.engine.targets import Score
 from dave_vit.errors import InputError, OptionError
 from dave_vit.models.adapter import Preprocessing
-from dave_vit.models.inputs import with_inputs
+from dave_vit.models.inputs import ImageAndText, with_inputs
 from dave_vit.models.pixels import ImageTransform, pixel_format
 from dave_vit.models.prompted import PromptedModel
 from dave_vit.models.tasks import TaskKind, TaskModel
@@ -56,7 +56,8 @@ class TextGenerator(PromptedModel):
     def __init__(
         self, model: Any, processor: Any, image_processor: Any, tokenizer: Any, *, spec: str, traits: Traits
     ) -> None:
-        preprocessing = Preprocessing.of_processor(ImageTransform(image_processor, spec), image_processor)
+        self._image_transform = ImageTransform(image_processor, spec)
+        preprocessing = Preprocessing.of_processor(self._image_transform, image_processor)
         super().__init__(model, processor, preprocessing, spec=spec, traits=traits)
         self.image_processor, self.tokenizer = image_processor, tokenizer
 
@@ -72,9 +73,11 @@ class TextGenerator(PromptedModel):
             max_tokens: limit on the number of generated tokens.
         """
         image = to_rgb(image)[0]
-        text_inputs = self._text_inputs(image, prompt)
-        image_inputs = self.preprocessing.transform.process(image)  # type: ignore[attr-defined]
-        model = AnsweredPrompt(self, self.preprocess(image), image_inputs, text_inputs)
+        inputs = self.preprocess(image)
+        shown = self.preprocessing.fit(image) if self.preprocessing.fit is not None else image
+        image_inputs = self._image_transform.process(shown)
+        self._check_size(inputs, image_inputs)
+        model = AnsweredPrompt(self, inputs, image_inputs, self._text_inputs(shown, prompt))
         if answer is None:
             return model.with_answer(self._generate(model, max_tokens))
         return model.with_answer(self.tokenizer(answer, add_special_tokens=False)["input_ids"] if answer else [])
@@ -82,6 +85,16 @@ class TextGenerator(PromptedModel):
     def with_example_prompt(self, image: Image.Image) -> AnsweredPrompt:
         """Return the model with a question and one token of an answer."""
         return self.with_prompt(image, None if self.processor is None else "What is this?", max_tokens=1)
+
+    def _check_size(self, inputs: Tensor, image_inputs: dict[str, Any]) -> None:
+        """Raise OptionError for a picture of another size than the processor's: the text has a slot for each patch."""
+        own = pixel_format(image_inputs, self.spec).to_image(self.image_processor, image_inputs)
+        if own.shape != inputs.shape:
+            height, width = own.shape[-2:]
+            raise OptionError(
+                f"{self.spec} takes this photograph as {width} x {height} pixels, with a slot in the text for each "
+                "patch; leave out --size, --crop, --mean and --std"
+            )
 
     def _text_inputs(self, image: Image.Image, prompt: str | None) -> dict[str, Any]:
         """Return the model's inputs for the text before the answer."""
@@ -109,7 +122,7 @@ class TextGenerator(PromptedModel):
                 break
             tokens.append(token)
         if not tokens:
-            raise InputError(f"{self.spec} answers with nothing; give another prompt")
+            raise InputError(f"{self.spec} returned an empty answer; give another prompt")
         return tokens
 
     def _end_tokens(self) -> list[int]:
@@ -136,6 +149,7 @@ class AnsweredPrompt(TaskModel):
         inputs: the image ``[1, C, H, W]``.
         tokens: of the answer.
         words: of the answer.
+        token_ids: of the prompt and the answer, ``[1, L]``.
     """
 
     def __init__(
@@ -149,7 +163,8 @@ class AnsweredPrompt(TaskModel):
         pixels, model = pixel_format(image_inputs, generator.spec), generator.model
         name = next(key for key in ("input_ids", "decoder_input_ids") if key in text_inputs)
         constants = _append_answer(text_inputs, name, list(tokens))
-        arrange = pixels.arrange(model, generator.image_processor, image_inputs, constants[name])
+        token_ids = constants[name]
+        arrange = pixels.arrange(model, generator.image_processor, image_inputs, token_ids)
         if pixels.embeds_text:
             constants.pop(name)
         accepted = inspect.signature(model.forward).parameters
@@ -160,15 +175,45 @@ class AnsweredPrompt(TaskModel):
         bound = with_inputs(model, arrange, **constants)
         super().__init__(bound, generator.preprocessing, [], task=task, spec=generator.spec, traits=generator.traits)
         self.inputs, self.tokens, self.words = inputs, tuple(int(token) for token in tokens), words
+        self.token_ids = token_ids
+        self.prepare = generator.prepare
         self.tokenizer, self._arguments = generator.tokenizer, (generator, inputs, image_inputs, text_inputs)
 
     def with_answer(self, tokens: Sequence[int]) -> AnsweredPrompt:
         """Return the same image and prompt with another answer."""
         return AnsweredPrompt(*self._arguments, tokens)
 
-    def score(self, word: int) -> Score:
-        """Return the score of a word by its index."""
+    def score(self, word: int) -> Word:
+        """Return the score of a word by its index: the logits of its tokens."""
         return _word_score(self.words[word], self.tokens)
+
+    @torch.no_grad()
+    def scores(self, words: Sequence[int], *, against: str | int = "rivals") -> list[Word]:
+        """Return the scores of words by their indices.
+
+        Args:
+            words: their indices.
+            against: "rivals" for logits against the rest of the vocabulary, "none" for logits.
+        """
+        if against not in ("rivals", "none"):
+            raise OptionError(f"--against {against}; a word is explained against its rivals or by itself: rivals, none")
+        scores = [self.score(word) for word in words]
+        if against == "none":
+            return scores
+        output = self(self.inputs)
+        return [score.against_rivals(output) for score in scores]
+
+    def with_text_embeddings(self) -> ImageAndText:
+        """Return the model of the image and of the embeddings of prompt and answer, as one vector."""
+        embedding = self.model.model.get_input_embeddings()  # type: ignore[union-attr,operator]
+        return ImageAndText(self, embedding, self.token_ids.to(self.inputs.device), tuple(self.inputs.shape[1:]))
+
+    @torch.no_grad()
+    def probabilities(self) -> list[float]:
+        """Return the probability of each word, given the image, the prompt and the words before it."""
+        chances = self(self.inputs).logits[0].double().log_softmax(-1)  # [positions, vocabulary]
+        scores = [self.score(word) for word in range(len(self.words))]
+        return [math.exp(float(chances[list(one.positions), list(one.tokens)].sum())) for one in scores]
 
     @property
     def answer(self) -> str:
@@ -176,7 +221,7 @@ class AnsweredPrompt(TaskModel):
         return str(self.tokenizer.decode(self.tokens)).strip()
 
 
-def _word_score(word: AnswerWord, tokens: Sequence[int]) -> Score:
+def _word_score(word: AnswerWord, tokens: Sequence[int]) -> Word:
     positions = tuple(piece - len(tokens) - 1 for piece in word.pieces)  # a token is predicted one position before
     return Word(tuple(int(tokens[piece]) for piece in word.pieces), positions)
 

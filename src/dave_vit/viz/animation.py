@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw
 
 from dave_vit.errors import OptionError
-from dave_vit.viz.cells import sureness_cell
+from dave_vit.viz.cells import certainty_cell
 from dave_vit.viz.contact_sheet import load_font
 from dave_vit.viz.rendering import ImageLike, MapLike, colorize_map, enlarge, overlay, scale_map, smooth_for_overlay
 
@@ -20,17 +20,17 @@ _GAP = 8
 
 @dataclass(frozen=True)
 class AnimationStep:
-    """The state after some samples: map [H, W] and, where it is known, sureness [H, W]."""
+    """The state after some samples: map [H, W] and, where it is known, certainty [H, W]."""
 
     samples: int
     map: MapLike
-    sureness: MapLike | None = None
+    certainty: MapLike | None = None
 
 
 def animate(
     image: ImageLike, steps: Sequence[AnimationStep], kind: str = "gif", *, seconds: float = 3.0, side: int = 224
 ) -> bytes:
-    """Draw overlay, map and sureness after each step, as an animated GIF or WebP that rests on its last frame.
+    """Draw overlay, map and certainty after each step, as an animated GIF or WebP that rests on its last frame.
 
     All frames share the scale of the last one, so that a change of brightness is a change of the map.
 
@@ -66,8 +66,8 @@ def _draw_frame(image: ImageLike, step: AnimationStep, last: AnimationStep, side
     over = overlay(image, scale_map(smooth_for_overlay(step.map), like=[smooth_for_overlay(last.map)]))
     pictures = {f"map over image, {step.samples} of {last.samples} samples": over}
     pictures["map"] = colorize_map(scale_map(step.map, like=[last.map]))
-    if step.sureness is not None:
-        pictures["sureness"] = sureness_cell(step.sureness).colours
+    if step.certainty is not None:
+        pictures["certainty"] = certainty_cell(step.certainty).colours
     width, height = enlarge(over, side).size
     frame = Image.new("RGB", (len(pictures) * (width + _GAP) - _GAP, height + _TEXT), "white")
     pen = ImageDraw.Draw(frame)

@@ -1,4 +1,4 @@
-"""The cells of a figure: an image, a map, its sureness, or the maps of several targets."""
+"""The cells of a figure: an image, a map, its certainty, or the maps of several targets."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dave_vit.viz.colors import HUES, colorize
 from dave_vit.viz.figures import Cell, ScaleBar
 from dave_vit.viz.rendering import ImageLike, MapLike, as_image, as_map, blend, colorize_map, scale_map
 
-MAX_SURENESS = 5.0
-"""Standard errors at the end of the scale of sureness."""
+MAX_CERTAINTY = 5.0
+"""Standard errors at the end of the scale of certainty."""
 
 
 def image_cell(image: ImageLike, title: str = "image") -> Cell:
@@ -35,10 +35,10 @@ def map_cell(
     return Cell(colorize_map(scaled, colormap), title, bar)
 
 
-def sureness_cell(values: MapLike, title: str = "sureness") -> Cell:
+def certainty_cell(values: MapLike, title: str = "certainty") -> Cell:
     """Return the standard errors between each pixel and zero; the scale is the same in all figures."""
-    colours = colorize((as_map(values) / MAX_SURENESS).clamp(0, 1).numpy(), "dave_uncertainty")
-    return Cell(colours, title, ScaleBar("dave_uncertainty", MAX_SURENESS, "", unit="standard errors or more"))
+    colours = colorize((as_map(values) / MAX_CERTAINTY).clamp(0, 1).numpy(), "dave_uncertainty")
+    return Cell(colours, title, ScaleBar("dave_uncertainty", MAX_CERTAINTY, "", unit="standard errors or more"))
 
 
 def targets_cell(

@@ -15,9 +15,9 @@ _SIDE, _GAP, _LINE = 180, 6, 17  # pixels: side of a picture, gap inside a pair,
 _MARGIN, _HEAD = 16, 34  # pixels: around the sheet and between pairs; above all pairs
 
 
-def load_font() -> ImageFont.FreeTypeFont:
-    """Load the font of text on pictures: DejaVu Sans, which comes with matplotlib."""
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")), 12)
+def load_font(size: int = 12) -> ImageFont.FreeTypeFont:
+    """Load the font of text on pictures, of a size in pixels: DejaVu Sans, which comes with matplotlib."""
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")), size)
 
 
 def draw_contact_sheet(

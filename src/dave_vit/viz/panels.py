@@ -9,13 +9,13 @@ from typing import Literal
 from torch import Tensor
 
 from dave_vit.methods import Explanation
-from dave_vit.viz.cells import image_cell, map_cell, sureness_cell, targets_cell
+from dave_vit.viz.cells import certainty_cell, image_cell, map_cell, targets_cell
 from dave_vit.viz.figures import Cell, Drawing, draw_grid
 from dave_vit.viz.rendering import ImageLike, MapLike
 
 View = Literal["map", "signed"]
 Scales = Literal["shared", "own"]
-SURENESS = "Sureness: standard errors between the average of all samples and zero; below 2 it may be chance."
+CERTAINTY = "Certainty: standard errors between the average of all samples and zero; below 2 it may be chance."
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Panel:
         target: its name, and what else belongs into the title.
         standard_error: of each pixel [H, W], where it is known.
         signed: evidence for and against the target, [H, W]; the map where it is not known.
-        sureness: standard errors between each pixel and zero [H, W], where they are known.
+        certainty: standard errors between each pixel and zero [H, W], where they are known.
         unit: of map and error.
     """
 
@@ -35,7 +35,7 @@ class Panel:
     target: str
     standard_error: MapLike | None = None
     signed: MapLike | None = None
-    sureness: MapLike | None = None
+    certainty: MapLike | None = None
     unit: str = ""
 
     def values(self, view: View) -> MapLike:
@@ -66,7 +66,7 @@ def draw_side_by_side(
     notes: Sequence[str] = (),
     beneath: ImageLike | None = None,
 ) -> Drawing:
-    """Draw image, map and sureness beside each other; several targets get a row of maps and one of sureness.
+    """Draw image, map and certainty beside each other; several targets get a row of maps and one of certainty.
 
     Args:
         image: as the model saw it.
@@ -74,12 +74,12 @@ def draw_side_by_side(
         title: above all.
         view: see `panel_cells`.
         scales: see `panel_cells`.
-        notes: sentences below, after the one that explains sureness.
+        notes: sentences below, after the one that explains certainty.
         beneath: the image under the maps of several targets, if `image` shows more than the maps.
     """
     maps = panel_cells(panels, view=view, scales=scales)
-    sure = [sureness_cell(each.sureness) for each in panels if each.sureness is not None]
-    footer = [*([SURENESS] if sure else []), *notes]
+    sure = [certainty_cell(each.certainty) for each in panels if each.certainty is not None]
+    footer = [*([CERTAINTY] if sure else []), *notes]
     if len(panels) == 1:
         return draw_grid([[image_cell(image), *maps, *sure]], title=title, notes=footer)
     under, names = image if beneath is None else beneath, [each.target for each in panels]
@@ -135,20 +135,20 @@ def show(
     subject = explanation.subject
     if subject is not None:
         images, names = subject.pictures if images is None else images, subject.names if names is None else names
-    explained = build_panels(explanation, names)
+    explained = build_panels(explanation, names, unit=explanation.unit)
     pictures = len(explanation.attribution) if images is None else len(images)  # of clips each frame is one
     each = len(explained) // pictures  # targets of an image
     shown = explained[: limit * each]
     rows = []
     for number, (panel, cell) in enumerate(zip(shown, panel_cells(shown, view=view, scales=scales), strict=True)):
         cells = [cell] if images is None else [image_cell(images[number // each]), cell]
-        rows.append(cells if panel.sureness is None else [*cells, sureness_cell(panel.sureness)])
-    doubts = list(dict.fromkeys(f"Note: {doubt}." for doubt in explanation.doubts[:limit] if doubt))
-    sure = [SURENESS] if explanation.sureness is not None else []
+        rows.append(cells if panel.certainty is None else [*cells, certainty_cell(panel.certainty)])
+    warnings = list(dict.fromkeys(f"Note: {warning}." for warning in explanation.warnings[:limit] if warning))
+    sure = [CERTAINTY] if explanation.certainty is not None else []
     rivals = ["each class against its rivals"] if "rivals" in (explanation.against or ()) else []
     counted = [f"{explanation.samples} samples"] if explanation.standard_error is not None else []
     title = ", ".join([*counted, *rivals])
-    return draw_grid(rows, title=title, notes=[*sure, *doubts])
+    return draw_grid(rows, title=title, notes=[*sure, *warnings])
 
 
 def build_panels(
@@ -163,7 +163,7 @@ def build_panels(
         pairs = zip(titles, others, strict=True)
         titles = [f"{title}, not {_name(other, names)}" if isinstance(other, int) else title for title, other in pairs]
     titles = [title for title in titles for _ in range(len(maps) // len(titles))]  # of clips each frame has a map
-    beside = [explanation.standard_error, explanation.signed, explanation.sureness]
+    beside = [explanation.standard_error, explanation.signed, explanation.certainty]
     columns = [[None] * len(maps) if one is None else _each(one) for one in beside]
     parts = zip(maps, titles, *columns, strict=True)
     return [Panel(shown, title, error, signed, sure, unit) for shown, title, error, signed, sure in parts]

@@ -30,7 +30,7 @@ from dave_vit.viz.rendering import (
 _WHOLE = 0.98  # visible share from which on the photograph counts as whole
 _MAX_SIDE = 1600  # pixels of what is drawn
 _SIDE = 448  # least number of pixels of the shorter side of an input in an overlay
-_MAPS = ("map", "standard_error", "signed", "sureness")
+_MAPS = ("map", "standard_error", "signed", "certainty")
 _WHITE = 0.65  # share of white in the area that was cut off
 
 

@@ -78,10 +78,11 @@ class DetailedTable:
 def estimate_cell(
     mean: float | None, low: float | None, high: float | None, *, digits: int = 3, note: str = "", is_best: bool = False
 ) -> TableCell:
-    """Return a cell with a mean and its interval: "0.512" and "[0.498, 0.526]"; "-" if there is no mean."""
+    """Return a cell with a mean and its interval, if any: "0.512" and "[0.498, 0.526]"; "-" if there is no mean."""
     if mean is None:
         return TableCell("-", note.strip())
-    return TableCell(f"{mean:.{digits}f}", f"[{low:.{digits}f}, {high:.{digits}f}]{note}", is_best)
+    interval = "" if low is None else f"[{low:.{digits}f}, {high:.{digits}f}]"
+    return TableCell(f"{mean:.{digits}f}", f"{interval}{note}".strip(), is_best)
 
 
 @dataclass(frozen=True)

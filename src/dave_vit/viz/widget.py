@@ -38,11 +38,12 @@ def widget_traits(explanation: Explanation) -> dict[str, Any]:
         "height": height,
         "images": len(kept),
         "names": [panel.target for panel in shown],
+        "unit": explanation.unit,
         "colormaps": hex_colormaps(),
         "pictures": b"".join(_encode_pixels(as_image(picture)) for picture in kept),
         "map": _encode_maps([panel.map for panel in shown]),
         "signed": _encode_maps([panel.signed for panel in shown]),
-        "sureness": _encode_maps([panel.sureness for panel in shown]),
+        "certainty": _encode_maps([panel.certainty for panel in shown]),
     }
 
 
@@ -52,26 +53,20 @@ def widget(explanation: Explanation) -> Any:
         import anywidget
         import traitlets
     values = widget_traits(explanation)
-    kinds: dict[type, Any] = {int: traitlets.Int, list: traitlets.List, dict: traitlets.Dict, bytes: traitlets.Bytes}
-    traits = {name: kinds[type(value)]().tag(sync=True) for name, value in values.items()}
+    traits = {name: traitlets.Any().tag(sync=True) for name in values}
     kind = type("DaveWidget", (anywidget.AnyWidget,), {"_esm": read_script(), **traits})
     return kind(**values)
 
 
 def mime_bundle(explanation: Explanation, picture: bytes) -> dict[str, Any]:
     """Return what a notebook displays: the widget if possible, and the picture for notebooks that are only read."""
-    shown = {"image/png": base64.b64encode(picture).decode(), "text/plain": _describe(explanation)}
+    shown = {"image/png": base64.b64encode(picture).decode(), "text/plain": repr(explanation)}
     try:
         interactive = widget(explanation)._repr_mimebundle_()
     except MissingExtra:
         return shown
     content = interactive[0] if isinstance(interactive, tuple) else interactive
     return {**(content or {}), **shown}
-
-
-def _describe(explanation: Explanation) -> str:
-    images, samples = len(explanation.attribution), explanation.samples
-    return f"Explanation of {images} image{'s' if images > 1 else ''}, {samples} sample{'s' if samples > 1 else ''}"
 
 
 def _limit_images(panels: Sequence[Panel], pictures: Tensor) -> tuple[Sequence[Panel], Tensor]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dave_vit.models.families.hf import encode_image, text_features
 from dave_vit.models.families.hf import import_transformers as package
@@ -24,6 +24,7 @@ _BEIT = {**VIT, "use_relative_position_bias": True, "use_absolute_position_embed
 _TEXT = {**PLAIN, "vocab_size": 64, "max_position_embeddings": 8}
 _TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 TWO_HALVES = {"vision_config": VIT, "text_config": {**_TEXT, **_TOKENS, "projection_dim": 32}}
+_NAFLEX = {**TWO_HALVES, "vision_config": {**PLAIN, "num_patches": 16, "patch_size": 16}}
 
 # family, configuration, its values
 _ARCHITECTURES: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -42,6 +43,7 @@ _ARCHITECTURES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("Swin v2", "Swinv2Config", _SWIN),
     ("CLIP", "CLIPConfig", TWO_HALVES),
     ("SigLIP", "SiglipConfig", TWO_HALVES),
+    ("MetaCLIP 2", "MetaClip2Config", TWO_HALVES),
     ("Hiera", "HieraConfig", {"embed_dim": 16, "depths": [1, 1, 1, 1], "image_size": [64, 64]}),
     ("PVT", "PvtConfig", _PYRAMID),
     ("PVT v2", "PvtV2Config", _PYRAMID),
@@ -54,7 +56,19 @@ _ARCHITECTURES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("MobileViT", "MobileViTConfig", {"image_size": 64}),
     ("FocalNet", "FocalNetConfig", {"image_size": 64, "embed_dim": 16, "depths": [1, 1, 1, 1]}),
 )
-_ZERO_SHOT = (("CLIP, zero-shot", "CLIPConfig"), ("SigLIP, zero-shot", "SiglipConfig"))
+_ZERO_SHOT = (
+    ("CLIP, zero-shot", "CLIPConfig"),
+    ("SigLIP, zero-shot", "SiglipConfig"),
+    ("MetaCLIP 2, zero-shot", "MetaClip2Config"),
+    ("AIMv2, zero-shot", "Aimv2Config"),
+)
+# Backbones without a head: a linear layer on their pooled features makes one, as a probe does.
+_BACKBONES = (
+    ("DINOv3", "DINOv3ViTConfig", {**VIT, "num_register_tokens": 2}),
+    ("DINOv3, gated", "DINOv3ViTConfig", {**VIT, "use_gated_mlp": True, "hidden_act": "silu"}),
+    ("DINOv3 ConvNeXt", "DINOv3ConvNextConfig", _STAGES),
+    ("AIMv2", "Aimv2VisionConfig", VIT),
+)
 
 
 def _build(config: str, values: dict[str, Any]) -> nn.Module:
@@ -79,13 +93,56 @@ def _build_zero_shot(config: str) -> nn.Module:
     )
 
 
+class _Probe(nn.Module):
+    """A linear layer on the pooled features of a backbone."""
+
+    def __init__(self, backbone: nn.Module, width: int) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, nn.Linear(width, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.backbone(pixel_values=images).pooler_output)
+
+
+def _build_probe(config: str, values: dict[str, Any]) -> nn.Module:
+    made = getattr(package(), config)(**values)
+    width = made.hidden_sizes[-1] if hasattr(made, "hidden_sizes") else made.hidden_size
+    return _Probe(getattr(package(), config.replace("Config", "Model"))(made), width)
+
+
+class _NaFlex(nn.Module):
+    """Images of one size for a model that takes patches ``[B, patches, numbers]``, a mask and the shape of the grid."""
+
+    def __init__(self, model: nn.Module, side: int = 16) -> None:
+        super().__init__()
+        self.model, self.side = model, side
+
+    def forward(self, images: Tensor) -> Tensor:
+        batch, channels, rows, columns = len(images), 3, images.shape[2] // self.side, images.shape[3] // self.side
+        grid = images.reshape(batch, channels, rows, self.side, columns, self.side)
+        patches = grid.permute(0, 2, 4, 3, 5, 1).reshape(batch, rows * columns, -1)
+        shapes = torch.tensor([[rows, columns]] * batch)
+        return self.model(patches, torch.ones(batch, rows * columns, dtype=torch.int64), shapes).logits
+
+
+def _build_naflex() -> nn.Module:
+    config = package().Siglip2Config(num_labels=CLASSES, **_NAFLEX)
+    return _NaFlex(package().Siglip2ForImageClassification(config))
+
+
 def entries() -> list[Entry]:
     """What is checked of transformers."""
     classifiers = [
         Entry("transformers", family, config.removesuffix("Config"), partial(_build, config, values))
         for family, config, values in _ARCHITECTURES
     ]
-    return classifiers + [
+    zero_shot = [
         Entry("transformers", family, config.removesuffix("Config"), partial(_build_zero_shot, config))
         for family, config in _ZERO_SHOT
     ]
+    probes = [
+        Entry("transformers", family, config.replace("Config", "Model"), partial(_build_probe, config, values))
+        for family, config, values in _BACKBONES
+    ]
+    naflex = Entry("transformers", "SigLIP 2, NaFlex", "Siglip2", _build_naflex)
+    return [*classifiers, *zero_shot, *probes, naflex]

@@ -9,33 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.engine.scores import Query, Token
+from dave_vit.engine.scores import Query
 from dave_vit.models.families.hf import import_transformers as package
 from dave_vit.models.inputs import ImageTokens, PackedPatches, with_inputs
 from model_coverage.entry import Entry
 from model_coverage.hf_entries import PLAIN, TWO_HALVES, VIT
 from model_coverage.hf_tasks import built
+from model_coverage.hf_vision_language import ANSWER, IMAGE, LANGUAGE, MARKS, OPT, ROTARY, START, WORDS, ask, prompt
 
-_IMAGE, _START, _END = 60, 58, 59  # tokens of the vocabulary below
-_MARKS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-_WORDS = {"vocab_size": 64, "max_position_embeddings": 128, **_MARKS}
-_LANGUAGE = {**PLAIN, "num_attention_heads": 4, "num_key_value_heads": 2, **_WORDS}  # grouped-query attention
-_OPT = {"num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 64, "hidden_size": 32, "word_embed_proj_dim": 32}
 _QWEN = {"depth": 2, "num_heads": 2, "hidden_size": 32, "patch_size": 14, "spatial_merge_size": 2}
-_ROTARY = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
-_QWEN_MARKS = {"image_token_id": _IMAGE, "video_token_id": 61, "vision_start_token_id": _START}
-_ANSWER = Token(9)
-
-
-def _prompt(images: int, *, framed: bool = False) -> Tensor:
-    """A question of three words after as many image tokens."""
-    tokens = [_IMAGE] * images
-    return torch.tensor([[1, *([_START, *tokens, _END] if framed else tokens), 5, 6, 7]])
-
-
-def _asked(images: int, **more: Any) -> dict[str, Any]:
-    ids = _prompt(images)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **more}
+_QWEN_MARKS = {"image_token_id": IMAGE, "video_token_id": 61, "vision_start_token_id": START}
 
 
 def _logit_of_prompt(output: Any) -> Tensor:
@@ -46,29 +29,27 @@ def _logit_of_prompt(output: Any) -> Tensor:
 def _llava() -> Any:
     halves = {
         "vision_config": package().CLIPVisionConfig(**VIT),
-        "text_config": package().LlamaConfig(**_LANGUAGE),
-        "image_token_index": _IMAGE,
+        "text_config": package().LlamaConfig(**LANGUAGE),
+        "image_token_index": IMAGE,
     }
     return package().LlavaConfig(**halves)
 
 
 def _paligemma() -> Any:
-    vision, text = package().SiglipVisionConfig(**VIT), package().GemmaConfig(**_LANGUAGE, head_dim=8)
-    return package().PaliGemmaConfig(
-        vision_config=vision, text_config=text, image_token_index=_IMAGE, projection_dim=32
-    )
+    vision, text = package().SiglipVisionConfig(**VIT), package().GemmaConfig(**LANGUAGE, head_dim=8)
+    return package().PaliGemmaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE, projection_dim=32)
 
 
 def _blip2() -> Any:
     bridge = {**PLAIN, "encoder_hidden_size": 32, "vocab_size": 64, "cross_attention_frequency": 1}
-    text = package().OPTConfig(**_OPT, **_WORDS)
+    text = package().OPTConfig(**OPT, **WORDS)
     values = {"vision_config": VIT, "qformer_config": bridge, "text_config": text}
-    return package().Blip2Config(num_query_tokens=4, image_token_index=_IMAGE, **values)
+    return package().Blip2Config(num_query_tokens=4, image_token_index=IMAGE, **values)
 
 
 def _captioner() -> Any:
     decoder = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "activation_function": "gelu"}
-    halves = package().ViTConfig(**VIT), package().GPT2Config(**decoder, **_MARKS, vocab_size=64, use_cache=False)
+    halves = package().ViTConfig(**VIT), package().GPT2Config(**decoder, **MARKS, vocab_size=64, use_cache=False)
     return package().VisionEncoderDecoderConfig.from_encoder_decoder_configs(*halves)
 
 
@@ -77,32 +58,32 @@ def _two_halves(name: str) -> Any:
 
 
 def _owl() -> Any:
-    text = {**PLAIN, "vocab_size": 64, "max_position_embeddings": 8, **_MARKS}
+    text = {**PLAIN, "vocab_size": 64, "max_position_embeddings": 8, **MARKS}
     return package().Owlv2Config(text_config=text, vision_config=VIT, projection_dim=32)
 
 
 def _idefics(name: str, attention: str) -> nn.Module:
     vision = getattr(package(), f"{name}VisionConfig")(**VIT)
-    text, marks = package().LlamaConfig(**_LANGUAGE), {"image_token_id": _IMAGE, "scale_factor": 2}
+    text, marks = package().LlamaConfig(**LANGUAGE), {"image_token_id": IMAGE, "scale_factor": 2}
     config = getattr(package(), f"{name}Config")(vision_config=vision, text_config=text, **marks)
     model = built(f"{name}ForConditionalGeneration", lambda: config, attention)
-    ids = _prompt(4)
+    ids = prompt(4)
     return with_inputs(model, ImageTokens(model, ids), attention_mask=torch.ones_like(ids), use_cache=False)
 
 
 def _qwen(name: str, vision: dict[str, Any], attention: str) -> nn.Module:
-    text = {**_LANGUAGE, "rope_parameters": _ROTARY}
+    text = {**LANGUAGE, "rope_parameters": ROTARY}
     config = getattr(package(), f"{name}Config")(vision_config={**_QWEN, **vision}, text_config=text, **_QWEN_MARKS)
     model = built(f"{name}ForConditionalGeneration", lambda: config, attention)
-    ids = _prompt(4, framed=True)
-    kinds = (ids == _IMAGE).int()
+    ids = prompt(4, framed=True)
+    kinds = (ids == IMAGE).int()
     asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": kinds, "use_cache": False}
     return with_inputs(model, PackedPatches(), **asked)
 
 
 _QWEN2 = {"embed_dim": 32, "mlp_ratio": 2}
 _QWEN25 = {"out_hidden_size": 32, "intermediate_size": 64, "window_size": 56, "fullatt_block_indexes": [1]}
-_TYPES = {"token_type_ids": torch.zeros_like(_prompt(16))}
+_TYPES = {"token_type_ids": torch.zeros_like(prompt(16))}
 _FOUR = {"input_ids": torch.tensor([[1, 5, 6, 2]])}
 
 # family, class, configuration, constant inputs, score
@@ -110,22 +91,22 @@ _ARCHITECTURES: tuple[tuple[str, str, Callable[[], Any], dict[str, Any], Any], .
     ("CLIP, both halves", "CLIPModel", partial(_two_halves, "CLIP"), _FOUR, _logit_of_prompt),
     ("SigLIP, both halves", "SiglipModel", partial(_two_halves, "Siglip"), _FOUR, _logit_of_prompt),
     ("OWLv2", "Owlv2ForObjectDetection", _owl, _FOUR, Query(2, 0)),
-    ("LLaVA", "LlavaForConditionalGeneration", _llava, _asked(16, use_cache=False), _ANSWER),
+    ("LLaVA", "LlavaForConditionalGeneration", _llava, ask(16, use_cache=False), ANSWER),
     (
         "PaliGemma",
         "PaliGemmaForConditionalGeneration",
         _paligemma,
-        {**_asked(16, use_cache=False), **_TYPES},
-        _ANSWER,
+        {**ask(16, use_cache=False), **_TYPES},
+        ANSWER,
     ),
     (
         "ViT and GPT-2",
         "VisionEncoderDecoderModel",
         _captioner,
         {"decoder_input_ids": torch.tensor([[1, 5, 6]]), "use_cache": False},
-        _ANSWER,
+        ANSWER,
     ),
-    ("BLIP-2", "Blip2ForConditionalGeneration", _blip2, _asked(4), _ANSWER),
+    ("BLIP-2", "Blip2ForConditionalGeneration", _blip2, ask(4), ANSWER),
 )
 _ARRANGED: tuple[tuple[str, str, Callable[[str], nn.Module], int], ...] = (
     ("Idefics 3", "Idefics3ForConditionalGeneration", partial(_idefics, "Idefics3"), 64),
@@ -145,5 +126,5 @@ def entries() -> list[Entry]:
             found.append(Entry("transformers", family + suffix, name, build, score=score))
         for family, name, arranged, side in _ARRANGED:
             build = partial(arranged, attention)
-            found.append(Entry("transformers", family + suffix, name, build, (side, side), score=_ANSWER))
+            found.append(Entry("transformers", family + suffix, name, build, (side, side), score=ANSWER))
     return found

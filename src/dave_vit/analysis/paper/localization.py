@@ -9,7 +9,7 @@ from typing import Any
 
 from dave_vit.analysis.catalog import method_entry
 from dave_vit.analysis.inputs import hide_folders
-from dave_vit.analysis.paper.suites import ModelGroup, SuiteCounts, published
+from dave_vit.analysis.paper.suites import ModelGroup, SuiteCounts, find_published_mean
 from dave_vit.evaluate import MetricEntry, Plan, Smoothing, create_engine, evaluate
 from dave_vit.evaluate.results_table import build_metric_column
 from dave_vit.evaluate.run import ProgressCallback
@@ -22,7 +22,7 @@ from dave_vit.viz.report_section import Column, DetailedTable, Number, ReportFig
 _TITLES = {"gridpg": "GridPG", "energypg": "EnergyPG", "deletion": "deletion"}
 _POSTPROCESSED = ("gridpg/official", "energypg/official")  # scores of the maps with the authors' post-processing
 _TEXT = (
-    "Mean and 95 % interval of a bootstrap over images, in per cent; higher is better in all three. GridPG: share "
+    "Mean and 95 % interval over images, in per cent; higher is better in all three. GridPG: share "
     "of the positive part inside of the class's own cell of a 2x2 grid, chance is 25. EnergyPG: share inside of "
     "the object's region. Deletion: area under the probability of the target while pixels are removed, the least "
     "important first; a removed pixel becomes {baseline}. Maps of the "
@@ -90,7 +90,7 @@ def score_group(
 
 def _percent_row(result: Result) -> dict[str, Number]:
     """Return a row of the CSV file, in per cent, with the paper's number."""
-    paper = published(result["metric"].partition("/")[0], result["model"], result["method"])
+    paper = find_published_mean(result["metric"].partition("/")[0], result["model"], result["method"])
     names = ("model", "method", "metric", "mean", "low", "high", "n", "images", "dropped")
     row = {name: result[name] for name in names}
     row |= {name: None if row[name] is None else 100 * row[name] for name in ("mean", "low", "high")}

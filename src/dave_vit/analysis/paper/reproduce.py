@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dave_vit._internal.atomic_files import json_bytes, write_files
+from dave_vit._internal.content_hash import hash_content
 from dave_vit._internal.environment import device_name, versions
 from dave_vit._version import __version__
 from dave_vit.analysis import ANALYSES, Analysis, MapAnalysisOptions
@@ -21,7 +22,6 @@ from dave_vit.analysis.paper.page import Record, render_report
 from dave_vit.analysis.paper.suites import Suite
 from dave_vit.data import open_dataset
 from dave_vit.errors import OptionError
-from dave_vit.evaluate.plan_entries import hash_content
 from dave_vit.evaluate.run import ProgressCallback
 from dave_vit.viz.report_section import Section, csv_bytes
 
@@ -98,7 +98,7 @@ def _list_sections(suite: Suite, options: ReproduceOptions, images: int) -> Iter
     settings = localization.RunSettings(suite.data, options.out / "runs", options.device, options.seed)
     for group in suite.groups:
         yield group.name, partial(localization.score_group, group, counts, settings, options.progress)
-    for name in dict.fromkeys([*suite.analyses, *ANALYSES]):
+    for name in dict.fromkeys([*suite.analyses, *(one for one in ANALYSES if ANALYSES[one].in_suites)]):
         yield name, partial(ANALYSES[name].run, _analysis_options(ANALYSES[name], suite, options))
 
 

@@ -124,7 +124,7 @@ def with_counts(suite: Suite, changes: Mapping[str, Any]) -> Suite:
     return replace(suite, counts=replace(suite.counts, **changes))
 
 
-def published(metric: str, model: str, method: str) -> float | None:
+def find_published_mean(metric: str, model: str, method: str) -> float | None:
     """Return the paper's number in per cent, or None."""
     number = _read_toml("published.toml").get(metric, {}).get(model, {}).get(method)
     return None if number is None else float(number)

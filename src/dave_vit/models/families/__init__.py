@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,12 +16,11 @@ class Family:
 
     Attributes:
         load: ``load(name, weights, classes)`` returns a model; weights are a local file, "random", or None for the
-            published ones; classes are names, a file of them, or None.
+            published ones; classes are names, a file of them, or None. It may also take ``prompts=``, sentences that
+            become the classes, and ``prepare=``, the preprocessing of models that come without one.
         form: how a spec is written, such as "timm:NAME"; by default the family's name and ":NAME".
         summary: one line of help.
         extra: the extra of this package that installs the library, if one is needed.
-        zero_shot: whether ``load`` also takes ``prompts=``, sentences that become the classes.
-        bare: whether ``load`` also takes ``prepare=``, for models that come without a preprocessing.
         backbone: ``backbone(name, weights, class_names)`` returns a model with an untrained head for these classes and
             the path of that head inside of ``.model``; None where the family's models cannot be probed.
     """
@@ -29,9 +29,11 @@ class Family:
     form: str = ""
     summary: str = ""
     extra: str | None = None
-    zero_shot: bool = False
-    bare: bool = False
     backbone: Callable[[str, str | None, Sequence[str]], tuple[Adapter, str]] | None = None
+
+    def takes(self, option: str) -> bool:
+        """Return whether ``load`` has an argument of this name."""
+        return option in inspect.signature(self.load).parameters
 
 
 FAMILIES: Registry[Family] = Registry("model family")

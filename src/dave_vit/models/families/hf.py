@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dave_vit.errors import ModelError, first_line, require_extra
+from dave_vit.errors import DaveError, ModelError, first_line, require_extra
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
@@ -23,7 +23,7 @@ from dave_vit.models.hub import hub_access
 from dave_vit.models.prepare import Prepare
 from dave_vit.models.prompted import PointSegmenter, TextDetector
 from dave_vit.models.state import RANDOM, Weights, count_classes, read_weights, saved_class_names
-from dave_vit.models.tasks import TaskKind, TaskModel, find_task
+from dave_vit.models.tasks import EMBEDDING, TaskKind, TaskModel, find_task
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.models.traits import Traits, square_side
 from dave_vit.models.video import VideoModel
@@ -72,11 +72,18 @@ class _Checkpoint:
         """Return whether the configuration names an architecture with one of these suffixes."""
         return any(name.endswith(suffixes) for name in getattr(self.config, "architectures", None) or ())
 
+    @property
+    def is_backbone(self) -> bool:
+        """Whether the checkpoint has no head, and the user gave no weights of one."""
+        names = getattr(self.config, "architectures", None) or ("",)
+        is_bare = all(name.endswith("Model") for name in names) and not isinstance(self.weights, Weights)
+        return is_bare and not hasattr(self.config, "text_config")
+
     def load_part(self, auto_class: str) -> Any:
         """Load a processor or tokenizer."""
         return getattr(import_transformers(), auto_class).from_pretrained(self.name)
 
-    def build_trained(self, class_name: str, head: str, advice: str) -> Any:
+    def build_with_head(self, class_name: str, head: str, advice: str) -> Any:
         """Load the model and refuse it where its head has no trained weights; transformers would draw them."""
         model, missing = self.build(class_name)
         if missing:
@@ -86,12 +93,17 @@ class _Checkpoint:
     def build(self, class_name: str, num_labels: int | None = None) -> tuple[Any, list[str]]:
         """Load the model and the names of missing head weights; transformers converts names of older versions."""
         model_class, config = getattr(import_transformers(), class_name), self.config
+        if type(config) not in getattr(model_class, "_model_mapping", {type(config): None}):
+            raise ModelError(
+                f"{self.spec}: transformers has no {class_name.removeprefix('AutoModelFor')} class for "
+                f"{config.model_type} models; explain a similarity, --score similarity:FILE, or load it from timm"
+            )
         if self.weights == RANDOM:
             return model_class.from_config(config), []
         options = {"config": config, "ignore_mismatched_sizes": True, "output_loading_info": True}
         if isinstance(self.weights, Weights):
             empty = model_class.from_config(config)
-            config.num_labels = num_labels or count_classes(self.weights, empty, config.num_labels)
+            config.num_labels = num_labels or count_classes(self.weights, empty, config.num_labels) or config.num_labels
             model, info = type(empty).from_pretrained(None, state_dict=dict(self.weights.state), **options)
         else:
             model, info = model_class.from_pretrained(self.name, **options)
@@ -128,8 +140,9 @@ def load(
         if checkpoint.has_architecture("ForVideoClassification"):
             return _load_video(checkpoint)
         if checkpoint.config.model_type in _PROMPTED:
-            return _load_prompted(checkpoint)
+            return _load_prompt_model(checkpoint)
         processor, task = _image_processor(checkpoint, prepare), find_task(checkpoint.config)
+        task = EMBEDDING if checkpoint.is_backbone else task
         if task is not None and prompts is None:
             return _load_task_model(task, checkpoint, processor)
         has_text = _has_text_encoder(checkpoint.config)
@@ -138,7 +151,7 @@ def load(
             return _load_zero_shot(checkpoint, sentences, names, processor)
         prompts_advice = "give prompts (prompts=[...] or --classes FILE), or " if has_text else ""
         advice = f"{prompts_advice}train one with `dave probe`"
-        model = checkpoint.build_trained("AutoModelForImageClassification", "class", advice)
+        model = checkpoint.build_with_head("AutoModelForImageClassification", "class", advice)
     known = saved_class_names(file) if isinstance(file, Weights) else None
     return wrap(model, processor, classes if classes is not None else known, spec=checkpoint.spec)
 
@@ -158,9 +171,9 @@ def _has_file(folder: str, names: Sequence[str]) -> bool:
 
 
 def _load_task_model(task: TaskKind, checkpoint: _Checkpoint, processor: Any) -> Adapter:
-    model = checkpoint.build_trained(task.auto_class, task.name, "give the weights of a trained model")
+    model = checkpoint.build_with_head(task.auto_class, task.name, "give the weights of a trained model")
     traits = Traits(patch=_patch(checkpoint.config))
-    names = _labels(checkpoint.config)
+    names = [] if task is EMBEDDING else _labels(checkpoint.config)
     return TaskModel(model, preprocessing(processor), names, task=task, spec=checkpoint.spec, traits=traits)
 
 
@@ -177,13 +190,13 @@ def _load_text_generator(checkpoint: _Checkpoint) -> Adapter:
 
 
 def _load_video(checkpoint: _Checkpoint) -> Adapter:
-    model = checkpoint.build_trained("AutoModelForVideoClassification", "class", "give a trained model")
+    model = checkpoint.build_with_head("AutoModelForVideoClassification", "class", "give a trained model")
     traits = Traits(patch=_patch(checkpoint.config), compete=_COMPETE.get(checkpoint.config.problem_type))
     processor = checkpoint.load_part("AutoImageProcessor")
     return VideoModel(model, processor, _labels(checkpoint.config), spec=checkpoint.spec, traits=traits)
 
 
-def _load_prompted(checkpoint: _Checkpoint) -> Adapter:
+def _load_prompt_model(checkpoint: _Checkpoint) -> Adapter:
     """Load a detector of what a text names, or a model that segments the object at a point."""
     adapter_class, auto_class = _PROMPTED[checkpoint.config.model_type]
     model, _ = checkpoint.build(auto_class)
@@ -320,15 +333,16 @@ def _loading_errors(name: str, prepare: Prepare | None = None) -> Iterator[None]
     try:
         with nullcontext() if local else hub_access(spec), quiet():
             yield
-    except (ValueError, KeyError, RuntimeError, ImportError, OSError) as error:
-        raise ModelError(f"{spec} cannot be used as an image classifier: {first_line(error)[:200]}") from error
+    except DaveError:
+        raise
+    except Exception as error:  # processors of other models fail in any way
+        raise ModelError(f"{spec} cannot be used as an image model: {first_line(error)[:200]}") from error
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence the progress bars and reports of transformers; what matters in them is raised."""
-    from transformers.utils import logging
-
+    logging = import_transformers().utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -353,8 +367,6 @@ FAMILIES.register("hf")(
         "hf:NAME_OR_FOLDER",
         "models of transformers, from the hub or a local folder",
         extra="hf",
-        zero_shot=True,
-        bare=True,
         backbone=backbone,
     )
 )

@@ -60,4 +60,4 @@ def _build(name: str) -> nn.Module:
     return model
 
 
-FAMILIES.register("module")(Family(load, "FILE.py:FUNCTION", "a function of yours that returns the model", bare=True))
+FAMILIES.register("module")(Family(load, "FILE.py:FUNCTION", "a function of yours that returns the model"))

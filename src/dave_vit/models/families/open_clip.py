@@ -38,7 +38,7 @@ def load(
     known = import_open_clip().list_models()
     if base not in known and not base.startswith("hf-hub:"):
         raise UnknownName(f"open_clip has no model {base!r}{suggest_names(base, known)}")
-    model = _build_pretrained(base, tag) if weights is None else build(base)
+    model = _download(base, tag) if weights is None else build(base)
     if weights not in (None, RANDOM):
         load_state(model, read_weights(str(weights)))
     with hub_access(f"the tokenizer of {spec}", fix="load it once where there is a network"):
@@ -68,7 +68,7 @@ def build(name: str, **options: Any) -> nn.Module:
     return model
 
 
-def _build_pretrained(name: str, tag: str) -> nn.Module:
+def _download(name: str, tag: str) -> nn.Module:
     tags = import_open_clip().list_pretrained_tags_by_model(name)
     if tag and tag not in tags:
         raise UnknownName(f"open_clip's {name} has no weights {tag!r}; it has {', '.join(tags) or 'none'}")
@@ -107,6 +107,4 @@ def import_open_clip() -> Any:
     return open_clip
 
 
-FAMILIES.register("openclip")(
-    Family(load, "openclip:NAME", "CLIP and SigLIP models of open_clip", extra="clip", zero_shot=True)
-)
+FAMILIES.register("openclip")(Family(load, "openclip:NAME", "CLIP and SigLIP models of open_clip", extra="clip"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +16,18 @@ from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
 from dave_vit.models.state import (
-    PREFIXES,
     RANDOM,
-    State,
     Weights,
+    count_classes,
+    head_tensors,
     mismatch_error,
     read_weights,
     saved_class_names,
     strip_prefixes,
 )
 from dave_vit.models.traits import Traits, square_side
+
+_CLASSES = 1000  # of a head that is built to find its name, where the published model has none
 
 
 def load(name: str, weights: str | None = None, classes: Classes | None = None) -> Adapter:
@@ -148,11 +149,13 @@ def from_weights(name: str, weights: Weights) -> nn.Module:
     saved = weights.metadata.get("architecture", name)
     if saved.partition(".")[0] != name.partition(".")[0]:
         raise ModelError(f"{weights.path}: these weights are of timm:{saved}, not timm:{name}; load them by that name")
-    keys = _head_keys(name, weights.state)
-    if not keys and _config_field(name, "num_classes"):
+    published = _config_field(name, "num_classes")
+    tried = published or _CLASSES
+    model = build(name, num_classes=tried)
+    count = count_classes(weights, model, tried)
+    if count is None and published:
         raise ModelError(f"{weights.path}: these weights hold no class head; train one with `dave probe`")
-    count = int(weights.state[keys[0]].shape[0]) if keys else 0
-    return _build_with_state(name, weights, num_classes=count)
+    return _load_state(name, model if count == tried else build(name, num_classes=count or 0), weights)
 
 
 def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adapter, str]:
@@ -162,9 +165,10 @@ def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adap
         model = _build_without_file(name, weights, num_classes=0)
     else:
         file = read_weights(weights)
-        heads = _head_keys(name, file.state)
-        bodies = {key: value for key, value in file.state.items() if key not in heads}
-        model = _build_with_state(name, replace(file, state=bodies), num_classes=0)
+        whole = build(name, num_classes=_CLASSES)
+        heads, state = head_tensors(file, whole, _CLASSES), strip_prefixes(file.state, set(whole.state_dict()))
+        bodies = {key: value for key, value in state.items() if key not in heads}
+        model = _load_state(name, build(name, num_classes=0), replace(file, state=bodies))
     model.reset_classifier(len(names))  # type: ignore[operator]
     head = model.get_classifier()  # type: ignore[operator]
     path = next((path for path, module in model.named_modules() if module is head), None)
@@ -179,23 +183,15 @@ def _config_field(name: str, field: str) -> Any:
     return getattr(timm.get_pretrained_cfg(name), field, None)
 
 
-def _head_keys(name: str, state: State) -> list[str]:
-    """Return the names of the head's tensors in a state dict, with any prefix; weights first."""
-    named = _config_field(name, "classifier") or "head"
-    heads = (named,) if isinstance(named, str) else tuple(named)
-    before = "|".join(map(re.escape, PREFIXES))
-    ends = [f"(?:{before})*{re.escape(head)}\\.{part}" for part in ("weight", "bias") for head in heads]
-    return [key for end in ends for key in state if re.fullmatch(end, key)]
-
-
-def _build_with_state(name: str, weights: Weights, **options: Any) -> nn.Module:
-    model = build(name, **options)
+def _load_state(name: str, model: nn.Module, weights: Weights) -> nn.Module:
+    """Load weights into a model, or build it anew with weights that timm has to convert."""
     own = model.state_dict()
     state = strip_prefixes(weights.state, set(own))
     if {key: value.shape for key, value in own.items()} == {key: value.shape for key, value in state.items()}:
         model.load_state_dict(state)
         return model
     # timm converts checkpoints in the layout of their first authors, and other image sizes.
+    options = {"num_classes": model.num_classes}
     overlay = {"state_dict": dict(state), "custom_load": False, "label_offset": 0, **options}
     try:
         return build(name, pretrained=True, pretrained_cfg_overlay=overlay, **options)

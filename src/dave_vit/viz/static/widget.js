@@ -1,6 +1,6 @@
 // An explanation in a notebook: its maps, with the controls of the page. Follows dom.js, paint.js and zoom.js in one module.
 
-const LABELS = { map: "evidence for it", signed: "for and against", sureness: "sureness" };
+const LABELS = { map: "evidence for it", signed: "for and against", certainty: "certainty" };
 const SCALES = { shared: "one scale for all", own: "each its own scale" };
 const CONTROLS = { display: "flex", flexWrap: "wrap", alignItems: "center", gap: "0.4rem 1.2rem", marginBottom: "0.5rem" };
 
@@ -89,16 +89,21 @@ function render({ model, el }) {
   const stage = makeStage(canvas, Math.min(448, 2 * maps.width));
   const zoom = new Zoom(() => [stage]);
   const output = make("output", {});
+  const bar = make("canvas", { className: "dave-bar", width: 256, height: 1 });
+  Object.assign(bar.style, { width: "8rem", height: "0.6rem", margin: "0 0.4rem" });
 
   function draw() {
     const number = Number(which.value);
     const reference = scales.value === "shared" ? maps.strongest(view.value) : number;
     const [map, soft] = maps.planes(view.value, number, 2 * Math.floor(smoothing.value / 2) + 1, reference);
-    output.textContent = `${maps.names[number]}: the brightest colour is ${map.limit.toPrecision(3)}`;
-    if (view.value === "sureness") return drawHeatmap(canvas, map, maps.width, maps.height, colours.dave_uncertainty);
-    const signed = view.value === "signed";
+    const [signed, isCertainty] = [view.value === "signed", view.value === "certainty"];
+    const colormap = isCertainty ? colours.dave_uncertainty : signed ? colours.dave_signed : colours.dave;
+    const limit = `${map.limit.toPrecision(3)} ${isCertainty ? "standard errors" : model.get("unit")}`.trim();
+    output.replaceChildren(`${maps.names[number]}: ${signed ? `−${limit}` : 0}`, bar, limit);
+    drawBar(bar, colormap);
+    if (isCertainty) return drawHeatmap(canvas, map, maps.width, maps.height, colormap);
     const display = { mix: Number(mix.value), above: Number(above.value), signed };
-    drawOverlay(canvas, maps.image(number), map, soft, display, signed ? colours.dave_signed : colours.dave);
+    drawOverlay(canvas, maps.image(number), map, soft, display, colormap);
   }
 
   const rows = Object.entries({ Map: which, View: view, "Image to map": mix, "Hide below": above, Smoothing: smoothing });

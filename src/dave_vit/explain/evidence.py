@@ -1,0 +1,123 @@
+"""Where the score of a word comes from: the image, the prompt, the words before it, or the model's constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dave_vit.engine.gradient import gradient
+from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.targets import Score, ScoreSet, Target
+from dave_vit.errors import OutputError
+from dave_vit.methods.pass_size import PassSize
+from dave_vit.methods.presets import scale_noise
+from dave_vit.models.text_generation import AnsweredPrompt
+from dave_vit.neighborhood import Neighborhood, Spatial
+
+VIEWS = 8
+"""Views of the image, from which the standard errors are estimated."""
+SOURCES = ("image", "prompt", "answer", "constants")
+_SHIFT, _NOISE = 0.03, 0.05  # of the views: these change no word; a mirror image would change "left" and writing
+_SIGNIFICANT = 2.0  # standard errors, as in figures
+_ROUNDING = 1e-2  # of the largest score: what half precision may lose
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a score: its average over views, and the standard error of that."""
+
+    value: float
+    standard_error: float
+
+    @classmethod
+    def of(cls, samples: Tensor) -> Part:
+        """Average samples ``[T]``."""
+        return cls(float(samples.mean()), float(samples.std() / len(samples) ** 0.5))
+
+
+@dataclass(frozen=True)
+class WordEvidence:
+    """Where the score of a word comes from; the parts add up to the score, all averaged over views of the image.
+
+    Attributes:
+        score: of the word, against its rivals or by itself.
+        parts: of the image, of the prompt's words, of the words of the answer before, and of the model's constants.
+        views: of the image.
+    """
+
+    score: float
+    parts: dict[str, Part]
+    views: int
+
+    @property
+    def image_share(self) -> float:
+        """Share of the image in the sizes of all parts, from -1 to 1."""
+        return self.parts["image"].value / (sum(abs(part.value) for part in self.parts.values()) or 1.0)
+
+    @property
+    def is_grounded(self) -> bool:
+        """Whether the part of the image exceeds zero by more than two standard errors."""
+        image = self.parts["image"]
+        return image.value > _SIGNIFICANT * image.standard_error
+
+    def describe(self) -> str:
+        """Return the parts on one line, for the terminal."""
+        image = self.parts["image"]
+        others = ", ".join(f"{name} {self.parts[name].value:+.2f}" for name in SOURCES[1:])
+        mark = "" if self.is_grounded else "  not grounded in the image"
+        return f"{self.score:+.2f} = image {image.value:+.2f} ± {image.standard_error:.2f}, {others}{mark}"
+
+    def record(self) -> dict[str, Any]:
+        """Return the numbers, ready for JSON."""
+        parts = {name: asdict(part) for name, part in self.parts.items()}
+        return {"score": self.score, **parts, "image_share": self.image_share, "grounded": self.is_grounded}
+
+
+def compute_evidence(
+    answered: AnsweredPrompt, words: Sequence[Score], *, views: int = VIEWS, seed: int = 0
+) -> list[WordEvidence]:
+    """Compute where the scores of words come from: one forward pass of each view, and a backward pass for each word.
+
+    Args:
+        answered: the model with its prompt and its answer.
+        words: their scores.
+        views: of the image, at least 2.
+        seed: of the views.
+    """
+    model, image = answered.with_text_embeddings(), answered.inputs
+    spatial = Spatial(flip=0.0, rotation=0.0, translation=_SHIFT)
+    neighborhood = Neighborhood(spatial, scale_noise(answered, _NOISE), fill=answered.traits.fill)
+    drawn = neighborhood.views(tuple(image.shape[1:]), samples=views, seed=seed, device=image.device, dtype=image.dtype)
+    rows, target = model.join(drawn.apply(image)[:, 0]), Target.of(ScoreSet(tuple(words)), 1)
+    _check_joint(model, answered, target)
+
+    def decompose(start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        result = gradient(model, rows[start:stop], target, rules=EFFECTIVE)
+        pixels, text = model.split(result.weight.double() * rows[start:stop, None].double())
+        return result.score.double(), pixels.sum((-3, -2, -1)), text.sum(-1)
+
+    chunks = PassSize(views).run_chunks(decompose, views)
+    score, pixels, text = (torch.cat(parts).cpu() for parts in zip(*chunks, strict=True))  # [T, K], [T, K], [T, K, L]
+    prompt = text.shape[-1] - len(answered.tokens)
+    parts = [pixels, text[..., :prompt].sum(-1), text[..., prompt:].sum(-1)]
+    parts.append(score - torch.stack(parts).sum(0))
+    return [
+        WordEvidence(
+            float(score[:, word].mean()),
+            {name: Part.of(part[:, word]) for name, part in zip(SOURCES, parts, strict=True)},
+            views,
+        )
+        for word in range(len(words))
+    ]
+
+
+@torch.no_grad()
+def _check_joint(model: Any, answered: AnsweredPrompt, target: Target) -> None:
+    """Raise OutputError where the embeddings that are put in are not those that the model would compute."""
+    own, joint = (target.read(output, 1) for output in (answered(answered.inputs), model(model.join(answered.inputs))))
+    if not torch.allclose(own, joint, rtol=_ROUNDING, atol=_ROUNDING * float(own.abs().max())):
+        raise OutputError(f"{answered.spec} embeds its text in a way of its own; its words have maps, but no shares")
