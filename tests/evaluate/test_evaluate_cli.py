@@ -81,7 +81,7 @@ def test_watching_shows_first_numbers_while_the_run_goes_on(world, tmp_path, cap
     shown = capsys.readouterr().err
     assert "evaluating: 2 of 10" in shown
     assert re.search(r"evaluating: 10 of 10, .* a second", shown)
-    first, last = (re.findall(r"effective +(\S+) .* \(n = (\d)\)", shown)[place] for place in (0, -1))
+    first, last = (re.findall(r"effective +(\S+) .*?\(n = (\d)\)", shown)[place] for place in (0, -1))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert first[1] == "2"
     assert last == (f"{summary['results'][0]['mean']:.3f}", "5")
@@ -117,8 +117,10 @@ def test_flags_make_the_plan(words):
     line += " --set dave.rotation=0 --set deletion.protocol=official --device cpu --workers 2 --threads 1 --out here"
     assert cli.run(["evaluate", *line.split()]) == 0
     plan = words["plan"]
-    every = "gridpg energypg pointing average_precision deletion insertion irof road consistency infidelity"
-    every += " sensitivity_n sanity random_logit"
+    every = (
+        "gridpg energypg pointing average_precision deletion insertion irof road srg r_oms saco consistency infidelity"
+    )
+    every += " sensitivity_n single_deletion sanity random_logit complexity sparseness"
     assert [entry.metric for entry in plan.metrics] == every.split()
     assert plan.methods[0].options == {"samples": 4, "preset": "paper", "rotation": 0}
     assert plan.methods[1].options == {}  # samples go where they are understood
@@ -179,7 +181,7 @@ def test_flags_go_before_what_the_file_says_of_a_method(words, tmp_path):
     assert [one["preset"] for one in options("--preset", "exact")[:2]] == ["exact", "exact"]
     assert "seed" not in options("--seed", "1")[0]
     assert options("--seed", "1", "--set", "dave.seed=2")[0]["seed"] == 2
-    assert [one.get("samples", one.get("steps")) for one in options("--budget", "20")] == [19, 20, 20]
+    assert [one.get("samples", one.get("steps")) for one in options("--budget", "20")] == [17, 20, 20]
     options("--against", "rivals")
     assert [entry.against for entry in words["plan"].methods] == ["rivals"] * 3
     assert cli.run(["evaluate", "--budget", "20", "--samples", "3"]) == 2

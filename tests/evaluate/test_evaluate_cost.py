@@ -13,6 +13,9 @@ from dave_vit.metrics import METRICS
 
 FEWER = {
     **{name: {"steps": 5} for name in ("deletion", "insertion", "irof")},
+    **{name: {"steps": 3} for name in ("srg", "r_oms")},
+    "saco": {"groups": 4},
+    "single_deletion": {"patches": 2},
     "infidelity": {"samples": 4},
     "sensitivity_n": {"samples": 2, "sizes": 2},
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 
 from dave_vit import cli
 from dave_vit.evaluate import evaluate
+from dave_vit.evaluate.statistics import intervals
+from dave_vit.evaluate.statistics.compare import describe_changes, read_run
 from evaluation_fixtures import build_plan, load, paint, read_rows
 
 
@@ -49,7 +53,8 @@ def test_differences_are_paired_by_image(runs, capsys):
     assert one["low"] < one["mean"] < one["high"]
     same = next(d for d in comparison["differences"] if (d["metric"], d["method"]) == ("energypg", "input_x_gradient"))
     assert (same["mean"], same["low"], same["high"]) == (0, 0, 0)
-    assert any("samples was 1, now 2" in change for change in comparison["changes"])
+    assert "method smoothgrad: options.samples was 1, now 2" in comparison["changes"]
+    assert "limit was 20, now 17" in comparison["changes"]
 
 
 def test_grids_are_compared_only_where_they_are_the_same(runs, capsys):
@@ -67,6 +72,30 @@ def test_a_run_with_itself_method_with_method(runs, capsys):
     assert one["mean"] == pytest.approx(np.mean([noisy[name] - plain[name] for name in plain]))
     assert cli.run(["diff", str(runs[0]), str(runs[1])]) == 0
     assert "smoothgrad" in capsys.readouterr().out
+
+
+def test_what_differs_is_named(runs, capsys):
+    changes = diff(capsys, runs[0], runs[0], "--pair", "input_x_gradient=smoothgrad")["changes"]
+    assert "method input_x_gradient -> smoothgrad: options.samples was not set, now 1" in changes
+    assert 'method input_x_gradient -> smoothgrad: method was "input_x_gradient", now "smoothgrad"' in changes
+    first = read_run(runs[0])
+    software = {**first.provenance["software"], "torch": "9.9"}
+    plan = copy.deepcopy(first.plan)
+    plan["methods"][0]["label"] = "renamed"
+    other = replace(first, path=Path("other"), plan=plan, provenance={**first.provenance, "software": software})
+    assert describe_changes(first, other, {"smoothgrad": "smoothgrad"}) == [
+        f"method input_x_gradient is only in {runs[0]}",
+        "method renamed is only in other",
+        f'software.torch was "{first.provenance["software"]["torch"]}", now "9.9"',
+    ]
+
+
+def test_the_star_and_the_number_of_comparisons_are_explained(runs, capsys, monkeypatch):
+    monkeypatch.setattr(intervals, "MIN_IMAGES", 18)
+    assert cli.run(["diff", *map(str, runs)]) == 0
+    out = capsys.readouterr().out
+    assert "* the 95 % interval of the change excludes 0" in out
+    assert "[" not in out  # 17 images are too few now
 
 
 @pytest.mark.parametrize(

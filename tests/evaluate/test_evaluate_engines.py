@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,11 +17,9 @@ import torch
 import small_embedded
 from dave_vit import cli
 from dave_vit.errors import OptionError, OutOfMemory, UnknownName
-from dave_vit.evaluate import LocalEngine, create_engine, evaluate, pick_devices
-from dave_vit.evaluate.dispatch import ActorLost, Dispatcher
-from dave_vit.evaluate.engines import local
+from dave_vit.evaluate import LocalEngine, create_engine, dispatch, evaluate, pick_devices
+from dave_vit.evaluate.dispatch import Dispatcher, WorkerLost
 from dave_vit.evaluate.engines.ray import RayEngine, plan_pool
-from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.store import RunFolder
 from dave_vit.evaluate.tasks import EvalTask
 from evaluation_fixtures import build_plan, load, load_at_home, load_fatal, paint, quick_plan, read_rows
@@ -40,11 +38,11 @@ from dave_vit.evaluate.worker import Worker
 folder, run, log = map(Path, sys.argv[1:4])
 compute = Worker.compute
 
-def noted(self, task):
+def noted(self, task, following=None):
     with log.open("a") as file:
         file.write(task.name + "\\n")
     time.sleep(0.05)
-    return compute(self, task)
+    return compute(self, task, following)
 
 Worker.compute = noted
 evaluate(quick_plan(folder), run, loader=load, threads=1)
@@ -103,7 +101,7 @@ def test_killed_at_random_and_started_again(squares, expected, tmp_path):
 BUILTIN = """evaluate --metric all --methods input_x_gradient,smoothgrad --samples 2 --limit 8 --shard 2 --threads 1
     --set gridpg.grids=2 --set deletion.steps=2 --set insertion.steps=2 --set sanity.images=1
     --set infidelity.images=1 --set sensitivity_n.images=1 --set sensitivity_n.samples=4 --set irof.steps=2
-    --set road.images=1 --quiet --out""".split()
+    --set road.images=1 --set srg.steps=3 --set r_oms.images=1 --quiet --out""".split()
 
 
 def command(run: Path) -> subprocess.Popen:
@@ -201,26 +199,21 @@ def test_an_error_of_a_member_reaches_the_caller(squares, tmp_path):
         evaluate(plan, tmp_path / "run", engine=LocalEngine(["cpu", "cpu"]), loader=load_at_home, threads=1)
 
 
-def test_waiting_for_others_takes_longer_and_longer_looks(squares, tmp_path, monkeypatch):
+def test_waiting_for_others_takes_longer_and_longer_looks(tmp_path, monkeypatch):
     """A second command that finds everything claimed must not ask a file server five times a second."""
-    job, tasks = (
-        EvalJob(quick_plan(squares)),
-        [EvalTask("scan", f"s{i}", 0, -1, 0, i, (i,)) for i in range(2000)],
-    )
-    folder, pauses = RunFolder(tmp_path), []
-    monkeypatch.setattr(
-        local, "Worker", lambda *arguments: SimpleNamespace(close=lambda: None, release_memory=lambda: None)
-    )
-    monkeypatch.setattr(local, "_try_task", lambda *arguments: False)  # all in other hands
+    tasks = [EvalTask("scan", f"s{i}", 0, -1, 0, i, (i,)) for i in range(2000)]
+    cluster, folder, pauses = SimulatedCluster(), RunFolder(tmp_path), []
+    monkeypatch.setattr(RunFolder, "claim", lambda self, key: nullcontext(False))  # all in other hands
     monkeypatch.setattr(RunFolder, "find_existing", lambda self, files: set(files) if len(pauses) > 9 else set())
 
     def pause(seconds):
         pauses.append(seconds)
 
-    monkeypatch.setattr(local.time, "sleep", pause)
+    monkeypatch.setattr(dispatch.time, "sleep", pause)
     finished_tasks = []
-    local.compute_tasks(job, folder, tasks, "cpu", finished=finished_tasks.append)
+    Dispatcher(cluster, folder, finished_tasks.append).run(tasks)
     assert finished_tasks == tasks
+    assert not cluster.calls
     assert pauses[:3] == [0.4, 0.8, 1.6]
     assert max(pauses) == 5.0
     assert len(pauses) == 10
@@ -286,15 +279,17 @@ class SimulatedCluster:
         self.last: list[str] = []
         self.calls: list[tuple[int, str]] = []
         self.hired = 0
+        self.released: set[int] = set()
 
-    def count_actors(self):
+    def count_workers(self):
         return self.sizes.pop(0) if len(self.sizes) > 1 else self.sizes[0]
 
-    def start_actor(self):
+    def start_worker(self):
         self.hired += 1
         return self.hired, (self.hired, "ready")
 
-    def call(self, actor, task):
+    def submit(self, actor, task, following):
+        assert following is None or following.chunk != task.chunk
         self.calls.append((actor, task.name))
         self.last += [task.name] if task.is_last_attempt else []
         return actor, task.name
@@ -306,24 +301,35 @@ class SimulatedCluster:
         _, what = call
         if what == "ready" and self.failing_starts:
             self.failing_starts -= 1
-            raise ActorLost("no memory")
+            raise WorkerLost("no memory")
         if self.deadly.get(what):
             self.deadly[what] -= 1
-            raise ActorLost("killed")
+            raise WorkerLost("killed")
         if self.full.get(what):
             self.full[what] -= 1
             raise OutOfMemory("full")
-        return what
+        return {f"rows/{what}.parquet": what.encode()}
+
+    def release_memory(self, actor):
+        self.released.add(actor)
 
 
-def dispatch_all(cluster: SimulatedCluster) -> list[str]:
-    done = []
-    Dispatcher(cluster, lambda task, result: done.append((task.name, result))).run(TASKS)
-    assert all(name == result for name, result in done)
-    return [name for name, _ in done]
+@pytest.fixture
+def dispatch_all(tmp_path, monkeypatch):
+    """Run all tasks on a cluster and return the names of those that were finished; pauses take no time."""
+    monkeypatch.setattr(dispatch.time, "sleep", lambda seconds: None)
+
+    def run(cluster: SimulatedCluster) -> list[str]:
+        done, folder = [], RunFolder(tmp_path / str(len(list(tmp_path.iterdir()))))
+        Dispatcher(cluster, folder, done.append).run(TASKS)
+        assert all((folder / task.file).read_text() == task.name for task in done)
+        assert not list((folder / "locks").iterdir())
+        return [task.name for task in done]
+
+    return run
 
 
-def test_actors_stay_with_the_images_that_they_have_read():
+def test_actors_stay_with_the_images_that_they_have_read(dispatch_all):
     cluster = SimulatedCluster()
     assert sorted(dispatch_all(cluster)) == sorted(task.name for task in TASKS)
     for actor in (1, 2):
@@ -331,32 +337,48 @@ def test_actors_stay_with_the_images_that_they_have_read():
         assert chunks == sorted(chunks, key=chunks.index)  # one after the other, none twice
 
 
-def test_what_a_lost_actor_had_begun_is_done_by_another():
+def test_what_a_lost_actor_had_begun_is_done_by_another(dispatch_all):
     cluster = SimulatedCluster(deadly={"2-0": 2, "0-1": 1}, failing_starts=1)
     done = dispatch_all(cluster)
     assert sorted(done) == sorted(task.name for task in TASKS)  # each once
     assert cluster.hired == 2 + 1 + 3
 
 
-def test_a_task_that_kills_every_actor_ends_the_run():
-    with pytest.raises(RuntimeError, match=r"actors die at 1-0, 3 times \(killed\); if memory is too small"):
+def test_a_task_that_kills_every_actor_ends_the_run(dispatch_all):
+    with pytest.raises(RuntimeError, match=r"workers die at 1-0, 3 times \(killed\); if memory is too small"):
         dispatch_all(SimulatedCluster(deadly={"1-0": 9}))
-    with pytest.raises(RuntimeError, match="no actor can begin, 3 times"):
+    with pytest.raises(RuntimeError, match="no worker can begin, 3 times"):
         dispatch_all(SimulatedCluster(failing_starts=9))
 
 
-def test_a_task_that_finds_no_memory_is_tried_later_and_for_the_last_time():
+def test_a_task_that_finds_no_memory_is_tried_later_and_for_the_last_time(dispatch_all):
     cluster = SimulatedCluster(full={"1-0": 2, "2-1": 5})
     assert sorted(dispatch_all(cluster)) == sorted(task.name for task in TASKS)
     names = [name for _, name in cluster.calls]
     assert names.index("1-1") < len(names) - 1 - names[::-1].index("1-0")  # its neighbour went before
     assert (names.count("1-0"), names.count("2-1"), cluster.last) == (3, 6, ["2-1"])
     assert cluster.hired == 2  # no actor is lost by it
+    assert cluster.released  # while tasks wait for memory
     with pytest.raises(OutOfMemory):
         dispatch_all(SimulatedCluster(full={"1-0": 9}))
 
 
-def test_a_node_that_joins_later_helps():
+def test_a_worker_without_memory_leaves_the_tasks_to_the_others(dispatch_all):
+    """Else it would fail at one task after the other while the others compute."""
+    cluster = SimulatedCluster()
+    result = cluster.result
+
+    def fail_at_first_worker(call):
+        if call[0] == 1 and call[1] != "ready":
+            raise OutOfMemory("full")
+        return result(call)
+
+    cluster.result = fail_at_first_worker
+    assert sorted(dispatch_all(cluster)) == sorted(task.name for task in TASKS)
+    assert [who for who, _ in cluster.calls].count(1) <= 2
+
+
+def test_a_node_that_joins_later_helps(dispatch_all):
     cluster = SimulatedCluster(sizes=[1, 1, 1, 3])
     dispatch_all(cluster)
     assert {who for who, _ in cluster.calls} == {1, 2, 3}

@@ -15,9 +15,8 @@ from dave_vit.data.base import FileDataset
 from dave_vit.data.batches import load_batch
 from dave_vit.data.grids import Grid
 from dave_vit.errors import ImageError
+from dave_vit.evaluate import LocalEngine, dispatch, scoring
 from dave_vit.evaluate import prefetch as reading
-from dave_vit.evaluate import scoring
-from dave_vit.evaluate.engines import local
 from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.evaluate.store import RunFolder
@@ -75,8 +74,7 @@ def test_images_of_the_next_task_are_read_while_the_present_one_is_computed(squa
     job, tasks = build_tasks(squares, lambda: came.append(started.wait(SOON)))
     reads.before = lambda index: started.set() if index == tasks[1].images[0] else None
     worker = Worker(job, "cpu")
-    worker.prefetch(tasks[1])
-    worker.compute(tasks[0])
+    worker.compute(tasks[0], following=tasks[1])
     worker.compute(tasks[1])
     worker.close()
     assert all(came)
@@ -96,7 +94,7 @@ def test_the_first_batch_is_computed_before_the_second_is_read(squares, reads):
 def test_a_run_reads_each_image_once_and_its_rows_are_the_same(squares, reads, tmp_path):
     job, tasks = build_tasks(squares, methods=["input_x_gradient", {"method": "input_x_gradient", "label": "again"}])
     ahead, alone = RunFolder(tmp_path / "ahead"), RunFolder(tmp_path / "alone")
-    local.compute_tasks(job, ahead, tasks, "cpu")
+    LocalEngine().run(job, ahead, tasks, lambda task: None)
     assert reads == dict.fromkeys(range(12), 1)
     worker = Worker(job, "cpu")
     for task in tasks:
@@ -144,8 +142,7 @@ def test_what_goes_wrong_ahead_is_raised_by_its_own_task(squares, reads):
             raise RuntimeError("the file server is gone")
 
     reads.before = fail
-    worker.prefetch(tasks[1])
-    worker.compute(tasks[0])
+    worker.compute(tasks[0], following=tasks[1])
     assert failed.wait(SOON)
     with pytest.raises(RuntimeError, match="file server"):
         worker.compute(tasks[1])
@@ -163,7 +160,7 @@ def test_an_image_that_cannot_be_read_ahead_is_a_row_without_a_value(squares, re
             raise ImageError("5.png: cut off")
 
     reads.before = fail
-    local.compute_tasks(job, folder, tasks, "cpu")
+    LocalEngine().run(job, folder, tasks, lambda task: None)
     rows = read_rows(folder.path)
     assert len(rows) == 12
     assert [row["dropped"] for row in rows if row["value"] is None] == ["5.png: cut off"]
@@ -172,7 +169,9 @@ def test_an_image_that_cannot_be_read_ahead_is_a_row_without_a_value(squares, re
 def test_a_task_that_another_process_takes_is_left_to_it(squares, tmp_path, monkeypatch):
     job, tasks = build_tasks(squares)
     folder, computed, compute = RunFolder(tmp_path), [], Worker.compute
-    monkeypatch.setattr(Worker, "compute", lambda self, task: computed.append(task.name) or compute(self, task))
+    monkeypatch.setattr(
+        Worker, "compute", lambda self, task, other: computed.append(task.name) or compute(self, task, other)
+    )
     with ExitStack() as other:
         assert other.enter_context(folder.claim(tasks[1].name))
         files = compute(Worker(job, "cpu"), tasks[1])
@@ -181,8 +180,8 @@ def test_a_task_that_another_process_takes_is_left_to_it(squares, tmp_path, monk
             folder.write(files)
             other.close()
 
-        monkeypatch.setattr(local.time, "sleep", finish)
-        local.compute_tasks(job, folder, tasks, "cpu")
+        monkeypatch.setattr(dispatch.time, "sleep", finish)
+        LocalEngine().run(job, folder, tasks, lambda task: None)
     assert computed == [tasks[0].name, tasks[2].name]
     assert (folder / tasks[1].file).read_bytes() == files[tasks[1].file]
 
@@ -200,7 +199,6 @@ def test_a_worker_holds_two_tasks_at_most(squares, monkeypatch):
     monkeypatch.setattr(reading, "load_batch", record_call)
     worker = Worker(job, "cpu")
     for present, likely in [(0, 1), (2, 0), (1, 2)]:
-        worker.prefetch(tasks[likely])
-        worker.compute(tasks[present])
+        worker.compute(tasks[present], following=tasks[likely])
         assert 2 <= sum(batch() is not None for batch in read) <= 4
     worker.close()

@@ -25,9 +25,10 @@ from dave_vit.errors import DataError, DaveError, OptionError
 from dave_vit.evaluate import evaluate
 from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.provenance import software_versions
-from dave_vit.evaluate.report import render_report
+from dave_vit.evaluate.report import build_model_report, render_report
 from dave_vit.evaluate.scoring import MapMaker
 from dave_vit.evaluate.statistics.rows import Row, ScannedImage
+from dave_vit.evaluate.statistics.scores import ModelScores
 from dave_vit.evaluate.tasks import TaskBuilder, build_grids, relax_confidence
 from dave_vit.evaluate.worker import Worker
 from dave_vit.maps import collapse
@@ -57,7 +58,7 @@ def computed(monkeypatch) -> list[str]:
     """Names of the tasks that workers of this process compute."""
     names: list[str] = []
     compute = Worker.compute
-    monkeypatch.setattr(Worker, "compute", lambda self, task: names.append(task.name) or compute(self, task))
+    monkeypatch.setattr(Worker, "compute", lambda self, task, *rest: names.append(task.name) or compute(self, task))
     return names
 
 
@@ -496,6 +497,18 @@ def test_the_report_is_one_file_with_everything(done):
     text = (run / "report.md").read_text()
     value = next(one for one in summary["results"] if (one["method"], one["metric"]) == ("dave", "energypg"))
     assert f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}]" in text
+    assert "passes per map (energypg)" in text  # a grid's map has another cost
+    assert "seconds per map (energypg)" in text
+
+
+def test_many_comparisons_are_noted_in_the_report(done, squares):
+    plan, summary = build_plan(squares), done[1]
+    (model,) = {one["model"] for one in summary["differences"]}
+    many = {**summary, "differences": 20 * summary["differences"]}
+    for content, is_noted in ((summary, False), (many, True)):
+        report = build_model_report(plan, content, model, ModelScores(), [])
+        page = render_report(plan, content, [report])["report.html"].decode()
+        assert ("comparisons at 95 % each: if nothing differed, about 3 would exclude zero." in page) is is_noted
 
 
 def test_the_report_tells_samples_and_weights(squares, done):

@@ -7,7 +7,12 @@ import pyarrow
 import pytest
 
 from dave_vit.data.grids import GridCandidate, GridOptions, choose_grids
-from dave_vit.evaluate.statistics.intervals import estimate_differences, estimate_means
+from dave_vit.evaluate.statistics.intervals import (
+    describe_comparisons,
+    estimate_differences,
+    estimate_means,
+    excludes_zero,
+)
 from dave_vit.evaluate.statistics.rows import empty_table
 from dave_vit.evaluate.statistics.scores import ScoreTable, rank_columns
 
@@ -54,10 +59,73 @@ def test_paired_intervals_are_narrower_where_images_differ_more_than_methods():
     assert first.low < second.high  # the intervals of the means themselves overlap
 
 
-def test_the_same_seed_gives_the_same_interval():
-    values = np.random.default_rng(0).normal(size=(2, 30))
-    assert estimate_means(values, range(30)) == estimate_means(values, range(30))
-    assert estimate_means(values, range(30), seed=1) != estimate_means(values, range(30))
+@pytest.mark.parametrize("count", [6, 10, 30])
+@pytest.mark.parametrize(
+    ("draw", "truth"),
+    [
+        (lambda draw, size: draw.random(size), 0.5),
+        (lambda draw, size: draw.beta(8, 2, size), 0.8),
+        (lambda draw, size: draw.beta(0.5, 0.5, size), 0.5),
+        (lambda draw, size: draw.beta(4, 0.4, size), 4 / 4.4),  # most are nearly 1
+        (lambda draw, size: draw.random(size) < 0.9, 0.9),  # hits and misses
+    ],
+    ids=["uniform", "high", "two ends", "skewed", "hits"],
+)
+def test_intervals_of_shares_cover_the_truth_and_stay_within_their_bounds(draw, truth, count):
+    values = draw(np.random.default_rng(0), (2000, count)).astype(np.float64)
+    estimates = estimate_means(values, range(count), bounds=(0.0, 1.0))
+    assert all(0 <= one.low <= one.mean <= one.high <= 1 for one in estimates)
+    assert 0.9 <= np.mean([one.low <= truth <= one.high for one in estimates]) <= 0.995
+
+
+def test_wilsons_interval_of_hits_and_misses():
+    """With many images Student's quantile is the normal one, and the effective sample size n - 1."""
+    from scipy.stats import binomtest
+
+    values = np.repeat([1.0, 0.0], [1800, 200])
+    (one,) = estimate_means(values[None], range(2000), bounds=(0.0, 1.0))
+    expected = binomtest(1800, 2000).proportion_ci(method="wilson")
+    assert (one.low, one.high) == pytest.approx((expected.low, expected.high), abs=2e-5)
+    (hits,) = estimate_means(np.ones((1, 10)), range(10), bounds=(0.0, 1.0))  # the variance is zero, the doubt is not
+    assert 0.6 < hits.low < 0.8
+    assert hits.high == 1
+    (same,) = estimate_means(np.full((1, 10), 0.7), range(10), bounds=(0.0, 1.0))
+    assert (same.low, same.high) == pytest.approx((0.7, 0.7))
+
+
+def test_intervals_of_grids_that_share_images_stay_within_their_bounds():
+    values = np.array([[1.0, 1, 1, 0.2, 1, 1, 1, 1, 1, 0.4, 1, 1]])
+    pictures = [[0, 1], [1, 2], [2, 3], [3, 4], [4, 5], [5, 0]]
+    units = np.repeat(range(6), 2).tolist()
+    (free,) = estimate_means(values, units, pictures=pictures)
+    (bounded,) = estimate_means(values, units, pictures=pictures, bounds=(0.0, 1.0))
+    assert free.high > 1
+    assert bounded.low < bounded.mean < bounded.high <= 1
+
+
+def test_fewer_than_six_images_have_no_interval():
+    values = np.random.default_rng(0).random((1, 6))
+    (five,), (six,) = (estimate_means(values[:, :count], range(count)) for count in (5, 6))
+    assert (five.low, five.high, five.n) == (None, None, 5)
+    assert six.low < six.mean < six.high
+    (few,) = estimate_means(values, range(6), pictures=[[0, 1], [1, 2], [2, 3], [3, 4], [4, 0], [0, 2]])
+    assert (few.low, few.images) == (None, 5)  # six grids, but of five images
+    assert not excludes_zero(vars(five))
+
+
+def test_differences_stay_within_their_bounds():
+    values = np.stack([np.ones(8), np.repeat([0.0, 1.0], [7, 1])])
+    ((_, _, one),) = estimate_differences(values, range(8), bounds=(0.0, 1.0))
+    assert one.mean == 0.875
+    assert 0 < one.low < one.high <= 1
+    assert excludes_zero(vars(one))
+
+
+def test_many_comparisons_have_a_note():
+    few = [{"low": 0.1, "high": 0.2}] * 9
+    assert describe_comparisons(few) == ""
+    assert describe_comparisons([*few, {"low": None, "high": None}]) == ""
+    assert describe_comparisons([few[0]] * 60).startswith("60 comparisons at 95 % each: if nothing differed, about 3 ")
 
 
 @pytest.mark.parametrize(("images", "noise"), [(25, 0.0), (25, 1.0), (100, 0.5)])
@@ -124,7 +192,7 @@ def test_places_go_from_best_to_worst():
     assert rank_columns(values, higher_is_better=False).tolist() == [0, 3, 2]
 
 
-@pytest.mark.parametrize("pictures", [[[0, 1, 2, 3], [0, 4, 5, 6]], [[0, 1], [0, 2], [1, 2]]])
+@pytest.mark.parametrize("pictures", [[[0, 1, 2, 3], [0, 4, 5, 6]], [[0, 1, 2, 3], [0, 1, 4, 5], [2, 3, 4, 5]]])
 def test_grids_that_are_too_few_to_tell_pictures_from_grids_have_an_interval(pictures):
     values = np.linspace(0.2, 0.9, len(pictures))[None]
     (estimate,) = estimate_means(values, range(len(pictures)), pictures=pictures)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -20,9 +21,8 @@ from torch import nn
 
 from dave_vit import cli
 from dave_vit.cli.options import ModelOptions
-from dave_vit.evaluate import LocalEngine, evaluate
-from dave_vit.evaluate.engines import local
-from evaluation_fixtures import build_plan, load, load_full, paint, read_rows
+from dave_vit.evaluate import LocalEngine, dispatch, evaluate
+from evaluation_fixtures import build_plan, load, paint, read_rows
 from hostile_files import good_png
 from tiny_adapters import adapter
 
@@ -124,10 +124,10 @@ class Full(nn.Module):
 def evaluate_short_of_memory(squares, run, monkeypatch, fails) -> dict:
     """The result of a run of four images, in two tasks."""
     pauses = []
-    monkeypatch.setattr(local.time, "sleep", pauses.append)
+    monkeypatch.setattr(dispatch.time, "sleep", pauses.append)
     plan = build_plan(squares, methods=["effective"], metrics=["energypg"], limit=4, shard=2, batch=2)
     summary = evaluate(plan, run, loader=lambda entry, device: Full(load(entry, device), fails), threads=1)
-    assert set(pauses) <= {local._MEMORY_PAUSE}
+    assert set(pauses) <= {dispatch.MEMORY_PAUSE}
     return {**summary["results"][0], "pauses": len(pauses)}
 
 
@@ -160,7 +160,7 @@ def test_a_model_that_does_not_fit_is_one_line(squares, tmp_path, monkeypatch, c
     def command(*args, **options):
         evaluate(build_plan(squares, limit=4), tmp_path / "run", loader=load_none, threads=1)
 
-    monkeypatch.setattr(local.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(dispatch.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(cli, "app", command)
     assert cli.run(["evaluate"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
@@ -215,9 +215,17 @@ def test_a_full_disk_names_the_file(squares, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_full_disk_with_two_workers_is_one_line(squares, tmp_path, monkeypatch, capfd):
-    def command(*args, **options):
-        evaluate(build_plan(squares), tmp_path / "run", engine=LocalEngine(["cpu", "cpu"]), loader=load_full, threads=1)
+    fsync = os.fsync
 
+    def fill(file):
+        if multiprocessing.active_children():
+            raise OSError(28, "No space left on device")
+        fsync(file)
+
+    def command(*args, **options):
+        evaluate(build_plan(squares), tmp_path / "run", engine=LocalEngine(["cpu", "cpu"]), loader=load, threads=1)
+
+    monkeypatch.setattr(os, "fsync", fill)
     monkeypatch.setattr(cli, "app", command)
     assert cli.run(["evaluate"]) == 2
     (line,) = capfd.readouterr().err.strip().splitlines()

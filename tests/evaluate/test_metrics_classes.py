@@ -46,7 +46,7 @@ def test_every_metric_scores_a_batch(case, name):
     assert metric.summary
     if metric.axis:
         assert scores.curves.shape == (4, len(scores.at))
-    assert metric.higher_is_better is (name not in ("sanity", "random_logit", "infidelity"))
+    assert metric.higher_is_better is (name not in ("sanity", "random_logit", "infidelity", "complexity"))
 
 
 def test_classes_give_what_the_functions_give(case):
@@ -109,6 +109,16 @@ def test_reasons_for_leaving_out(case):
         ("road", {"score": "logit"}),
         ("irof", {"regions": 0}),
         ("irof", {"steps": 0}),
+        ("srg", {"steps": 2}),
+        ("srg", {"regions": 0}),
+        ("srg", {"regions": "patches"}),
+        ("srg", {"baseline": []}),
+        ("srg", {"baseline": ["zero", "noise"]}),
+        ("r_oms", {"images": 0}),
+        ("saco", {"groups": 1}),
+        ("saco", {"baseline": "noise"}),
+        ("single_deletion", {"patches": 1}),
+        ("single_deletion", {"of": "loss"}),
         ("gridpg", {"cells": 1}),
         ("gridpg", {"size": 3}),
     ],

@@ -15,6 +15,7 @@ from dave_vit.viz.report_section import ReportTable, Section, csv_bytes
 def test_an_estimate_is_written_one_way():
     assert format_estimate(0.5123, 0.25, 0.75) == "0.512 [0.250, 0.750]"
     assert format_estimate(56.92, 55.0, 58.26, digits=1, bold=True) == "**56.9** [55.0, 58.3]"
+    assert format_estimate(0.5123, None, None) == "0.512"  # too few images for an interval
     assert format_estimate(None, None, None) == "-"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from dave_vit.data.images import SUFFIXES, check_size, to_rgb
-from dave_vit.errors import DataError, ImageError, OptionError, escape_unprintable, first_line
+from dave_vit._internal.content_hash import hash_content, hash_files
+from dave_vit.data.images import SUFFIXES, load_pixels, to_rgb
+from dave_vit.errors import DataError, ImageError, OptionError, escape_unprintable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -67,7 +67,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def digest(self) -> str:
-        """Return a hash of the contents that does not depend on the location, without reading pixels."""
+        """Return a hash of the contents that does not depend on the location."""
 
     @abstractmethod
     def image(self, index: int) -> Image:
@@ -92,7 +92,7 @@ class FileDataset(Dataset):
 
     def __init__(self, root: str | Path) -> None:
         if not str(root):
-            raise OptionError("no folder of data is named; write it behind the colon, such as folder:DIR")
+            raise OptionError("data set without a folder; write it after the colon, such as folder:DIR")
         self.root = Path(root)
         if not self.root.is_dir():
             raise DataError(f"{self.root}: no such folder; give the folder of the data set")
@@ -104,13 +104,10 @@ class FileDataset(Dataset):
         return self.items[index]
 
     def digest(self) -> str:
-        """Return a hash of names, labels, boxes and file sizes."""
-        digest = hashlib.sha256()
-        for item in self.items:
-            files = [file for file in (item.file, item.mask) if file]
-            sizes = [path.stat().st_size if (path := self.root / file).exists() else -1 for file in files]
-            digest.update(repr((item.name, item.label, item.boxes, sizes)).encode())
-        return digest.hexdigest()
+        """Return a hash of names, labels, boxes and the bytes of files."""
+        files = hash_files(self.root / file for item in self.items for file in (item.file, item.mask) if file)
+        items = [[item.name, item.label, item.boxes, item.mask is not None] for item in self.items]
+        return hash_content([items, files])
 
     def image(self, index: int) -> Image:
         """Return the RGB image."""
@@ -130,14 +127,7 @@ def image_files(folder: Path) -> list[Path]:
 
 def _read(path: Path) -> Image:
     """Read an image as stored: neither annotations nor published accuracies use the orientation tag."""
-    from PIL import Image as images
-
     try:
-        with images.open(path) as picture:
-            check_size(picture.size, path.name)
-            picture.load()
-            return picture
-    except ImageError:
-        raise
-    except Exception as error:  # decoders meet damaged bytes with any exception
-        raise ImageError(f"{path.name}: not an image that can be read ({first_line(error)})") from error
+        return load_pixels(path.read_bytes(), path.name)
+    except OSError as error:
+        raise ImageError(f"{path.name}: cannot be read ({error.strerror})") from error

@@ -44,7 +44,7 @@ def read_clip(source: str | Path, frames: int) -> Clip:
         raise ImageError(f"{source}: no such file; give a video, or an animation (GIF, WebP)")
     total = sum(1 for _ in _decode_frames(path))
     if total == 0:
-        raise ImageError(f"{source}: no frames in it")
+        raise ImageError(f"{source}: it contains no frames")
     indices = [round(place * (total - 1) / max(1, frames - 1)) for place in range(frames)]
     frames_at = {index: to_rgb(_to_image(one))[0] for index, one in enumerate(_decode_frames(path)) if index in indices}
     check_size(frames_at[indices[0]].size, str(source))
@@ -73,7 +73,7 @@ def _read_video(path: Path) -> Iterator[Any]:
         import av
     with av.open(str(path)) as container:
         if not container.streams.video:
-            raise ImageError(f"{path}: no moving pictures in it")
+            raise ImageError(f"{path}: it contains no video")
         yield from container.decode(video=0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import warnings
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from dave_vit.errors import ImageError, escape_unprintable
+from dave_vit.errors import ImageError, escape_unprintable, first_line
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")  # by content, not by suffix
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
@@ -28,7 +29,7 @@ class LoadedImage:
     Attributes:
         name: the file's name without its suffix, or "stdin".
         image: RGB, upright.
-        notes: conversions, such as "transparent parts set on white".
+        notes: conversions, such as "transparent areas drawn on white".
     """
 
     name: str
@@ -37,14 +38,17 @@ class LoadedImage:
 
 
 def find_images(sources: Iterable[str | Path]) -> list[str]:
-    """Return the given files and, for folders, their images and those of subfolders, sorted; `-` is kept.
+    """Return the given files and, for folders, their images and those of subfolders, sorted, each once; `-` is kept.
 
     Missing files and folders without images are kept too: reading them raises an error.
     """
     paths: list[str] = []
     for source in map(str, sources):
         paths += _images_in(Path(source)) if source != STDIN and Path(source).is_dir() else [source]
-    return paths
+    unique: dict[str, str] = {}
+    for path in paths:
+        unique.setdefault(os.path.abspath(path), path)
+    return list(unique.values())
 
 
 def _images_in(folder: Path) -> list[str]:
@@ -81,6 +85,13 @@ def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Loa
     Raises:
         ImageError: they are empty, no image, damaged or too large.
     """
+    image = load_pixels(data, name, max_pixels)
+    rgb, changes = to_rgb(ImageOps.exif_transpose(image))
+    return LoadedImage(name, rgb, (*_frames(image), *changes))
+
+
+def load_pixels(data: bytes, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decode the bytes of an image file as stored, in its own mode and orientation; raises as `decode_image` does."""
     if not data:
         raise ImageError(f"{name}: empty")
     try:
@@ -89,8 +100,7 @@ def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Loa
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             check_size(image.size, name, max_pixels)
             image.load()
-            upright = ImageOps.exif_transpose(image)
-            notes = _frames(image)
+            return image
     except Image.DecompressionBombError as error:
         raise ImageError(f"{name}: too large; at most {max_pixels / 1e6:.0f} million pixels are read") from error
     except UnidentifiedImageError as error:
@@ -98,10 +108,7 @@ def decode_image(data: bytes, name: str, *, max_pixels: int = MAX_PIXELS) -> Loa
     except ImageError:
         raise
     except Exception as error:  # decoders raise any exception on hostile bytes
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ImageError(f"{name}: damaged or cut off ({reason})") from error
-    rgb, changes = to_rgb(upright)
-    return LoadedImage(name, rgb, (*notes, *changes))
+        raise ImageError(f"{name}: damaged or cut off ({first_line(error)})") from error
 
 
 def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
@@ -140,7 +147,7 @@ def _on_white(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
     white = Image.new("RGBA", image.size, "white")
     rgb = Image.alpha_composite(white, image).convert("RGB")
     opaque = image.getchannel("A").getextrema()[0] == 255
-    return rgb, () if opaque else ("transparent parts set on white",)
+    return rgb, () if opaque else ("transparent areas drawn on white",)
 
 
 def _from_deep(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from dave_vit._internal.content_hash import hash_code
 from dave_vit._internal.schema import check_fields, check_seed
 from dave_vit.errors import OptionError
-from dave_vit.evaluate.plan_entries import NO_SMOOTHING, MethodEntry, MetricEntry, ModelEntry, Smoothing, hash_file
+from dave_vit.evaluate.plan_entries import NO_SMOOTHING, MethodEntry, MetricEntry, ModelEntry, Smoothing
 from dave_vit.evaluate.plan_loading import merge_settings, read_settings
 from dave_vit.methods.options import check_options
 from dave_vit.metrics import GridMetric
@@ -110,9 +111,11 @@ class Plan:
         """Return everything that decides the numbers, with files by content, so that they may move."""
         content = asdict(self)
         content["models"] = [{**entry.identity, "label": entry.label} for entry in self.models]
+        content["methods"] = [entry.identity for entry in self.methods]
+        content["metrics"] = [entry.identity for entry in self.metrics]
         content["data"] = data_digest
-        content["plugins"] = [hash_file(path) for path in self.plugins]
-        normal: dict[str, Any] = json.loads(json.dumps(content))
+        content["plugins"] = [hash_code(path) for path in self.plugins]
+        normal: dict[str, Any] = json.loads(json.dumps(content, default=str))
         return normal
 
 

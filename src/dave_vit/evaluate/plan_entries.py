@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
+from dave_vit._internal.content_hash import hash_code, hash_file, hash_own_code
 from dave_vit._internal.schema import check_fields, check_values
 from dave_vit.errors import OptionError
 from dave_vit.maps import Smoothing as SmoothingKind
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import declared_options
-from dave_vit.metrics import Metric, create_metric
+from dave_vit.metrics import METRICS, Metric, create_metric
 from dave_vit.models import ModelSpec, Prepare
 
 E = TypeVar("E")
@@ -65,9 +64,14 @@ class ModelEntry(ModelSpec):
     @property
     def identity(self) -> dict[str, Any]:
         """Content that decides its results, independent of where its files are."""
-        files = {"weights": self.weights, "classes": self.classes}
-        digests = {name: hash_file(path) if path else None for name, path in files.items()}
-        return {"spec": self.spec, **digests, "prepare": self.prepare and asdict(self.prepare)}
+        file, _, function = self.spec.rpartition(":")
+        return {
+            "spec": self.spec,
+            "weights": self.weights and (hash_file(self.weights) or self.weights),  # which may be "random"
+            "classes": self.classes and (hash_file(self.classes) or self.classes),
+            "prepare": self.prepare and asdict(self.prepare),
+            "code": hash_code(file) if function and file.endswith(".py") and Path(file).is_file() else None,
+        }
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,14 @@ class MethodEntry:
 
     def __post_init__(self) -> None:
         check_fields(self, "a method of the plan")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Content that decides its results: preset files by what they say, a user's method by its code."""
+        options, preset = dict(self.options), str(self.options.get("preset"))
+        if preset.endswith(".toml") and Path(preset).is_file():
+            options["preset"] = _read_toml(Path(preset))
+        return {**asdict(self), "options": options, "code": hash_own_code(METHODS[self.method])}
 
     def select_seeds(self, seeds: tuple[int, ...]) -> tuple[int, ...]:
         """Return the seeds to run with: its own, else the plan's; the first one only if it draws no samples."""
@@ -117,6 +129,11 @@ class MetricEntry:
     def __post_init__(self) -> None:
         check_fields(self, "a metric of the plan")
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Content that decides its results: a user's metric by its code."""
+        return {**asdict(self), "code": hash_own_code(METRICS[self.metric])}
+
     def at_patch_resolution(self) -> MetricEntry:
         """Return a copy that scores maps smoothed to the resolution of patches."""
         return replace(self, label=f"{self.label}/patch", smoothing=Smoothing("patch"))
@@ -144,15 +161,9 @@ def read_entry(kind: type[E], value: Any) -> E:
     return kind(**{**table, **nested})
 
 
-def hash_content(content: Any) -> str:
-    """Return the SHA-256 of JSON-like data."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
-@lru_cache(maxsize=64)
-def hash_file(path: str) -> str:
-    """Return the SHA-256 of a file, or the path itself if there is no such file (weights may be "random")."""
-    if not Path(path).is_file():
-        return path
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _read_toml(path: Path) -> Any:
+    """Return the content of a preset file, or a hash of it if it is damaged, which the method reports."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return hash_file(path)

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import hashlib
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import nn
 
+from dave_vit._internal.content_hash import PACKAGE, hash_code, hash_file
 from dave_vit._internal.environment import versions
 
-_PACKAGE = Path(__file__).parents[1]
-_DISPLAY = ("cli", "viz", "web")  # packages that no number depends on
+# Files that no row depends on: what runs tasks, summarises rows and shows results.
+_NOT_IN_ROWS = (
+    *("analysis", "cli", "explain", "viz", "web", "evaluate/dispatch.py", "evaluate/engines"),
+    *(f"evaluate/{name}.py" for name in ("progress", "report", "results_table", "run", "store")),
+    *(f"evaluate/statistics/{name}.py" for name in ("compare", "intervals", "scores", "summary", "variance")),
+)
 
 
 @cache
 def software_versions() -> dict[str, str]:
     """Return the versions of the libraries, and a hash of this package's own code."""
     code = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*.*")):
-        if path.suffix in (".py", ".toml") and path.relative_to(_PACKAGE).parts[0] not in _DISPLAY:
-            code.update(path.name.encode() + b"\0" + path.read_bytes())
+    for path in sorted(PACKAGE.rglob("*.*")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if path.suffix in (".py", ".toml") and not name.startswith(_NOT_IN_ROWS):
+            code.update(f"{name} {hash_code(path) if path.suffix == '.py' else hash_file(path)}".encode())
     return {**versions(), "code": code.hexdigest()[:12]}
 
 

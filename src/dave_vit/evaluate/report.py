@@ -16,6 +16,7 @@ from dave_vit.errors import first_line
 from dave_vit.evaluate.plan import Plan
 from dave_vit.evaluate.plan_entries import MetricEntry
 from dave_vit.evaluate.results_table import build_results_table, format_title
+from dave_vit.evaluate.statistics.intervals import describe_comparisons, excludes_zero
 from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.evaluate.statistics.scores import ModelScores, rank_columns
 from dave_vit.evaluate.statistics.summary import Result
@@ -23,6 +24,7 @@ from dave_vit.evaluate.store import DamagedFile
 from dave_vit.methods.options import declared_options, max_samples
 from dave_vit.metrics import GridMetric
 from dave_vit.viz.pages import render
+from dave_vit.viz.report_section import TableCell
 
 if TYPE_CHECKING:
     from dave_vit.viz import Drawing
@@ -101,13 +103,15 @@ def build_model_report(
 ) -> dict[str, Any]:
     """Return what the templates show of a model: tables, differences of methods, a plot per curve, examples."""
     results = [one for one in summary["results"] if one["model"] == model]
-    differences = _tabulate_differences(one for one in summary["differences"] if one["model"] == model)
+    own = [one for one in summary["differences"] if one["model"] == model]
+    differences = _tabulate_differences(own)
     return {
         "model": model,
         "methods": [method.label for method in plan.methods],
         "table": build_results_table(plan, results, model),
         "left_out": list(_describe_left_out(results)),
         "differences": {format_title(one): differences[one.label] for one in plan.metrics if one.label in differences},
+        "comparisons": describe_comparisons(own),
         "curves": list(_draw_curves(plan, scores)),
         "examples": {name: list(own) for name, own in groupby(examples, lambda example: example.method)},
     }
@@ -176,15 +180,22 @@ def _describe_left_out(results: Iterable[Result]) -> Iterator[tuple[str, str]]:
             yield f"{one['method']}, {one['metric']}", f"n = {one['n']}, {'; '.join(reasons) or 'nothing to score'}"
 
 
-def _tabulate_differences(differences: Iterable[Result]) -> dict[str, dict[tuple[str, str], dict[str, float]]]:
+def _tabulate_differences(differences: Iterable[Result]) -> dict[str, dict[tuple[str, str], TableCell]]:
     """Return by metric, and by two methods in both orders, the difference of their means."""
-    tables: dict[str, dict[tuple[str, str], dict[str, float]]] = {}
+    tables: dict[str, dict[tuple[str, str], TableCell]] = {}
     for one in differences:
         if one["mean"] is not None:
             table, first, second = tables.setdefault(one["metric"], {}), one["first"], one["second"]
-            table[first, second] = {name: one[name] for name in ("mean", "low", "high")}
-            table[second, first] = {"mean": -one["mean"], "low": -one["high"], "high": -one["low"]}
+            table[first, second] = _format_difference(one, one["mean"], one["low"], one["high"])
+            reverse = (None, None) if one["low"] is None else (-one["high"], -one["low"])
+            table[second, first] = _format_difference(one, -one["mean"], *reverse)
     return tables
+
+
+def _format_difference(result: Result, mean: float, low: float | None, high: float | None) -> TableCell:
+    """Return a cell that is marked if the interval excludes zero."""
+    detail = "" if low is None else f"{low:+.3f} to {high:+.3f}"
+    return TableCell(f"{mean:+.3f}", detail, excludes_zero(result))
 
 
 def _draw_curves(plan: Plan, scores: ModelScores) -> Iterator[Drawing]:

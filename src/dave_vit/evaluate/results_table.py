@@ -23,7 +23,9 @@ def build_results_table(
     """
     by_key = {(one["method"], one["metric"]): one for one in results if one["model"] == model}
     methods = [entry.label for entry in plan.methods]
-    costs = [by_key[method, select_cost_metric(plan.metrics)] for method in methods]
+    cost_metric = select_cost_metric(plan.metrics)
+    costs = [by_key[method, cost_metric] for method in methods]
+    source = cost_metric if len(plan.metrics) > 1 else ""
 
     def metric_column(entry: MetricEntry) -> Column:
         own, tooltip = [by_key[method, entry.label] for method in methods], entry.create().summary
@@ -32,8 +34,8 @@ def build_results_table(
     columns = [
         Column("method", [TableCell(method) for method in methods]),
         *map(metric_column, plan.metrics),
-        Column("passes per map", [_number_cell(one["passes"]) for one in costs]),
-        Column("seconds per map", [_number_cell(one["map_seconds"]) for one in costs]),
+        Column("passes per map", [_number_cell(one["passes"]) for one in costs], source),
+        Column("seconds per map", [_number_cell(one["map_seconds"]) for one in costs], source),
     ]
     return DetailedTable(columns, model)
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dave_vit._internal.atomic_files import json_bytes
+from dave_vit._internal.content_hash import pack_hashes, read_hashes
 from dave_vit.data import open_dataset
 from dave_vit.errors import DataError
 from dave_vit.evaluate.engines import Engine
 from dave_vit.evaluate.engines.local import LocalEngine
+from dave_vit.evaluate.evidence import ImageEvidence, read_evidence
 from dave_vit.evaluate.job import EvalJob, ModelLoader, check_models
 from dave_vit.evaluate.plan import Plan
 from dave_vit.evaluate.plan_entries import ModelEntry
@@ -89,9 +91,11 @@ class EvaluationRun:
     ) -> None:
         self.plan, self.folder, self.engine, self.progress = job.plan, folder, engine, progress
         data = open_dataset(self.plan.data, self.plan.limit)
+        read_hashes(folder / "hashes.json")
         document = self.plan.document(data.digest())
         weights = {} if folder.has_plan and not allow_mixed else check_models(job, data)
         folder.write_plan(document)
+        folder.write({"hashes.json": pack_hashes()})
         software = software_versions()
         self.provenance = folder.record_provenance(software, weights, allow_mixed=allow_mixed)
         own = next(one for one in reversed(self.provenance) if one["software"] == software)
@@ -124,6 +128,18 @@ class EvaluationRun:
         self.folder.write({**files, "summary.json": json_bytes(summary)})  # last: it says that the run is complete
         return summary
 
+    def scan_images(self) -> list[ScannedImage]:
+        """Return the images that the first model can classify, with its predictions."""
+        tasks = self.tasks.scans(self.count)
+        scan = self._compute_and_read("scanning images", tasks, lambda: self._read_scan(0, tasks))
+        return [one for one in scan.images if one.name not in scan.left_out]
+
+    def collect_evidence(self, phase: str, groups: Sequence[Sequence[tuple[int, int]]]) -> ImageEvidence:
+        """Return the evidence of the first method for pairs of image and class; each image once in a group."""
+        tasks = [task for pairs in groups for task in self.tasks.evidence(0, pairs)]
+        paths = [self.folder / task.file for task in tasks]
+        return self._compute_and_read(phase, tasks, lambda: read_evidence(paths))
+
     def _compute_and_read(self, phase: str, tasks: list[EvalTask], read: Callable[[], T]) -> T:
         """Compute tasks and return what is read from their files; a damaged file is set aside and computed again."""
         retried: set[Path] = set()
@@ -144,14 +160,14 @@ class EvaluationRun:
         before = sum(len(task.images) for task in tasks if task.file in existing)
         done = 0
 
-        def finished(task: EvalTask) -> None:
+        def advance(task: EvalTask) -> None:
             nonlocal done
             done += len(task.images)
             self.progress(phase, done, total, before)
 
         if before < total:
             self.progress(phase, before, total, before)
-            self.engine.run(self.job, self.folder, tasks, finished)
+            self.engine.run(self.job, self.folder, tasks, advance)
 
     def _read_scan(self, model: int, tasks: list[EvalTask]) -> _ScannedModel:
         label = self.plan.models[model].label

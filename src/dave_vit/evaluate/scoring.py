@@ -75,7 +75,7 @@ class MapCache:
     def wrap(self, compute: Explain) -> Explain:
         """Return a function that computes maps once for the same weights, inputs and targets."""
 
-        def cached(model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
+        def compute_once(model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
             key = [_fingerprint(model), inputs, target]
             for known, maps in self._entries:
                 if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(known, key, strict=True)):
@@ -83,7 +83,7 @@ class MapCache:
             self._entries.append((key, compute(model, inputs, target)))
             return self._entries[-1][1]
 
-        return cached
+        return compute_once
 
 
 def _fingerprint(model: nn.Module) -> Tensor:
@@ -108,7 +108,7 @@ class Scorer:
     options: str
     smoothing: Smoothing
 
-    def count_scored(self, positions: Sequence[int]) -> int:
+    def count_images(self, positions: Sequence[int]) -> int:
         """Count the images or grids that the metric is scored on, given their rising positions in the run."""
         limit = self.metric.images
         return len(positions) if limit is None else sum(position < limit for position in positions)

@@ -1,6 +1,7 @@
 """The folder of a run: files that are complete or absent, locks that end with their process, one plan for ever.
 
 - ``plan.json``: what is computed, by content; ``versions.json``: with what code, libraries and weights
+- ``hashes.json``: hashes of files by size, time and inode, so that resuming reads no picture twice
 - ``scan/``: predictions of each model; ``grids/``: the grids of each model
 - ``rows/*.parquet``: results, one file per shard; ``maps/*.npz``: maps, if they are kept
 - ``examples/``: maps of the images in the report
@@ -160,7 +161,8 @@ def describe_differences(before: Any, now: Any, where: str = "") -> Iterator[str
     """Describe each point in which two plans differ: "seeds 1 was 0, now 1"."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in sorted(before.keys() | now.keys()):
-            yield from describe_differences(before.get(name), now.get(name), f"{where}.{name}" if where else name)
+            joined = f"{where} {name}" if where.endswith(":") else f"{where}.{name}" if where else name
+            yield from describe_differences(before.get(name), now.get(name), joined)
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         for number, pair in enumerate(zip(before, now, strict=True), 1):
             yield from describe_differences(*pair, f"{where} {number}")

@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from dave_vit._internal.atomic_files import json_bytes
+from dave_vit._internal.content_hash import hash_content
 from dave_vit.data.grids import Grid, GridCandidate, GridOptions, choose_grids
 from dave_vit.errors import first_line
 from dave_vit.evaluate.plan import Plan
-from dave_vit.evaluate.plan_entries import hash_content
 from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.evaluate.store import DamagedFile, RunFolder
 from dave_vit.metrics import GridMetric
 
-Kind = Literal["scan", "images", "grids", "examples"]
+Kind = Literal["scan", "images", "grids", "examples", "evidence"]
 _Indices = tuple[int, ...]
 _CONFIDENCES = (0.9, 0.8, 0.5, 0.0)  # tried in turn if the usual confidence leaves too few images
 _IMAGES_PER_CELL = 25  # there are at most as many grids as images
@@ -31,7 +31,8 @@ class EvalTask:
     """A part of a run that one worker computes.
 
     Attributes:
-        kind: "scan" (predictions), "images" and "grids" (rows), "examples" (maps for the report).
+        kind: "scan" (predictions), "images" and "grids" (rows), "examples" (maps for the report),
+            "evidence" (for audits).
         name: name of its file without folder and ending; contains the hash.
         model: index in the plan.
         method: index in the plan; -1 for a scan.
@@ -56,7 +57,7 @@ class EvalTask:
     def file(self) -> str:
         """The file that exists once the task is done, relative to the run."""
         folder = "rows" if self.kind in ("images", "grids") else self.kind
-        return f"{folder}/{self.name}.{'npz' if self.kind == 'examples' else 'parquet'}"
+        return f"{folder}/{self.name}.{'npz' if self.kind in ('examples', 'evidence') else 'parquet'}"
 
     @property
     def maps_file(self) -> str:
@@ -95,6 +96,11 @@ class TaskBuilder:
         """Return the tasks for rows of image metrics; all methods of a shard in turn, so that it is read once."""
         each = [((one.index,), (self._target(one),)) for one in images]
         return list(self._shards("images", model, each, self.plan.shard))
+
+    def evidence(self, model: int, pairs: Sequence[tuple[int, int]]) -> list[EvalTask]:
+        """Return the tasks that compute the evidence of images for classes; no image may occur twice."""
+        each = [((index,), (target,)) for index, target in pairs]
+        return list(self._shards("evidence", model, each, self.plan.shard))
 
     def grids(self, model: int, grids: Sequence[Grid]) -> list[EvalTask]:
         """Return the tasks for rows of grid metrics."""
@@ -149,10 +155,10 @@ def relax_confidence(images: Sequence[ScannedImage], options: GridOptions) -> Gr
     """
     usable = [one for one in (options.confidence, *_CONFIDENCES) if one <= options.confidence]
     steps = [replace(options, confidence=confidence) for confidence in usable]
-    cells, recognised = options.cells**2, len(_recognised(images, steps[-1]))
+    cells, recognised = options.cells**2, len(_select_candidates(images, steps[-1]))
     enough = min(_IMAGES_PER_CELL * cells, options.grids * cells, recognised)
     for step in steps:
-        pool = _recognised(images, step)
+        pool = _select_candidates(images, step)
         if len(pool) >= enough and len({one.label for one in pool}) >= cells:
             return step
     return steps[-1]
@@ -160,7 +166,7 @@ def relax_confidence(images: Sequence[ScannedImage], options: GridOptions) -> Gr
 
 def build_grids(images: Sequence[ScannedImage], options: GridOptions) -> list[Grid]:
     """Build grids of the images that the model recognises, at most as many as there are such images."""
-    pool = _recognised(images, options)
+    pool = _select_candidates(images, options)
     return choose_grids(pool, replace(options, grids=max(1, min(options.grids, len(pool)))))
 
 
@@ -187,18 +193,18 @@ def load_or_build_grids(
 
 def _describe_grids(images: Sequence[ScannedImage], usual: GridOptions, used: GridOptions, grids: int) -> str:
     """Return a note if there are no grids, or grids of images with a lower confidence than the metric asks for."""
-    sure = f"recognised with more than {used.confidence:g}"
+    sure = f"predicted correctly with a confidence above {used.confidence:g}"
     if not grids:
-        classes = len({one.label for one in _recognised(images, used)})
+        classes = len({one.label for one in _select_candidates(images, used)})
         how = "use more images or a lower confidence of the metric"
         return f"no grids: images of {classes} classes are {sure}, and a grid needs {used.cells**2}; {how}"
     if used.confidence < usual.confidence:
-        few = f"only {len(_recognised(images, usual))} are recognised with more than {usual.confidence:g}"
-        return f"grids of images that are {sure}: {few}"
+        few = f"only {len(_select_candidates(images, usual))} reach the metric's confidence of {usual.confidence:g}"
+        return f"grids use images {sure}; {few}"
     return ""
 
 
-def _recognised(images: Sequence[ScannedImage], options: GridOptions) -> list[GridCandidate]:
+def _select_candidates(images: Sequence[ScannedImage], options: GridOptions) -> list[GridCandidate]:
     return [
         GridCandidate(one.index, one.predicted, confidence)
         for one in images

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.atomic_files import npz_bytes
+from dave_vit._internal.content_hash import hash_content
 from dave_vit._internal.environment import device_name, format_facts
 from dave_vit._internal.registry import import_plugins
 from dave_vit.data import Item, open_dataset
@@ -18,8 +20,8 @@ from dave_vit.data.batches import Batch
 from dave_vit.data.grids import compose_grids
 from dave_vit.engine.forward import count_passes
 from dave_vit.errors import DaveError, ImageError, OutOfMemory, is_out_of_memory
+from dave_vit.evaluate.evidence import compute_evidence
 from dave_vit.evaluate.job import EvalJob, EvaluatedModel
-from dave_vit.evaluate.plan_entries import hash_content
 from dave_vit.evaluate.prefetch import BatchPrefetcher
 from dave_vit.evaluate.provenance import software_versions
 from dave_vit.evaluate.scoring import MapCache, MapMaker, Scorer, synchronized_time
@@ -102,16 +104,24 @@ class Worker:
         self._maker = None
         torch.cuda.empty_cache()
 
-    def prefetch(self, task: EvalTask | None) -> None:
-        """Read the images of a task, likely the one after next, while the next one is computed."""
-        self._following = task
+    def compute(self, task: EvalTask, following: EvalTask | None = None) -> Files:
+        """Return the files of a task in the order in which they must be written; raises `OutOfMemory`.
 
-    def compute(self, task: EvalTask) -> Files:
-        """Return the files of a task in the order in which they must be written; raises `OutOfMemory`."""
-        kinds = {"scan": self._scan, "images": self._score_images, "grids": self._score_grids}
+        Args:
+            task: what is computed.
+            following: likely a later task on other images, which are read meanwhile.
+        """
+        self._following = following
+        kinds: dict[str, Callable[[EvalTask], Files]] = {
+            "scan": self._scan,
+            "images": self._score_images,
+            "grids": self._score_grids,
+            "examples": self._compute_examples,
+            "evidence": self._collect_evidence,
+        }
         try:
             with torch.inference_mode(False):  # maps need gradients, whatever the caller has set
-                return kinds.get(task.kind, self._compute_examples)(task)
+                return kinds[task.kind](task)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -229,7 +239,7 @@ class Worker:
             output.maps.append(([row.image for row in rows], maps))
         cache = MapCache() if self._repeats_metrics else None
         for scorer in self._scorers(task):
-            if some := scorer.count_scored(batch.positions):
+            if some := scorer.count_images(batch.positions):
                 smoothed = MapMaker(maker.entry, scorer.smoothing, maker.seed, cache)
                 maps, part = smoothed.smooth(model.model, raw[:some]), batch.slice(0, some)
                 case = Case(model.model, part.inputs, part.target, maps, part.regions, smoothed.maps, model.black)
@@ -239,7 +249,7 @@ class Worker:
     def _drop(self, task: EvalTask, rows: Sequence[Row], positions: Sequence[int], reason: str) -> list[Row]:
         """Return rows without a value for all metrics of the task."""
         maps = len(rows) // len(positions)
-        scorers = ((scorer, scorer.count_scored(positions) * maps) for scorer in self._scorers(task))
+        scorers = ((scorer, scorer.count_images(positions) * maps) for scorer in self._scorers(task))
         return [row for scorer, some in scorers for row in scorer.drop(rows[:some], reason)]
 
     def _scorers(self, task: EvalTask) -> Iterator[Scorer]:
@@ -264,6 +274,20 @@ class Worker:
                 arrays[f"image-{index}"] = model.to_pixels(batch.inputs[i : i + 1])[0]
         return {task.file: npz_bytes(arrays)}
 
+    def _collect_evidence(self, task: EvalTask) -> Files:
+        model, maker = self._load_model(task), self._load_maker(task)
+        target_of = dict(zip(task.images, task.targets, strict=True))
+        parts: list[dict[str, Any]] = []
+        for batch in self._batches(task):
+            if batch.indices:
+                targets = np.array([target_of[index] for index in batch.indices])
+                maps = maker.maps(model.model, batch.inputs, torch.from_numpy(targets).to(self.device))
+                own = compute_evidence(model.model, batch.inputs, maps, batch.regions)
+                parts.append({"index": np.array(batch.indices), "target": targets, **own})
+        if not parts:
+            raise ImageError(f"the images of {task.name} can no longer be read")
+        return {task.file: npz_bytes({name: np.concatenate([one[name] for one in parts]) for name in parts[0]})}
+
     def _load_maker(self, task: EvalTask) -> MapMaker:
         """Return the method of a task, the same object while tasks have the same method, so that it draws once."""
         key = task.method, task.seed
@@ -284,6 +308,34 @@ class Worker:
         following, self._following = self._following, None
         for batch in self._prefetcher.batches(task, model.geometries, following):
             yield batch.to(self.device)
+
+
+class TaskServer:
+    """A worker of another process: errors are its answer, since raised ones would arrive inside a long traceback.
+
+    Args:
+        job: what is computed.
+        device: device of the worker, which is created for the first task.
+    """
+
+    def __init__(self, job: EvalJob, device: str) -> None:
+        self._job, self._device = job, device
+        self._worker: Worker | None = None
+
+    def compute(self, task: EvalTask, following: EvalTask | None) -> Files | Exception:
+        """Return the files of a task, or what went wrong; read the images of the following one meanwhile."""
+        try:
+            self._worker = self._worker or Worker(self._job, self._device)
+            return self._worker.compute(task, following)
+        except (DaveError, OSError) as error:  # of the user, of the disk
+            return error
+        except Exception:
+            return RuntimeError(f"a worker failed:\n{traceback.format_exc()}")
+
+    def release_memory(self) -> None:
+        """Free memory for other processes while there is nothing to do."""
+        if self._worker is not None:
+            self._worker.release_memory()
 
 
 def pack_maps(parts: Sequence[tuple[Sequence[str], Tensor]]) -> bytes:

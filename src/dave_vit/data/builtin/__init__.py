@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from dave_vit.data.builtin.dataset import CLASS_NAMES, DISTRACTOR_NAMES, BuiltinDataset, Scene, SceneObject
+from dave_vit.data.builtin.scenes import (
+    CLASS_NAMES,
+    DISTRACTOR_NAMES,
+    Scene,
+    SceneObject,
+    compose_edited_scene,
+    compose_scene,
+)
 from dave_vit.data.builtin.sprites import FAMILIES
 
-__all__ = ["CLASS_NAMES", "DISTRACTOR_NAMES", "FAMILIES", "BuiltinDataset", "Scene", "SceneObject"]
+__all__ = [
+    "CLASS_NAMES",
+    "DISTRACTOR_NAMES",
+    "FAMILIES",
+    "Scene",
+    "SceneObject",
+    "compose_edited_scene",
+    "compose_scene",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,6 +104,12 @@ def _enough(piece: Piece, visible: int) -> bool:
     return visible * 100 >= least * piece.area
 
 
+def _centre_at(piece: Piece, corner: tuple[int, int], other: Piece) -> tuple[int, int]:
+    """Return the corner at which another piece has the centre of a piece at this corner."""
+    (height, width), (tall, wide) = piece.silhouette.shape, other.silhouette.shape
+    return corner[0] + (height - tall) // 2, corner[1] + (width - wide) // 2
+
+
 def _over(canvas: Bytes, rgba: Bytes, there: Window, here: Window) -> None:
     """Composite premultiplied colours over the canvas."""
     front = rgba[here].astype(np.int32)
@@ -143,12 +150,26 @@ def _grain(canvas: Bytes, draws: Draws) -> Bytes:
     return grained
 
 
-def compose(pieces: list[Piece], size: int, draws: Draws, *, easy: bool) -> tuple[Bytes, Ints]:
-    """Compose the image [n, n, 3] and return it with the owner [n, n] of each pixel."""
+def compose(
+    pieces: list[Piece], size: int, draws: Draws, *, easy: bool, edits: Mapping[int, Piece | None] | None = None
+) -> tuple[Bytes, Ints]:
+    """Compose the image [n, n, 3] and return it with the owner [n, n] of each pixel.
+
+    Args:
+        pieces: from the bottom to the top.
+        size: side of the image in pixels.
+        draws: of the background, the places and the shadows.
+        easy: a gradient as the background, and no shadows.
+        edits: pieces by their number that are drawn at the place of others, or None to draw nothing there; all else
+            stays as it is, the owners too.
+    """
     canvas = gradient(size, draws) if easy else paint(size, draws)
     corners, owner = lay_out(pieces, size, draws)
-    for piece, corner in zip(pieces, corners, strict=True):
+    for number, (piece, corner) in enumerate(zip(pieces, corners, strict=True)):
+        shown = (edits or {}).get(number, piece)
+        paper, shown = (canvas.copy(), piece) if shown is None else (canvas, shown)  # what is not drawn takes its draws
+        corner = _centre_at(piece, corner, shown)
         if not easy:
-            _shadow(canvas, piece, corner, draws)
-        _over(canvas, piece.rgba, *_windows(size, *corner, *piece.silhouette.shape))
+            _shadow(paper, shown, corner, draws)
+        _over(paper, shown.rgba, *_windows(size, *corner, *shown.silhouette.shape))
     return (canvas if easy else _grain(canvas, draws)), owner

@@ -13,18 +13,17 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from dave_vit.errors import DaveError, OptionError, first_line, require_extra
-from dave_vit.evaluate.dispatch import ActorLost, Dispatcher
+from dave_vit.errors import OptionError, first_line, require_extra
+from dave_vit.evaluate.dispatch import Dispatcher, WorkerLost
 from dave_vit.evaluate.engines.base import ENGINES, EngineOptions, TaskCallback
 from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.store import RunFolder
 from dave_vit.evaluate.tasks import EvalTask
-from dave_vit.evaluate.worker import Files, Worker
+from dave_vit.evaluate.worker import Files, TaskServer
 
 _TOKEN = secrets.token_hex(32)  # one secret for all clusters: Ray keeps the first one of a process
 _POLL_SECONDS = 5.0  # between checks of the resources of the cluster
@@ -56,19 +55,9 @@ class RayEngine:
         """Compute all tasks that are not done, and write them; the task of a killed actor is computed again."""
         import ray
 
-        existing = folder.find_existing(task.file for task in tasks)
-        for task in tasks:
-            if task.file in existing:
-                finished(task)
-        pending = [task for task in tasks if task.file not in existing]
-
-        def done(task: EvalTask, files: Files) -> None:
-            folder.write(files)
-            finished(task)
-
-        if pending:
-            with closing(_RayCluster(ray, job, self.device, self.workers, len(pending))) as cluster:
-                Dispatcher(cluster, done).run(pending)
+        left = len(tasks) - len(folder.find_existing(task.file for task in tasks))
+        with closing(_RayCluster(ray, job, self.device, self.workers, left)) as cluster:
+            Dispatcher(cluster, folder, finished).run(tasks)
 
 
 @ENGINES.register("ray")
@@ -76,22 +65,16 @@ def _create_ray(options: EngineOptions) -> RayEngine:
     return RayEngine(options.address, options.device, options.workers)
 
 
-class _Actor:
+class _Actor(TaskServer):
     """Ray actor that computes tasks with one worker."""
 
     def __init__(self, job: EvalJob, device: str) -> None:
         torch.set_num_threads(job.threads or 1)
-        self._create_worker = lru_cache(maxsize=1)(lambda: Worker(job, device))  # errors in it are those of a task
+        super().__init__(job, device)
 
-    def ready(self) -> None:
-        """Return when the actor has started."""
-
-    def compute(self, task: EvalTask) -> Files | DaveError:
-        """Return the files of a task, or an error of the user: raised, Ray would bury it in a traceback."""
-        try:
-            return self._create_worker().compute(task)
-        except DaveError as error:
-            return error
+    def ready(self) -> Files:
+        """Return no files when the actor has started."""
+        return {}
 
 
 class _RayCluster:
@@ -110,7 +93,7 @@ class _RayCluster:
         self._actors: list[Any] = []
         self._pool = self._plan_pool(ray.cluster_resources(), device)
 
-    def count_actors(self) -> int:
+    def count_workers(self) -> int:
         """Return how many actors fit on the cluster as it is now; none while it has lost all GPUs."""
         cluster, device = self.ray.cluster_resources(), self._pool.device  # which stays what it was at first
         if device == "cuda" and not cluster.get("GPU"):
@@ -118,33 +101,37 @@ class _RayCluster:
         self._pool = self._plan_pool(cluster, device)
         return self._pool.actors
 
-    def start_actor(self) -> tuple[Any, Any]:
+    def start_worker(self) -> tuple[Any, Any]:
         """Start an actor, which Ray places as soon as it fits."""
         pool = self._pool
         actor = self.ray.remote(**pool.resources)(_Actor).remote(self.job, pool.device)
         self._actors.append(actor)
         return actor, actor.ready.remote()
 
-    def call(self, actor: Any, task: EvalTask) -> Any:
+    def submit(self, worker: Any, task: EvalTask, following: EvalTask | None) -> Any:
         """Start the computation of a task on an actor."""
-        return actor.compute.remote(task)
+        return worker.compute.remote(task, following)
 
-    def wait(self, calls: Sequence[Any]) -> list[Any]:
+    def wait(self, calls: Sequence[Any]) -> Sequence[Any]:
         """Return one call that has ended, or none after some seconds: a node may have joined meanwhile."""
         if not calls:
             time.sleep(_POLL_SECONDS)
             return []
         return list(self.ray.wait(list(calls), num_returns=1, timeout=_POLL_SECONDS)[0])
 
-    def result(self, call: Any) -> Any:
+    def result(self, call: Any) -> Files:
         """Return the result of a call."""
         try:
-            result = self.ray.get(call)
+            result: Files | Exception = self.ray.get(call)
         except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError) as error:
-            raise ActorLost(first_line(error)) from error
-        if isinstance(result, DaveError):
+            raise WorkerLost(first_line(error)) from error
+        if isinstance(result, Exception):
             raise result
         return result
+
+    def release_memory(self, worker: Any) -> None:
+        """Tell an actor to free what it does not need while it waits."""
+        worker.release_memory.remote()
 
     def _plan_pool(self, cluster: dict[str, float], device: str) -> ActorPool:
         return plan_pool(cluster, self._tasks, self.job.threads or 1, device, self._workers)

@@ -1,18 +1,17 @@
-"""Means with bootstrap intervals, and differences between methods on the same images."""
+"""Means with confidence intervals, and differences between methods on the same images."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dave_vit.errors import require_extra
 from dave_vit.evaluate.statistics.variance import Floats, VarianceComponents
 
-RESAMPLES = 2000
-_BLOCK = 50  # resamples at a time, so that memory does not grow with them
+MIN_IMAGES = 6  # fewer images have no interval: their spread says too little
 
 
 @dataclass(frozen=True)
@@ -30,46 +29,83 @@ NO_ESTIMATE = MeanEstimate(None, None, None, 0, 0)
 
 
 def estimate_means(
-    values: Floats, units: Sequence[int], seed: int = 0, *, pictures: Sequence[Sequence[int]] | None = None
+    values: Floats,
+    units: Sequence[int],
+    *,
+    pictures: Sequence[Sequence[int]] | None = None,
+    bounds: tuple[float, float] | None = None,
 ) -> list[MeanEstimate]:
-    """Estimate the mean of each row of scores, with percentile intervals of a bootstrap over pictures.
+    """Estimate the mean of each row of scores with its 95 % interval; there is none below six pictures.
 
-    Scores of one unit, such as the cells of a grid, are not independent and are resampled together. If units share
-    pictures, pictures are resampled instead, and the spread is scaled to the variance of `VarianceComponents`. The
-    percentiles are those of Student's t distribution, so that intervals hold for few pictures as well.
+    Scores of one unit, such as the cells of a grid, are not independent: the variance of the mean is that of unit sums,
+    and of `VarianceComponents` if units share pictures. Intervals are those of Student's t distribution; within bounds,
+    they are Wilson's with that quantile and the effective sample size (Korn and Graubard, 1998; Franco et al., 2019).
 
     Args:
         values: scores ``[rows, columns]``; NaN if there is none.
         units: index of the unit of each column.
-        seed: seed of the resampling; all rows share the samples.
         pictures: indices of the pictures of each unit; each unit is one picture by default.
+        bounds: least and largest possible score, if there are any.
     """
     if not values.size:
         return [NO_ESTIMATE] * len(values)
     finite = np.isfinite(values)
     sums, counts = (_sum_by_unit(part, units) for part in (np.where(finite, values, 0.0), finite.astype(np.float64)))
-    totals = counts.sum(1)
-    means = np.divide(sums.sum(1), totals, out=np.full(len(totals), np.nan), where=totals > 0)
+    totals, present = counts.sum(1), counts > 0
+    means = np.divide(sums.sum(1), totals, out=np.zeros(len(totals)), where=totals > 0)
+    centred = sums - means[:, None] * counts
     shown = [[unit] for unit in range(counts.shape[1])] if pictures is None else pictures
-    if len({picture for own in shown for picture in own}) < sum(map(len, shown)):  # units share pictures
+    if len({picture for own in shown for picture in own}) < sum(map(len, shown)):
         members = _membership(shown)
-        spread, tails = _resample_pictures(sums, counts, means, members, seed)
-        images = ((counts > 0) @ members > 0).sum(1)
+        variance, freedom = _estimate_components(centred, counts, members)
+        images = (present @ members > 0).sum(1)
     else:
-        spread, tails = _resample(sums, counts, seed), _bootstrap_tails((counts > 0).sum(1))
-        images = (counts > 0) @ np.array([len(own) for own in shown])
-    lows, highs = _percentiles(spread, tails)
+        freedom = present.sum(1) - 1.0
+        scale = np.divide(freedom + 1, freedom, out=np.zeros_like(freedom), where=freedom > 0)
+        variance = scale * np.square(centred).sum(1) / np.maximum(totals, 1) ** 2
+        images = present @ np.array([len(own) for own in shown])
+    lows, highs = _compute_interval(means, variance, freedom, bounds)
     rows = zip(means.tolist(), lows.tolist(), highs.tolist(), totals.astype(int).tolist(), images.tolist(), strict=True)
-    return [MeanEstimate(*row) if row[3] else NO_ESTIMATE for row in rows]
+    return [_build_estimate(*row) for row in rows]
 
 
 def estimate_differences(
-    values: Floats, units: Sequence[int], seed: int = 0, *, pictures: Sequence[Sequence[int]] | None = None
+    values: Floats,
+    units: Sequence[int],
+    *,
+    pictures: Sequence[Sequence[int]] | None = None,
+    bounds: tuple[float, float] | None = None,
 ) -> list[tuple[int, int, MeanEstimate]]:
     """Estimate, for each two rows, the mean of the first minus the second over the columns that both have."""
     first, second = np.triu_indices(len(values), 1)
-    means = estimate_means(values[first] - values[second], units, seed, pictures=pictures)
+    between = difference_bounds(bounds)
+    means = estimate_means(values[first] - values[second], units, pictures=pictures, bounds=between)
     return list(zip(first.tolist(), second.tolist(), means, strict=True))
+
+
+def difference_bounds(bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Return the least and the largest possible difference of two scores within bounds."""
+    return bounds and (bounds[0] - bounds[1], bounds[1] - bounds[0])
+
+
+def excludes_zero(result: Mapping[str, Any]) -> bool:
+    """Return whether a result has an interval, and zero is outside of it."""
+    return result["low"] is not None and (result["low"] > 0 or result["high"] < 0)
+
+
+def describe_comparisons(results: Iterable[Mapping[str, Any]]) -> str:
+    """Return a note on how many of several differences would exclude zero by chance alone; "" if there are few."""
+    count = sum(one["low"] is not None for one in results)
+    chance = f"{count} comparisons at 95 % each: if nothing differed, about {round(count / 20)} would exclude zero"
+    return chance if count >= 10 else ""
+
+
+def _build_estimate(mean: float, low: float, high: float, count: int, images: int) -> MeanEstimate:
+    if not count:
+        return NO_ESTIMATE
+    if images < MIN_IMAGES:
+        return MeanEstimate(mean, None, None, count, images)
+    return MeanEstimate(mean, low, high, count, images)
 
 
 def _sum_by_unit(values: Floats, units: Sequence[int]) -> Floats:
@@ -85,57 +121,38 @@ def _membership(pictures: Sequence[Sequence[int]]) -> Floats:
     return members
 
 
-def _resample_pictures(
-    sums: Floats, counts: Floats, means: Floats, members: Floats, seed: int
-) -> tuple[Floats, Floats]:
-    """Return means over resampled pictures, ``[RESAMPLES, rows]``, and the percentile of each lower end, ``[rows]``."""
-    spread = _resample(sums @ members, counts @ members, seed)
-    centred = sums - np.nan_to_num(means)[:, None] * counts
-    tails = np.full(len(sums), 0.025)
+def _estimate_components(centred: Floats, counts: Floats, members: Floats) -> tuple[Floats, Floats]:
+    """Return the variances of means over units that share pictures, and their degrees of freedom, ``[rows]`` each."""
+    variance, freedom = np.zeros((2, len(counts)))
     layouts, layout_of_row = np.unique(counts, axis=0, return_inverse=True)
     for number, layout in enumerate(layouts):
         rows = np.flatnonzero(layout_of_row.ravel() == number)
         if layout.any():
-            variance, freedom = VarianceComponents(layout, members).estimate(centred[rows])
-            resampled = np.nanvar(spread[:, rows], axis=0)
-            scale = np.sqrt(np.divide(variance, resampled, out=np.zeros_like(resampled), where=resampled > 0))
-            spread[:, rows] = means[rows] + scale * (spread[:, rows] - np.nanmean(spread[:, rows], axis=0))
-            tails[rows] = _normal_tail(freedom)
-    return spread, tails
+            variance[rows], freedom[rows] = VarianceComponents(layout, members).estimate(centred[rows])
+    return variance, freedom
 
 
-def _bootstrap_tails(units: npt.NDArray[np.int64]) -> Floats:
-    """Return the percentiles for numbers of units; a bootstrap's spread is too small by the root of (n - 1) / n."""
-    freedom = np.maximum(units - 1.0, 1.0)
-    return _normal_tail(freedom, np.sqrt(units / freedom))
+def _compute_interval(
+    means: Floats, variance: Floats, freedom: Floats, bounds: tuple[float, float] | None
+) -> tuple[Floats, Floats]:
+    """Return the lower and upper ends of 95 % intervals, ``[rows]`` each.
 
-
-def _normal_tail(freedom: Floats, scale: Floats | float = 1.0) -> Floats:
-    """Return the percentile of a normal distribution at the 2.5 % point of Student's t distribution, times a scale."""
+    Wilson's interval takes the variance of a share p as p (1 - p) / n at the true p instead of the estimated one. With
+    n = p (1 - p) / variance it is that of any score within bounds, and never leaves them.
+    """
     with require_extra("scipy", "eval"):
-        from scipy.stats import norm, t  # type: ignore[import-untyped]
-    return np.asarray(norm.cdf(t.ppf(0.025, freedom) * scale))
-
-
-def _resample(sums: Floats, counts: Floats, seed: int) -> Floats:
-    """Return means of units drawn with replacement, ``[RESAMPLES, rows]``."""
-    generator = np.random.default_rng(seed)
-    units = sums.shape[1]
-    means = []
-    for _ in range(RESAMPLES // _BLOCK):
-        draws = [np.bincount(generator.integers(units, size=units), minlength=units) for _ in range(_BLOCK)]
-        weights = np.stack(draws).astype(np.float64)  # [_BLOCK, units]
-        total = weights @ counts.T
-        means.append(np.divide(weights @ sums.T, total, out=np.full(total.shape, np.nan), where=total > 0))
-    return np.concatenate(means)
-
-
-def _percentiles(spread: Floats, tails: Floats) -> Floats:
-    """Return the lower and the upper end of the interval of each row, ``[2, rows]``, interpolated linearly."""
-    ordered, columns = np.sort(spread, axis=0), np.arange(spread.shape[1])  # NaN comes last
-    last = np.maximum(np.isfinite(ordered).sum(0) - 1, 0)
-    position = np.stack([tails, 1 - tails]) * last
-    below = np.floor(position).astype(np.int64)
-    above = np.minimum(below + 1, last)
-    share = position - below
-    return np.asarray((1 - share) * ordered[below, columns] + share * ordered[above, columns])
+        from scipy.stats import t  # type: ignore[import-untyped]
+    quantile = t.ppf(0.975, np.maximum(freedom, 1))
+    if bounds is None:
+        half = quantile * np.sqrt(variance)
+        return means - half, means + half
+    low, width = bounds[0], bounds[1] - bounds[0]
+    share = np.clip((means - low) / width, 0, 1)
+    spread, variance = share * (1 - share), variance / width**2
+    # Scores that all lie on a bound have no spread: each unit then counts as one draw.
+    inverse_size = np.divide(variance, spread, out=1 / np.maximum(freedom + 1, 1), where=spread > 0)
+    gain = quantile**2 * inverse_size
+    centre = (share + gain / 2) / (1 + gain)
+    half = np.sqrt(gain * spread + gain**2 / 4) / (1 + gain)
+    ends = (low + width * np.clip(centre + sign * half, 0, 1) for sign in (-1, 1))
+    return np.minimum(next(ends), means), np.maximum(next(ends), means)

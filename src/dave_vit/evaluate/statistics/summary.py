@@ -85,7 +85,8 @@ def _results(model: str, entry: MetricEntry, table: ScoreTable, left_out: Mappin
     metric = entry.create()
     selects = isinstance(metric, GridMetric) or metric.images is not None  # it leaves out images by itself
     before: Counter[str] = Counter() if selects else Counter(left_out.values())
-    for number, estimate in enumerate(estimate_means(table.values, table.units, pictures=table.pictures)):
+    estimates = estimate_means(table.values, table.units, pictures=table.pictures, bounds=metric.bounds)
+    for number, estimate in enumerate(estimates):
         reasons = table.count_reasons(number) + before
         yield {
             "model": model,
@@ -104,8 +105,9 @@ def _differences(model: str, entry: MetricEntry, scores: ModelScores) -> list[Re
     table = scores.tables.get(entry.label)
     if table is None:
         return []
-    shared = {"model": model, "metric": entry.label}
+    shared, bounds = {"model": model, "metric": entry.label}, entry.create().bounds
+    estimates = estimate_differences(table.values, table.units, pictures=table.pictures, bounds=bounds)
     return [
         {**shared, "first": table.methods[first], "second": table.methods[second], **vars(estimate)}
-        for first, second, estimate in estimate_differences(table.values, table.units, pictures=table.pictures)
+        for first, second, estimate in estimates
     ]
