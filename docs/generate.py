@@ -104,10 +104,11 @@ _MODELS = """# Models
 
 Every line is the result of a check. The architecture is built by its own library, made small where possible, with
 random parameters in float64, and the conservation identity is added up: the logit must equal `<W, x>` plus the parts of
-all additive constants. *Gap* is the rest, relative to `<W, x>`. *Forward* is the difference between logits under the
-interception and the model's own, in float32.
+all additive constants. *Gap* is the rest, relative to `<W, x>`; *default* is that of the rules which DAVE averages by
+default, for a photograph that DAVE then explains. *Forward* is the difference between logits under the interception and
+the model's own, in float32.
 
-**exact** means a gap below 1e-09. **unsupported** means that the model is [refused](refusals.md). Check a
+**exact** means gaps below 1e-09. **unsupported** means that the model is [refused](refusals.md). Check a
 model that is not listed with `dave doctor --model SPEC`.
 
 Checked with {versions}: {exact} architectures exact, {unsupported} unsupported.
@@ -115,8 +116,8 @@ Checked with {versions}: {exact} architectures exact, {unsupported} unsupported.
 _LIBRARY = """
 ## {library}
 
-| family | architecture | state | gap | forward |
-|---|---|---|---|---|
+| family | architecture | state | gap | default | forward |
+|---|---|---|---|---|---|
 """
 
 
@@ -139,7 +140,8 @@ def models_page() -> str:
 
 
 def _model_row(row: Any) -> str:
-    values = ("" if value is None else f"{value:.0e}" if value else "0" for value in (row.gap, row.forward_difference))
+    numbers = (row.gap, row.default_gap, row.forward_difference)
+    values = ("" if value is None else f"{value:.0e}" if value else "0" for value in numbers)
     return f"| {' | '.join((row.family, f'`{row.architecture}`', row.state, *values))} |\n"
 
 

@@ -28,9 +28,11 @@ PHOTOGRAPHIC = "timm:deit_tiny_patch16_224"
 DESKTOP = {"viewport": {"width": 1120, "height": 800}}
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 WAIT = 240_000  # milliseconds
+# Every panel shows its files, or what went wrong.
+SETTLED = """() => [...document.querySelectorAll(".panel")].every((panel) =>
+    panel.ariaBusy !== "true" && [".outputs", ".alert"].some((part) => !panel.querySelector(part).hidden))"""
 CAPTION = 44  # pixels below a picture of the tour
 SECONDS = 4.5  # of each picture of the tour
-SAMPLES = 28
 
 
 def scroll_to_top(page: Page) -> None:
@@ -58,9 +60,14 @@ def click(*selectors: str) -> Callable[[Page], Any]:
     return lambda page: [page.locator(selector).first.click() for selector in selectors]
 
 
-def open_example(number: int) -> Callable[[Page], Any]:
+def open_example(name: str) -> Callable[[Page], Any]:
     """Return an action that opens an example."""
-    return lambda page: page.get_by_role("button", name=f"Example {number}", exact=True).click()
+
+    def act(page: Page) -> None:
+        page.get_by_role("button", name=f"example: {name}").click()
+        page.locator("#image-note", has_text=name).wait_for(timeout=WAIT)
+
+    return act
 
 
 def point_at_map(page: Page) -> None:
@@ -85,26 +92,30 @@ class TourStep(NamedTuple):
 
 TOUR = [
     TourStep("dave serve: a page on your own machine, which connects to no other server", lambda page: None),
-    TourStep("An image, or an example: the predicted classes, and which pixels are evidence for one", open_example(1)),
+    TourStep("An image or an example: its classes, and which pixels are evidence for one", open_example("cat")),
     TourStep("From the image ...", fill_fields(mix="0")),
     TourStep("... to the map", fill_fields(mix="100")),
     TourStep("Hide weak values", fill_fields(mix="60", above="40")),
     TourStep("Smoother", fill_fields(above="0", smoothing="4")),
     TourStep("Pixel by pixel", lambda page: (page.fill("#smoothing", "1"), click("#zoom-in", "#zoom-in")(page))),
     TourStep("Every pixel can be read, with its standard error", click("#zoom-reset"), point_at_map),
-    TourStep("How sure the map is: below two standard errors it may be chance", lambda page: None),
+    TourStep("How certain the map is: below two standard errors it may be chance", lambda page: None),
     TourStep("Another class", click("#classes label:has-text('tabby')")),
     TourStep("Another class, by its name: one that fits several offers them", type_ambiguous_name),
     TourStep("Chosen with a click", click(".candidates button")),
     TourStep(
         "Why an Egyptian cat and not a tabby: one click", click("#classes label", "#classes .versus:not(:disabled)")
     ),
-    TourStep("Another image", open_example(2)),
+    TourStep("Another image", open_example("coffee")),
     TourStep("Why an espresso, and not a cup", click("#classes label", "#classes .class:has-text('cup') .versus")),
     TourStep("Files, and the command line that makes the same map", lambda page: None, scroll_to(".command")),
     TourStep(
         "Two classes on one colour scale: a weak one looks weak",
-        lambda page: (select_options(view="map", against="rivals")(page), page.check("#compare")),
+        lambda page: (
+            select_options(view="map", against="rivals")(page),
+            page.check("#compare"),
+            page.select_option("#compare-class", index=1),
+        ),
     ),
     TourStep("Each on its own scale", select_options(scales="own")),
     TourStep(
@@ -144,7 +155,7 @@ def run_server(weights: str | None) -> Iterator[str]:
 def wait_until_done(page: Page) -> None:
     """Wait until every map is done."""
     page.wait_for_timeout(400)
-    page.locator('.panel[aria-busy="true"]').first.wait_for(state="detached", timeout=WAIT)
+    page.wait_for_function(SETTLED, timeout=WAIT)
     page.locator("#verdict").wait_for(timeout=WAIT)
     page.mouse.move(0, 0)
     page.wait_for_timeout(600)  # scrolls smoothly
@@ -196,7 +207,7 @@ def main() -> None:
     parser.add_argument("--weights", help="of DeiT-Tiny: a local file instead of a download")
     args = parser.parse_args()
     browser_path = shutil.which("chromium") or shutil.which("chromium-browser")
-    image = f"#image=example-cat&samples={SAMPLES}"
+    image = "#image=example-cat"
     with run_server(args.weights) as base, sync_playwright() as library:
         browser = library.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         take_screenshot(browser, f"{base}/{image}", "desktop", **DESKTOP)

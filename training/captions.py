@@ -21,7 +21,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dave_vit.data.builtin import BuiltinDataset, Scene
+from dave_vit.data.builtin import Scene, compose_scene
 from dave_vit.models.architectures.captioner import (
     END,
     MAX_LENGTH,
@@ -48,8 +48,8 @@ def log(text: str) -> None:
 
 def scenes(seed: int, start: int, stop: int) -> list[Scene]:
     """Pictures by their numbers, every fifth with one object."""
-    sets = {split: BuiltinDataset(split, seed=seed, length=10**6) for split in ("single", "pair")}
-    return [sets["single" if index % SINGLES == 0 else "pair"][index] for index in range(start, stop)]
+    splits = ["pair" if index % SINGLES else "single" for index in range(start, stop)]
+    return [compose_scene(index, split, seed=seed) for index, split in enumerate(splits, start)]
 
 
 def words_of(scene: Scene) -> list[int]:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit import load_model
-from dave_vit.data.builtin import FAMILIES, BuiltinDataset
+from dave_vit.data.builtin import FAMILIES, compose_scene
 from dave_vit.models import Adapter
 from dave_vit.models.families.builtin import BUILTIN
 
@@ -29,7 +29,7 @@ ANGLES = (0, 10, 20, 45, 90, 180)  # degrees
 
 def pictures(family: str, count: int, seed: int) -> tuple[Tensor, Tensor, list[str]]:
     """Colours [N, 3, H, W] in 0..1, labels [N] and design families of cluttered pictures with one target."""
-    scenes = list(BuiltinDataset("single", family=family, seed=seed, length=count))
+    scenes = [compose_scene(index, family=family, seed=seed) for index in range(count)]
     images = torch.stack([torch.from_numpy(scene.image).permute(2, 0, 1) for scene in scenes])
     labels = torch.tensor([scene.objects[0].label for scene in scenes])
     return images.float() / 255, labels, [FAMILIES[scene.objects[0].style] for scene in scenes]

@@ -28,7 +28,7 @@ from pools import DIFFICULTIES, Pool
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dave_vit.data.builtin import CLASS_NAMES, FAMILIES, BuiltinDataset
+from dave_vit.data.builtin import CLASS_NAMES, FAMILIES, compose_scene
 from dave_vit.models.families.builtin import BUILTIN
 
 START = time.monotonic()
@@ -105,7 +105,7 @@ def log(text: str) -> None:
 
 def _test_picture(job: tuple[str, int]) -> tuple[np.ndarray, int, str]:
     family, index = job
-    scene = BuiltinDataset("single", seed=TEST_SEED, family=family, length=10**6)[index]
+    scene = compose_scene(index, seed=TEST_SEED, family=family)
     return scene.image, scene.objects[0].label, FAMILIES[scene.objects[0].style]
 
 

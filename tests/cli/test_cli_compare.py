@@ -69,7 +69,7 @@ def test_a_mask_scores_as_its_box_does(folder, capsys):
     ("options", "said"),
     [
         (["--methods", "legrat"], "did you mean legrad"),
-        (["--methods", ","], "names none"),
+        (["--methods", ","], "is empty"),
         (["--methods", "center", "--box", "1,2,3"], "left,top,right,bottom"),
         (["--methods", "center", "--box", "9,9,1,1"], "is empty"),
         (["--methods", "center", "--box", "0,0,9,9"], "outside of what the model sees"),

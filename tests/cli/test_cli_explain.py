@@ -39,7 +39,7 @@ def explain(*args: str) -> int:
 
 
 def test_each_image_gets_its_files(tiny, capsys):
-    assert explain("a.png", "b.jpg", "--out", "out") == 0
+    assert explain("a.png", "b.jpg", "--out", "out", "-v") == 0
     assert written("out") == [*(f"{name}.{ending}" for name in "ab" for ending in ENDINGS), *GALLERY]
     with np.load("out/a.dave.npz") as arrays:
         shapes = {name: arrays[name].shape for name in arrays}
@@ -118,8 +118,8 @@ def test_json_goes_to_standard_output_alone(capsys):
     (record,) = json.loads(shown.out)
     assert record["source"] == "clear.png"
     assert record["files"][0] == str(Path("dave-out", "clear.dave.json"))
-    assert record["image"]["notes"] == ["transparent parts set on white"]
-    assert "note: clear.png: transparent parts set on white" in shown.err
+    assert record["image"]["notes"] == ["transparent areas drawn on white"]
+    assert "note: clear.png: transparent areas drawn on white" in shown.err
 
 
 def test_quiet_prints_nothing(capsys):
@@ -176,6 +176,50 @@ def test_ctrl_c_keeps_what_is_finished_and_nothing_half(monkeypatch, capsys):
     assert "stopped" in capsys.readouterr().err
 
 
+def test_several_images_are_one_line_each(capsys):
+    assert explain("a.png", "b.jpg", "--no-gallery") == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("a.png  ")
+    assert second.startswith("b.jpg  ")
+    assert first.count("%") == 1
+    assert first.endswith(" s, notes with -v)")
+
+
+def test_an_image_that_is_given_twice_is_explained_once():
+    Path("folder").mkdir()
+    Path("a.png").rename("folder/a.png")
+    assert explain("folder", "folder/a.png", "./folder/a.png") == 0
+    assert written() == [f"a.{ending}" for ending in ENDINGS]
+
+
+def test_maps_without_a_sign_have_no_signed_view(capsys):
+    assert explain("a.png", "--method", "saliency", "--view", "signed") == 2
+    error = capsys.readouterr().err
+    assert "error: the maps of saliency have no negative values; leave out --view signed" in error
+    assert written() == []
+    assert explain("a.png", "--method", "input_x_gradient", "--view", "signed") == 0
+
+
+def test_an_output_folder_is_checked_before_the_model_is_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(ModelOptions, "load", lambda options: pytest.fail("loaded a model in vain"))
+    assert explain("a.png", "--out", "b.jpg/results") == 2
+    assert cli.run(["compare", "a.png", "--out", "b.jpg"]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[2].endswith("b.jpg is a file; give a folder for the results") for line in told] == [
+        True
+    ] * 2
+
+
+def test_slow_work_is_estimated_before(monkeypatch, capsys):
+    monkeypatch.setattr("dave_vit.explain.explainer._SLOW", 0.0)
+    assert explain("a.png", "b.jpg", "--method", "rise", "--set", "samples=60") == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "passes" in line]
+    assert line.startswith("note: rise takes 60 passes a map: about ")
+    assert line.endswith(" s for 2 maps")
+    assert cli.run(["compare", "a.png", "--methods", "saliency,integrated_gradients"]) == 0
+    assert "note: integrated_gradients takes 50 passes a map: about " in capsys.readouterr().err
+
+
 def test_an_output_folder_that_cannot_be_made_is_one_line(capsys):
     assert explain("a.png", "--out", "a.png") == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
@@ -206,7 +250,7 @@ def test_against_what_is_recorded(tiny, capsys, against, told):
     ("args", "words"),
     [
         (["--against", "dogg", "--target", "cat"], "did you mean 2 dog"),
-        (["--against", "dog", "--target", "dog"], "against itself"),
+        (["--against", "dog", "--target", "dog"], "both class"),
         (["--samples", "few"], "auto"),
         (["--samples", "auto", "--method", "smoothgrad"], "expected int"),
         (["--preset", "nowhere.toml"], "nowhere.toml"),

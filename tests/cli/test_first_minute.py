@@ -18,7 +18,6 @@ from dave_vit.data.labels import parse_targets
 from dave_vit.errors import ModelError, OptionError, TargetError, UnknownName
 from dave_vit.evaluate import Plan
 from dave_vit.evaluate.job import EvalJob
-from dave_vit.evaluate.plan_entries import hash_file
 from dave_vit.evaluate.worker import Worker
 from dave_vit.methods import METHODS
 from dave_vit.models.domain import is_out_of_domain, top_logit_margin
@@ -53,8 +52,10 @@ def test_the_embedded_model_says_what_it_knows(tmp_path, capsys):
     assert cli.run(words) == 0
     said = capsys.readouterr().err
     assert "builtin knows 100 kinds of emoji only; for photographs: --model timm:deit_tiny_patch16_224" in said
-    assert "unlike anything that builtin was made for" in said
-    assert "unlike anything" in json.dumps(json.loads((tmp_path / "chelsea.effective.dave.json").read_text())["notes"])
+    assert "unlike the images that builtin was trained on" in said
+    assert "unlike the images" in json.dumps(
+        json.loads((tmp_path / "chelsea.effective.dave.json").read_text())["notes"]
+    )
 
 
 def test_what_was_begun_is_finished_first():
@@ -131,7 +132,7 @@ def test_models_methods_and_subfolders_of_ones_own(desk, capsys):
     assert records[0]["method"] == "half"
 
 
-def test_every_command_takes_models_and_methods_of_ones_own(desk, capsys):
+def test_every_command_takes_models_and_methods_of_ones_own(desk, capsys, monkeypatch):
     plugin = ["--plugin", "half.py"]
     Path("photos/inner").rename("photos/class 0")
     assert cli.run(["doctor", *OWN, *plugin]) == 0
@@ -141,17 +142,23 @@ def test_every_command_takes_models_and_methods_of_ones_own(desk, capsys):
     assert cli.run([*words, "--data", "folder:photos", "--target", "predicted", "--out", "run", "--json"]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert (result["method"], result["n"]) == ("half", 1)  # a.png lies in no folder of a class
+    words += ["--data", "folder:photos", "--target", "predicted"]
     Path("half.py").write_text(f"{PLUGIN}\n# changed")
-    hash_file.cache_clear()  # as in another process
-    assert cli.run([*words, "--data", "folder:photos", "--target", "predicted", "--out", "run"]) == 2
+    assert cli.run([*words, "--out", "run"]) == 0  # no number depends on a comment
+    Path("half.py").write_text(f"{PLUGIN}\nCHANGED = True")
+    assert cli.run([*words, "--out", "run"]) == 2
+    assert "has changed since it was imported" in capsys.readouterr().err
+    monkeypatch.setattr("dave_vit._internal.registry._PLUGINS", {})  # as in another process
+    monkeypatch.delitem(METHODS._entries, "half")
+    assert cli.run([*words, "--out", "run"]) == 2
     assert "plugins" in capsys.readouterr().err
-    assert cli.run([*words, "--data", "folder:photos", "--fit", "tiles", "--out", "other"]) == 2
+    assert cli.run([*words, "--fit", "tiles", "--out", "other"]) == 2
 
 
 def test_a_worker_knows_the_plugins_of_its_plan(desk, monkeypatch):
     plan = Plan.load({"plugins": "half.py", "methods": "half", "metrics": "deletion", "data": "folder:photos"})
     monkeypatch.setattr(METHODS, "_entries", {})  # as in a process that has just begun
-    monkeypatch.setattr("dave_vit._internal.registry._PLUGINS", set())
+    monkeypatch.setattr("dave_vit._internal.registry._PLUGINS", {})
     Worker(EvalJob(plan), "cpu").close()
     assert list(METHODS) == ["half"]
 
@@ -163,7 +170,7 @@ def test_a_page_of_ones_own_model_says_how_it_was_prepared(desk):
     assert served.model.prepare.flags == ["--size", "32", "--mean", "0.5,0.5,0.5", "--std", "0.5,0.5,0.4"]
     with pytest.raises(OptionError, match="belong to one --model"):
         _models(ServedOptions(["net.py:build", "builtin"], size=32))
-    with pytest.raises(OptionError, match="take pad or squash"):
+    with pytest.raises(OptionError, match="use pad or squash"):
         _models(ServedOptions(["net.py:build"], fit="tiles"))
 
 

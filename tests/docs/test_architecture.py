@@ -47,9 +47,9 @@ def test_one_image_passes_through_every_file_of_its_steps(tmp_path):
     from PIL import Image
 
     from dave_vit.cli import run
-    from dave_vit.data.builtin import BuiltinDataset
+    from dave_vit.data.builtin import compose_scene
 
-    Image.fromarray(BuiltinDataset()[0].image).save(tmp_path / "photo.png")
+    Image.fromarray(compose_scene(0).image).save(tmp_path / "photo.png")
     called: set[str] = set()
 
     def note(frame, event, _argument):

@@ -249,12 +249,18 @@ def test_notebooks_run(notebook: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert any("image/png" in output.get("data", {}) for output in shown)
 
 
+# Links of the README are whole addresses, so that they also work where packages are listed.
+REPOSITORY = re.compile(
+    r"^https://(github\.com/dave-vit/dave-vit/blob|raw\.githubusercontent\.com/dave-vit/dave-vit)/main/"
+)
+
+
 def linked() -> Iterator[tuple[Path, Path]]:
     """A page or notebook, and each file that it shows or leads to."""
     for page in [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb"), *ROOT.glob("benchmarks/**/*.md")]:
         prose = re.sub(r"`[^`]*`", "", page.read_text())
         for address in re.findall(r"\]\(([^)\s]+)", prose):
-            name = address.partition("#")[0]
+            name = REPOSITORY.sub("", address.partition("#")[0])
             if name and not re.match(r"\w+:", name):
                 yield page, (page.parent / name).resolve()
 

@@ -27,6 +27,7 @@ ORDER = [
     "explain",
     "evaluate",
     "analysis",
+    "audit",
     "__init__",
     "web",
     "cli",

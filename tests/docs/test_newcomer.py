@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,14 @@ def bring_compiled(folder: Path) -> None:
         place = there / cache.relative_to(here)
         if place.parent.is_dir():
             shutil.copytree(cache, place, dirs_exist_ok=True)
+
+
+def test_the_wheel_holds_the_licences_and_no_tests(empty):
+    (wheel,) = (empty / "dist").glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    licences = [name for name in names if name.endswith(("LICENSE", "THIRD_PARTY_NOTICES"))]
+    assert [name.partition("/")[2] for name in sorted(licences)] == ["licenses/LICENSE", "licenses/THIRD_PARTY_NOTICES"]
+    assert [name for name in names if not name.startswith(("dave_vit/", "dave_vit-"))] == []
 
 
 @pytest.fixture(scope="module")

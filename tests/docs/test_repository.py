@@ -125,3 +125,19 @@ def test_one_version_everywhere():
 def test_every_version_of_the_changelog_has_its_numbers():
     sections = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
     assert [section.splitlines()[0] for section in sections if "\n### Numbers\n" not in section] == []
+
+
+def test_links_of_the_readme_work_where_packages_are_listed():
+    prose = re.sub(r"`[^`]*`", "", (ROOT / "README.md").read_text())
+    links = re.findall(r"\]\(([^)\s]+)", prose)
+    assert len(links) > 10
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
+def test_art_and_its_licences_are_named_once():
+    notices = [path for path in repository_files() if path.name == "THIRD_PARTY_NOTICES"]
+    assert notices == [ROOT / "THIRD_PARTY_NOTICES"]
+    text = notices[0].read_text()
+    expression = project()["project"]["license"]
+    assert all(name in text for name in ("MIT", "CC-BY-4.0", "CC0 1.0"))
+    assert set(expression.split(" AND ")) == {"Apache-2.0", "MIT", "CC-BY-4.0", "CC0-1.0"}

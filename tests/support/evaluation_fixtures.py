@@ -114,17 +114,6 @@ def load_at_home(entry, device):
     return load(entry, device)
 
 
-def load_full(entry, device):
-    """As ``load``; the disk of other processes is full."""
-
-    def full(file):
-        raise OSError(28, "No space left on device")
-
-    if multiprocessing.parent_process() is not None:
-        os.fsync = full
-    return load(entry, device)
-
-
 class _Slow(nn.Module):
     """A model that takes its time."""
 

@@ -63,9 +63,11 @@ HIDING = {  # options of methods that hide parts of the image, for few passes
     "vit_cx": {"distance": 0.0},
     "tis": {"samples": 3},
     "greedy": {"patch": 16, "rounds": 2},
+    "mda": {"patch": 16},
 }
 OF_THE_LOGIT = {  # options with which a class is explained by its logit, as a function of the logits can say it
     "dave": {"preset": "paper"},
+    "finercam": {"strength": 0.0},
     **{name: {"score": "logit"} for name in HIDING},
 }
 FAMILIES = {"vit": vit, "swin": swin, "torchvision": torchvision_vit, "cnn": relu_cnn}
@@ -73,3 +75,17 @@ FAMILIES = {"vit": vit, "swin": swin, "torchvision": torchvision_vit, "cnn": rel
 
 def images(count: int = 3, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(7)).to(dtype)
+
+
+class CountingConv(nn.Module):
+    """One convolution and a head for five classes, which counts the images that it is run on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+        self.images = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.images += len(x)
+        return 3 * self.head(self.stem(x).relu().mean((2, 3)))

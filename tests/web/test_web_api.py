@@ -107,10 +107,21 @@ def test_the_choices(client):
     assert info["models"][0]["knows"] == f"This model knows {len(NAMES)} classes."
     photographs = info["models"][0]["examples"]  # no emoji for a model that was not made for them
     assert photographs == ["/api/examples/cat.png", "/api/examples/coffee.png"]
-    for path in (photographs[0], "/api/examples/1.png"):
+    for path in (photographs[0], "/api/examples/bear.png"):
         with Image.open(io.BytesIO(client.get(path).content)) as image:
-            assert image.size == ((224, 224) if path.endswith("1.png") else (448, 298))
+            assert image.size == ((224, 224) if path.endswith("bear.png") else (448, 298))
     assert "no example '9'" in error(client.get("/api/examples/9.png"))
+
+
+def test_a_photograph_is_fitted_in_another_way(client):
+    wide = {"content": encode_image(make_picture((80, 24)))}
+    before = client.post("/api/classify", **wide).json()
+    shown = {fit: client.post("/api/classify", params={"fit": fit}, **wide).json() for fit in ("crop", "pad", "squash")}
+    assert len({one["picture"] for one in shown.values()}) == 3
+    assert client.post("/api/classify", **wide).json() == before  # the model itself is as it was
+    step = client.post("/api/explain", params={"fit": "pad", "samples": 2, "stream": False}, **wide).json()
+    assert step["finished"]["command"].count("--fit pad") == 1
+    assert client.post("/api/classify", params={"fit": "tiles"}, **wide).status_code == 422
 
 
 def test_classes_are_searched(client):
@@ -120,8 +131,8 @@ def test_classes_are_searched(client):
 
 def test_the_interface_is_described(client):
     described = client.get("/api/openapi.json").json()
-    paths = {"info", "classes", "examples/{name}.png", "look", "explain", "results/{token}/{ending}"}
-    paths |= {"ask", "verdict", "refusals", "results/{first}/{second}/both.png"}
+    paths = {"info", "classes", "examples/{name}.png", "classify", "explain", "results/{token}/{ending}"}
+    paths |= {"generate", "verdict", "refusals", "results/{first}/{second}/both.png"}
     assert set(described["paths"]) == {f"/api/{path}" for path in paths}
     options = {parameter["name"] for parameter in described["paths"]["/api/explain"]["post"]["parameters"]}
     assert {"model", "method", "target", "samples", "noise_level", "reducer", "seed"} <= options
@@ -133,21 +144,21 @@ def test_the_interface_is_described(client):
 
 def test_a_look_gives_the_top_five_and_what_the_model_sees(client):
     seen = client.post(
-        "/api/look", params={"name": "x.png"}, content=encode_image(Image.new("RGBA", (9, 9), (1, 2, 3, 4)))
+        "/api/classify", params={"name": "x.png"}, content=encode_image(Image.new("RGBA", (9, 9), (1, 2, 3, 4)))
     ).json()
     likely = [prediction["probability"] for prediction in seen["top5"]]
     assert likely == sorted(likely, reverse=True)
     assert 5 / 7 < sum(likely) < 1
-    assert seen["notes"] == ["transparent parts set on white"]
+    assert seen["notes"] == ["transparent areas drawn on white"]
     with Image.open(io.BytesIO(base64.b64decode(seen["picture"]))) as image:
         assert (image.format, image.size) == ("PNG", (SIZE, SIZE))
 
 
 def test_a_look_tells_of_other_classes_too(client):
     body = {"content": encode_image(make_picture())}
-    seen = client.post("/api/look", params={"also": list(range(len(NAMES)))}, **body).json()
+    seen = client.post("/api/classify", params={"also": list(range(len(NAMES)))}, **body).json()
     assert {guess["name"] for guess in seen["top5"] + seen["also"]} == set(NAMES)
-    assert client.post("/api/look", **body).json()["also"] == []
+    assert client.post("/api/classify", **body).json()["also"] == []
 
 
 def test_what_is_known_of_a_model_before_the_first_map(client):
@@ -172,7 +183,7 @@ def test_a_class_against_another(client):
     files = answer["finished"]["files"]
     assert client.get(files["json"]).json()["against"] == {"index": 2, "name": "dog"}
     assert "--against dog" in answer["finished"]["command"]
-    assert "against itself" in error(explain(client, stream=False, target="hen", against="hen"))
+    assert "both class" in error(explain(client, stream=False, target="hen", against="hen"))
 
 
 def test_the_map_refines_until_it_is_what_the_method_gives(client):
@@ -185,7 +196,7 @@ def test_the_map_refines_until_it_is_what_the_method_gives(client):
     expected = explain_classes(explainer, classified, classified.pick("hen")).panels[0]
     last = steps[-1]
     assert last["target"]["name"] == "hen"
-    for name in ("map", "standard_error", "signed", "sureness"):
+    for name in ("map", "standard_error", "signed", "certainty"):
         plane, values = last[name], getattr(expected, name)
         np.testing.assert_allclose(numbers(plane, last), values.numpy(), atol=plane["unit"])
     assert last["finished"]
@@ -250,7 +261,7 @@ def test_two_results_in_one_figure(client):
 
 
 def test_a_prompt_to_a_model_that_writes_nothing(client):
-    answer = client.post("/api/ask", params={"prompt": "what is it?"}, content=encode_image(make_picture()))
+    answer = client.post("/api/generate", params={"prompt": "what is it?"}, content=encode_image(make_picture()))
     assert (answer.status_code, error(answer)) == (422, "this model writes no text; a prompt is for models that do")
     assert "writes no text" in error(explain(client, word=1, stream=False))
 
@@ -270,6 +281,8 @@ def test_a_prompt_to_a_model_that_writes_nothing(client):
         ({"noise_level": 1.5}, "noise level 1.5"),
         ({"reducer": "mode"}, "unknown reducer"),
         ({"preset": "papre"}, "did you mean paper"),
+        ({"preset": "/etc/hostname.toml"}, "unknown preset"),
+        ({"preset": "mine.toml", "method": "equivariant"}, "unknown preset"),
         ({"weights": "/etc/passwd"}, "weights: "),
     ],
 )
@@ -303,7 +316,7 @@ def test_a_wrong_target_is_one_line(client, target, words):
     ids=["empty", "text", "cut", "bomb", "format", "large"],
 )
 def test_what_is_no_fit_image_is_refused(client, data, status, words):
-    for path in ("/api/look", "/api/explain?stream=false"):
+    for path in ("/api/classify", "/api/explain?stream=false"):
         answer = client.post(path, content=data)
         assert answer.status_code == status
         assert words in error(answer)
@@ -354,7 +367,7 @@ def test_nothing_of_the_server_is_told(tmp_path, monkeypatch):
         answer = explain(client, stream=False)
         responses += [answer.text, explain(client).text]
         assert answer.status_code == 500
-    assert "the server failed" in responses[-1]
+    assert "internal server error" in responses[-1]
     assert str(tmp_path.parent) not in "".join(responses)
     assert f"--model hf:{tmp_path.name} --weights FILE --classes FILE" in step["finished"]["command"]
 
@@ -377,7 +390,7 @@ def test_a_full_queue_is_said_and_empties_again():
         busy = next(as_completed(asked, timeout=10)).result()  # the others wait for the model
         assert (busy.status_code, busy.headers["retry-after"]) == (503, "2")
         assert "busy" in error(busy)
-        assert client.post("/api/look", content=encode_image(make_picture())).status_code == 503
+        assert client.post("/api/classify", content=encode_image(make_picture())).status_code == 503
         time.sleep(0.3)  # both are told where they stand meanwhile
         slow.free.set()
         served = [events(one.result()) for one in asked if one.result() is not busy]
@@ -436,7 +449,7 @@ def test_malformed_images_never_break_the_server(client, data):
         seed[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
         seed = seed or bytearray(b"x")
     cut = data.draw(st.integers(0, len(seed)))
-    answer = client.post("/api/look", content=bytes(seed[:cut] if data.draw(st.booleans()) else seed))
+    answer = client.post("/api/classify", content=bytes(seed[:cut] if data.draw(st.booleans()) else seed))
     assert answer.status_code in (200, 415)
     assert "error" in answer.json() or len(answer.json()["top5"]) == 5
 
@@ -471,7 +484,7 @@ def test_serve_binds_to_this_machine(serving, capsys):
 def test_serve_warns_where_others_can_connect(serving, capsys):
     assert cli.run(["serve", "--port", "0", "--host", "0.0.0.0"]) == 0
     serving[0][1].close()
-    assert "no password" in capsys.readouterr().err
+    assert "without a password" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -495,3 +508,8 @@ def test_a_port_that_is_taken_is_one_line(serving, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert cli.run(["serve", "--port", str(taken.getsockname()[1])]) == 2
     assert "cannot listen" in capsys.readouterr().err
+
+
+def test_certainty_has_one_scale_in_figures_and_on_the_page(client):
+    step = explain(client, samples=4, stream=False).json()
+    assert step["certainty"]["limit"] == 5

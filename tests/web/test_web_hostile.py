@@ -80,7 +80,7 @@ def test_slow_senders_lose_their_connection(monkeypatch):
     monkeypatch.setattr(request_timeouts, "BODY", 0.8)
     silent = b""
     half_a_head = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-    half_a_body = b"POST /api/look HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\nabc"
+    half_a_body = b"POST /api/classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\nabc"
     second_head = b"GET /api/classes HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /"
     with running(create_app([ServedModel(adapter())], hosts=LOOPBACK)) as port, ThreadPoolExecutor(4) as threads:
         start = time.monotonic()
@@ -88,6 +88,51 @@ def test_slow_senders_lose_their_connection(monkeypatch):
         assert all(wait.result() - start < 8 for wait in waits)
         whole = ask(port, b"GET /api/classes HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         assert whole.startswith(b"HTTP/1.1 200")
+
+
+def test_idle_connections_do_not_keep_others_out():
+    """As many as the server accepts, all silent: the oldest are closed, and a request is answered at once."""
+    app = create_app([ServedModel(adapter())], hosts=LOOPBACK)
+    with running(app) as port, contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)) for _ in range(64)]
+        time.sleep(0.3)
+        answer = ask(port, b"GET /api/classes HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200"), answer
+        with contextlib.suppress(ConnectionResetError):
+            assert idle[0].recv(1) == b""  # closed
+        idle[-1].settimeout(0.2)
+        with pytest.raises(TimeoutError):  # still open
+            idle[-1].recv(1)
+
+
+def test_a_request_is_checked_off_the_event_loop(monkeypatch):
+    started, go_on = threading.Event(), threading.Event()
+
+    def check(self, data, query):
+        started.set()
+        assert go_on.wait(10)
+        raise service.ResultExpired("enough")
+
+    monkeypatch.setattr(service.ExplainService, "explain", check)
+    data = encode_image(make_picture())
+    post = POST.format("false", len(data)).encode() + data
+    with running(create_app([ServedModel(adapter())], hosts=LOOPBACK)) as port, ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(ask, port, post)
+        try:
+            assert started.wait(5)
+            other = ask(port, b"GET /static/app.js HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            assert other.startswith(b"HTTP/1.1 200")
+            assert not slow.done()
+        finally:
+            go_on.set()
+        assert slow.result().startswith(b"HTTP/1.1 404")
+
+
+def test_the_samples_of_a_preset_are_limited():
+    client = TestClient(create_app([ServedModel(adapter())], Limits(samples=20)))
+    answer = client.post("/api/explain", params={"preset": "paper"}, content=encode_image(make_picture()))
+    assert answer.status_code == 422
+    assert answer.json()["error"] == "50 samples; this server takes at most 20"
 
 
 def _closed_after(port: int, sent: bytes) -> float:
@@ -106,7 +151,7 @@ def test_a_long_answer_is_not_cut_off(monkeypatch):
     slow = SlowModel(pause=0.4)
     slow.free.set()
     data = encode_image(make_picture())
-    head = f"POST /api/look HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST /api/classify HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     with running(create_app([ServedModel(slow.model)], hosts=LOOPBACK)) as port:
         assert ask(port, head.encode() + data).startswith(b"HTTP/1.1 200")
 

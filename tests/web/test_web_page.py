@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 RENDER = """async ([script, traits]) => {
     const { default: widget } = await import(`data:text/javascript,${encodeURIComponent(script)}`);
-    const binary = ["map", "signed", "sureness", "pictures"];
+    const binary = ["map", "signed", "certainty", "pictures"];
     const views = Object.fromEntries(binary.map((name) => [name, new DataView(new Uint8Array(traits[name]).buffer)]));
     const el = document.createElement("div");
     document.body.replaceChildren(el);
@@ -89,7 +89,7 @@ def test_quick_steps_back_end_where_the_address_says(visit):
 def test_an_address_is_shared(visit, browser):
     page = visit.page
     page.fill("#samples", "2")
-    page.get_by_role("button", name="Example 2", exact=True).click()
+    page.get_by_role("button", name="example: coffee").click()
     visit.wait_finished()
     page.locator("#classes .versus").nth(1).click()
     title = visit.wait_finished().locator(".title")
@@ -109,7 +109,7 @@ def test_the_model_is_examined_and_methods_that_cannot_run_are_grey(visit):
     page = visit.page
     expect(page.locator("#verdict summary")).to_have_text("Explained exactly", timeout=30_000)
     page.locator("#verdict summary").click()
-    expect(page.locator("#verdict p")).to_contain_text("comes from the image")
+    expect(page.locator("#verdict p")).to_contain_text("the linear map of this model (preset exact) is exact")
     expect(page.locator("#knows")).to_have_text(f"This model knows {len(NAMES)} classes.")
     grey = page.locator("#method option[disabled]")
     reason = re.compile("no B-cos module")
@@ -160,26 +160,29 @@ def test_names_that_fit_several_classes_are_offered_as_buttons(visit):
     offered = page.locator(".panel .candidates button")
     expect(offered).to_have_text(["cat", "tiger cat", "cock"])
     expect(page.locator(".panel .retry")).to_be_hidden()
+    expect(page.locator(".panel canvas.map")).to_be_visible()  # the last map, under its own name
+    expect(page.locator(".panel .title")).to_have_text(page.locator("#classes .name").first.text_content())
     offered.nth(1).click()
     expect(visit.wait_finished().locator(".title")).to_have_text("tiger cat")
     expect(page.get_by_role("radio", name="tiger cat")).to_be_checked()
 
 
-def test_sureness_is_shown_and_what_it_means(visit):
+def test_certainty_is_shown_and_what_it_means(visit):
     panel = visit.explain(12)
     figure = panel.locator("figure").nth(1)
-    expect(figure.locator(".strong")).to_have_text("Sureness")
+    expect(figure.locator(".strong")).to_have_text("Certainty")
     expect(figure.locator(".meaning")).to_contain_text("below 2 it may be chance")
-    assert len(np.unique(visit.pixels("canvas.sure"))) > 10
+    assert len(np.unique(visit.pixels("canvas.certainty"))) > 10
     visit.page.fill("#samples", "1")
     visit.page.press("#samples", "Enter")
-    expect(panel.locator(".notes")).to_contain_text("take more")
+    expect(panel.locator(".notes")).to_contain_text("draw more")
 
 
 def test_two_classes_have_one_colour_scale(visit):
     page = visit.page
     visit.explain(4)
     page.check("#compare")
+    page.select_option("#compare-class", index=1)
     limits = [visit.wait_finished(number).locator("figure .limit").first for number in (0, 1)]
     assert limits[0].text_content() == limits[1].text_content()
     page.select_option("#scales", "own")
@@ -187,7 +190,11 @@ def test_two_classes_have_one_colour_scale(visit):
     page.select_option("#compare-method", "rollout")
     page.select_option("#scales", "shared")
     expect(visit.wait_finished(1).locator(".subtitle")).to_contain_text("rollout")
-    expect(limits[1]).not_to_have_text(limits[0].text_content())  # of another kind: never one scale
+    expect(limits[1]).not_to_have_text(limits[0].text_content())  # of another unit: never one scale
+    expect(page.locator("#scales")).to_be_disabled()
+    page.select_option("#compare-show", "difference")
+    expect(page.locator("#pair .strong")).to_have_text("Maps of methods with different units have no difference.")
+    expect(page.locator("canvas.both")).to_be_hidden()
 
 
 def test_what_is_weak_is_hidden_and_what_is_fine_is_smoothed(visit):
@@ -214,10 +221,11 @@ def test_what_is_weak_is_hidden_and_what_is_fine_is_smoothed(visit):
 def test_maps_are_zoomed_and_moved_together(visit):
     page = visit.page
     panel = visit.explain()
+    expect(page.locator("#verdict")).to_be_visible()  # the last thing to arrive above the map moves it
     stage, canvas = panel.locator(".stage").first.bounding_box(), panel.locator("canvas.map")
     expect(canvas).not_to_have_css("image-rendering", "pixelated")
     page.click("#zoom-in")
-    boxes = [panel.locator(f"canvas.{name}").bounding_box() for name in ("map", "sure")]
+    boxes = [panel.locator(f"canvas.{name}").bounding_box() for name in ("map", "certainty")]
     assert [round(box["width"] / stage["width"], 2) for box in boxes] == [2, 2]
     expect(canvas).to_have_css("image-rendering", "pixelated")
     page.mouse.move(stage["x"] + 100, stage["y"] + 100)
@@ -238,7 +246,9 @@ def test_two_models_their_divider_their_difference_and_one_figure(visit, tmp_pat
     page = visit.page
     visit.explain(4)
     page.check("#compare")
-    page.select_option("#compare-class", label=page.locator(".panel .title").first.text_content())
+    expect(page.locator("#compare-class option:checked")).to_have_text(
+        page.locator(".panel .title").first.text_content()
+    )
     page.select_option("#compare-model", "other")
     expect(visit.wait_finished(1).locator(".subtitle")).to_contain_text("other")
     first, second = (shares(visit, f".panel:nth-child({number}) canvas.map") for number in (1, 2))
@@ -268,6 +278,47 @@ def test_earlier_maps_of_the_session_are_a_click_away(visit):
     page.get_by_role("button", name=f"Back to {first}").click()
     expect(visit.wait_finished().locator(".title")).to_have_text(first)
     expect(page.locator("#classes input").first).to_be_checked()
+
+
+def test_back_shows_the_earlier_map_at_once(visit):
+    page = visit.page
+    visit.explain()
+    first = page.locator(".panel .title").text_content()
+    page.locator("#classes label").nth(1).click()
+    expect(visit.wait_finished().locator(".title")).not_to_have_text(first)
+    computed = [url for url in visit.requests if "/api/explain" in url]
+    page.go_back()
+    expect(visit.wait_finished().locator(".title")).to_have_text(first)
+    assert [url for url in visit.requests if "/api/explain" in url] == computed
+
+
+def test_a_photograph_is_fitted_in_another_way(visit):
+    page = visit.page
+    visit.explain(data=encode_image(make_picture((80, 24))))
+    page.fill("#mix", "0")
+    cropped = visit.pixels()
+    page.locator("#classes label").nth(1).click()
+    visit.wait_finished()
+    chosen = page.locator(".panel .title").text_content()
+    page.select_option("#fit", "pad")
+    expect(page.locator(".panel code")).to_contain_text("--fit pad")
+    expect(page.locator(".panel .title")).to_have_text(chosen)
+    assert np.abs(visit.pixels() - cropped).max() > 0
+    assert "fit=pad" in page.url
+    page.reload()
+    expect(visit.wait_finished().locator("code")).to_contain_text("--fit pad")
+    assert visit.complaints == []
+
+
+def test_on_a_phone_the_map_is_in_sight_after_an_upload(browser, tiny):
+    with browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True) as context:
+        visit = Visit(context.new_page(), tiny)
+        visit.start()
+        panel = visit.explain()
+        expect(panel.locator("canvas.map")).to_be_in_viewport(ratio=1)
+        visit.page.locator("#examples button").first.tap()
+        expect(visit.page.locator("#image-note")).to_contain_text("example")
+        expect(visit.wait_finished().locator("canvas.map")).to_be_in_viewport(ratio=1)
 
 
 def test_on_a_phone_the_map_comes_first_and_is_in_sight_when_an_option_changes(browser, tiny):
@@ -362,13 +413,15 @@ def test_the_widget_of_notebooks_draws_with_the_same_controls(browser):
         first, output = shares(drawn, "canvas.dave-map"), page.locator("output")
         assert len(np.unique(first)) > 10
         expect(page.get_by_label("Image to map")).to_have_value("0.5")
-        number = output.text_content().rpartition(" ")[2]
+        expect(page.locator("canvas.dave-bar")).to_be_visible()
+        number = output.text_content().partition(": 0")[2]
+        assert number.endswith(" logit")
         page.locator("select").first.select_option(NAMES[1])
-        expect(output).to_have_text(f"{NAMES[1]}: the brightest colour is {number}")  # one scale for both
+        expect(output).to_have_text(f"{NAMES[1]}: 0{number}")  # one scale for both
         page.get_by_label("Colours").select_option("own")
-        limits = [number, output.text_content().rpartition(" ")[2]]
+        limits = [number, output.text_content().partition(": 0")[2]]
         page.locator("select").first.select_option(NAMES[0])
-        limits.append(output.text_content().rpartition(" ")[2])
+        limits.append(output.text_content().partition(": 0")[2])
         assert len(set(limits)) == 2  # each its own, and the larger one was shared
         page.get_by_label("Colours").select_option("shared")
         width = page.locator("canvas.dave-map").bounding_box()["width"]
@@ -380,5 +433,5 @@ def test_the_widget_of_notebooks_draws_with_the_same_controls(browser):
         page.get_by_label("Image to map").fill("0")
         seen = np.asarray(make_picture().resize((32, 32))).reshape(-1, 3)
         assert np.abs(shares(drawn, "canvas.dave-map") - seen).max() <= 1
-        page.get_by_label("View").select_option("sureness")
-        expect(page.locator("output")).to_contain_text(f"{NAMES[0]}: the brightest colour is")
+        page.get_by_label("View").select_option("certainty")
+        expect(page.locator("output")).to_contain_text("standard errors")

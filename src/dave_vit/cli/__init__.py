@@ -24,21 +24,7 @@ from dave_vit._version import __version__
 from dave_vit.errors import DaveError, UnknownName, escape_unprintable, first_line, is_out_of_memory
 
 # In the order of `dave --help`.
-COMMANDS = (
-    "explain",
-    "compare",
-    "methods",
-    "models",
-    "doctor",
-    "tune",
-    "evaluate",
-    "diff",
-    "analyze",
-    "reproduce",
-    "probe",
-    "serve",
-    "demo",
-)
+COMMANDS = "explain compare methods models doctor tune evaluate diff audit analyze reproduce probe serve demo".split()
 INTERRUPTED = 130  # what shells report for a program that ended by Ctrl-C
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # which Windows has not
 
@@ -112,12 +98,13 @@ def run(args: list[str] | None = None) -> int:
     except Exception as error:
         if is_out_of_memory(error):
             reason = first_line(error).partition(". ")[0]
-            return _fail(
-                f"memory does not suffice ({reason}); end other programs that use it, or take another --device"
-            )
+            return _fail(f"out of memory ({reason}); close other programs that use it, or choose another --device")
         if not hasattr(error, "format_message"):  # typer's own errors have it, in all of its versions
             raise
-        return _fail(error.format_message(), where=getattr(getattr(error, "ctx", None), "command_path", "dave"))
+        return _fail(
+            error.format_message().replace("Value error, ", ""),
+            where=getattr(getattr(error, "ctx", None), "command_path", "dave"),
+        )
     if code == INTERRUPTED:
         typer.echo("\nstopped; what was finished is kept", err=True)
     return code if isinstance(code, int) else 0

@@ -138,6 +138,9 @@ class Output:
     @contextmanager
     def progress(self, total: float, text: str = "") -> Iterator[Progress]:
         """Show a progress bar on standard error; it vanishes when done, and shows on terminals only."""
+        if not self.on_terminal:  # where rich before version 15 prints empty lines for a disabled bar
+            yield Progress()
+            return
         from rich import progress
 
         columns = (
@@ -148,9 +151,7 @@ class Output:
         )
         # rich would send what is printed meanwhile to standard error as well
         keep: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False}
-        with progress.Progress(
-            *columns, console=_console(stderr=True), transient=True, disable=not self.on_terminal, **keep
-        ) as bar:
+        with progress.Progress(*columns, console=_console(stderr=True), transient=True, **keep) as bar:
             self._bar = bar
             try:
                 yield Progress(bar, bar.add_task(text, total=total))
@@ -182,14 +183,15 @@ class Output:
 
 
 class Progress:
-    """Progress bar of `Output.progress`."""
+    """Progress bar of `Output.progress`; none where there is no terminal."""
 
-    def __init__(self, bar: Any, task: Any) -> None:
+    def __init__(self, bar: Any = None, task: Any = None) -> None:
         self._bar, self._task = bar, task
 
     def update(self, *, done: float | None = None, advance: float | None = None, text: str | None = None) -> None:
         """Move the bar to `done`, or by `advance`, and change the text before it."""
-        self._bar.update(self._task, completed=done, advance=advance, description=text)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, advance=advance, description=text)
 
 
 def _console(*, stderr: bool = False) -> Console:

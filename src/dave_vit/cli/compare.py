@@ -65,7 +65,7 @@ def compare(
     """Draw the maps of several methods for one image and one class into one figure.
 
     Every map is scaled by the same rule: its positive part over its own 99 % quantile; with --scales shared all maps
-    that are parts of the logit have one scale, and the larger ones outshine the others by far. With a box or a mask
+    that are parts of the logit have one scale, so that methods with large values look brighter. With a box or a mask
     each map is scored: energy is the share of its positive part inside, pointing says whether its highest pixel is
     inside. The folder gets NAME.compare.dave.png and NAME.compare.dave.json, under names as those of `dave explain`. A
     method that cannot explain the model is left out, with the reason.
@@ -75,6 +75,7 @@ def compare(
     from dave_vit.explain.output_files import OutputFolder
 
     names = _method_names(methods.names)
+    folder = OutputFolder(out, [image, *filter(None, [area.mask])])
     picture = read_image(image)
     for note in picture.notes:
         output.note(f"{image}: {note}")
@@ -91,7 +92,7 @@ def compare(
     question["drawing"] = asdict(drawing)
     files: dict[str, bytes] = {figure: comparison.figure(drawing.view, drawing.scales).to_bytes(figure)}
     record = {"source": escape_unprintable(image), "target": asdict(explained), "maps": comparison.rows}
-    record = OutputFolder(out, [image, *filter(None, [area.mask])]).write(picture, question, files, record, labels)
+    record = folder.write(picture, question, files, record, labels)
     output.print(f"{image}: {explained.name} ({explained.index}), {explained.probability:.1%}")
     cells = [["-" if value is None else str(value) for value in row.values()] for row in comparison.rows]
     output.print(rich_table(comparison.rows[0], cells), *(f"  {path}" for path in record["files"]))
@@ -104,7 +105,7 @@ def _method_names(text: str) -> list[str]:
 
     names = split_names(text, METHODS)
     if not names:
-        raise OptionError("--methods names none; give names of `dave methods` with commas between, or all")
+        raise OptionError("--methods is empty; give names from `dave methods` with commas between, or all")
     for name in names:
         METHODS[name]
     return names

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dave_vit._internal.atomic_files import write_json
 from dave_vit.cli.common import Output, command
 from dave_vit.cli.options import Device, ModelOptions, Out, Seed
+from dave_vit.cli.tables import rich_table
 
 if TYPE_CHECKING:
     from dave_vit.data.base import Dataset
@@ -22,14 +23,14 @@ app = command("dave demo", "dave demo --out pictures --seed 7")
 def demo(*, seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), output: Output) -> None:
     """Explain three pictures with the embedded model and score three methods on a few more.
 
-    The folder gets demo.png (image, DAVE, its sureness, effective transformation and input x gradient side by side),
+    The folder gets demo.png (image, DAVE, its certainty, effective transformation and input x gradient side by side),
     the results of `dave explain` for each picture, and scores.json.
     """
     from dave_vit.data import open_dataset
     from dave_vit.explain import demo as steps
     from dave_vit.explain.output_files import OutputFolder
 
-    start = time.perf_counter()
+    start, folder = time.perf_counter(), OutputFolder(out, [])
     data = open_dataset("builtin", limit=steps.POOL)
     results, samples = [], steps.SAMPLES["drawn"]
     with output.progress(len(steps.PICTURES) + 2 * len(steps.METHODS), "loading the model") as progress:
@@ -38,7 +39,7 @@ def demo(*, seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), ou
             progress.update(text=f"picture-{index}: {samples} samples")
             result = steps.explain_picture(model, data, index, seed)
             question = {"data": "builtin", "samples": samples, "seed": seed}
-            OutputFolder(out, []).write(result.picture, question, result.files(), result.record())
+            folder.write(result.picture, question, result.files(), result.record())
             _print_top5(result, data, index, output)
             progress.update(advance=1)
             results.append(result)
@@ -57,12 +58,11 @@ def _print_top5(result: ClassExplanation, data: Dataset, index: int, output: Out
 
 
 def _print_scores(scores: Mapping[str, Any], output: Output) -> None:
-    from rich.table import Table
-
     output.print(
         f"share of each map that lies on its object, in %: {scores['grids']} grids, {scores['pictures']} pictures"
     )
-    table = Table("method", "GridPG", "EnergyPG")
-    for name, row in (*scores["scores"].items(), ("chance", scores["chance"])):
-        table.add_row(name, *("-" if row[key] is None else f"{row[key]:.1f}" for key in ("gridpg", "energypg")))
-    output.print(table)
+    rows = [
+        [name, *("-" if row[key] is None else f"{row[key]:.1f}" for key in ("gridpg", "energypg"))]
+        for name, row in (*scores["scores"].items(), ("chance", scores["chance"]))
+    ]
+    output.print(rich_table(("method", "GridPG", "EnergyPG"), rows))

@@ -31,16 +31,21 @@ def diff(
 ) -> None:
     """Compare two runs: the second minus the first, on the images that both scored.
 
-    Differences have 95 % intervals of a bootstrap over images; only grids that both runs have are compared. Runs need
+    Differences of six or more images have 95 % intervals; only grids that both runs have are compared. Runs need
     not be finished, and a run can be compared with itself, method with method.
     """
-    from dave_vit.evaluate.statistics.compare import compare_runs, describe_changes, read_run
+    from dave_vit.evaluate.statistics.compare import compare_runs, describe_changes, pair_methods, read_run
+    from dave_vit.evaluate.statistics.intervals import describe_comparisons
 
     first, second = read_run(before), read_run(after)
-    differences = compare_runs(first, second, _parse_pairs(pair or []))
-    changes = describe_changes(first, second)
+    pairs = pair_methods(first, second, _parse_pairs(pair or []))
+    differences = compare_runs(first, second, pairs)
+    changes = describe_changes(first, second, pairs)
     output.print(*(f"  {change}" for change in changes))
     output.print(_table(differences))
+    output.print("  * the 95 % interval of the change excludes 0; changes of fewer than six images have no interval")
+    if note := describe_comparisons(differences):
+        output.print(f"  {note}")
     output.json({"changes": changes, "differences": differences})
 
 
@@ -56,12 +61,14 @@ def _parse_pairs(texts: list[str]) -> dict[str, str]:
 
 def _table(differences: list[dict[str, Any]]) -> Any:
     """Return a table with a row per model, metric and method, and a star if the interval excludes zero."""
+    from dave_vit.evaluate.statistics.intervals import excludes_zero
+
     head = ("model", "metric", "method", "before", "after", "change", "", "n", "images")
     rows = []
     for one in differences:
         names = (one["model"], one["metric"], one["method"])
-        change = f"{one['mean']:+.4f} [{one['low']:+.4f}, {one['high']:+.4f}]"
-        star = "*" if one["low"] > 0 or one["high"] < 0 else ""
+        interval = "" if one["low"] is None else f" [{one['low']:+.4f}, {one['high']:+.4f}]"
+        change, star = f"{one['mean']:+.4f}{interval}", "*" if excludes_zero(one) else ""
         rows.append(
             (*names, f"{one['before']:.4f}", f"{one['after']:.4f}", change, star, str(one["n"]), str(one["images"]))
         )

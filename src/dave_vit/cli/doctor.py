@@ -31,9 +31,9 @@ def doctor(
     """Check whether a model is explained exactly.
 
     Three things must hold. The logit equals what the image contributes plus what biases, positions and tokens
-    contribute. What is taken for a constant is the same for other images. With all operators held, the logit of another
-    image differs by what the map says. Exits with 2 and the reason where the model holds a function that has no exact
-    rule. `--weights random` needs no download.
+    contribute. What is taken for a constant is the same for other images. With all operators held fixed, the logit of
+    another image differs by what the map says. Exits with 2 and the reason where the model holds a function that has
+    no exact rule. `--weights random` needs no download.
     """
     from dave_vit.checks.doctor import diagnose, example_inputs
     from dave_vit.data.images import read_image
@@ -63,7 +63,7 @@ def _facts(diagnosis: Any) -> dict[str, Any]:
         "gap": diagnosis.gap,
         "forward_difference": diagnosis.forward,
         "changing_constant": diagnosis.changing_constant or None,
-        "held_difference": diagnosis.replay_gap,
+        "replay_gap": diagnosis.replay_gap,
         "logit": diagnosis.logit,
         "image_part": diagnosis.image_part,
         "constants": diagnosis.constants,
@@ -81,9 +81,9 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("model", f"{facts['model']}, {facts['classes']} classes, input {'x'.join(map(str, facts['input']))}"),
         ("gap", f"{facts['gap']:.1e} ({facts['dtype']})"),
-        ("forward", f"{facts['forward_difference']:.1e} away from the plain forward pass"),
+        ("forward", f"differs by {facts['forward_difference']:.1e} from the plain forward pass"),
         ("constants", f"{facts['constants']}, {constants}"),
-        ("held", _describe_replay(facts["held_difference"])),
+        ("replay", _describe_replay(facts["replay_gap"])),
         ("tokens", f"{grid[0]} x {grid[1]} patches, {prefix} before them" if grid else facts["token_note"]),
         ("functions", ", ".join(f"{name} {count}" for name, count in counts)),
     ]
@@ -91,5 +91,5 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _describe_replay(difference: float | None) -> str:
     if difference is None:
-        return "not replayed: the model writes in a way that cannot be followed"
-    return f"{difference:.1e} away from the map, for another image with all operators held"
+        return "not replayed: the model writes in place in a way that cannot be traced"
+    return f"differs by {difference:.1e} from the map, for another image with all operators held fixed"

@@ -116,8 +116,8 @@ class SmoothingOptions:
 
 
 @dataclass(frozen=True)
-class Execution:
-    """Where a run is executed, which is not part of its plan."""
+class EngineFlags:
+    """Where tasks are computed, which is not part of a plan."""
 
     engine: Annotated[str, flag("Where tasks are computed: {engines}.", metavar="NAME")] = "local"
     address: Annotated[
@@ -130,6 +130,12 @@ class Execution:
         int | None,
         flag("Threads of each worker on the CPU.", min=1, max=1024, show_default="all cores, shared by workers"),
     ] = None
+
+
+@dataclass(frozen=True)
+class Execution(EngineFlags):
+    """How a run is executed."""
+
     watch: Annotated[bool, flag("Show first results with their intervals while the run goes on.", "--watch")] = False
     allow_mixed: Annotated[
         bool, flag("Continue with other code, libraries or weights than the run was started with.", "--allow-mixed")

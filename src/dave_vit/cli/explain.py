@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,7 +14,8 @@ from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import ImageError, OptionError
 
 if TYPE_CHECKING:
-    from dave_vit.explain.pipeline import FigureStyle, Question, Written
+    from dave_vit.explain.base import ImageExplanation
+    from dave_vit.explain.pipeline import FigureStyle, Question
 
 app = command(
     "dave explain cat.jpg",
@@ -49,7 +50,7 @@ class QuestionOptions:
         str | None,
         flag("Explain a score of the output, with boxes in pixels of the photograph: {scores}.", metavar="SCORE"),
     ] = None
-    boxes: Annotated[bool, flag("Explain each box that a detector finds, and all together.", "--boxes")] = False
+    boxes: Annotated[bool, flag("Explain each box that a detector finds, and all boxes at once.", "--boxes")] = False
     threshold: Annotated[float | None, flag("Least probability of a box.", metavar="P", show_default="0.5")] = None
     prompt: Annotated[str | None, flag("Ask the model this: a question, what to find, a sentence.", metavar="TEXT")] = (
         None
@@ -58,13 +59,18 @@ class QuestionOptions:
         str | None, flag("Explain these words of the answer, counted from 1.", metavar="N,N,...", show_default="all")
     ] = None
 
+    answer: Annotated[
+        str | None, flag("Explain the words of this answer.", metavar="TEXT", show_default="the model's own")
+    ] = None
+
     @property
     def question(self) -> Question:
         """The question of the pipeline."""
         from dave_vit.explain.pipeline import Question
 
         target = ",".join(self.targets) if self.targets else None
-        return Question(target, self.score, self.boxes, self.threshold, self.prompt, self._word_numbers())
+        words = self._word_numbers()
+        return Question(target, self.score, self.boxes, self.threshold, self.prompt, words, self.answer)
 
     def _word_numbers(self) -> tuple[int, ...] | None:
         if self.words is None or self.words.strip() == "all":
@@ -102,8 +108,8 @@ class GalleryOptions:
         bool, flag("Write a page and a contact sheet where there are several images.", "--gallery/--no-gallery")
     ] = True
     order: Annotated[
-        Literal["confidence", "sureness", "name"],
-        flag("Sort the gallery; the most confident or the surest first.", "--sort"),
+        Literal["confidence", "certainty", "name"],
+        flag("Sort the gallery; the most confident or the most certain first.", "--sort"),
     ] = "confidence"
 
 
@@ -118,11 +124,12 @@ def explain(
     drawing: StyleOptions,
     page: GalleryOptions,
     plugins: Plugins,
+    verbose: Annotated[bool, flag("Print classes, notes and files of each image.", "--verbose", "-v")] = False,
     output: Output,
 ) -> None:
     """Explain what the model saw in images.
 
-    For each image NAME the folder gets NAME.dave.png (map over image), NAME.dave.panels.png (image, map and sureness
+    For each image NAME the folder gets NAME.dave.png (map over image), NAME.dave.panels.png (image, map and certainty
     side by side), NAME.dave.npz (raw numbers) and NAME.dave.json (classes, options, versions). A target, score or
     method of your own goes into the name (NAME.tabby.dave.png). Only results of the same question about the same
     picture are written over; where another file has the name, NAME gets a number. An image that cannot be read is
@@ -139,26 +146,35 @@ def explain(
     if drawing.animate:
         options = {"chunk": chunk_for_stages(method.name, options), **options}
     sources = find_images(images)
+    folder = OutputFolder(out, sources)
     with output.progress(len(sources), "loading the model") as progress:
         loaded = model.load() if question.prompt is None else model.load(question.prompt)
         output.advise(loaded)
         explainer = Explainer(loaded, method.name, weights=model.weights, against=method.against, **options)
-        pipeline = Pipeline(explainer, question, drawing.style, OutputFolder(out, sources), Gallery(page.order))
+        explainer.on_slow, explainer.maps = output.note, len(sources)
+        pipeline = Pipeline(explainer, question, drawing.style, folder, Gallery(page.order))
+        print_result = _print_result if verbose or len(sources) == 1 else _print_line
         for result in pipeline.run(sources, lambda done, name: progress.update(done=done, text=name)):
-            _print_result(result, output)
+            if isinstance(result, ImageError):
+                output.error(str(result))
+            else:
+                print_result(*result, output)
     gallery = pipeline.write_gallery(len(sources) - pipeline.failures) if page.gallery else None
     if gallery is not None:
-        output.print("all together", *(f"  {path}" for path in gallery["files"]))
+        output.print("gallery", *(f"  {path}" for path in gallery["files"]))
     output.json(pipeline.records)
     if pipeline.failures:
         raise typer.Exit(2)
 
 
-def _print_result(result: Written | ImageError, output: Output) -> None:
-    if isinstance(result, ImageError):
-        output.error(str(result))
-        return
-    explanation, record = result
+def _print_line(explanation: ImageExplanation, record: dict[str, Any], output: Output) -> None:
+    """Print one line of an image among several."""
+    explained = ", ".join(dict.fromkeys(panel.target for panel in explanation.panels))
+    notes = ", notes with -v" if explanation.notes else ""
+    output.print(f"{record['source']}  {explained}  ({explanation.seconds:.1f} s{notes})")
+
+
+def _print_result(explanation: ImageExplanation, record: dict[str, Any], output: Output) -> None:
     for note in explanation.notes:
         output.note(f"{record['source']}: {note}")
     output.print(f"{record['source']}  ({explanation.seconds:.1f} s)", *explanation.summary)

@@ -98,7 +98,7 @@ def _samples(text: str) -> int | str:
     if text.strip() == "auto":
         return "auto"
     if not text.strip().isdigit() or int(text) < 1:
-        raise typer.BadParameter(f"{text!r} is not a whole number of at least 1; give one, or auto")
+        raise typer.BadParameter(f"{text}; expected a whole number of at least 1, or auto")
     return int(text)
 
 
@@ -165,7 +165,7 @@ class ModelOptions:
         from dave_vit.models.families import FAMILIES
         from dave_vit.models.loading import parse_spec
 
-        is_zero_shot = FAMILIES[parse_spec(self.spec)[0]].zero_shot
+        is_zero_shot = FAMILIES[parse_spec(self.spec)[0]].takes("prompts")
         prompts = [prompt] if prompt is not None and is_zero_shot else None
         device = pick_device(self.device)
         return load_model(self.spec, self.weights, device, classes=self.classes, prompts=prompts, prepare=self.prepare)
@@ -247,7 +247,7 @@ class DrawingOptions:
 
     view: Annotated[
         Literal["map", "signed"],
-        flag("Show what speaks for the class, or signed: violet for it and orange against it."),
+        flag("Show evidence for the class, or signed: evidence for it in violet and against it in orange."),
     ] = "map"
     scales: Annotated[
         Literal["shared", "own"], flag("Colour scale of maps beside each other: one for all, or one for each.")

@@ -47,8 +47,10 @@ def serve(
     *,
     models: ServedOptions,
     port: Annotated[int, flag("Port to listen on; 0 takes any free one.", "--port", "-p", min=0, max=65535)] = 8000,
-    host: Annotated[str, flag("Address to listen on; 0.0.0.0 lets others in.")] = "127.0.0.1",
-    name: Annotated[list[str] | None, flag("Answer to a further host name; repeatable.", metavar="HOST")] = None,
+    host: Annotated[str, flag("Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    name: Annotated[
+        list[str] | None, flag("Accept requests for this host name too; repeatable.", metavar="HOST")
+    ] = None,
     seed: Seed = 0,
     plugins: Plugins,
     quiet: Quiet = False,
@@ -69,8 +71,8 @@ def serve(
     names = allowed_names(host, name or [])
     application = create_app(served, hosts=names, seed=seed)
     if host not in LOOPBACK:
-        output.note(f"listening on {host}: everyone who reaches this machine can use it, there is no password")
-        output.note(f"it answers for its addresses and for {', '.join(names)}; --name allows another name")
+        output.note(f"listening on {host}: anyone who can reach this machine can use it without a password")
+        output.note(f"it answers requests for its IP addresses and for {', '.join(names)}; add another with --name")
     output.print(f"http://{_url_host(host)}:{listening.getsockname()[1]}  (Ctrl-C ends it)")
     config = uvicorn.Config(
         application,
@@ -111,7 +113,7 @@ def _models(options: ServedOptions) -> list[ServedModel]:
     if options.prepare is not None and len(specs) > 1:
         raise OptionError("--fit, --size, --mean, --std and --crop belong to one --model; give exactly one")
     if options.fit == "tiles":
-        raise OptionError("--fit tiles makes several inputs of an image, and the page shows one; take pad or squash")
+        raise OptionError("--fit tiles makes several inputs of an image, and the page shows one; use pad or squash")
     files = [*weights, *[None] * (len(specs) - len(weights))]
     prepare = {one.name: getattr(options, one.name) for one in fields(PrepareOptions)}
     chosen = [

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dave_vit.cli.common import Output, command
@@ -46,38 +47,41 @@ def tune(
 ) -> None:
     """Choose DAVE's neighbourhood for a model, without labels.
 
-    Views are drawn from five neighbourhoods. The widest one is taken on whose views the model still gives its own
-    prediction most of its probability; deletion and insertion of these predictions are shown beside it. The result is
-    a preset file for --preset. Measurements are kept in FILE.json, so that the same command resumes where it was
-    stopped.
+    Views are drawn from five neighbourhoods, one of them the default's. Another one is chosen only if the model keeps
+    its predictions on its views, and if deletion and insertion of these predictions are measurably better than with
+    the default. The result is a preset file for --preset. Measurements are kept in FILE.json, so that the same command
+    resumes where it was stopped.
     """
     from dave_vit._internal.atomic_files import write_json
-    from dave_vit.analysis.tuning import CANDIDATES
+    from dave_vit.analysis.tuning import CANDIDATES, DEFAULT
     from dave_vit.analysis.tuning import tune as tune_model
 
     loaded, pictures = model.load(), _load_images(data, limit)
     key = _hash_inputs(model, pictures, seed)
     notes = Path(f"{out}.json")
-    known = _read_measured(notes, key)
+    known = _read_measurements(notes, key)
     with output.progress(len(CANDIDATES), "measuring") as progress:
         progress.update(done=len(known))
 
         def report(number: int, measured: MeasuredNeighborhood) -> None:
             known[number] = measured
             rows = [{"number": index, **asdict(row)} for index, row in known.items()]
-            write_json(notes, {"key": key, "rungs": rows})
+            write_json(notes, {"key": key, "neighborhood_levels": rows})
             progress.update(done=len(known))
 
         tuning = tune_model(loaded, pictures, seed=seed, known=dict(known), report=report)
     tuning.save(out)
     output.print(_table(tuning), f"  {out}")
+    if tuning.warning:
+        output.note(tuning.warning)
     record = {
         "model": loaded.spec,
         "images": len(pictures),
         "seed": seed,
-        "rungs": list(map(asdict, tuning.neighborhoods)),
+        "neighborhood_levels": list(map(asdict, tuning.neighborhoods)),
     }
-    output.json({**record, "chosen": tuning.chosen, "preset": str(out)})
+    facts = {"criterion": tuning.criterion, "chosen": tuning.chosen, "default": DEFAULT, "warning": tuning.warning}
+    output.json({**record, **facts, "preset": str(out)})
 
 
 def _load_images(data: str, limit: int) -> list[Image]:
@@ -103,23 +107,33 @@ def _hash_inputs(model: PreparedModel, pictures: list[Image], seed: int) -> str:
     return content.hexdigest()
 
 
-def _read_measured(path: Path, key: str) -> dict[int, MeasuredNeighborhood]:
+def _read_measurements(path: Path, key: str) -> dict[int, MeasuredNeighborhood]:
     """Return what an earlier command with the same inputs measured, by index."""
     from dave_vit.analysis.tuning import MeasuredNeighborhood
 
     try:
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        rows = stored["rungs"] if stored["key"] == key else []
-        return {int(row.pop("number")): MeasuredNeighborhood(**row) for row in rows}
+        rows = stored["neighborhood_levels"] if stored["key"] == key else []
+        return {row.pop("number"): MeasuredNeighborhood(**_with_tuples(row)) for row in rows}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
+def _with_tuples(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+
+
 def _table(tuning: Tuning) -> Any:
+    from dave_vit.analysis.tuning import DEFAULT
+
     rows = []
-    for number, one in enumerate(tuning.neighborhoods):
+    for index, one in enumerate(tuning.neighborhoods):
+        words = ["chosen"] * (index == tuning.chosen) + ["default"] * (index == DEFAULT)
         settings = (f"{one.rotation:g}", f"{one.translation:g}", f"{round(one.noise_level, 3):g}")
         scores = (f"{one.survival:.2f}", f"{100 * one.deletion:.1f}", f"{100 * one.insertion:.1f}")
-        rows.append(("chosen" if number == tuning.chosen else "", *settings, *scores))
-    head = ("", "rotation", "shift", "noise", "survival", "deletion", "insertion")
-    return rich_table(head, rows)
+        mean, error = one.gain(tuning.neighborhoods[DEFAULT])
+        gain = "-" if index == DEFAULT else f"{100 * mean:+.1f} ± {100 * error:.1f}"
+        grid = f"{100 * fmean(one.localization):.1f}" if one.localization else "-"
+        rows.append((", ".join(words), *settings, *scores, gain, grid))
+    head = ("", "rotation", "shift", "noise", "survival", "deletion", "insertion", "gain", "GridPG")
+    return rich_table(head, rows, f"Criterion: {tuning.criterion}.")

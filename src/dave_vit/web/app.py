@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
@@ -33,14 +34,14 @@ T = TypeVar("T")
 Q = TypeVar("Q")
 _LOG = logging.getLogger("dave_vit.web")
 _STATUS: dict[type[DaveError], int] = {UploadTooLarge: 413, ImageError: 415, QueueFull: 503, ResultExpired: 404}
-_SERVER_ERROR = "the server failed, which is no fault of yours; its log says why"
+_SERVER_ERROR = "internal server error; the server's log has the details"
 _MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _BODY = {"requestBody": {"required": True, "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}}
 _FAILURES = {
-    404: "no longer kept",
+    404: "the result is no longer kept",
     413: "too many bytes",
-    415: "no image that can be read, or too many pixels",
-    422: "an option that does not fit",
+    415: "not a readable image, or too many pixels",
+    422: "an invalid option",
     503: "busy: the queue is full",
 }
 _CLIENT_GONE = 499  # nobody reads it; known from nginx
@@ -137,13 +138,13 @@ def _add_work(router: APIRouter, service: ExplainService, queue: WorkQueue) -> N
         data = await read_body(request)
         return await queue.call(lambda check: function(check, data, query), request.is_disconnected)
 
-    @router.post("/look", **takes_image)
-    async def look(request: Request, query: Annotated[schema.ClassifyQuery, Query()]) -> schema.Classification:
+    @router.post("/classify", **takes_image)
+    async def classify(request: Request, query: Annotated[schema.ClassifyQuery, Query()]) -> schema.Classification:
         """Classify an image, which is the body of the request."""
         return await call(request, service.classify, query)
 
-    @router.post("/ask", **takes_image)
-    async def ask(request: Request, query: Annotated[schema.AnswerQuery, Query()]) -> schema.Answer:
+    @router.post("/generate", **takes_image)
+    async def generate(request: Request, query: Annotated[schema.AnswerQuery, Query()]) -> schema.Answer:
         """Let a model write about an image, which is the body of the request; see `word` of `/api/explain`."""
         return await call(request, service.answer, query)
 
@@ -154,7 +155,8 @@ def _add_work(router: APIRouter, service: ExplainService, queue: WorkQueue) -> N
         With `stream` the response is a stream of server-sent events: `queued` with the number of requests before this
         one, `step` with the map after some samples, `failed` with an error. The work stops if the client disconnects.
         """
-        item = queue.submit(service.explain(await read_body(request), query))
+        work = await run_in_threadpool(service.explain, await read_body(request), query)  # other requests go on
+        item = queue.submit(work)
         if not query.stream:
             return await item.last_result(request.is_disconnected)
         events = _stream_events(item, request, lambda: queue.count_ahead(item))

@@ -13,13 +13,20 @@ from starlette.requests import Request
 
 from dave_vit._internal.atomic_files import png_bytes
 from dave_vit.data.images import LoadedImage, decode_image
-from dave_vit.data.sets.builtin import EmbeddedDataset
+from dave_vit.data.sets.builtin import BuiltinDataset
 from dave_vit.errors import DaveError, UnknownName
 
 # Name -> split and index of the embedded benchmark. Images with two objects show best what another class changes.
-_PAIRS, _SINGLES = (14, 26, 0, 6, 18), (8, 16, 4)
-_ITEMS = [("pair", index) for index in _PAIRS] + [("single", index) for index in _SINGLES]
-EXAMPLES = {str(number): item for number, item in enumerate(_ITEMS, 1)}
+EXAMPLES = {
+    "trophy": ("pair", 14),
+    "sneaker": ("pair", 26),
+    "camel": ("pair", 0),
+    "dolphin": ("pair", 6),
+    "french-fries": ("pair", 18),
+    "bear": ("single", 8),
+    "rabbit": ("single", 16),
+    "train": ("single", 4),
+}
 PHOTOS = ("cat", "coffee")  # for models of photographs
 _NAME_LENGTH = 80
 
@@ -65,7 +72,7 @@ def example_png(name: str) -> bytes:
     """Return an example image as a PNG file."""
     if name in EXAMPLES:
         split, index = EXAMPLES[name]
-        return png_bytes(EmbeddedDataset(split).image(index))
+        return png_bytes(BuiltinDataset(split).image(index))
     if name in PHOTOS:
         photo = (files("dave_vit.web") / "photos" / f"{name}.jpg").read_bytes()
         return png_bytes(Image.open(io.BytesIO(photo)))

@@ -71,7 +71,7 @@ def examine_model(model: Adapter) -> Verdict:
         examination = diagnose(*example_inputs(model))
     except DaveError as error:
         return Verdict(exact=False, text=str(error))
-    return Verdict(exact=examination.exact, text=examination.verdict)
+    return Verdict(exact=examination.exact, text=examination.summary)
 
 
 def refusal_reason(model: Adapter, method: str) -> str:

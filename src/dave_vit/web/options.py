@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from dave_vit.errors import OptionError
 from dave_vit.methods import METHODS
-from dave_vit.methods.options import declared_options
+from dave_vit.methods.options import declared_options, max_samples
 from dave_vit.methods.presets import PRESETS, Preset
 from dave_vit.neighborhood.noise import NoiseKind
 from dave_vit.reduce import REDUCERS
@@ -28,7 +28,7 @@ class FormField:
     """How a field of a request appears in the form and on the command line.
 
     Attributes:
-        flag: of `dave explain`.
+        flag: of `dave explain`; empty where the model's preprocessing brings it.
         label: in the form; empty where the page asks in another way, such as by a click on a class.
         section: id of the element of the page that holds it.
         choices: names to choose among, where a registry has them; the page fills in others, such as classes.
@@ -72,7 +72,11 @@ class ExplainQuery(ImageQuery):
     word: int | None = _option(
         "number of the word of the answer to explain instead of a class, counted from 1", _subject("--words"), ge=1
     )
-    answer: str | None = Field(None, max_length=4000, description="the answer, as /api/ask returned it")
+    fit: Literal["crop", "pad", "squash"] | None = _option(
+        "how to fit the image into the model's input: crop the middle, pad or squash; the model's own by default",
+        FormField("", "Fit", "fit-field", lambda: ("", "crop", "pad", "squash"), of_method=False),
+    )
+    answer: str | None = Field(None, max_length=4000, description="the answer, as /api/generate returned it")
     method: str = _option(
         "name of the method",
         FormField("--method", "Method", "method-field", lambda: method_names(), of_method=False),
@@ -153,16 +157,19 @@ def accepted_options(method: str) -> list[str]:
     return [name for name in names if name not in settings or settings <= known.keys()]
 
 
-def method_options(query: ExplainQuery, max_samples: int) -> dict[str, Any]:
-    """Return the options of the method that a request sets, checked."""
+def method_options(query: ExplainQuery, limit: int) -> dict[str, Any]:
+    """Return the options of the method that a request sets, checked; at most `limit` samples."""
     accepted = accepted_options(query.method)
     names = {name for name, field in FIELDS.items() if field.of_method and name != "seed"}
     options = query.model_dump(include=names, exclude_none=True)
     for name in options:
         if name not in accepted:
             raise OptionError(f"method {query.method!r} takes no {name}; leave it out")
-    if options.get("samples", 0) > max_samples:
-        raise OptionError(f"{options['samples']} samples; this server takes at most {max_samples}")
+    if query.preset is not None:
+        PRESETS[query.preset]  # a name and never a file: the command line takes paths, a request must not
+    samples = max_samples(query.method, options) if "preset" in accepted else options.get("samples", 0)
+    if samples > limit:
+        raise OptionError(f"{samples} samples; this server takes at most {limit}")
     return options | ({"seed": query.seed} if "seed" in accepted else {})
 
 
@@ -172,7 +179,7 @@ def command_arguments(query: ExplainQuery) -> list[str]:
     arguments = []
     for name, field in FIELDS.items():
         value = getattr(query, name)
-        if value not in (None, "") and (name in accepted or not field.of_method):
+        if field.flag and value not in (None, "") and (name in accepted or not field.of_method):
             arguments += [field.flag, f"{name}={value}" if field.flag == _SET else str(value)]
     return arguments
 

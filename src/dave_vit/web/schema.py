@@ -41,6 +41,9 @@ class ImageQuery(BaseModel):
 
     model: Annotated[str | None, Field(description="one of the server's models; its first one by default")] = None
     name: Annotated[str, Field(max_length=200, description="file name of the image")] = "image.png"
+    fit: Annotated[
+        Literal["crop", "pad", "squash"] | None, Field(description="how to fit the image into the model's input")
+    ] = None
 
 
 class ClassifyQuery(ImageQuery):
@@ -130,7 +133,7 @@ class Classification(BaseModel):
     top5: list[Prediction]
     also: Annotated[list[Prediction], Field(description="the other requested classes")]
     picture: Annotated[str, Field(description="PNG in base64: the image after preprocessing")]
-    notes: Annotated[list[str], Field(description="changes to the image that may surprise")]
+    notes: Annotated[list[str], Field(description="changes made to the image before the model sees it")]
 
 
 class Answer(BaseModel):
@@ -190,5 +193,5 @@ class ExplainStep(BaseModel):
     map: Annotated[Plane, Field(description="evidence for the target")]
     signed: Annotated[Plane, Field(description="evidence for the target, and against it below zero")]
     standard_error: Annotated[Plane | None, Field(description="of methods that draw samples")] = None
-    sureness: Annotated[Plane | None, Field(description="standard errors between a pixel's average and zero")] = None
+    certainty: Annotated[Plane | None, Field(description="standard errors between a pixel's average and zero")] = None
     finished: Annotated[Finished | None, Field(description="in the last step")] = None

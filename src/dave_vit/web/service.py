@@ -7,10 +7,11 @@ import shlex
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -23,7 +24,7 @@ from dave_vit.explain.explainer import Explainer, chunk_for_stages
 from dave_vit.explain.words import explain_words
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import filter_options
-from dave_vit.models import Adapter
+from dave_vit.models import Adapter, Prepare
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.viz import Drawing, Scales, View, draw_grid, image_cell, panel_cells, to_pillow
 from dave_vit.viz.rendering import as_image
@@ -64,6 +65,14 @@ class ServedModel:
         if Path(name).exists() or Path(name).is_absolute():
             self.model.spec = f"{family}{colon}{Path(name).name}"
 
+    def with_fit(self, fit: Literal["crop", "pad", "squash"]) -> ServedModel:
+        """Return the same model that fits photographs into its input in another way; the weights are shared."""
+        if isinstance(self.model, TextGenerator):
+            raise OptionError("a model that writes sees the image as it was trained to; leave fit out")
+        model, prepare = copy(self.model), self.model.prepare or Prepare()
+        model.preprocessing, model.prepare = Prepare(fit=fit).of(model.preprocessing), replace(prepare, fit=fit)
+        return replace(self, model=model)
+
     def command(self, query: ExplainQuery) -> str:
         """Return the command line that makes the same result, with FILE for the server's own files."""
         arguments = ["dave", "explain", file_name(query.name)]
@@ -99,19 +108,26 @@ class ExplainService:
             raise OptionError(f"models {names}; expected at least one, and each name once")
         self.models = dict(zip(names, models, strict=True))
         self.limits = limits
+        self._fitted: dict[tuple[str, str], ServedModel] = {}
         self._kept: OrderedDict[str, _KeptResult] = OrderedDict()
 
-    def find_model(self, name: str | None) -> ServedModel:
-        """Return a model by its name; the first one for None."""
+    def find_model(self, name: str | None, fit: Literal["crop", "pad", "squash"] | None = None) -> ServedModel:
+        """Return a model by its name, the first one for None; with `fit` it prepares photographs in another way."""
         names = list(self.models)
         if name is not None and name not in names:
             hint = suggest_names(name, names) or f"; this server has: {', '.join(names)}"
             raise UnknownName(f"no model {name!r}{hint}")
-        return self.models[names[0] if name is None else name]
+        served = self.models[names[0] if name is None else name]
+        if fit is None:
+            return served
+        key = served.model.spec, fit
+        if key not in self._fitted:  # kept, since what is recorded of a model belongs to the module
+            self._fitted[key] = served.with_fit(fit)
+        return self._fitted[key]
 
     def classify(self, check: Check, data: bytes, query: ClassifyQuery) -> Classification:
         """Predict the classes of an image."""
-        model = self.find_model(query.model).model
+        model = self.find_model(query.model, query.fit).model
         picture = read_picture(data, query.name, self.limits.pixels)
         check()
         classified = classify(model, picture)
@@ -141,7 +157,7 @@ class ExplainService:
 
     def explain(self, data: bytes, query: ExplainQuery) -> Work[ExplainStep]:
         """Compute the map of an image after more and more samples; the last step tells where the files are."""
-        served, explains_class = self.find_model(query.model), query.word is None
+        served, explains_class = self.find_model(query.model, query.fit), query.word is None
         options = method_options(query, self.limits.samples)
         against = query.against if explains_class else None
         explainer = Explainer(served.model, query.method, against=against, **options | _small_chunk(query, options))
@@ -171,13 +187,13 @@ class ExplainService:
         """Return name and content of a figure with the maps of two results."""
         results = [self._find_result(token).result for token in (first, second)]
         if not all(isinstance(result, ClassExplanation) for result in results):
-            raise OptionError("maps of words have no common figure; take the figure of each word")
+            raise OptionError("the maps of words cannot be drawn in one figure; download each word's own figure")
         return f"{results[0].picture.name}.both.png", _draw_maps(results, view, scales).to_bytes("png")
 
     def _find_result(self, token: str) -> _KeptResult:
         kept = self._kept.get(token)  # once: the thread that explains may drop it meanwhile
         if kept is None:
-            raise ResultExpired("this result is no longer kept; make it again")
+            raise ResultExpired("this result is no longer kept; compute it again")
         return kept
 
     def _keep(self, result: ImageExplanation) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
-
-import torch
 
 from dave_vit.explain.classes import ClassExplanation, Prediction
 from dave_vit.explain.words import WordExplanation
 from dave_vit.models.text_generation import AnsweredPrompt
 from dave_vit.viz import Panel
+from dave_vit.viz.cells import MAX_CERTAINTY
 from dave_vit.viz.rendering import MapLike, as_map
 from dave_vit.web.schema import ExplainStep, Plane
 
@@ -38,7 +36,7 @@ def word_step(result: WordExplanation) -> ExplainStep:
     geometry = word.geometry.resize_photo(display_size(word.geometry.photo_size))
     maps: dict[str, Any] = {  # [1, H', W'] of the input -> [H, W] of what the page shows
         name: geometry.to_photo(values[0].detach().float().cpu())
-        for name in ("map", "standard_error", "signed", "sureness")
+        for name in ("map", "standard_error", "signed", "certainty")
         if (values := getattr(explanation, name)) is not None
     }
     return _build_step(
@@ -49,7 +47,7 @@ def word_step(result: WordExplanation) -> ExplainStep:
         samples=explanation.samples,
         total=explanation.samples,
         seconds=round(word.seconds, 3),
-        notes=[*word.picture.notes, *filter(None, explanation.doubts)],
+        notes=[*word.picture.notes, *filter(None, explanation.warnings)],
     )
 
 
@@ -60,7 +58,7 @@ def display_size(size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _build_step(panel: Panel, **fields: Any) -> ExplainStep:
-    values = as_map(panel.map)
+    values, certainty = as_map(panel.map), _encode_optional(panel.certainty)
     return ExplainStep(
         width=values.shape[1],
         height=values.shape[0],
@@ -68,7 +66,7 @@ def _build_step(panel: Panel, **fields: Any) -> ExplainStep:
         map=Plane.encode(values),
         signed=Plane.encode(values if panel.signed is None else panel.signed, signed=True),
         standard_error=_encode_optional(panel.standard_error),
-        sureness=_encode_optional(panel.sureness),
+        certainty=certainty and certainty.model_copy(update={"limit": MAX_CERTAINTY, "caption": "as in every figure"}),
         **fields,
     )
 
@@ -77,10 +75,6 @@ def _encode_optional(values: MapLike | None) -> Plane | None:
     return None if values is None else Plane.encode(values)
 
 
-@torch.no_grad()
 def _word_prediction(answered: AnsweredPrompt, number: int, value: float) -> Prediction:
     """Return a word with its probability after the words before it."""
-    word, score = answered.words[number - 1], answered.score(number - 1)
-    probabilities = answered(answered.inputs).logits[0].double().softmax(-1)  # [positions, vocabulary]
-    pieces = zip(score.positions, score.tokens, strict=True)  # type: ignore[attr-defined]
-    return Prediction(number, word.text, math.prod(float(probabilities[at, token]) for at, token in pieces), value)
+    return Prediction(number, answered.words[number - 1].text, answered.probabilities()[number - 1], value)

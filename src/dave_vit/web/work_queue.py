@@ -72,7 +72,7 @@ class WorkQueue:
         with self._lock:
             active = sum(item.counted and not item.is_cancelled for item in self._items)
         if active > self._waiting:
-            raise QueueFull(f"the server is busy, {active} requests are before yours; try again in a moment")
+            raise QueueFull(f"the server is busy with {active} requests; try again in a moment")
 
     def count_ahead(self, item: WorkItem[Any]) -> int:
         """Return how many items run before this one."""

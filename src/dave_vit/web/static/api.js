@@ -73,11 +73,11 @@ export async function example(path) {
 }
 
 export async function classify(blob, options, signal, onBusy) {
-  return (await send(address("/api/look", options), { method: "POST", body: blob, signal, onBusy })).json();
+  return (await send(address("/api/classify", options), { method: "POST", body: blob, signal, onBusy })).json();
 }
 
-export async function ask(blob, options, signal, onBusy) {
-  return (await send(address("/api/ask", options), { method: "POST", body: blob, signal, onBusy })).json();
+export async function generate(blob, options, signal, onBusy) {
+  return (await send(address("/api/generate", options), { method: "POST", body: blob, signal, onBusy })).json();
 }
 
 // Yields the events of an explanation; leaving the loop or aborting stops the work on the server.

@@ -13,6 +13,7 @@ import { colorTable } from "./paint.js";
 import { Pair } from "./pair.js";
 import { Panel } from "./panel.js";
 import { buildRequest, isUpToDate, readChoices } from "./request.js";
+import { Results } from "./results.js";
 import { Session } from "./session.js";
 import { Words } from "./words.js";
 import { Zoom } from "./zoom.js";
@@ -35,6 +36,7 @@ const page = {
   onDone,
   limit,
   chooseCandidate,
+  results: new Results(),
 };
 const panels = [new Panel(page), new Panel(page)];
 const pair = new Pair($("pair"), page, panels);
@@ -63,7 +65,7 @@ function saveChoices(replace = state.replace) {
 async function followAddress() {
   const turn = (state.turn += 1);
   const saved = { against: "", ...readAddress() };
-  const before = { image: state.image, model: $("model").value, prompt: words.prompt };
+  const before = { image: state.image, model: $("model").value, fit: $("fit").value, prompt: words.prompt };
   restoreForm(saved);
   $("compare").checked = Boolean(saved.compare);
   select("compare-show", saved.compare, "beside");
@@ -75,7 +77,7 @@ async function followAddress() {
   if (!saved.image) return closeImage();
   const prompt = saved.prompt ?? "";
   const isInspected = !state.inspection && state.inspectedBy === $("model").value; // or the classes may be another model's
-  const isSame = isInspected && saved.image === before.image && before.prompt === prompt;
+  const isSame = isInspected && saved.image === before.image && before.prompt === prompt && before.fit === $("fit").value;
   $("prompt").value = prompt;
   if (isSame) return restoreTarget(saved);
   const loaded = await loadImage(saved.image, state.info.models);
@@ -118,9 +120,9 @@ async function inspect(blob, name, image, saved = {}) {
   state.inspection?.abort();
   cancelChecks();
   const inspection = (state.inspection = new AbortController());
-  page.announce("Looking at the image.");
+  page.announce("Classifying the image.");
   try {
-    const response = await (chosenModel().writes ? ask : classify)(blob, name, saved, inspection.signal);
+    const response = await (chosenModel().writes ? generate : classify)(blob, name, saved, inspection.signal);
     const picture = response.picture && (await api.decodePixels(response.picture));
     if (inspection.signal.aborted) return;
     if (blob !== state.blob) {
@@ -142,12 +144,12 @@ async function inspect(blob, name, image, saved = {}) {
 
 function classify(blob, name, saved, signal) {
   const also = [saved.target, saved.against, saved["compare-class"]].filter((index) => /^\d+$/.test(index ?? ""));
-  return api.classify(blob, { model: $("model").value, name, also }, signal, showAlert);
+  return api.classify(blob, { model: $("model").value, name, fit: $("fit").value, also }, signal, showAlert);
 }
 
 // A model that takes a prompt writes nothing before it has one.
-async function ask(blob, name, saved, signal) {
-  if (!chosenModel().prompts || words.prompt) return words.ask(blob, name, signal, showAlert);
+async function generate(blob, name, saved, signal) {
+  if (!chosenModel().prompts || words.prompt) return words.generate(blob, name, signal, showAlert);
   words.list = [];
   return { notes: [] };
 }
@@ -187,7 +189,7 @@ async function run(number) {
 }
 
 async function pictureFor(model) {
-  const load = async () => (await api.classify(state.blob, { model, name: state.name })).picture;
+  const load = async () => (await api.classify(state.blob, { model, name: state.name, fit: $("fit").value })).picture;
   return (state.pictures[model] ??= await api.decodePixels(await load()));
 }
 
@@ -260,12 +262,13 @@ function showCompare() {
 
 function draw() {
   panels.forEach((panel) => panel.draw());
+  $("scales").disabled = $("compare").checked && !pair.isComparable;
   if ($("compare").checked) pair.draw($("compare-show").value);
 }
 
 // Returns the number in the brightest colour. kind: "shown" or "smoothed"
 function limit(panel, kind) {
-  const isShared = $("compare").checked && page.display.scales === "shared";
+  const isShared = $("compare").checked && page.display.scales === "shared"; // maps of different units cannot share one
   const group = isShared ? panels.filter((other) => other.planes && other.kind === panel.kind) : [panel];
   return Math.max(...group.map((other) => other[kind].limit));
 }
@@ -288,6 +291,7 @@ async function openExample(path) {
 
 function showChosenModel() {
   showModel();
+  $("fit-field").hidden = chosenModel().writes;
   showExamples(openExample);
 }
 
@@ -301,6 +305,10 @@ function listen() {
     applyPreset();
     showChosenModel();
     if (state.blob) inspect(state.blob, state.name, state.image);
+    else saveChoices();
+  });
+  $("fit").addEventListener("change", () => {
+    if (state.blob) inspect(state.blob, state.name, state.image, readChoices(state, classes, words));
     else saveChoices();
   });
   $("preset").addEventListener("change", applyPreset);

@@ -31,7 +31,7 @@ export class Classes {
   restore({ top5, also }, saved = {}) {
     this.list = [...top5, ...also];
     this.target = (this.find(saved.target) ?? this.list[0]).index;
-    this.show(saved["compare-class"] ?? String((this.list[1] ?? this.list[0]).index));
+    this.show(saved["compare-class"] ?? String(this.target));
     if (saved.against !== undefined) $("against").value = saved.against;
     this.show();
   }
@@ -71,7 +71,7 @@ export class Classes {
   versusButton({ index, name }) {
     const isOn = $("against").value === String(index);
     const button = make("button", { type: "button", className: "versus", textContent: "vs" });
-    button.title = button.ariaLabel = `Why ${this.find(this.target)?.name ?? this.target} and not ${name}?`;
+    button.title = button.ariaLabel = `vs: Why ${this.find(this.target)?.name ?? this.target} and not ${name}?`;
     button.ariaPressed = String(isOn);
     button.disabled = index === this.target;
     button.addEventListener("click", () => {

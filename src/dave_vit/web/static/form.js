@@ -22,7 +22,7 @@ export function buildForm(everything) {
 
 function field({ name, label, type, choices, minimum, maximum, default: value }) {
   const input = make(type === "string" ? "select" : "input", { id: name });
-  if (type === "string") fill(input, choices, value ?? undefined);
+  if (type === "string") fill(input, choices.map((choice) => ({ text: choice || "model's own", value: choice })), value ?? undefined);
   else Object.assign(input, { type: "number", min: minimum, max: maximum ?? "", value: value ?? "" });
   if (type === "number") input.step = "any";
   if (type !== "string") input.inputMode = type === "integer" ? "numeric" : "decimal";
@@ -75,6 +75,7 @@ export function isChanged(name) {
 export function restoreForm(saved) {
   select("model", saved.model, info.models[0].name);
   select("compare-model", saved["compare-model"], $("model").value);
+  select("fit", saved.fit, "");
   select("preset", saved.preset, defaultOf("preset"));
   for (const name of optionNames()) select(name, saved[name], String(defaultOf(name)));
   for (const id of ["method", "compare-method"]) select(id, saved[id], defaultOf("method"));

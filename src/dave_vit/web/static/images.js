@@ -32,9 +32,10 @@ function showDrag(event) {
 
 // open: called with the address of an example
 export function showExamples(open) {
-  const buttons = chosenModel().examples.map((path, number) => {
+  const buttons = chosenModel().examples.map((path) => {
     const picture = Object.assign(new Image(64, 64), { src: path, alt: "" });
-    const button = make("button", { type: "button", ariaLabel: `Example ${number + 1}` }, picture);
+    const name = exampleName(path).replace("-", ": ").replaceAll("-", " "); // "example: french fries"
+    const button = make("button", { type: "button", title: name, ariaLabel: name }, picture);
     button.addEventListener("click", () => open(path));
     return button;
   });

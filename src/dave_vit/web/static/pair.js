@@ -34,19 +34,25 @@ export class Pair {
     else caption.textContent = this.drawDifference(first, second);
   }
 
-  // Maps of one unit are subtracted as they are, others relative to their brightest colour. Returns the caption.
+  // Whether both maps have one unit, so that their numbers can be compared.
+  get isComparable() {
+    const [first, second] = this.panels.map((panel) => panel.kind);
+    return first === second || !first || !second;
+  }
+
+  // Returns the caption.
   drawDifference(first, second) {
     const { width, height } = first.size;
     const sameSize = width === second.size.width && height === second.size.height;
-    this.canvas.hidden = !sameSize;
-    if (!sameSize) return "Maps of different sizes have no difference";
-    const scales = first.kind === second.kind ? [1, 1] : [first.shown.limit, second.shown.limit];
-    const values = first.shown.values.map((value, at) => value / scales[0] - second.shown.values[at] / scales[1]);
+    this.canvas.hidden = this.root.querySelector(".scale").hidden = !sameSize || !this.isComparable;
+    if (!sameSize) return "Maps of different sizes have no difference.";
+    if (!this.isComparable) return "Maps of methods with different units have no difference.";
+    const values = first.shown.values.map((value, at) => value - second.shown.values[at]);
     const limit = limitOf(values);
     drawHeatmap(this.canvas, { values, limit }, width, height, this.page.colours.dave_signed, true);
     drawBar(this.root.querySelector(".scale canvas"), this.page.colours.dave_signed);
     this.root.querySelector(".low").textContent = `−${digits(limit)}`;
-    this.root.querySelector(".limit").textContent = digits(limit);
+    this.root.querySelector(".limit").textContent = `${digits(limit)} ${first.unit}`.trim();
     return `${label(first)} minus ${label(second)}`;
   }
 

@@ -48,6 +48,12 @@ export class Panel {
     this.showError(null);
     this.find(".outputs").hidden = true;
     this.find(".views").classList.add("stale");
+    const known = this.page.results.find(request);
+    if (known) {
+      this.showStep(known);
+      this.finishRun();
+      return this.page.onDone(this);
+    }
     this.find(".stop").textContent = "Stop";
     this.find(".stop").hidden = false;
     this.root.ariaBusy = "true";
@@ -98,18 +104,22 @@ export class Panel {
     this.size = { width, height };
     this.planes = { map: decodePlane(step.map), signed: decodePlane(step.signed) };
     this.error = step.standard_error && decodePlane(step.standard_error);
-    this.sureness = step.sureness && decodePlane(step.sureness);
+    this.certainty = step.certainty && decodePlane(step.certainty);
+    this.unit = step.unit;
     this.kind = step.unit || step.method; // maps of one kind can be compared
     this.target = target;
     this.page.onTarget(this, target);
-    this.showTitle(formatTitle(step), formatSubtitle(step, this.page.otherModel(this)));
+    this.titles = [formatTitle(step), formatSubtitle(step, this.page.otherModel(this))];
+    this.showTitle(...this.titles);
     this.showProgress(this.error ? `${samples} of ${total} samples` : "Done", samples / total);
     this.find(".views").hidden = false;
     this.find(".views").classList.remove("stale");
     this.find(".readout").hidden = false;
     this.smooth();
     this.page.draw();
-    if (step.finished) this.showOutputs(step);
+    if (!step.finished) return;
+    this.showOutputs(step);
+    this.page.results.keep(this.request, step);
   }
 
   // Smooths the map of the present view for the overlay.
@@ -140,22 +150,22 @@ export class Panel {
     this.canvas.ariaLabel = `Map of ${this.target.name}. Arrow keys read its values, plus and minus zoom.`;
     const [first, second] = this.root.querySelectorAll("figure");
     first.querySelector(".strong").textContent = signed ? "For and against" : "Map";
-    this.showScale(first, map, colormap, signed);
-    const hasSureness = Boolean(this.sureness);
-    for (const part of [".scale", ".layer", ".meaning"]) second.querySelector(part).hidden = !hasSureness;
-    second.querySelector(".none").hidden = hasSureness;
-    if (hasSureness) {
-      drawHeatmap(second.querySelector("canvas.sure"), this.sureness, width, height, colours.dave_uncertainty);
-      second.querySelector("canvas.sure").ariaLabel = "Sureness of each pixel";
-      this.showScale(second, this.sureness, colours.dave_uncertainty);
+    this.showScale(first, map, colormap, this.unit, signed);
+    const hasCertainty = Boolean(this.certainty);
+    for (const part of [".scale", ".layer", ".meaning"]) second.querySelector(part).hidden = !hasCertainty;
+    second.querySelector(".none").hidden = hasCertainty;
+    if (hasCertainty) {
+      drawHeatmap(second.querySelector("canvas.certainty"), this.certainty, width, height, colours.dave_uncertainty);
+      second.querySelector("canvas.certainty").ariaLabel = "Certainty of each pixel";
+      this.showScale(second, this.certainty, colours.dave_uncertainty, "or more");
     }
     this.point(this.at);
   }
 
-  showScale(figure, { limit, caption }, colormap, signed = false) {
+  showScale(figure, { limit, caption }, colormap, unit, signed = false) {
     drawBar(figure.querySelector(".scale canvas"), colormap);
     figure.querySelector(".low").textContent = signed ? `−${digits(limit)}` : "0";
-    figure.querySelector(".limit").textContent = digits(limit);
+    figure.querySelector(".limit").textContent = `${digits(limit)} ${unit}`.trim();
     figure.querySelector(".limit").title = `Brightest colour: ${caption}`;
   }
 
@@ -191,14 +201,17 @@ export class Panel {
     const alert = this.find(".alert");
     alert.hidden = !error;
     if (!error) return;
-    this.find(".views").hidden = this.find(".readout").hidden = true; // they belong to another request
+    const isQuestion = Boolean(error.candidates?.length && this.titles); // the last map stays until it is answered
+    if (isQuestion) this.showTitle(...this.titles);
+    this.find(".views").classList.toggle("stale", !isQuestion);
+    this.find(".views").hidden = this.find(".readout").hidden = !isQuestion; // they belong to another request
     this.find(".notes").textContent = "";
     if (!(error instanceof Failure)) console.error(error);
     alert.querySelector("span").textContent = error instanceof Failure ? error.message : "The page failed.";
     const buttons = (error.candidates ?? []).map((candidate) => this.candidateButton(candidate));
     alert.querySelector(".candidates").replaceChildren(...buttons);
     alert.querySelector(".retry").hidden = buttons.length > 0; // the same request would fail again
-    this.showProgress(error.status === 503 ? "Busy" : "Failed", 0);
+    this.showProgress(buttons.length ? "Choose one" : error.status === 503 ? "Busy" : "Failed", 0);
   }
 
   candidateButton({ index, name }) {
@@ -256,7 +269,7 @@ export class Panel {
     const { x, y } = this.at;
     const pixel = y * this.size.width + x;
     const spread = this.error ? ` ± ${digits(this.error.values[pixel])}` : "";
-    return `x ${x}, y ${y}: ${digits(this.shown.values[pixel])}${spread}`;
+    return `x ${x}, y ${y}: ${digits(this.shown.values[pixel])}${spread} ${this.unit}`.trim();
   }
 }
 

@@ -10,6 +10,7 @@ export function readChoices({ info, blob, image }, classes, words) {
   if (chosenModel() !== info.models[0]) choices.model = chosenModel().name;
   if (chosenModel().writes) Object.assign(choices, { prompt: words.prompt, target: words.target });
   else if (blob && classes.target !== classes.list[0]?.index) choices.target = classes.target;
+  if ($("fit").value) choices.fit = $("fit").value;
   if ($("against").value) choices.against = $("against").value;
   if ($("method").value !== "dave") choices.method = $("method").value;
   for (const name of optionNames()) if (isChanged(name)) choices[name] = $(name).value;
@@ -25,7 +26,7 @@ function readComparison() {
 }
 
 // Returns the request of the first panel or the second one; null if nothing is to be explained yet.
-export function buildRequest(number, { blob, name }, classes, words) {
+export function buildRequest(number, { blob, name, image }, classes, words) {
   const source = chosenModel().writes ? words : classes;
   const target = number ? $("compare-class").value : source.target;
   if (target === null) return null; // no word was chosen yet
@@ -34,7 +35,7 @@ export function buildRequest(number, { blob, name }, classes, words) {
   const model = $(number ? "compare-model" : "model").value;
   const sameModel = model === $("model").value;
   const what = chosenModel().writes ? words.parameters(target) : classParameters(target, sameModel, classes);
-  return { blob, options: { model, name, method, ...what, ...readOptions(method) }, title };
+  return { blob, image, options: { model, name, method, ...what, ...readOptions(method) }, title };
 }
 
 // Whether the visible panels show or compute what is chosen: a field reports its change only when it loses focus, and
@@ -53,5 +54,6 @@ function classParameters(target, sameModel, classes) {
   const reference = (index) => (sameModel ? index : (classes.find(index)?.name ?? index));
   // no class is compared with itself: the other way round
   const against = $("against").value === String(target) ? classes.target : $("against").value;
-  return { target: reference(target), ...(against === "" ? {} : { against: reference(against) }) };
+  const fit = $("fit").value ? { fit: $("fit").value } : {};
+  return { target: reference(target), ...fit, ...(against === "" ? {} : { against: reference(against) }) };
 }

@@ -25,8 +25,8 @@ export class Words {
   }
 
   // Lets the model write; returns the response, with the image in the size of its maps.
-  async ask(blob, name, signal, onBusy) {
-    const response = await api.ask(blob, { model: chosenModel().name, name, prompt: this.prompt }, signal, onBusy);
+  async generate(blob, name, signal, onBusy) {
+    const response = await api.generate(blob, { model: chosenModel().name, name, prompt: this.prompt }, signal, onBusy);
     this.answer = response.answer;
     this.list = response.words.map((word, number) => ({ index: number + 1, name: word }));
     return response;
