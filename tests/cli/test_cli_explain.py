@@ -160,7 +160,7 @@ def test_an_animation_changes_no_number():
 
 
 def test_ctrl_c_keeps_what_is_finished_and_nothing_half(monkeypatch, capsys):
-    from dave_vit.explain.classes import ClassExplanation
+    from dave_vit.explanations.classes import ClassExplanation
 
     files, calls = ClassExplanation.files, []
 
@@ -211,7 +211,7 @@ def test_an_output_folder_is_checked_before_the_model_is_loaded(monkeypatch, cap
 
 
 def test_slow_work_is_estimated_before(monkeypatch, capsys):
-    monkeypatch.setattr("dave_vit.explain.explainer._SLOW", 0.0)
+    monkeypatch.setattr("dave_vit.explanations.explainer._SLOW", 0.0)
     assert explain("a.png", "b.jpg", "--method", "rise", "--set", "samples=60") == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "passes" in line]
     assert line.startswith("note: rise takes 60 passes a map: about ")

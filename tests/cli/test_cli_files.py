@@ -12,7 +12,7 @@ from PIL import Image
 from dave_vit import cli
 from dave_vit.cli.options import ModelOptions
 from dave_vit.data.images import LoadedImage, find_images
-from dave_vit.explain.output_files import OutputFolder
+from dave_vit.explanations.output_files import OutputFolder
 from hostile_files import good_png
 from tiny_adapters import adapter
 

@@ -26,8 +26,8 @@ from dave_vit import cli
 from dave_vit import evaluate as bench
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.evaluate.plan import Plan
-from dave_vit.explain import classes as results
-from dave_vit.explain.explainer import Explainer
+from dave_vit.explanations import classes as results
+from dave_vit.explanations.explainer import Explainer
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import declared_options
 from dave_vit.metrics import METRICS

@@ -24,7 +24,7 @@ ORDER = [
     "methods",
     "metrics",
     "viz",
-    "explain",
+    "explanations",
     "evaluate",
     "analysis",
     "audit",

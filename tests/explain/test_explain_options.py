@@ -13,7 +13,7 @@ from PIL import Image
 import task_folders
 import writer_folders
 from dave_vit import cli
-from dave_vit.explain.explainer import Explainer
+from dave_vit.explanations.explainer import Explainer
 
 WIDTH, HEIGHT = 96, 64
 

@@ -19,8 +19,8 @@ from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.engine.scores import parse_score
 from dave_vit.errors import OptionError
-from dave_vit.explain.explainer import Explainer
-from dave_vit.explain.scores import detect_boxes, refine_score
+from dave_vit.explanations.explainer import Explainer
+from dave_vit.explanations.scores import detect_boxes, refine_score
 from dave_vit.models import Adapter, Preprocessing
 from model_coverage import architectures
 

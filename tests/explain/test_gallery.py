@@ -15,8 +15,8 @@ from PIL import Image
 
 from dave_vit import cli
 from dave_vit.cli.options import ModelOptions
-from dave_vit.explain import gallery
-from dave_vit.explain.classes import ClassExplanation
+from dave_vit.explanations import gallery
+from dave_vit.explanations.classes import ClassExplanation
 from tiny_adapters import adapter
 
 NAMES = ["a.png", "b <i>&#.png", "c.png"]

@@ -16,7 +16,7 @@ from dave_vit.data.builtin import compose_edited_scene, compose_scene
 from dave_vit.engine.conservation import compute_balances
 from dave_vit.engine.targets import ScoreSet
 from dave_vit.errors import OptionError
-from dave_vit.explain.evidence import SOURCES, compute_evidence
+from dave_vit.explanations.evidence import SOURCES, compute_evidence
 from dave_vit.viz import ShadedWord, sentence_cell
 
 QUESTION = "what is on the table ?"
@@ -72,8 +72,8 @@ def test_parts_add_up_to_the_score(caption):
 def test_the_image_part_is_the_sum_of_the_exact_map(caption, monkeypatch):
     (word,) = caption.scores([0])
     (moved,) = compute_evidence(caption, [word], views=2)
-    monkeypatch.setattr("dave_vit.explain.evidence._SHIFT", 0.0)
-    monkeypatch.setattr("dave_vit.explain.evidence._NOISE", 0.0)
+    monkeypatch.setattr("dave_vit.explanations.evidence._SHIFT", 0.0)
+    monkeypatch.setattr("dave_vit.explanations.evidence._NOISE", 0.0)
     (evidence,) = compute_evidence(caption, [word], views=2)
     exact = create_method("effective", caption).attribute(caption.inputs, word).sum()
     assert evidence.parts["image"].value == pytest.approx(float(exact))

@@ -12,8 +12,8 @@ import dave_vit
 from dave_vit import viz
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import OptionError, TargetError
-from dave_vit.explain.classes import classify, explain_classes
-from dave_vit.explain.explainer import Explainer
+from dave_vit.explanations.classes import classify, explain_classes
+from dave_vit.explanations.explainer import Explainer
 from dave_vit.methods import Explanation
 from dave_vit.models import Adapter
 from dave_vit.reduce import Significant

@@ -15,8 +15,8 @@ from dave_vit import cli
 from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import ModelError, OptionError
-from dave_vit.explain.classes import classify, explain_classes
-from dave_vit.explain.explainer import Explainer
+from dave_vit.explanations.classes import classify, explain_classes
+from dave_vit.explanations.explainer import Explainer
 from dave_vit.models import Prepare, Preprocessing
 from dave_vit.models.prepare import Standard, tiles
 from tiny_models import SIZE, huggingface_vit, vit

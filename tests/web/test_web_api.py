@@ -28,8 +28,8 @@ import dave_vit.web
 from dave_vit import cli
 from dave_vit.cli.options import ModelOptions
 from dave_vit.data.images import LoadedImage
-from dave_vit.explain.classes import classify, explain_classes
-from dave_vit.explain.explainer import Explainer
+from dave_vit.explanations.classes import classify, explain_classes
+from dave_vit.explanations.explainer import Explainer
 from dave_vit.web import Limits, ServedModel, create_app, service
 from dave_vit.web.images import UploadTooLarge, file_name, read_upload
 from tiny_models import SIZE

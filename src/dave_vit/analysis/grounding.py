@@ -15,7 +15,7 @@ from dave_vit.analysis.base import analysis, flag
 from dave_vit.data.builtin import CLASS_NAMES, compose_edited_scene, compose_scene
 from dave_vit.data.builtin.draws import Draws
 from dave_vit.errors import OptionError
-from dave_vit.explain.evidence import VIEWS, WordEvidence, compute_evidence
+from dave_vit.explanations.evidence import VIEWS, WordEvidence, compute_evidence
 from dave_vit.models import load_model
 from dave_vit.models.architectures.captioner import AND
 from dave_vit.models.text_generation import AnsweredPrompt, TextGenerator

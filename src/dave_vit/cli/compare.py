@@ -71,8 +71,8 @@ def compare(
     method that cannot explain the model is left out, with the reason.
     """
     from dave_vit.data.images import read_image
-    from dave_vit.explain.comparison import Comparison, compare_methods, object_region
-    from dave_vit.explain.output_files import OutputFolder
+    from dave_vit.explanations.comparison import Comparison, compare_methods, object_region
+    from dave_vit.explanations.output_files import OutputFolder
 
     names = _method_names(methods.names)
     folder = OutputFolder(out, [image, *filter(None, [area.mask])])

@@ -14,7 +14,7 @@ from dave_vit.cli.tables import rich_table
 
 if TYPE_CHECKING:
     from dave_vit.data.base import Dataset
-    from dave_vit.explain.classes import ClassExplanation
+    from dave_vit.explanations.classes import ClassExplanation
 
 app = command("dave demo", "dave demo --out pictures --seed 7")
 
@@ -27,8 +27,8 @@ def demo(*, seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), ou
     the results of `dave explain` for each picture, and scores.json.
     """
     from dave_vit.data import open_dataset
-    from dave_vit.explain import demo as steps
-    from dave_vit.explain.output_files import OutputFolder
+    from dave_vit.explanations import demo as steps
+    from dave_vit.explanations.output_files import OutputFolder
 
     start, folder = time.perf_counter(), OutputFolder(out, [])
     data = open_dataset("builtin", limit=steps.POOL)

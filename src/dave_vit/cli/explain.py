@@ -14,8 +14,8 @@ from dave_vit.cli.preparation import PreparedModel
 from dave_vit.errors import ImageError, OptionError
 
 if TYPE_CHECKING:
-    from dave_vit.explain.base import ImageExplanation
-    from dave_vit.explain.pipeline import FigureStyle, Question
+    from dave_vit.explanations.base import ImageExplanation
+    from dave_vit.explanations.pipeline import FigureStyle, Question
 
 app = command(
     "dave explain cat.jpg",
@@ -66,7 +66,7 @@ class QuestionOptions:
     @property
     def question(self) -> Question:
         """The question of the pipeline."""
-        from dave_vit.explain.pipeline import Question
+        from dave_vit.explanations.pipeline import Question
 
         target = ",".join(self.targets) if self.targets else None
         words = self._word_numbers()
@@ -95,7 +95,7 @@ class StyleOptions(DrawingOptions):
     @property
     def style(self) -> FigureStyle:
         """The style of the pipeline."""
-        from dave_vit.explain.pipeline import FigureStyle
+        from dave_vit.explanations.pipeline import FigureStyle
 
         return FigureStyle(self.view, self.scales, self.figure_format, self.animate)
 
@@ -137,10 +137,10 @@ def explain(
     1000 at most) and gallery.dave.png (a contact sheet, 200 at most), named by the same rules.
     """
     from dave_vit.data.images import find_images
-    from dave_vit.explain.explainer import Explainer, chunk_for_stages
-    from dave_vit.explain.gallery import Gallery
-    from dave_vit.explain.output_files import OutputFolder
-    from dave_vit.explain.pipeline import Pipeline
+    from dave_vit.explanations.explainer import Explainer, chunk_for_stages
+    from dave_vit.explanations.gallery import Gallery
+    from dave_vit.explanations.output_files import OutputFolder
+    from dave_vit.explanations.pipeline import Pipeline
 
     options, question = method.options(), subject.question
     if drawing.animate:

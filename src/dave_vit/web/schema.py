@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from dave_vit.explain.classes import Prediction
+from dave_vit.explanations.classes import Prediction
 from dave_vit.methods import MethodInfo
 from dave_vit.viz import scale_map
 from dave_vit.viz.rendering import MapLike, as_map

@@ -18,10 +18,10 @@ from torch import nn
 from dave_vit._internal.registry import suggest_names
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import DaveError, OptionError, UnknownName
-from dave_vit.explain.base import ImageExplanation
-from dave_vit.explain.classes import ClassExplanation, classify, refine_classes
-from dave_vit.explain.explainer import Explainer, chunk_for_stages
-from dave_vit.explain.words import explain_words
+from dave_vit.explanations.base import ImageExplanation
+from dave_vit.explanations.classes import ClassExplanation, classify, refine_classes
+from dave_vit.explanations.explainer import Explainer, chunk_for_stages
+from dave_vit.explanations.words import explain_words
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter, Prepare

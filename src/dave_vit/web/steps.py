@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dave_vit.explain.classes import ClassExplanation, Prediction
-from dave_vit.explain.words import WordExplanation
+from dave_vit.explanations.classes import ClassExplanation, Prediction
+from dave_vit.explanations.words import WordExplanation
 from dave_vit.models.text_generation import AnsweredPrompt
 from dave_vit.viz import Panel
 from dave_vit.viz.cells import MAX_CERTAINTY

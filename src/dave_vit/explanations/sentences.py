@@ -8,8 +8,8 @@ from typing import Any
 
 from dave_vit.data.images import LoadedImage
 from dave_vit.engine.scores import ClassLogit
-from dave_vit.explain.explainer import Explainer
-from dave_vit.explain.scores import ScoreExplanation, refine_score
+from dave_vit.explanations.explainer import Explainer
+from dave_vit.explanations.scores import ScoreExplanation, refine_score
 from dave_vit.models.zero_shot import ZeroShotAdapter
 
 

@@ -15,8 +15,8 @@ from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage, read_image
 from dave_vit.engine.boxes import Box, parse_box
 from dave_vit.errors import DaveError, ImageError, OptionError
-from dave_vit.explain.classes import ClassExplanation, classify, explain_classes
-from dave_vit.explain.explainer import Explainer
+from dave_vit.explanations.classes import ClassExplanation, classify, explain_classes
+from dave_vit.explanations.explainer import Explainer
 from dave_vit.methods.options import filter_options
 from dave_vit.metrics import energypg, pointing
 from dave_vit.models import Adapter

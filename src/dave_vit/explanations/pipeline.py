@@ -13,15 +13,15 @@ from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage, read_image
 from dave_vit.engine.scores import parse_score
 from dave_vit.errors import ImageError, OptionError, escape_unprintable
-from dave_vit.explain.base import ImageExplanation
-from dave_vit.explain.classes import classify, refine_classes
-from dave_vit.explain.clips import refine_clip
-from dave_vit.explain.explainer import Explainer
-from dave_vit.explain.gallery import Gallery
-from dave_vit.explain.output_files import OutputFolder
-from dave_vit.explain.scores import BoxesExplanation, explain_boxes, refine_score
-from dave_vit.explain.sentences import refine_sentence
-from dave_vit.explain.words import refine_words
+from dave_vit.explanations.base import ImageExplanation
+from dave_vit.explanations.classes import classify, refine_classes
+from dave_vit.explanations.clips import refine_clip
+from dave_vit.explanations.explainer import Explainer
+from dave_vit.explanations.gallery import Gallery
+from dave_vit.explanations.output_files import OutputFolder
+from dave_vit.explanations.scores import BoxesExplanation, explain_boxes, refine_score
+from dave_vit.explanations.sentences import refine_sentence
+from dave_vit.explanations.words import refine_words
 from dave_vit.models import Adapter
 from dave_vit.models.prompted import PromptedModel, TextDetector
 from dave_vit.models.tasks import NamedScore, TaskModel

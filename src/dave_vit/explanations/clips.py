@@ -13,9 +13,9 @@ from torch import Tensor
 from dave_vit.data.clips import Clip, read_clip
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import OptionError
-from dave_vit.explain.base import Arrays, draw_strip, overlay_maps, to_array
-from dave_vit.explain.classes import ClassExplanation, classify, refine_classes
-from dave_vit.explain.explainer import Explainer
+from dave_vit.explanations.base import Arrays, draw_strip, overlay_maps, to_array
+from dave_vit.explanations.classes import ClassExplanation, classify, refine_classes
+from dave_vit.explanations.explainer import Explainer
 from dave_vit.models.video import VideoModel
 from dave_vit.viz import Drawing, Scales, View, encode_animation
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import OptionError, OutputError, UnsupportedOperator
-from dave_vit.explain.base import draw_strip, overlay_maps
-from dave_vit.explain.evidence import WordEvidence, compute_evidence
-from dave_vit.explain.explainer import Explainer
-from dave_vit.explain.scores import JointExplanation, ScoreExplanation, refine_scores, shared_fields
+from dave_vit.explanations.base import draw_strip, overlay_maps
+from dave_vit.explanations.evidence import WordEvidence, compute_evidence
+from dave_vit.explanations.explainer import Explainer
+from dave_vit.explanations.scores import JointExplanation, ScoreExplanation, refine_scores, shared_fields
 from dave_vit.models.text_generation import MAX_TOKENS, AnsweredPrompt, TextGenerator
 from dave_vit.viz import Cell, Drawing, Scales, ShadedWord, View, sentence_cell
 

@@ -19,7 +19,7 @@ from dave_vit._internal.environment import device_name, versions
 from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import DataError
-from dave_vit.explain.explainer import Explainer
+from dave_vit.explanations.explainer import Explainer
 from dave_vit.methods import DAVE, Explanation
 from dave_vit.methods.options import declared_options
 from dave_vit.methods.settings import method_settings, to_json_value

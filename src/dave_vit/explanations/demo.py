@@ -13,8 +13,8 @@ from dave_vit.data.batches import load_batch
 from dave_vit.data.geometry import GeometryCache
 from dave_vit.data.grids import GridOptions, choose_grids, compose_grids, select_candidates
 from dave_vit.data.images import LoadedImage
-from dave_vit.explain.classes import ClassExplanation, classify, explain_classes
-from dave_vit.explain.explainer import Explainer
+from dave_vit.explanations.classes import ClassExplanation, classify, explain_classes
+from dave_vit.explanations.explainer import Explainer
 from dave_vit.maps import collapse
 from dave_vit.methods import Method, create_method
 from dave_vit.methods.options import filter_options

@@ -14,8 +14,8 @@ from dave_vit.data.images import LoadedImage
 from dave_vit.data.labels import parse_targets
 from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import OutputError
-from dave_vit.explain.base import Arrays, ImageExplanation, drop_single_tile, tile_boxes, to_array
-from dave_vit.explain.explainer import Explainer
+from dave_vit.explanations.base import Arrays, ImageExplanation, drop_single_tile, tile_boxes, to_array
+from dave_vit.explanations.explainer import Explainer
 from dave_vit.models import Adapter
 from dave_vit.models.domain import is_out_of_domain
 from dave_vit.viz import Panel, build_panels

@@ -16,7 +16,7 @@ from dave_vit.viz.pages import render
 from dave_vit.viz.rendering import scale_map
 
 if TYPE_CHECKING:
-    from dave_vit.explain.base import ImageExplanation
+    from dave_vit.explanations.base import ImageExplanation
     from dave_vit.methods import Explanation
 
 Order = Literal["confidence", "certainty", "name"]

@@ -17,8 +17,8 @@ from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.scores import Detection
 from dave_vit.engine.targets import Score, ScoreSet, Target
 from dave_vit.errors import ImageError, OptionError
-from dave_vit.explain.base import Arrays, ImageExplanation, overlay_maps, to_array
-from dave_vit.explain.explainer import Explainer
+from dave_vit.explanations.base import Arrays, ImageExplanation, overlay_maps, to_array
+from dave_vit.explanations.explainer import Explainer
 from dave_vit.models.tasks import NamedScore
 from dave_vit.viz import HUES, Panel, Scales, View, blend, build_panels, load_font, to_pillow
 
