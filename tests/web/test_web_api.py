@@ -132,7 +132,7 @@ def test_classes_are_searched(client):
 def test_the_interface_is_described(client):
     described = client.get("/api/openapi.json").json()
     paths = {"info", "classes", "examples/{name}.png", "classify", "explain", "results/{token}/{ending}"}
-    paths |= {"generate", "verdict", "refusals", "results/{first}/{second}/both.png"}
+    paths |= {"generate", "sources", "verdict", "refusals", "results/{first}/{second}/both.png"}
     assert set(described["paths"]) == {f"/api/{path}" for path in paths}
     options = {parameter["name"] for parameter in described["paths"]["/api/explain"]["post"]["parameters"]}
     assert {"model", "method", "target", "samples", "noise_level", "reducer", "seed"} <= options
@@ -264,6 +264,8 @@ def test_a_prompt_to_a_model_that_writes_nothing(client):
     answer = client.post("/api/generate", params={"prompt": "what is it?"}, content=encode_image(make_picture()))
     assert (answer.status_code, error(answer)) == (422, "this model writes no text; a prompt is for models that do")
     assert "writes no text" in error(explain(client, word=1, stream=False))
+    sources = client.post("/api/sources", params={"answer": "a cat"}, content=encode_image(make_picture()))
+    assert "writes no text" in error(sources)
 
 
 # --- refusals

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import writer_folders
-from browser_fixtures import Visit, expect, held, launched, run_server, served, serving, visiting  # noqa: F401
+from browser_fixtures import STARTING, Visit, expect, held, launched, run_server, served, serving, visiting  # noqa: F401
 from dave_vit import create_method, load_model
+from dave_vit.data.builtin import compose_scene
+from dave_vit.explanations.evidence import SOURCES, Part, compute_evidence
+from dave_vit.viz.colors import COLORMAPS
 from dave_vit.viz.widget import read_script, widget_traits
 from web_fixtures import NAMES, adapter, encode_image, make_picture
 
@@ -399,6 +403,39 @@ def test_a_model_that_writes_is_asked_and_its_words_are_explained(browser, writi
         with page.expect_download() as taken:
             panel.get_by_role("link", name="Word PNG").click()
         assert taken.value.suggested_filename == "noise.words.png"
+        assert visit.complaints == []
+
+
+def test_words_are_marked_by_where_they_come_from(browser, monkeypatch):
+    """The shade, the line and the numbers of each word are those of Python; here the second word lost its evidence."""
+    writer, picture = load_model("builtin-captions", device="cpu"), compose_scene(0, "pair", seed=62_000).image
+    answered = writer.with_prompt(Image.fromarray(picture))
+    found, chances = compute_evidence(answered, answered.scores(range(3))), answered.probabilities()
+    found[1] = replace(found[1], parts=found[1].parts | {"image": Part(0.5, 0.3)})
+    monkeypatch.setattr("dave_vit.web.service.find_evidence", lambda *_: found)
+    with run_server([writer]) as address, browser.new_context(viewport={"width": 1280, "height": 900}) as context:
+        visit = Visit(context.new_page(), address)
+        visit.start()
+        visit.page.select_option("#method", "effective")
+        visit.open_picture(encode_image(Image.fromarray(picture)))
+        words = visit.page.locator("#answer button")
+        expect(visit.page.locator("#answer-note")).to_contain_text("Underlined: not grounded", timeout=STARTING)
+        assert words.all_text_contents() == [word.text for word in answered.words]
+        lines = words.evaluate_all("all => all.map((one) => getComputedStyle(one).textDecorationLine)")
+        assert lines == ["none", "underline", "none"]
+        shades = [one.evaluate("one => getComputedStyle(one).backgroundColor") for one in words.all()]
+        for shade, evidence in zip(shades, found, strict=True):
+            red, green, blue, _ = COLORMAPS["dave_signed"](round(255 * (0.5 + evidence.image_share / 2)))
+            bytes_ = list(map(int, re.findall(r"\d+", shade)))
+            np.testing.assert_allclose(bytes_, 255 * np.array([red, green, blue]), atol=1)
+        words.nth(1).click()
+        panel = visit.wait_finished()
+        expect(panel.locator(".title")).to_have_text(answered.words[1].text)
+        expect(panel.locator(".subtitle")).to_contain_text(f"{100 * chances[1]:.1f} % likely")
+        values = [found[1].parts[source] for source in SOURCES]
+        shown = [f"{part.value:+.2f} ± {part.standard_error:.2f}".replace("-", "\N{MINUS SIGN}") for part in values]
+        expect(panel.locator(".source .value")).to_have_text(shown)
+        expect(panel.locator(".ungrounded-note")).to_contain_text("Not grounded in the image: ")
         assert visit.complaints == []
 
 

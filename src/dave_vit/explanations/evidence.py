@@ -12,7 +12,7 @@ from torch import Tensor
 from dave_vit.engine.gradient import gradient
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.targets import Score, ScoreSet, Target
-from dave_vit.errors import OutputError
+from dave_vit.errors import OutputError, UnsupportedOperator
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.presets import scale_noise
 from dave_vit.models.text_generation import AnsweredPrompt
@@ -113,6 +113,14 @@ def compute_evidence(
         )
         for word in range(len(words))
     ]
+
+
+def find_evidence(answered: AnsweredPrompt, words: Sequence[Score], *, seed: int = 0) -> list[WordEvidence] | None:
+    """Return where the scores of words come from; None where the model cannot be decomposed exactly."""
+    try:
+        return compute_evidence(answered, words, seed=seed)
+    except (UnsupportedOperator, OutputError):
+        return None
 
 
 @torch.no_grad()

@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from dave_vit.data.images import LoadedImage
-from dave_vit.errors import OptionError, OutputError, UnsupportedOperator
+from dave_vit.errors import OptionError
 from dave_vit.explanations.base import draw_strip, overlay_maps
-from dave_vit.explanations.evidence import WordEvidence, compute_evidence
+from dave_vit.explanations.evidence import WordEvidence, find_evidence
 from dave_vit.explanations.explainer import Explainer
 from dave_vit.explanations.scores import JointExplanation, ScoreExplanation, refine_scores, shared_fields
 from dave_vit.models.text_generation import MAX_TOKENS, AnsweredPrompt, TextGenerator
@@ -76,14 +76,8 @@ class WordExplanation(JointExplanation):
     @cached_property
     def evidence(self) -> list[WordEvidence] | None:
         """Where the score of each explained word comes from; None where the model cannot be decomposed exactly."""
-        try:
-            return compute_evidence(self.answered, [part.score for part in self.parts], seed=self._seed)
-        except (UnsupportedOperator, OutputError):
-            return None
-
-    @property
-    def _seed(self) -> int:
-        return int(getattr(self.explainer.method, "seed", 0))
+        seed = int(getattr(self.explainer.method, "seed", 0))
+        return find_evidence(self.answered, [part.score for part in self.parts], seed=seed)
 
     @cached_property
     def probabilities(self) -> list[float]:

@@ -148,6 +148,11 @@ def _add_work(router: APIRouter, service: ExplainService, queue: WorkQueue) -> N
         """Let a model write about an image, which is the body of the request; see `word` of `/api/explain`."""
         return await call(request, service.answer, query)
 
+    @router.post("/sources", **takes_image)
+    async def sources(request: Request, query: Annotated[schema.SourcesQuery, Query()]) -> list[schema.TracedWord]:
+        """Compute where each word of an answer comes from: the image, the prompt, the words before, constants."""
+        return await call(request, service.trace, query)
+
     @router.post("/explain", response_model=schema.ExplainStep, **takes_image)
     async def explain(request: Request, query: Annotated[ExplainQuery, Query()]) -> Any:
         """Compute how much each pixel of an image contributes to a class; the image is the body of the request.

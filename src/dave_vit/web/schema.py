@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from dave_vit.explanations.classes import Prediction
+from dave_vit.explanations.evidence import Part
 from dave_vit.methods import MethodInfo
 from dave_vit.viz import scale_map
 from dave_vit.viz.rendering import MapLike, as_map
@@ -56,6 +57,12 @@ class AnswerQuery(ImageQuery):
     """Request for the text that a model writes about an image."""
 
     prompt: Annotated[str, Field(max_length=1000, description="the question; none for captioners")] = ""
+
+
+class SourcesQuery(AnswerQuery):
+    """Request for where the words of an answer come from."""
+
+    answer: Annotated[str, Field(max_length=4000, description="the answer, as /api/generate returned it")]
 
 
 class ClassCandidate(BaseModel):
@@ -144,6 +151,26 @@ class Answer(BaseModel):
     words: list[str]
     picture: Annotated[str, Field(description="PNG in base64: the image, in the size of the maps")]
     notes: list[str]
+
+
+class Sources(BaseModel):
+    """Parts of a word's score against its rivals, averaged over views of the image; they add up to the score."""
+
+    score: float
+    image: Part
+    prompt: Part
+    answer: Annotated[Part, Field(description="the words of the answer before")]
+    constants: Annotated[Part, Field(description="the model's biases and positions")]
+    image_share: Annotated[float, Field(description="of the image in the sizes of all parts, from -1 to 1")]
+    grounded: Annotated[bool, Field(description="whether the image's part exceeds zero by two standard errors")]
+
+
+class TracedWord(BaseModel):
+    """A word of an answer, and where it comes from."""
+
+    text: str
+    probability: Annotated[float, Field(description="given the image, the prompt and the words before")]
+    sources: Annotated[Sources | None, Field(description="null where the model cannot be decomposed exactly")]
 
 
 class Queued(BaseModel):

@@ -20,6 +20,7 @@ from dave_vit.data.images import LoadedImage
 from dave_vit.errors import DaveError, OptionError, UnknownName
 from dave_vit.explanations.base import ImageExplanation
 from dave_vit.explanations.classes import ClassExplanation, classify, refine_classes
+from dave_vit.explanations.evidence import find_evidence
 from dave_vit.explanations.explainer import Explainer, chunk_for_stages
 from dave_vit.explanations.words import explain_words
 from dave_vit.methods import METHODS
@@ -30,8 +31,18 @@ from dave_vit.viz import Drawing, Scales, View, draw_grid, image_cell, panel_cel
 from dave_vit.viz.rendering import as_image
 from dave_vit.web.images import file_name, png_text, read_picture
 from dave_vit.web.options import ExplainQuery, command_arguments, method_options
-from dave_vit.web.schema import Answer, AnswerQuery, Classification, ClassifyQuery, ExplainStep, Finished, Limits
-from dave_vit.web.steps import class_step, display_size, word_step
+from dave_vit.web.schema import (
+    Answer,
+    AnswerQuery,
+    Classification,
+    ClassifyQuery,
+    ExplainStep,
+    Finished,
+    Limits,
+    SourcesQuery,
+    TracedWord,
+)
+from dave_vit.web.steps import class_step, display_size, traced_words, word_step
 from dave_vit.web.work_queue import Check, Work
 
 CLASS_FILES = ("panels.png", "overlay.png", "npz", "json")
@@ -141,9 +152,7 @@ class ExplainService:
 
     def answer(self, check: Check, data: bytes, query: AnswerQuery) -> Answer:
         """Let a model write about an image."""
-        model = self.find_model(query.model).model
-        if not isinstance(model, TextGenerator):
-            raise OptionError("this model writes no text; a prompt is for models that do")
+        model = self._find_generator(query.model)
         picture = read_picture(data, query.name, self.limits.pixels)
         with _check_before_passes(model.model, check):
             prompted = model.with_prompt(picture.image, query.prompt or None)
@@ -154,6 +163,21 @@ class ExplainService:
             picture=png_text(picture.image.convert("RGB").resize(display_size(picture.image.size))),
             notes=list(picture.notes),
         )
+
+    def trace(self, check: Check, data: bytes, query: SourcesQuery) -> list[TracedWord]:
+        """Compute where each word of an answer comes from, all in the same forward passes."""
+        model = self._find_generator(query.model)
+        picture = read_picture(data, query.name, self.limits.pixels)
+        with _check_before_passes(model.model, check):
+            answered = model.with_prompt(picture.image, query.prompt or None, answer=query.answer)
+            evidence = find_evidence(answered, answered.scores(range(len(answered.words))))
+            return traced_words(answered, evidence)
+
+    def _find_generator(self, name: str | None) -> TextGenerator:
+        model = self.find_model(name).model
+        if not isinstance(model, TextGenerator):
+            raise OptionError("this model writes no text; a prompt is for models that do")
+        return model
 
     def explain(self, data: bytes, query: ExplainQuery) -> Work[ExplainStep]:
         """Compute the map of an image after more and more samples; the last step tells where the files are."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dave_vit.explanations.classes import ClassExplanation, Prediction
+from dave_vit.explanations.evidence import WordEvidence
 from dave_vit.explanations.words import WordExplanation
 from dave_vit.models.text_generation import AnsweredPrompt
 from dave_vit.viz import Panel
 from dave_vit.viz.cells import MAX_CERTAINTY
 from dave_vit.viz.rendering import MapLike, as_map
-from dave_vit.web.schema import ExplainStep, Plane
+from dave_vit.web.schema import ExplainStep, Plane, Sources, TracedWord
 
 _LONGER_SIDE = 640  # pixels of what the page shows for models that write
 
@@ -49,6 +51,13 @@ def word_step(result: WordExplanation) -> ExplainStep:
         seconds=round(word.seconds, 3),
         notes=[*word.picture.notes, *filter(None, explanation.warnings)],
     )
+
+
+def traced_words(answered: AnsweredPrompt, evidence: Sequence[WordEvidence] | None) -> list[TracedWord]:
+    """Return the words of an answer with their probabilities and sources."""
+    sources = [None] * len(answered.words) if evidence is None else [Sources(**one.record()) for one in evidence]
+    rows = zip(answered.words, answered.probabilities(), sources, strict=True)
+    return [TracedWord(text=word.text, probability=chance, sources=parts) for word, chance, parts in rows]
 
 
 def display_size(size: tuple[int, int]) -> tuple[int, int]:

@@ -80,6 +80,10 @@ export async function generate(blob, options, signal, onBusy) {
   return (await send(address("/api/generate", options), { method: "POST", body: blob, signal, onBusy })).json();
 }
 
+export async function sources(blob, options, signal) {
+  return (await send(address("/api/sources", options), { method: "POST", body: blob, signal })).json();
+}
+
 // Yields the events of an explanation; leaving the loop or aborting stops the work on the server.
 export async function* explain(blob, options, signal, onBusy) {
   const response = await send(address("/api/explain", options), { method: "POST", body: blob, signal, onBusy });

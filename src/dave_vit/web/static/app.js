@@ -31,6 +31,7 @@ const page = {
   source: () => ({ url: state.url, name: state.name }),
   onTarget: (panel, prediction) =>
     usesChosenModel(panel) && !chosenModel().writes && classes.resolve(prediction, panel === panels[0]),
+  sources: (panel) => (chosenModel().writes && usesChosenModel(panel) ? words.traced[panel.target.index - 1]?.sources : null),
   otherModel: (panel) => (usesChosenModel(panel) ? "" : panel.request.options.model),
   draw,
   onDone,
@@ -43,7 +44,11 @@ const pair = new Pair($("pair"), page, panels);
 const session = new Session($("session"));
 const zoom = new Zoom(() => document.querySelectorAll(".stage"));
 const classes = new Classes(runFirst, onAgainst);
-const words = new Words((prompt) => state.blob && inspect(state.blob, state.name, state.image, { prompt }), runFirst);
+const words = new Words(page, {
+  onPrompt: (prompt) => state.blob && inspect(state.blob, state.name, state.image, { prompt }),
+  onChoice: runFirst,
+  onTraced: draw,
+});
 // image: its name in the address; pictures: the image as models see it, by model; inspection: aborts the running one
 // inspectedBy: the model whose classes are shown; turn: counts addresses that were followed
 const state = {
@@ -150,7 +155,7 @@ function classify(blob, name, saved, signal) {
 // A model that takes a prompt writes nothing before it has one.
 async function generate(blob, name, saved, signal) {
   if (!chosenModel().prompts || words.prompt) return words.generate(blob, name, signal, showAlert);
-  words.list = [];
+  words.clear();
   return { notes: [] };
 }
 

@@ -3,6 +3,7 @@
 import { Failure, decodePlane, explain } from "./api.js";
 import { digits, make, percent } from "./dom.js";
 import { drawBar, drawHeatmap, drawOverlay, limitOf, smoothMap } from "./paint.js";
+import { showSources } from "./sources.js";
 
 const FILES = {
   "panels.png": ["Figure", "PNG"],
@@ -159,6 +160,7 @@ export class Panel {
       second.querySelector("canvas.certainty").ariaLabel = "Certainty of each pixel";
       this.showScale(second, this.certainty, colours.dave_uncertainty, "or more");
     }
+    showSources(this.find(".sources"), this.page.sources(this));
     this.point(this.at);
   }
 
