@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -52,6 +53,22 @@ def test_fields_become_options_and_come_back_as_a_group():
     assert call(draw, "there", "--unit", "mm", "--loud", "--name", "y")[0] == 0
     assert seen == [("here", Size(7), Named("x"), False), ("there", Size(3, "mm"), Named("y"), True)]
     assert list(inspect.signature(expand_groups(draw)).parameters) == ["path", "width", "unit", "name", "loud"]
+
+
+def test_a_limit_of_memory_holds_for_the_command_and_what_it_starts(monkeypatch):
+    seen = []
+
+    def draw(*, models: ModelsOptions) -> None:
+        """Draws."""
+        seen.append(os.environ.get("DAVE_MEMORY"))
+
+    monkeypatch.delenv("DAVE_MEMORY", raising=False)
+    assert call(draw, "--memory", "8GiB")[0] == call(draw)[0] == 0
+    monkeypatch.setenv("DAVE_MEMORY", "0.25")
+    assert call(draw, "--memory", "8GiB")[0] == 0
+    assert seen == ["8GiB", None, "8GiB"]
+    assert os.environ["DAVE_MEMORY"] == "0.25"
+    assert call(draw, "--memory", "much")[0] != 0
 
 
 def test_help_and_refusals_are_those_of_the_fields():

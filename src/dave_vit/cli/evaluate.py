@@ -186,7 +186,7 @@ def _flags(
 
     names = {"names": "methods", "seed": "seeds"}
     flags = {names.get(name, name): value for one in groups for name, value in explicit_options(context, one).items()}
-    if explicit_options(context, model).keys() - {"device"}:
+    if explicit_options(context, model).keys() - {"device", "memory"}:
         classes = None if model.classes is None else str(model.classes)
         flags["models"] = ModelEntry(model.spec, model.weights, classes, model.prepare)
     if smoothed := explicit_options(context, smoothing):

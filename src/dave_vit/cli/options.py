@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -89,6 +90,35 @@ Classes = Annotated[
 Device = Annotated[
     str, flag("Device: cpu, cuda, cuda:1 and so on; auto takes the GPU where there is one.", "--device", metavar="NAME")
 ]
+
+
+def _limit_memory(context: typer.Context, memory: str | None) -> str | None:
+    """Set the limit for this command and the processes that it starts."""
+    from dave_vit.methods.memory import MEMORY_VARIABLE, parse_memory
+
+    before = os.environ.get(MEMORY_VARIABLE)
+    if memory is not None:
+        parse_memory(memory)
+        os.environ[MEMORY_VARIABLE] = memory
+        context.call_on_close(lambda: _restore(MEMORY_VARIABLE, before))
+    return memory
+
+
+def _restore(variable: str, value: str | None) -> None:
+    os.environ.pop(variable)
+    os.environ.update({} if value is None else {variable: value})
+
+
+Memory = Annotated[
+    str | None,
+    flag(
+        "Most memory of a pass, such as 8GiB, or as a share of what is free such as 0.5; changes speed, not the maps.",
+        "--memory",
+        metavar="SIZE",
+        callback=_limit_memory,
+        show_default="half of a GPU's free memory",
+    ),
+]
 Data = Annotated[str, flag("Data set: {data}.", "--data", metavar="SPEC")]
 Seed = Annotated[int, flag("Random seed; the same seed gives the same result.", "--seed", min=0, max=2**31 - 1)]
 
@@ -153,6 +183,7 @@ class ModelOptions:
     weights: Weights = None
     classes: Classes = None
     device: Device = "auto"
+    memory: Memory = None
 
     @property
     def prepare(self) -> Prepare | None:
@@ -178,6 +209,7 @@ class ModelsOptions:
     specs: Models = None
     weights: Weights = None
     device: Device = "auto"
+    memory: Memory = None
 
     def entries(self, *otherwise: str) -> tuple[ModelEntry, ...]:
         """Return the models as entries of a plan; `otherwise` where none was given."""

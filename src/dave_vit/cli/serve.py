@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
 from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import Classes, Device, Models, Plugins, Quiet, Seed, flag
+from dave_vit.cli.options import Classes, Device, Memory, Models, Plugins, Quiet, Seed, flag
 from dave_vit.cli.preparation import PreparedModel, PrepareOptions
 from dave_vit.errors import OptionError, require_extra
 
@@ -35,6 +35,7 @@ class ServedModels:
     ] = None
     classes: Classes = None
     device: Device = "auto"
+    memory: Memory = None
 
 
 @dataclass(frozen=True)

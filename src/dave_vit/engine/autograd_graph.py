@@ -25,7 +25,7 @@ def check_saved_tensor_hooks(hooks: Any) -> None:
     home = getattr(hooks[0], "__module__", "an unknown module") if hooks else "torch.autograd.graph"
     if home == "torch.utils.checkpoint":
         raise checkpointing_error()
-    if home != "torch.autograd.graph":
+    if home not in ("torch.autograd.graph", "dave_vit.engine.saved_memory"):
         raise UnsupportedOperator(
             f"the model changes the tensors that autograd saves, by a hook of {home}; remove the hook"
         )

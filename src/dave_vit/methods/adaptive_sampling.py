@@ -132,7 +132,8 @@ class AdaptiveSampler:
             if bool(leaves.any()):
                 parts += self._restart_narrower(group, leaves.nonzero()[:, 0], draw, rows)
                 group = group.select((~leaves).nonzero()[:, 0])
-        if self.is_auto and _FIRST <= group.drawn < self.limit:
+        is_due = group.drawn in range(_FIRST, self.limit, _STEP)  # whatever the chunks are
+        if self.is_auto and is_due:
             converged = group.estimate.has_converged(ENOUGH)
             if bool(converged.any()):
                 parts.append(group.select(converged.nonzero()[:, 0], done=True))

@@ -18,10 +18,13 @@ from dave_vit.engine import gradient
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.forward import autocast_context, check_inputs
 from dave_vit.engine.gradient import Gradient
+from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.targets import Target, TargetLike, class_names
 from dave_vit.errors import InputError, OptionError, OutputError
 from dave_vit.methods.certainty import ExplainedBatch
 from dave_vit.methods.explanation import Explanation, join_explanations
+from dave_vit.methods.memory import Kept, Memory, PassForm, memory_budget, parse_memory
 from dave_vit.methods.pass_size import PassSize, clean_logits
 
 Count = TypeVar("Count", int, int | None)
@@ -57,7 +60,9 @@ class Method(ABC):
     Args:
         model: any module that maps inputs ``[B, C, H, W]`` to logits ``[B, classes]``, or to anything else that a score
             function can read. It is never changed.
-        chunk: rows (images, or images times samples) in one forward pass; it changes speed and memory, not the maps.
+        chunk: most rows (images, or images times samples) in one forward pass; it changes speed, not the maps.
+        memory: most memory of a pass, beside the model: "8GiB", bytes, or a share of what is free such as 0.5; half of
+            a GPU's free memory by default. It changes speed, not the maps.
         autocast: run the model under autocast, for example ``torch.bfloat16``.
 
     Example:
@@ -68,13 +73,22 @@ class Method(ABC):
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
     _budget_option: ClassVar[tuple[str, int] | None] = None  # sets the number of passes; passes beside these
     _why_no_clips: ClassVar[str | None] = None  # what the method does that needs one image, if it takes no clips
-    _rows: ClassVar[Mapping[str, int]] = {"cuda": 288, "cpu": 20}  # of a pass; 288 of a ViT-B take 8 GiB in bfloat16
+    _rows: ClassVar[Mapping[str, int]] = {"cuda": 288, "cpu": 20}  # of a pass, at most; more are not faster
+    _kept: ClassVar[Kept] = "graph"  # by a pass until its derivatives are taken
 
-    def __init__(self, model: nn.Module, *, chunk: int | None = None, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        chunk: int | None = None,
+        memory: Memory | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"the model is {model!r}; give a module, such as dave_vit.load_model({model!r})")
         self.model, self.autocast = model, autocast
         self.chunk = check_at_least_one("chunk", chunk)
+        self.memory = memory if memory is None else parse_memory(memory)
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Remember the arguments, of which copies are made anew: what is recorded or compiled cannot be pickled."""
@@ -149,7 +163,16 @@ class Method(ABC):
             check_no_clips(inputs, type(self).__name__, self._why_no_clips)
         images = inputs.clone() if inputs.is_inference() else inputs.detach()
         normalised = Target.of(target, len(images), class_names(self.model)).to(images.device)
-        return images, normalised, PassSize(self.chunk or self._rows.get(images.device.type, self._rows["cpu"]))
+        return images, normalised, self._pass_size(images, normalised)
+
+    def _pass_size(self, images: Tensor, target: Target) -> PassSize:
+        """Return the rows of a pass: as many as the memory allows, up to a number beyond which more are not faster."""
+        most = self.chunk or self._rows.get(images.device.type, self._rows["cpu"])
+        pass_size = PassSize(most, memory_budget(self.memory, images.device))
+        rules = EFFECTIVE if self._kept == "constants" else getattr(self, "rules", PLAIN)
+        form = PassForm(self.model, self._kept, rules, self.autocast, target.read, target.count)
+        pass_size.rows = pass_size.limit_rows(most, form, images)
+        return pass_size
 
     def _preprocess(self, image: Any) -> Tensor:
         """Return the input of an image that is given as a file or a PIL image, ``[1, C, H, W]``."""

@@ -32,6 +32,7 @@ class Random(Method):
         "1 forward, for the predicted class",
         class_specific=False,
     )
+    _kept = "nothing"
 
     def __init__(self, model: nn.Module, seed: int = 0, **options: Any) -> None:
         super().__init__(model, **options)
@@ -55,6 +56,7 @@ class Center(Method):
     info = MethodInfo(
         "A Gaussian in the middle of the image.", "baseline", "1 forward, for the predicted class", class_specific=False
     )
+    _kept = "nothing"
 
     def __init__(self, model: nn.Module, width: float = 0.25, **options: Any) -> None:
         super().__init__(model, **options)

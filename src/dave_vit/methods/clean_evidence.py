@@ -17,6 +17,7 @@ from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import Method
 from dave_vit.methods.bias_placement import CONSTANT_ROWS, spread_evenly, sum_by_place
+from dave_vit.methods.memory import PassForm
 from dave_vit.methods.pass_size import PassSize
 
 
@@ -34,11 +35,13 @@ def compute_clean_evidence(method: Method, images: Tensor, target: Target, rules
         ``[b, K, 2, 2, H, W]``, of clips with T after K: by the method's rules and by AttnLRP's; of the pixels, and of
         the constants. A model that AttnLRP's rules do not cover has the first twice.
     """
-    step = CONSTANT_ROWS.get(images.device.type, CONSTANT_ROWS["cpu"])
+    most = CONSTANT_ROWS.get(images.device.type, CONSTANT_ROWS["cpu"])
 
     def compute(rules: RuleSet, start: int, stop: int) -> Tensor:
+        form = PassForm(method.model, "constants", rules, method.autocast, target.read)
+        step = rows.limit_rows(most, form, images)
         chunks = [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
-        parts = [_Chunk(images[at], target.part(at.start, at.stop), rows.rows == 1) for at in chunks]
+        parts = [_Chunk(images[at], target.part(at.start, at.stop), min(rows.rows, step) == 1) for at in chunks]
         return torch.cat([_evidence(method, part, rules) for part in parts])
 
     own = torch.cat(rows.run_chunks(partial(compute, rules), len(images)))
@@ -75,12 +78,17 @@ def _evidence(method: Method, chunk: _Chunk, rules: RuleSet) -> Tensor:
         axes = find_batch_axes(method.model, images, target, rules=rules, autocast=method.autocast)
 
     def combine(weight: Tensor, constants: Sequence[Constant]) -> Tensor:
-        sides = [0] * len(constants) if chunk.is_alone else axes or []
+        sides = [_find_single(constant.value) for constant in constants] if chunk.is_alone else axes or []
         pairs = [(constant, side) for constant, side in zip(constants, sides, strict=False) if side is not None]
         pixels = (weight * images).sum(1)
         return torch.stack([pixels, place_constants(pairs, pixels)], 1)
 
     return compute(combine=combine).weight
+
+
+def _find_single(value: Tensor) -> int | None:
+    """Return the dimension of the only image: the first of size 1, if it is one of the first two."""
+    return next((side for side, size in enumerate(value.shape[:2]) if size == 1), None)
 
 
 def place_constants(constants: Sequence[tuple[Constant, int]], like: Tensor) -> Tensor:

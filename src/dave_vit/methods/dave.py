@@ -31,6 +31,7 @@ from dave_vit.methods.base import (
 from dave_vit.methods.clean_evidence import compute_clean_evidence
 from dave_vit.methods.clean_prediction import CleanPrediction
 from dave_vit.methods.explanation import Explanation, join_explanations
+from dave_vit.methods.memory import Memory
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.presets import NOISE_SWITCHES, SWITCHES, Against, load_preset
 from dave_vit.methods.sampling import SampleEstimate
@@ -56,7 +57,8 @@ class DAVE(Method):
         weighted: whether a view counts by the probability of the explained class on it.
         against: "rivals" sets classes against their rivals where a model's classes compete; a ``Contrast`` says so too.
         limit: the most views of ``samples="auto"``; the preset's own number by default.
-        chunk: views in one forward pass; halved by itself where memory does not suffice.
+        chunk: most views in one forward pass; halved by itself where memory does not suffice.
+        memory: most memory of a pass: "8GiB", bytes, or a share of what is free; half of a GPU's by default.
         autocast: run the model under autocast, for example ``torch.bfloat16``.
         compiled: compile forward and backward pass into one graph (worth it for many images of one size).
         switches: single switches of the neighbourhood, such as ``rotation=0`` or ``noise_level=0.2``.
@@ -89,11 +91,12 @@ class DAVE(Method):
         against: Against | None = None,
         limit: int | None = None,
         chunk: int | None = None,
+        memory: Memory | None = None,
         autocast: torch.dtype | None = None,
         compiled: bool = False,
         **switches: Any,
     ) -> None:
-        super().__init__(model, chunk=chunk, autocast=autocast)
+        super().__init__(model, chunk=chunk, memory=memory, autocast=autocast)
         chosen = load_preset(preset, model)
         if switches.keys() - SWITCHES.keys():
             check_option_names("dave", switches)

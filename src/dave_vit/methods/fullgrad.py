@@ -56,7 +56,7 @@ class FullGrad(Method):
         "1 forward, 1 backward",
     )
     _why_no_clips = "puts every constant at its place in the image"
-    _rows = CONSTANT_ROWS
+    _rows, _kept = CONSTANT_ROWS, "constants"
 
     def __init__(self, model: nn.Module, *, biases: Biases = "all", rescale: bool = True, **options: Any) -> None:
         super().__init__(model, **options)

@@ -55,7 +55,7 @@ class ActivationMap(Method):
     """
 
     _why_no_clips = TokenMethod._why_no_clips
-    _rows = TokenMethod._rows
+    _rows, _kept = TokenMethod._rows, TokenMethod._kept
     _weigh: ClassVar[Weigh]
 
     def __init__(

@@ -82,7 +82,7 @@ class LibraGrad(Method):
         "Mehri et al., CVPR 2025",
         "1 forward, 1 backward",
     )
-    _rows = CONSTANT_ROWS
+    _rows, _kept = CONSTANT_ROWS, "constants"
 
     def __init__(self, model: nn.Module, *, base: Base = "fullgrad", **options: Any) -> None:
         super().__init__(model, **options)

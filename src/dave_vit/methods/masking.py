@@ -36,6 +36,7 @@ class MaskingMethod(Method):
     """
 
     _why_no_clips = "hides places of one image"
+    _kept = "nothing"
 
     def __init__(
         self, model: nn.Module, *, baseline: float = 0.0, score: Score = "probability", **options: Any

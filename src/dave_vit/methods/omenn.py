@@ -39,7 +39,7 @@ class OMENN(Method):
         unit="logit",
     )
     _why_no_clips = "puts every constant at its place in the image"
-    _rows = CONSTANT_ROWS
+    _rows, _kept = CONSTANT_ROWS, "constants"
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         return attributions(self, images, target, signed_sum, EFFECTIVE)

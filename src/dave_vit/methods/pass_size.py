@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dave_vit.engine.forward import Read, compute_logits
 from dave_vit.engine.targets import class_logits
 from dave_vit.errors import is_out_of_memory
+from dave_vit.methods.memory import PassForm
 
 T = TypeVar("T")
 
@@ -22,10 +23,16 @@ class PassSize:
 
     Args:
         rows: the most to begin with.
+        budget: bytes that a pass may take; None for no limit.
     """
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
+    def __init__(self, rows: int, budget: int | None = None) -> None:
+        self.rows, self.budget = rows, budget
+
+    def limit_rows(self, rows: int, form: PassForm, images: Tensor) -> int:
+        """Return how many rows, up to ``rows``, of a form of pass fit into the budget; images are its inputs."""
+        memory = None if self.budget is None or rows == 1 else form.measure(images[:1])
+        return rows if memory is None or self.budget is None else min(rows, memory.rows_within(self.budget))
 
     def run_chunks(self, compute: Callable[[int, int], T], count: int) -> list[T]:
         """Call ``compute(start, stop)`` for all of ``count`` rows, chunk by chunk; calls may be nested."""

@@ -113,6 +113,7 @@ class TokenMethod(Method):
 
     _why_no_clips = "scores the patches of one image"
     _rows = {"cuda": 32, "cpu": 8}  # noqa: RUF012 - their attention matrices are held with the graph
+    _kept = "attention"
 
     def __init__(self, model: nn.Module, *, resolution: Resolution = "input", **options: Any) -> None:
         super().__init__(model, **options)

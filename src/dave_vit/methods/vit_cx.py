@@ -44,6 +44,7 @@ class ViTCX(Method):
         resolution="patch",
     )
     _why_no_clips = "hides places of one image"
+    _kept = "attention"
 
     def __init__(
         self,
