@@ -2,9 +2,9 @@
 
 Example:
     >>> import dave_vit
+    >>> dave_vit.explain("picture.png").save("map.png")
     >>> model = dave_vit.load_model("builtin")
-    >>> image = model.preprocess("picture.png")
-    >>> attribution = dave_vit.DAVE(model).attribute(image)
+    >>> attribution = dave_vit.DAVE(model).attribute(model.preprocess("picture.png"))
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ if TYPE_CHECKING:
     from dave_vit.engine.conservation import conservation_gap
     from dave_vit.engine.gradient import effective_transformation
     from dave_vit.engine.targets import Contrast
-    from dave_vit.methods import DAVE, METHODS, create_method
+    from dave_vit.explanations.api import explain, pipeline
+    from dave_vit.methods import DAVE, METHODS, Explanation, create_method
     from dave_vit.models import load_model, with_inputs
 
 __all__ = [
     "DAVE",
     "METHODS",
     "Contrast",
+    "Explanation",
     "__version__",
     "conservation_gap",
     "create_method",
     "effective_transformation",
+    "explain",
     "load_model",
+    "pipeline",
     "scores",
     "tune",
     "with_inputs",
@@ -41,6 +45,9 @@ __all__ = [
 _HOMES = {
     "DAVE": "methods",
     "METHODS": "methods",
+    "Explanation": "methods",
+    "explain": "explanations.api",
+    "pipeline": "explanations.api",
     "create_method": "methods",
     "load_model": "models",
     "with_inputs": "models",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 from unicodedata import category
 
 
@@ -102,6 +104,15 @@ def require_extra(package: str, extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingExtra(f"{package} is not installed; run: pip install 'dave-vit[{extra}]'") from error
+
+
+def import_optional(module: str, package: str = "") -> Any:
+    """Import a module of a package that no extra installs, or raise MissingExtra with the command that installs it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        name = package or module.partition(".")[0]
+        raise MissingExtra(f"{name} is not installed; run: pip install {name}") from error
 
 
 def training_error(what: str) -> TrainingModeError:

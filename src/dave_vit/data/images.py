@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -20,6 +21,7 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff",
 MAX_PIXELS = 100_000_000  # a small file can unpack to any size; this one needs 300 MB
 MAX_RATIO = 100  # models bring the short side to their size before they crop: 1 x 20,000 pixels would become 3 GB
 STDIN = "-"
+_CHANNELS = (1, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,28 @@ def to_rgb(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
     if image.mode == "CMYK":
         return image.convert("RGB"), ("CMYK turned into RGB without its colour profile",)
     return image.convert("RGB"), ()
+
+
+def arrays_to_pictures(values: np.ndarray[Any, Any]) -> list[Image.Image]:
+    """Return the pictures of colours ``[H, W, 3]`` or ``[B, H, W, 3]``, as bytes or in 0 to 1; channels may come first.
+
+    Raises:
+        ImageError: the shape or the values are no colours.
+    """
+    channels_last = values if values.ndim < 3 or values.shape[-1] in _CHANNELS else np.moveaxis(values, -3, -1)
+    pages = channels_last.reshape(-1, *channels_last.shape[-3:]) if values.ndim > 2 else channels_last[None, ..., None]
+    is_float = np.issubdtype(values.dtype, np.floating)
+    if pages.ndim != 4 or pages.shape[-1] not in _CHANNELS or not (is_float or values.dtype == np.uint8):
+        raise ImageError(
+            f"an array of {values.dtype} with shape {values.shape}; give colours [H, W, 3], as bytes or in 0 to 1"
+        )
+    if is_float and not (values.min() >= 0 and values.max() <= 1):
+        raise ImageError("colours outside of 0 to 1; divide by 255, or give a preprocessed float tensor [B, C, H, W]")
+    return [Image.fromarray(page.squeeze(-1) if page.shape[-1] == 1 else page) for page in _to_bytes(pages)]
+
+
+def _to_bytes(colours: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return colours if colours.dtype == np.uint8 else (colours * 255).round().astype(np.uint8)
 
 
 def check_size(size: tuple[int, int], name: str, max_pixels: int = MAX_PIXELS) -> None:

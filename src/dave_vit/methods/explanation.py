@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dave_vit.engine.targets import Opponents
+from dave_vit.errors import import_optional
 from dave_vit.maps import collapse, normalize
 from dave_vit.methods.certainty import ExplainedBatch, compute_certainty, describe_uncertainty
 from dave_vit.reduce.base import energy_share
@@ -91,6 +94,32 @@ class Explanation:
         values = self.map
         return normalize(values.flatten(0, -3), 0.99)[0].reshape(values.shape)
 
+    def mask(self, threshold: float = 0.5) -> Tensor:
+        """Return where the heatmap is at least ``threshold``, as booleans in the shape of ``heatmap``."""
+        return self.heatmap >= threshold
+
+    def to_dataframe(self) -> Any:
+        """Return a pandas table with a row for each map: what it shows, its sums, its highest pixel, its samples."""
+        maps = self.map.detach().flatten(0, -3).cpu()  # [N, H, W]
+
+        def repeat(values: Tensor | None) -> list[Any] | None:
+            return None if values is None else values.flatten().repeat_interleave(len(maps) // values.numel()).tolist()
+
+        target, names = repeat(self.target), self.subject and self.subject.names
+        peak = maps.flatten(1).argmax(1)
+        columns = {
+            "image": repeat(torch.arange(len(self.attribution))),
+            "target": target,
+            "label": [names[index] for index in target] if names and target else None,
+            "positive": maps.clamp(min=0).sum((1, 2)).tolist(),
+            "negative": maps.clamp(max=0).sum((1, 2)).tolist(),
+            "x": (peak % maps.shape[-1]).tolist(),
+            "y": (peak // maps.shape[-1]).tolist(),
+            "samples": repeat(self.drawn) or self.samples,
+            "noise_share": repeat(self.noise_share),
+        }
+        return import_optional("pandas").DataFrame(columns)
+
     def __repr__(self) -> str:
         images, shape = len(self.attribution), list(self.attribution.shape[1:])
         classes = "" if self.target is None else str(self.target.tolist())
@@ -163,6 +192,13 @@ class Explanation:
         """Return the maps as a picture, for notebooks."""
         picture: bytes = self._figure()._repr_png_()
         return picture
+
+    def _repr_html_(self) -> str | None:
+        """Return the maps as HTML for reports; None in Jupyter, which shows the widget or the picture already."""
+        if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+            return None
+        picture = base64.b64encode(self._repr_png_()).decode()
+        return f'<img alt="{self!r}" src="data:image/png;base64,{picture}">'
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """Return the maps with controls if anywidget is installed, and as a picture, for notebooks."""
