@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import tiny_models
 from dave_vit import DAVE, conservation_gap, effective_transformation, with_inputs
+from dave_vit.checks.companion_values import replay
 from dave_vit.checks.float64 import Float64Mode
 from dave_vit.engine import scores
+from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, OptionError
 from dave_vit.models import PackedPatches, with_embeddings
+from dave_vit.models.frozen_factors import FrozenFactors
 from model_coverage import LIMIT, Entry, architectures, check
 
 # One of each kind; tests/models/test_models_coverage.py has them all.
 EXACT = ["DETR", "UPerNet", "SAM with a point", "DPT", "CLIP, both halves", "LLaVA, eager attention", "Qwen2-VL"]
-REFUSED = {"RT-DETR": "decoder.layers.0", "OWLv2": "mul in module", "Mask2Former, mask": "mask_predictor"}
+EXACT += ["OWL-ViT", "EoMT, mask"]
+REFUSED = {"FocalNet": "modulation", "Ovis 2": "softmax in module"}
 
 
 def entry(family: str) -> Entry:
@@ -37,6 +43,42 @@ def test_refused_by_name(family, said):
     row = check(entry(family))
     assert row.state == "unsupported"
     assert said in row.reason
+
+
+HELD = ["RT-DETR", "RF-DETR", "D-FINE", "OWLv2", "OneFormer, class", "Mask2Former, mask", "SAM 3 with a text, object"]
+
+
+@pytest.mark.parametrize(
+    "family",
+    [family if family in ("OWLv2", "RF-DETR") else pytest.param(family, marks=pytest.mark.slow) for family in HELD],
+)
+def test_w_is_the_derivative_with_factors_held(family):
+    """Against a replay of the model by torch's own functions, for another image and with the operators of the first."""
+    task = entry(family)
+    model = tiny_models.drawn(task.build()).double()
+    images = torch.randn(2, 1, *task.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    read = Target(score=task.score).read
+    with Float64Mode():
+        weight = effective_transformation(model, images[0], task.score)
+        values = [replay(model, images[0], other, read) for other in images]
+    step = float((weight * (images[1] - images[0])).sum())
+    assert float(values[1] - values[0]) == pytest.approx(step, rel=1e-8)
+
+
+@pytest.mark.parametrize("family", ["OWLv2", "EoMT, mask"])
+def test_frozen_factors_change_no_value(family):
+    task = entry(family)
+    held = tiny_models.drawn(task.build())
+    image = torch.randn(1, *task.shape)
+    assert torch.equal(task.score(held(image)), task.score(without_replacements(held)(image)))
+
+
+def without_replacements(model: nn.Module) -> nn.Module:
+    plain = copy.deepcopy(model)
+    for module in plain.modules():
+        if isinstance(module, FrozenFactors):
+            module.replacements = {}
+    return plain
 
 
 def test_dave_explains_a_box_of_a_detector():

@@ -14,7 +14,7 @@ import task_folders
 import tiny_models
 from dave_vit import cli, create_method, load_model
 from dave_vit.data.geometry import Geometry
-from dave_vit.errors import InputError, MissingExtra, ModelError, UnsupportedOperator
+from dave_vit.errors import InputError, MissingExtra, ModelError
 from dave_vit.models.loading import backbone
 from dave_vit.models.prepare import Prepare
 from dave_vit.models.prompted import PromptedModel
@@ -95,13 +95,24 @@ def test_refusals(folders, marked, tmp_path, capsys):
         load_model(f"hf:{folders('SAM with a point')}")(None)
 
 
+def test_the_mask_of_a_query(folders, marked, tmp_path, capsys):
+    (mask,) = explained(folders("EoMT, mask"), tmp_path, capsys, "--score", "region:0,0,120,80:2")
+    assert mask["score"] == "region:0,0,120,80:2"
+
+
+def test_sentences_are_the_classes_of_owl(folders, marked, tmp_path, capsys):
+    options = ("--prompt", "a cat. w5", "--score", "query:2:w5")
+    (found,) = explained(folders("OWLv2"), tmp_path, capsys, *options)
+    model = load_model(f"hf:{folders('OWLv2')}").with_prompt(marked, "a cat. w5")
+    logits = model(model.preprocess(marked)).logits
+    assert model.class_names == ["a cat", "w5"]
+    assert found["value"] == pytest.approx(logits[0, 2, 1].item(), rel=1e-4)
+
+
 @pytest.mark.slow
-def test_the_mask_of_a_query_is_refused_by_name(folders, marked):
-    model = load_model(f"hf:{folders('Mask2Former, class')}")
-    with pytest.raises(UnsupportedOperator, match="mask_predictor"):
-        create_method("effective", model).attribute(
-            model.preprocess(marked), lambda output: output.masks_queries_logits[:, 2].mean((1, 2))
-        )
+def test_boxes_of_a_concept(folders, marked, tmp_path, capsys):
+    found = explained(folders("SAM 3 with a text, object"), tmp_path, capsys, "--prompt", "cat", "--threshold", "0.01")
+    assert {box["score"].split(":")[0] for box in found} == {"box"}
 
 
 def test_the_doctor_asks_by_itself(folders, capsys):

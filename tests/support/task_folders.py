@@ -12,6 +12,8 @@ _GREY = {"image_mean": [128 / 255] * 3, "image_std": [127 / 255] * 3}  # 128 is 
 _SQUARE = {"size": {"height": 64, "width": 64}}
 _EDGES = {"size": {"shortest_edge": 64, "longest_edge": 96}}
 _PROMPT = ("a", "cat", ".")
+_PROCESSORS = {"Grounding DINO": "GroundingDinoProcessor", "OWLv2": "Owlv2Processor"}
+_PROCESSORS |= {"SAM 3 with a text, object": "Sam3Processor"}
 
 # family: class of the processor, and its options
 PIXELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -25,6 +27,14 @@ PIXELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Depth Anything": ("DPTImageProcessor", {"size": {"height": 56, "width": 56}}),
     "Grounding DINO": ("GroundingDinoImageProcessor", _SQUARE),
     "SAM with a point": ("SamImageProcessor", {"size": {"longest_edge": 64}, "pad_size": {"height": 64, "width": 64}}),
+    "RT-DETR": ("RTDetrImageProcessor", {**_SQUARE, "do_normalize": True}),
+    "RF-DETR": ("RfDetrImageProcessor", _SQUARE),
+    "MaskFormer, mask": ("MaskFormerImageProcessor", _SQUARE),
+    "OneFormer, mask": ("OneFormerImageProcessor", _SQUARE),
+    "EoMT, mask": ("EomtImageProcessor", {"size": {"shortest_edge": 64, "longest_edge": 64}, "do_pad": True}),
+    "OWLv2": ("Owlv2ImageProcessor", _SQUARE),
+    "SAM 2 with a point": ("Sam2ImageProcessor", _SQUARE),
+    "SAM 3 with a text, object": ("Sam3ImageProcessor", _SQUARE),
     "VideoMAE": ("VideoMAEImageProcessor", {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}),
     "TimeSformer": ("VideoMAEImageProcessor", {**_SQUARE, "do_center_crop": False}),
     "ViViT": ("VivitImageProcessor", {**_SQUARE, "do_center_crop": False}),
@@ -44,7 +54,7 @@ def _words() -> Any:
     made.post_processor = processors.BertProcessing(("[SEP]", 102), ("[CLS]", 101))
     marks = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(tokenizer_object=made, **marks, model_input_names=inputs)
+    return PreTrainedTokenizerFast(tokenizer_object=made, **marks, model_input_names=inputs, model_max_length=16)
 
 
 def save(family: str, folder: Path) -> Path:
@@ -53,13 +63,17 @@ def save(family: str, folder: Path) -> Path:
 
     (entry,) = [entry for entry in architectures("transformers") if entry.family == family]
     model = tiny_models.drawn(entry.build())
-    (model.model if hasattr(model, "constants") else model).save_pretrained(folder)
+    while not hasattr(model, "save_pretrained"):  # with constant inputs, or with frozen factors
+        model = model.model
+    model.save_pretrained(folder)
     name, options = PIXELS[family]
     grey = {"image_mean": [128 / 127.5 - 1] * 3, "image_std": [1.0] * 3} if family == "ViViT" else _GREY
     pixels = getattr(transformers, name)(**options, **grey)
-    if family == "Grounding DINO":
-        pixels = transformers.GroundingDinoProcessor(pixels, _words())
-    if family == "SAM with a point":
-        pixels = transformers.SamProcessor(pixels)
+    if family in _PROCESSORS:
+        pixels = getattr(transformers, _PROCESSORS[family])(pixels, _words())
+    if family.startswith("OneFormer"):
+        _words().save_pretrained(folder)
+    if family.endswith("a point"):
+        pixels = getattr(transformers, name.replace("Image", ""))(pixels)
     pixels.save_pretrained(folder)
     return folder

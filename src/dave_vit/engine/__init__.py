@@ -4,7 +4,7 @@ from dave_vit._internal.registry import import_all
 from dave_vit.engine.calls import Call, Rule, RuleSet
 from dave_vit.engine.gradient import Gradient, effective_transformation, gradient
 from dave_vit.engine.interception import Interception
-from dave_vit.engine.rule_sets.effective import EFFECTIVE, OFFICIAL_GATE, THROUGH_DETACH
+from dave_vit.engine.rule_sets.effective import EFFECTIVE, OFFICIAL_GATE
 from dave_vit.engine.rule_sets.plain import PLAIN
 from dave_vit.engine.rules.attention import attention_matrix
 from dave_vit.engine.surrogate import carry
@@ -14,7 +14,6 @@ __all__ = [
     "EFFECTIVE",
     "OFFICIAL_GATE",
     "PLAIN",
-    "THROUGH_DETACH",
     "Call",
     "Contrast",
     "Gradient",

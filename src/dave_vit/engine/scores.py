@@ -27,7 +27,7 @@ Find = Callable[[Any], Tensor]
 _LOGITS = ("logits", "class_queries_logits", "out")
 _EMBEDDINGS = ("image_embeds", "pooler_output", "embeddings", "last_hidden_state")
 _VALUES = ("predicted_depth", "logits", "reconstruction")
-_MASKS = ("logits", "out", "pred_masks", "predicted_depth")
+_MASKS = ("pred_masks", "masks_queries_logits", "logits", "out", "predicted_depth")
 
 
 def parse_score(text: str, model: Any, geometry: Any) -> Callable[..., Tensor]:
@@ -301,7 +301,7 @@ class Region:
     """The mean logit of a class within a part of the image; the part moves with the views.
 
     Attributes:
-        label: index of the class; of maps without classes ``[B, h, w]`` it must be 0.
+        label: index of the class, or of the query where each has a mask; of maps ``[B, h, w]`` it must be 0.
         box: where, or
         mask: ``[h, w]`` from 0 to 1, of any size.
     """

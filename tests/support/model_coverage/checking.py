@@ -22,8 +22,7 @@ from dave_vit.engine.conservation import compute_balances
 from dave_vit.engine.forward import compute_logits, forward, isolate_pass
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.rule_sets.lrp import RELEVANCE, with_gamma
-from dave_vit.engine.rules.gamma import Gamma
+from dave_vit.engine.rule_sets.lrp import RELEVANCE
 from dave_vit.engine.soundness import check_soundness
 from dave_vit.engine.targets import Target
 from dave_vit.errors import MissingExtra, UnsupportedOperator
@@ -81,10 +80,9 @@ def _check_model(entry: Entry, model: nn.Module, seed: int) -> Outcome:
     twin, images64 = copy.deepcopy(model), images.double()  # some models keep tensors of the type they first ran in
     calibrate(model.double(), images64)
     calibrate(twin, images)
-    effective = entry.rules or EFFECTIVE
     try:
-        gap = unexplained(model, images64, entry, effective)
-        default_gap = unexplained(model, torch.cat([photo, images]).double(), entry, default_rules(entry))
+        gap = unexplained(model, images64, entry, EFFECTIVE)
+        default_gap = unexplained(model, torch.cat([photo, images]).double(), entry, RELEVANCE)
         forward = forward_difference(twin, images, entry)
         is_whole = bool(run_default(twin, photo, entry).isfinite().all())
     except UnsupportedOperator as error:
@@ -102,14 +100,9 @@ def read_photo(entry: Entry) -> Tensor:
     return channels.expand(1, *entry.shape).clone()
 
 
-def default_rules(entry: Entry) -> RuleSet:
-    """Return the rules that DAVE averages by default; with an entry's own rules beneath, where it has some."""
-    return RELEVANCE if entry.rules is None else with_gamma(entry.rules, Gamma(flat=True))
-
-
 def run_default(model: nn.Module, photo: Tensor, entry: Entry) -> Tensor:
     """Compute a map of the photograph by DAVE with its defaults, two views for the sake of time."""
-    return DAVE(model, samples=2, rules=default_rules(entry)).attribute(photo, entry.score)
+    return DAVE(model, samples=2).attribute(photo, entry.score)
 
 
 @contextmanager
@@ -127,7 +120,7 @@ def forward_difference(model: nn.Module, images: Tensor, entry: Entry) -> float:
     """How far the logits under the interception are from the model's own, relative to the largest."""
     read = Target(score=entry.score).read
     output = compute_logits(model, images, lambda output, _: output)
-    plain, mode = read(output, len(images)), Interception(entry.rules or EFFECTIVE, model)
+    plain, mode = read(output, len(images)), Interception(EFFECTIVE, model)
     with isolate_pass(images):
         intercepted = forward(model, images, mode, None, read)[1].detach()
         check_soundness(model, images, mode.rules, logits=intercepted, score=entry.score)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.targets import Score
 
 CLASSES = 10
@@ -26,7 +25,6 @@ class Entry:
         channels: of the test images.
         frames: of each clip, for video models.
         score: what is explained, where it is not the predicted class.
-        rules: the rule set, where it is not the default.
     """
 
     library: str
@@ -37,7 +35,6 @@ class Entry:
     channels: int = 3
     frames: int | None = None
     score: Score | None = None
-    rules: RuleSet | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

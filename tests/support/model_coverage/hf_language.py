@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.engine.scores import Query
 from dave_vit.models.families.hf import import_transformers as package
 from dave_vit.models.inputs import ImageTokens, PackedPatches, with_inputs
 from model_coverage.entry import Entry
@@ -57,11 +56,6 @@ def _two_halves(name: str) -> Any:
     return getattr(package(), f"{name}Config")(**TWO_HALVES)
 
 
-def _owl() -> Any:
-    text = {**PLAIN, "vocab_size": 64, "max_position_embeddings": 8, **MARKS}
-    return package().Owlv2Config(text_config=text, vision_config=VIT, projection_dim=32)
-
-
 def _idefics(name: str, attention: str) -> nn.Module:
     vision = getattr(package(), f"{name}VisionConfig")(**VIT)
     text, marks = package().LlamaConfig(**LANGUAGE), {"image_token_id": IMAGE, "scale_factor": 2}
@@ -90,7 +84,6 @@ _FOUR = {"input_ids": torch.tensor([[1, 5, 6, 2]])}
 _ARCHITECTURES: tuple[tuple[str, str, Callable[[], Any], dict[str, Any], Any], ...] = (
     ("CLIP, both halves", "CLIPModel", partial(_two_halves, "CLIP"), _FOUR, _logit_of_prompt),
     ("SigLIP, both halves", "SiglipModel", partial(_two_halves, "Siglip"), _FOUR, _logit_of_prompt),
-    ("OWLv2", "Owlv2ForObjectDetection", _owl, _FOUR, Query(2, 0)),
     ("LLaVA", "LlavaForConditionalGeneration", _llava, ask(16, use_cache=False), ANSWER),
     (
         "PaliGemma",

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.engine.rule_sets.effective import THROUGH_DETACH
 from dave_vit.engine.scores import Query, Region, Value
 from dave_vit.models.families.hf import import_transformers as package
+from dave_vit.models.frozen_factors import freeze_factors
 from dave_vit.models.inputs import with_inputs
 from model_coverage.entry import Entry
 from model_coverage.hf_entries import PLAIN, VIT
@@ -19,11 +19,11 @@ from model_coverage.hf_entries import PLAIN, VIT
 LABELS = 7
 _FRAMES = 4
 _RESNET = {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 24, 32, 48], "embedding_size": 16}
-_SWIN = {"image_size": 64, "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2], "window_size": 4}
-_STAGES = ["stage1", "stage2", "stage3", "stage4"]
-_OWN_BACKBONE = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
+SWIN = {"image_size": 64, "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2], "window_size": 4}
+STAGES = ["stage1", "stage2", "stage3", "stage4"]
+OWN_BACKBONE = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None}
 _HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
-_DETR = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "num_queries": 5, **_HEADS}
+DETR = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "num_queries": 5, **_HEADS}
 _VIDEO = {"num_frames": _FRAMES, "image_size": 64}
 _DEEP = {**VIT, "num_hidden_layers": 4}
 _FUSED = {"neck_hidden_sizes": [16] * 4, "fusion_hidden_size": 16}
@@ -31,62 +31,62 @@ _QUARTER = (0.0, 0.0, 0.5, 0.5)
 _PROMPT = torch.tensor([[101, 5, 6, 102]])
 
 
-def _class_of_query(output: Any) -> Tensor:
+def class_of_query(output: Any) -> Tensor:
     logits: Tensor = output.class_queries_logits[:, 2, 3]
     return logits
 
 
-def _mask_of_query(output: Any) -> Tensor:
+def mask_of_query(output: Any) -> Tensor:
     masks: Tensor = output.masks_queries_logits[:, 2].mean((1, 2))
     return masks
 
 
-def _first_mask(output: Any) -> Tensor:
+def first_mask(output: Any) -> Tensor:
     masks: Tensor = output.pred_masks[:, 0, 0].mean((1, 2))
     return masks
 
 
-def _backbone(name: str, stages: list[str], values: dict[str, Any]) -> Any:
+def backbone(name: str, stages: list[str], values: dict[str, Any]) -> Any:
     return getattr(package(), f"{name}Config")(**values, out_features=stages)
 
 
 def _detr(name: str, stages: list[str], **more: Any) -> Any:
-    values = {**_DETR, **_OWN_BACKBONE, **more, "backbone_config": _backbone("ResNet", stages, _RESNET)}
+    values = {**DETR, **OWN_BACKBONE, **more, "backbone_config": backbone("ResNet", stages, _RESNET)}
     return getattr(package(), f"{name}Config")(num_labels=LABELS, **values)
 
 
 def _rt_detr(name: str) -> Any:
     encoder = {"encoder_hidden_dim": 32, "encoder_in_channels": [24, 32, 48], "decoder_in_channels": [32] * 3}
-    values = {**_DETR, **encoder, "num_denoising": 0}
-    body = _backbone("RTDetrResNet", _STAGES[1:], {**_RESNET, "layer_type": "basic"})
+    values = {**DETR, **encoder, "num_denoising": 0}
+    body = backbone("RTDetrResNet", STAGES[1:], {**_RESNET, "layer_type": "basic"})
     return getattr(package(), f"{name}Config")(num_labels=LABELS, backbone_config=body, **values)
 
 
 def _grounding_dino() -> Any:
     text = package().BertConfig(**PLAIN, vocab_size=200, max_position_embeddings=32)
-    body = _backbone("Swin", _STAGES[1:], _SWIN)
-    values = {**_DETR, **_OWN_BACKBONE, "max_text_len": 8, "num_feature_levels": 3}
+    body = backbone("Swin", STAGES[1:], SWIN)
+    values = {**DETR, **OWN_BACKBONE, "max_text_len": 8, "num_feature_levels": 3}
     return package().GroundingDinoConfig(backbone_config=body, text_config=text, **values)
 
 
 def _mask2former() -> Any:
     sizes = {"feature_size": 32, "mask_feature_size": 32, "hidden_dim": 32, "dim_feedforward": 64, "num_queries": 5}
     layers = {"encoder_feedforward_dim": 64, "encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 2}
-    values = {**sizes, **layers, **_OWN_BACKBONE, "num_labels": LABELS}
-    return package().Mask2FormerConfig(backbone_config=_backbone("Swin", _STAGES, _SWIN), **values)
+    values = {**sizes, **layers, **OWN_BACKBONE, "num_labels": LABELS}
+    return package().Mask2FormerConfig(backbone_config=backbone("Swin", STAGES, SWIN), **values)
 
 
-def _maskformer() -> Any:
-    decoder = package().DetrConfig(backbone_config=None, use_timm_backbone=False, **_DETR)
-    body = _backbone("Swin", _STAGES, _SWIN)
+def maskformer() -> Any:
+    decoder = package().DetrConfig(backbone_config=None, use_timm_backbone=False, **DETR)
+    body = backbone("Swin", STAGES, SWIN)
     sizes = {"fpn_feature_size": 32, "mask_feature_size": 32, "num_labels": LABELS}
     return package().MaskFormerConfig(backbone_config=body, decoder_config=decoder, **sizes)
 
 
 def _upernet() -> Any:
-    body = _backbone("ConvNext", _STAGES, {key: _RESNET[key] for key in ("depths", "hidden_sizes")})
+    body = backbone("ConvNext", STAGES, {key: _RESNET[key] for key in ("depths", "hidden_sizes")})
     sizes = {"hidden_size": 32, "auxiliary_in_channels": 32, "auxiliary_channels": 16, "pool_scales": [1, 2]}
-    return package().UperNetConfig(backbone_config=body, num_labels=LABELS, **sizes, **_OWN_BACKBONE)
+    return package().UperNetConfig(backbone_config=body, num_labels=LABELS, **sizes, **OWN_BACKBONE)
 
 
 def _sam() -> Any:
@@ -100,7 +100,7 @@ def _sam() -> Any:
 
 
 def _depth_anything() -> Any:
-    body = _backbone("Dinov2", _STAGES, {**_DEEP, "patch_size": 14, "image_size": 56, "reshape_hidden_states": False})
+    body = backbone("Dinov2", STAGES, {**_DEEP, "patch_size": 14, "image_size": 56, "reshape_hidden_states": False})
     sizes = {"reassemble_hidden_size": 32, "patch_size": 14, "head_hidden_size": 8}
     return package().DepthAnythingConfig(backbone_config=body, **sizes, **_FUSED)
 
@@ -116,6 +116,7 @@ def built(name: str, config: Callable[[], Any], attention: str = "sdpa", **const
         model: nn.Module = made._from_config(configured, attn_implementation=attention)
     except ValueError:
         model = made._from_config(configured, attn_implementation="eager")
+    model = freeze_factors(model)
     return with_inputs(model, **constants) if constants else model
 
 
@@ -133,17 +134,11 @@ _TASKS: tuple[tuple[str, str, Callable[[], Any], dict[str, Any]], ...] = (
     (
         "Deformable DETR",
         "DeformableDetrForObjectDetection",
-        partial(_detr, "DeformableDetr", _STAGES[1:], num_feature_levels=3),
+        partial(_detr, "DeformableDetr", STAGES[1:], num_feature_levels=3),
         {},
     ),
     ("RT-DETR", "RTDetrForObjectDetection", partial(_rt_detr, "RTDetr"), {}),
-    ("RT-DETR, through detach", "RTDetrForObjectDetection", partial(_rt_detr, "RTDetr"), {"rules": THROUGH_DETACH}),
-    (
-        "RT-DETR v2, through detach",
-        "RTDetrV2ForObjectDetection",
-        partial(_rt_detr, "RTDetrV2"),
-        {"rules": THROUGH_DETACH},
-    ),
+    ("RT-DETR v2", "RTDetrV2ForObjectDetection", partial(_rt_detr, "RTDetrV2"), {}),
     ("YOLOS", "YolosForObjectDetection", partial(_config, "Yolos", _YOLOS), {}),
     ("YOLOS, eager attention", "YolosForObjectDetection", partial(_config, "Yolos", _YOLOS), {"attention": "eager"}),
     ("Grounding DINO", "GroundingDinoForObjectDetection", _grounding_dino, {"constants": _ASKED}),
@@ -154,15 +149,15 @@ _TASKS: tuple[tuple[str, str, Callable[[], Any], dict[str, Any]], ...] = (
         {"score": Region(3, box=_QUARTER)},
     ),
     ("UPerNet", "UperNetForSemanticSegmentation", _upernet, {"score": Region(3, box=_QUARTER)}),
-    ("Mask2Former, class", "Mask2FormerForUniversalSegmentation", _mask2former, {"score": _class_of_query}),
-    ("Mask2Former, mask", "Mask2FormerForUniversalSegmentation", _mask2former, {"score": _mask_of_query}),
-    ("MaskFormer, class", "MaskFormerForInstanceSegmentation", _maskformer, {"score": _class_of_query}),
-    ("SAM with a point", "SamModel", _sam, {"score": _first_mask, "constants": _POINT}),
+    ("Mask2Former, class", "Mask2FormerForUniversalSegmentation", _mask2former, {"score": class_of_query}),
+    ("Mask2Former, mask", "Mask2FormerForUniversalSegmentation", _mask2former, {"score": mask_of_query}),
+    ("MaskFormer, class", "MaskFormerForInstanceSegmentation", maskformer, {"score": class_of_query}),
+    ("SAM with a point", "SamModel", _sam, {"score": first_mask, "constants": _POINT}),
     (
         "SAM with a point, eager attention",
         "SamModel",
         _sam,
-        {"score": _first_mask, "constants": _POINT, "attention": "eager"},
+        {"score": first_mask, "constants": _POINT, "attention": "eager"},
     ),
     ("DPT", "DPTForDepthEstimation", partial(_config, "DPT", _DPT), {"score": Value()}),
     (

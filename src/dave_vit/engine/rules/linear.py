@@ -127,11 +127,6 @@ def fill(call: Call, target: Tensor, value: Any = 0) -> Tensor:
     return copy_into(call, target, torch.as_tensor(value, dtype=target.dtype, device=target.device))
 
 
-def ignore_detach(call: Call, input: Tensor) -> Any:
-    """``detach`` as if it were not there."""
-    return move(Call(call.mode, Tensor.clone, "clone"), input)
-
-
 def iterate(call: Call, tensor: Tensor) -> Any:
     """Looping over a tensor: the parts keep the state of the whole."""
     return iter(move(Call(call.mode, Tensor.unbind, "unbind"), tensor))

@@ -19,9 +19,11 @@ from dave_vit.errors import DaveError, ModelError, first_line, require_extra
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
+from dave_vit.models.frozen_factors import freeze_factors
 from dave_vit.models.hub import hub_access
+from dave_vit.models.inputs import with_inputs
 from dave_vit.models.prepare import Prepare
-from dave_vit.models.prompted import PointSegmenter, TextDetector
+from dave_vit.models.prompted import ConceptSegmenter, PointSegmenter, SentenceDetector, TextDetector
 from dave_vit.models.state import RANDOM, Weights, count_classes, read_weights, saved_class_names
 from dave_vit.models.tasks import EMBEDDING, TaskKind, TaskModel, find_task
 from dave_vit.models.text_generation import TextGenerator
@@ -31,12 +33,14 @@ from dave_vit.models.zero_shot import SimilarityClassifier, ZeroShotAdapter, res
 
 _HEAD = "classifier"
 _TEXT_DETECTOR = (TextDetector, "AutoModelForZeroShotObjectDetection")
-_PROMPTED: dict[str, tuple[type[TextDetector] | type[PointSegmenter], str]] = {
+_PROMPTED: dict[str, tuple[type[TextDetector | PointSegmenter], str]] = {
     "grounding-dino": _TEXT_DETECTOR,
     "mm-grounding-dino": _TEXT_DETECTOR,
-    "owlvit": _TEXT_DETECTOR,
-    "owlv2": _TEXT_DETECTOR,
+    "owlvit": (SentenceDetector, "AutoModelForZeroShotObjectDetection"),
+    "owlv2": (SentenceDetector, "AutoModelForZeroShotObjectDetection"),
     "sam": (PointSegmenter, "AutoModelForMaskGeneration"),
+    "sam2": (PointSegmenter, "AutoModelForMaskGeneration"),
+    "sam3": (ConceptSegmenter, "AutoModel"),
 }
 # Files that describe the preprocessing of images; the second one holds a tokenizer's settings as well.
 _PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
@@ -172,9 +176,19 @@ def _has_file(folder: str, names: Sequence[str]) -> bool:
 
 def _load_task_model(task: TaskKind, checkpoint: _Checkpoint, processor: Any) -> Adapter:
     model = checkpoint.build_with_head(task.auto_class, task.name, "give the weights of a trained model")
+    model = freeze_factors(model)
+    if checkpoint.config.model_type == "oneformer":
+        model = with_inputs(model, task_inputs=_tokenize_task(checkpoint))
     traits = Traits(patch=_patch(checkpoint.config))
     names = [] if task is EMBEDDING else _labels(checkpoint.config)
     return TaskModel(model, preprocessing(processor), names, task=task, spec=checkpoint.spec, traits=traits)
+
+
+def _tokenize_task(checkpoint: _Checkpoint) -> Tensor:
+    """Return the tokens ``[1, L]`` of the sentence that tells OneFormer its task."""
+    options = {"padding": "max_length", "truncation": True, "max_length": checkpoint.config.task_seq_len}
+    tokens = checkpoint.load_part("AutoTokenizer")("the task is panoptic", **options, return_tensors="pt")
+    return tokens["input_ids"] * tokens["attention_mask"]  # type: ignore[no-any-return]
 
 
 def _load_text_generator(checkpoint: _Checkpoint) -> Adapter:
@@ -199,7 +213,7 @@ def _load_video(checkpoint: _Checkpoint) -> Adapter:
 def _load_prompt_model(checkpoint: _Checkpoint) -> Adapter:
     """Load a detector of what a text names, or a model that segments the object at a point."""
     adapter_class, auto_class = _PROMPTED[checkpoint.config.model_type]
-    model, _ = checkpoint.build(auto_class)
+    model = freeze_factors(checkpoint.build(auto_class)[0])
     processor = checkpoint.load_part("AutoProcessor")
     traits = Traits(patch=_patch(getattr(checkpoint.config, "vision_config", None)))
     pixels = preprocessing(processor.image_processor)

@@ -1,0 +1,135 @@
+"""Detectors and segmentation models of transformers in which more is held than attention matrices.
+
+- A mask is the product of a query's embedding with the features of all pixels, and OWL-ViT multiplies all patches by
+  the class token. Both factors depend on the image: the query and the class token are frozen, as an attention matrix
+  is; pixels and patches carry.
+- Attention of the image over constants (learned queries, a text) is a frozen matrix times constants: a constant. So is
+  the quality that D-FINE adds to its logits, which is made of probabilities.
+- A limit to a range is a gate.
+- Some detectors detach what they go on with, for their training; they are explained as if they did not.
+
+The values are the model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from dave_vit.engine.states import depends_on_input
+from dave_vit.models.traits import traits_of
+
+Replacements = Mapping[Any, Callable[..., Any]]
+"""Functions of torch, and what is called instead of them with the pixels and the arguments."""
+
+
+def _multiply_masks(pixels: Tensor, equation: str, *operands: Tensor) -> Tensor:
+    if equation.replace(" ", "").endswith("bqc,bchw->bqhw"):
+        operands = (operands[0].detach(), *operands[1:])
+    return torch.einsum(equation, *operands)
+
+
+def _broadcast_token(pixels: Tensor, token: Tensor, size: Any) -> Tensor:
+    return torch.broadcast_to(token.detach(), size)
+
+
+def _pass_through(pixels: Tensor, input: Tensor) -> Tensor:
+    return input.clone()
+
+
+def _limit(pixels: Tensor, input: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
+    if min is None or max is None or not min < 0 < max:
+        return input.clamp(min, max)
+    return F.hardtanh(input, min, max)
+
+
+def _keep_mask(pixels: Tensor, mask: Tensor, *choices: Tensor) -> Any:
+    """Return a mask itself instead of the indices of its true places, as many as the image says."""
+    return torch.where(mask, *choices) if choices else (mask,)
+
+
+def _attend(pixels: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if depends_on_input(query) and not depends_on_input(value):
+        value = value + _carry_zero(pixels, value)
+    return F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
+
+
+def _attend_with_heads(pixels: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Return ``F.multi_head_attention_forward``, of values ``[S, B, E]``."""
+    if depends_on_input(key) and not depends_on_input(value):
+        value = value + _carry_zero(pixels, value).transpose(0, 1)
+    return F.multi_head_attention_forward(query, key, value, *args, **kwargs)
+
+
+def _keep_likeliest(pixels: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """Return ``topk``; what is left of the image in probabilities counts as a constant."""
+    values, indices = input.topk(*args, **kwargs)
+    return (values * (1 + _carry_zero(pixels, values)) if depends_on_input(values) else values), indices
+
+
+def _carry_zero(pixels: Tensor, like: Tensor) -> Tensor:
+    """Return zeros ``[B, 1, ...]`` that count as linear in the image."""
+    return 0 * pixels.flatten(1).sum(1).reshape(-1, *[1] * (like.ndim - 1))
+
+
+_MASKS: Replacements = {torch.einsum: _multiply_masks}
+_CLASS_TOKEN: Replacements = {torch.broadcast_to: _broadcast_token}
+_DETACHED: Replacements = {Tensor.detach: _pass_through}
+_CONSTANTS: Replacements = {
+    F.scaled_dot_product_attention: _attend,
+    F.multi_head_attention_forward: _attend_with_heads,
+}
+_LIMITS: Replacements = {Tensor.clamp: _limit}
+REPLACEMENTS: dict[str, Replacements] = {
+    **dict.fromkeys(("mask2former", "maskformer", "eomt", "eomt_dinov3"), _MASKS),
+    "oneformer": {**_MASKS, **_CONSTANTS, torch.where: _keep_mask},
+    **dict.fromkeys(("owlvit", "owlv2"), _CLASS_TOKEN),
+    **dict.fromkeys(("rt_detr", "rt_detr_v2"), _DETACHED),
+    "d_fine": {**_DETACHED, **_LIMITS, Tensor.topk: _keep_likeliest},
+    "rf_detr": {**_DETACHED, **_CONSTANTS},
+    "sam3": {**_MASKS, **_CONSTANTS, **_LIMITS},
+}
+"""By the type of the model."""
+
+
+class _Replace(TorchFunctionMode):
+    def __init__(self, replacements: Replacements, pixels: Tensor) -> None:
+        super().__init__()
+        self.replacements, self.pixels = replacements, pixels
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        replacement = self.replacements.get(func)
+        return (
+            func(*args, **(kwargs or {})) if replacement is None else replacement(self.pixels, *args, **(kwargs or {}))
+        )
+
+
+class FrozenFactors(nn.Module):
+    """A model of transformers that runs with some functions replaced by others of the same value.
+
+    Args:
+        model: takes ``pixel_values``; it is unchanged.
+        replacements: the functions.
+    """
+
+    def __init__(self, model: Any, replacements: Replacements) -> None:
+        super().__init__()
+        self.model, self.replacements = model, replacements
+        self.config, self.traits = model.config, traits_of(model)
+        self.train(model.training)
+
+    def forward(self, pixel_values: Tensor, **others: Any) -> Any:
+        """Return the model's output."""
+        with _Replace(self.replacements, pixel_values):
+            return self.model(pixel_values=pixel_values, **others)
+
+
+def freeze_factors(model: Any) -> Any:
+    """Return a model of transformers with all held that it needs; the model itself where it needs no more."""
+    replacements = REPLACEMENTS.get(model.config.model_type)
+    return model if replacements is None else FrozenFactors(model, replacements)
