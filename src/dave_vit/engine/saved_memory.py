@@ -1,4 +1,4 @@
-"""Memory of a pass: the bytes that autograd keeps between a forward pass and the derivatives."""
+"""Memory of a pass: what autograd keeps between a forward pass and the derivatives, counted or kept elsewhere."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class SavedMemory:
 
     def __init__(self, model: nn.Module) -> None:
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
-        held = [*model.parameters(), *model.buffers()]
-        self._held = {tensor.untyped_storage().data_ptr() for tensor in held}
-        self._weights = {shape for tensor in held if tensor.ndim in (2, 4) for shape in (tensor.shape, tensor.mT.shape)}
+        self._held = _addresses(model)
+        weights = [tensor for tensor in model.parameters() if tensor.ndim in (2, 4)]
+        self._weights = {shape for tensor in weights for shape in (tensor.shape, tensor.mT.shape)}
         self._known: set[int] = set()
         self._live = {True: 0, False: 0}  # bytes of copies of weights, and of all else
         self.peak = self.largest = self.fixed = 0
@@ -53,6 +53,30 @@ class SavedMemory:
     def _release(self, address: int, is_weight: bool, size: int) -> None:  # noqa: FBT001
         self._known.discard(address)
         self._live[is_weight] -= size
+
+
+def offload_saved(model: nn.Module) -> torch.autograd.graph.saved_tensors_hooks:
+    """Return a context in which autograd keeps what it saves in main memory, but for the model's own tensors.
+
+    Derivatives are the same: unlike checkpointing, no code of the model runs again.
+    """
+    held = _addresses(model)
+
+    def pack(tensor: Tensor) -> Any:
+        if tensor.untyped_storage().data_ptr() in held:
+            return tensor
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return tensor.device, copy.copy_(tensor)
+
+    def unpack(kept: Any) -> Any:
+        return kept if isinstance(kept, Tensor) else kept[1].to(kept[0], non_blocking=True)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _addresses(model: nn.Module) -> set[int]:
+    """Return where the parameters and buffers of a model lie."""
+    return {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
 
 
 def _unpack(tensor: Any) -> Any:

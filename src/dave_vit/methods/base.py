@@ -168,7 +168,8 @@ class Method(ABC):
     def _pass_size(self, images: Tensor, target: Target) -> PassSize:
         """Return the rows of a pass: as many as the memory allows, up to a number beyond which more are not faster."""
         most = self.chunk or self._rows.get(images.device.type, self._rows["cpu"])
-        pass_size = PassSize(most, memory_budget(self.memory, images.device))
+        model = None if images.device.type == "cpu" else self.model
+        pass_size = PassSize(most, memory_budget(self.memory, images.device), model)
         rules = EFFECTIVE if self._kept == "constants" else getattr(self, "rules", PLAIN)
         form = PassForm(self.model, self._kept, rules, self.autocast, target.read, target.count)
         pass_size.rows = pass_size.limit_rows(most, form, images)

@@ -37,16 +37,20 @@ def compute_clean_evidence(method: Method, images: Tensor, target: Target, rules
     """
     most = CONSTANT_ROWS.get(images.device.type, CONSTANT_ROWS["cpu"])
 
-    def compute(rules: RuleSet, start: int, stop: int) -> Tensor:
-        form = PassForm(method.model, "constants", rules, method.autocast, target.read)
-        step = rows.limit_rows(most, form, images)
+    def compute(rules: RuleSet, step: int, start: int, stop: int) -> Tensor:
         chunks = [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
-        parts = [_Chunk(images[at], target.part(at.start, at.stop), min(rows.rows, step) == 1) for at in chunks]
+        is_alone = min(rows.rows, step) == 1
+        parts = [_Chunk(images[at], target.part(at.start, at.stop), is_alone) for at in chunks]
         return torch.cat([_evidence(method, part, rules) for part in parts])
 
-    own = torch.cat(rows.run_chunks(partial(compute, rules), len(images)))
+    def evidence(rules: RuleSet) -> Tensor:
+        form = PassForm(method.model, "constants", rules, method.autocast, target.read)
+        step = rows.limit_rows(most, form, images)
+        return torch.cat(rows.run_chunks(partial(compute, rules, step), len(images)))
+
+    own = evidence(rules)
     try:
-        return torch.stack([own, torch.cat(rows.run_chunks(partial(compute, ATTENTION_RELEVANCE), len(images)))], -4)
+        return torch.stack([own, evidence(ATTENTION_RELEVANCE)], -4)
     except UnsupportedOperator:
         return torch.stack([own, own], -4)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -127,7 +128,7 @@ class PassForm:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                return None
+                return RowMemory(0, sys.maxsize)  # it may fit the next time
         return known[key]
 
     def _run(self, image: Tensor) -> RowMemory:

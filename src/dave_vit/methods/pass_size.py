@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.forward import Read, compute_logits
+from dave_vit.engine.saved_memory import offload_saved
 from dave_vit.engine.targets import class_logits
 from dave_vit.errors import is_out_of_memory
 from dave_vit.methods.memory import PassForm
@@ -24,28 +27,45 @@ class PassSize:
     Args:
         rows: the most to begin with.
         budget: bytes that a pass may take; None for no limit.
+        model: its passes may keep tensors in main memory if one row is too large; None if they are there anyway.
     """
 
-    def __init__(self, rows: int, budget: int | None = None) -> None:
-        self.rows, self.budget = rows, budget
+    def __init__(self, rows: int, budget: int | None = None, model: nn.Module | None = None) -> None:
+        self.rows, self.budget, self._model = rows, budget, model
+        self.is_offloaded = False
 
     def limit_rows(self, rows: int, form: PassForm, images: Tensor) -> int:
         """Return how many rows, up to ``rows``, of a form of pass fit into the budget; images are its inputs."""
-        memory = None if self.budget is None or rows == 1 else form.measure(images[:1])
-        return rows if memory is None or self.budget is None else min(rows, memory.rows_within(self.budget))
+        memory = None if self.budget is None else form.measure(images[:1])
+        if memory is None or self.budget is None:
+            return rows
+        if memory.fixed + memory.row > self.budget:
+            self._offload()
+        return min(rows, memory.rows_within(self.budget))
+
+    def _offload(self) -> bool:
+        """Keep saved tensors in main memory from here on, if that is another memory; returns whether it is."""
+        if self._model is not None and not self.is_offloaded:
+            self.is_offloaded = True
+            message = (
+                "a pass of one image does not fit into the device's memory; main memory is used too, slower"
+            )
+            warnings.warn(message, stacklevel=2)
+        return self.is_offloaded
 
     def run_chunks(self, compute: Callable[[int, int], T], count: int) -> list[T]:
         """Call ``compute(start, stop)`` for all of ``count`` rows, chunk by chunk; calls may be nested."""
         parts: list[T] = []
         start = 0
         while start < count:
-            stop = min(start + self.rows, count)
+            stop, was_offloaded = min(start + self.rows, count), self.is_offloaded
             try:
-                parts.append(compute(start, stop))
+                with offload_saved(self._model) if self._model and was_offloaded else nullcontext():
+                    parts.append(compute(start, stop))
                 start = stop
                 continue
             except (RuntimeError, MemoryError) as error:
-                if self.rows == 1 or not is_out_of_memory(error):
+                if not is_out_of_memory(error) or (self.rows == 1 and (was_offloaded or not self._offload())):
                     raise
             # Outside of the handler, so that the failed pass is freed first.
             torch.cuda.empty_cache()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from dave_vit._internal.torch_private import compile_graph, make_fx
+from dave_vit._internal.torch_private import compile_graph, make_fx, saved_tensor_hooks
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast import PassKind, is_enabled, substitute_rules
 from dave_vit.engine.fast.cuda_graph import BatchFunction, capture_cuda_graph
@@ -93,7 +93,7 @@ class CompiledGradient(RecordedGradient):
         self, make: Callable[[list[Tensor]], BatchFunction | None], inputs: list[Tensor]
     ) -> BatchFunction | None:
         """Return what ``make`` returned for inputs of this form and as many rows, or less than twice as many."""
-        if not is_enabled():
+        if not is_enabled() or saved_tensor_hooks() is not None:  # which a graph would not call
             return None
         # A graph reads the model's parameters where they lie, and holds all else of the model as it was.
         fingerprint = fingerprint_model(self.recorded_model.model)
