@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.gradient import Gradient, gradient
@@ -76,4 +77,5 @@ def conservation_gap(
 
 def _inner(left: Tensor, right: Tensor) -> float:
     left, right = (torch.view_as_real(part.resolve_conj()) if part.is_complex() else part for part in (left, right))
-    return float((left.double() * right.double()).sum())
+    wide = precise_dtype(left.device)
+    return float((left.to(wide) * right.to(wide)).sum())

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.forward import Read, forward, isolate_pass
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.operators import function_name
@@ -117,6 +118,6 @@ def _digest(tensor: Tensor) -> tuple[Any, ...]:
         tensor = torch.view_as_real(tensor.resolve_conj())
     if not tensor.numel() or tensor.layout is not torch.strided:
         return (tuple(tensor.shape),)
-    numbers = tensor.detach().flatten().double().nan_to_num()
-    ramp = torch.arange(1.0, len(numbers) + 1, dtype=torch.float64, device=numbers.device)
+    numbers = tensor.detach().flatten().to(precise_dtype(tensor.device)).nan_to_num()
+    ramp = torch.arange(1.0, len(numbers) + 1, dtype=numbers.dtype, device=numbers.device)
     return (tuple(tensor.shape), *torch.stack([numbers.sum(), numbers @ ramp]).tolist())

@@ -323,7 +323,7 @@ class Region:
         if self.box is not None:
             return box_mask(self.box, size)
         mask: Tensor = self.mask  # type: ignore[assignment]
-        return F.interpolate(mask.detach().double()[None, None], size, mode="area")[0, 0]
+        return F.interpolate(mask.detach().cpu().double()[None, None], size, mode="area")[0, 0]
 
     @classmethod
     def parse(cls, text: str, context: ScoreContext) -> Region:

@@ -70,7 +70,7 @@ def classify(model: Adapter, picture: LoadedImage, inputs: Tensor | None = None)
     if inputs is None:
         boxes = tile_boxes(model, picture)
         inputs = model.preprocess([picture.image.crop(box) for box in boxes] if len(boxes) > 1 else picture.image)
-    logits = compute_logits(model, inputs).detach().double().cpu()  # [tiles, classes]
+    logits = compute_logits(model, inputs).detach().cpu().double()  # [tiles, classes]
     if not (logits < torch.inf).all():  # -inf rules a class out; NaN is below nothing
         raise OutputError(f"{model.spec} gives logits that are not finite for {picture.name}; check its weights")
     probabilities, mean = logits.softmax(1).mean(0), logits.mean(0)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.gradient import gradient
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.targets import Score, ScoreSet, Target
@@ -95,10 +96,12 @@ def compute_evidence(
     rows, target = model.join(drawn.apply(image)[:, 0]), Target.of(ScoreSet(tuple(words)), 1)
     _check_joint(model, answered, target)
 
+    wide = precise_dtype(rows.device)
+
     def decompose(start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         result = gradient(model, rows[start:stop], target, rules=EFFECTIVE)
-        pixels, text = model.split(result.weight.double() * rows[start:stop, None].double())
-        return result.score.double(), pixels.sum((-3, -2, -1)), text.sum(-1)
+        pixels, text = model.split(result.weight.to(wide) * rows[start:stop, None].to(wide))
+        return result.score.to(wide), pixels.sum((-3, -2, -1)), text.sum(-1)
 
     chunks = PassSize(views).run_chunks(decompose, views)
     score, pixels, text = (torch.cat(parts).cpu() for parts in zip(*chunks, strict=True))  # [T, K], [T, K], [T, K, L]

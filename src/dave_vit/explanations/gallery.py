@@ -164,8 +164,8 @@ def median_certainty(explanation: Explanation) -> float | None:
     certainty = explanation.certainty
     if certainty is None:
         return None
-    values, order = certainty.detach().double().cpu().flatten().sort(descending=True)
-    weight = explanation.map.detach().double().cpu().flatten().clamp(min=0)[order].cumsum(0)
+    values, order = certainty.detach().cpu().double().flatten().sort(descending=True)
+    weight = explanation.map.detach().cpu().double().flatten().clamp(min=0)[order].cumsum(0)
     if not weight[-1] > 0:
         return 0.0
     return float(values[int((weight >= weight[-1] / 2).nonzero()[0])])

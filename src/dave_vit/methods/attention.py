@@ -198,7 +198,7 @@ def flow(matrices: Tensor, readout: Tensor) -> Tensor:
     with require_extra("scipy", "eval"):
         from scipy.sparse.csgraph import maximum_flow  # type: ignore[import-untyped]
     # In whole units, of which the algorithm counts its flow.
-    capacity, read = ((part.double().cpu() * _UNITS).round().int() for part in (matrices, readout))
+    capacity, read = ((part.cpu().double() * _UNITS).round().int() for part in (matrices, readout))
     end = (len(capacity) + 1) * len(read)
     whole = _graph(capacity, read)
     thin = _graph(_remove_middle_edges(capacity), read) if len(capacity) > sum(_OUTER) else whole

@@ -148,6 +148,6 @@ def fit_convex(curve: Tensor) -> Tensor:
     at = torch.arange(len(curve), dtype=torch.float64)
     kinks = (1 - at.unsqueeze(1) / at[1:]).clamp(min=0)  # [n, last]: falling from 1 to 0 at each index
     ends = torch.full((1, last), _FIXED, dtype=torch.float64)  # the weights add up to the height, whatever it costs
-    heights = torch.cat([curve.double().cpu() - low, (curve[:1].double().cpu() - low) * _FIXED])
+    heights = torch.cat([curve.cpu().double() - low, (curve[:1].cpu().double() - low) * _FIXED])
     weights, _ = nnls(torch.cat([kinks, ends]).numpy(), heights.numpy())
     return (kinks @ torch.from_numpy(weights) + low).to(curve.device, curve.dtype)

@@ -47,9 +47,7 @@ class PassSize:
         """Keep saved tensors in main memory from here on, if that is another memory; returns whether it is."""
         if self._model is not None and not self.is_offloaded:
             self.is_offloaded = True
-            message = (
-                "a pass of one image does not fit into the device's memory; main memory is used too, slower"
-            )
+            message = "a pass of one image does not fit into the device's memory; main memory is used too, slower"
             warnings.warn(message, stacklevel=2)
         return self.is_offloaded
 

@@ -100,7 +100,7 @@ class ViTCX(Method):
 def cluster_masks(masks: Tensor, distance: float) -> Tensor:
     """Merge masks ``[D, H, W]`` by complete linkage, scaled from 0 to 1: ``[N, H, W]``, by their first member."""
     flat = torch.nn.functional.normalize(masks.flatten(1), dim=1)
-    apart = (1 - flat @ flat.T).double().cpu()
+    apart = (1 - flat @ flat.T).cpu().double()
     labels = torch.tensor(_cluster_labels(apart, distance))
     first = sorted(set(labels.tolist()), key=labels.tolist().index)
     members = (labels == torch.tensor(first)[:, None]).to(masks.device, masks.dtype)  # [N, D]

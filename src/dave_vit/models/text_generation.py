@@ -211,7 +211,7 @@ class AnsweredPrompt(TaskModel):
     @torch.no_grad()
     def probabilities(self) -> list[float]:
         """Return the probability of each word, given the image, the prompt and the words before it."""
-        chances = self(self.inputs).logits[0].double().log_softmax(-1)  # [positions, vocabulary]
+        chances = self(self.inputs).logits[0].cpu().double().log_softmax(-1)  # [positions, vocabulary]
         scores = [self.score(word) for word in range(len(self.words))]
         return [math.exp(float(chances[list(one.positions), list(one.tokens)].sum())) for one in scores]
 

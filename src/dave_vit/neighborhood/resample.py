@@ -153,5 +153,5 @@ def _points(matrix: Tensor, roll: Tensor, size: Size, device: torch.device) -> T
 
 
 def is_identity(matrix: Tensor) -> bool:
-    """Return whether all of the matrices are the identity, so that every point is a pixel of the image."""
-    return torch.equal(matrix, torch.eye(3, dtype=matrix.dtype, device=matrix.device).expand_as(matrix))
+    """Return whether all matrices, on the CPU, are the identity, so that every point is a pixel of the image."""
+    return torch.equal(matrix, torch.eye(3, dtype=matrix.dtype, device="cpu").expand_as(matrix))
