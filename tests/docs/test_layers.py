@@ -29,6 +29,7 @@ ORDER = [
     "analysis",
     "audit",
     "__init__",
+    "integrations",
     "web",
     "cli",
     "__main__",

@@ -19,16 +19,6 @@ from dave_vit.errors import DaveError, InputError, OptionError, TargetError, Tra
 from dave_vit.methods import Method
 
 NAMES = list(METHODS)
-FEW = {  # few samples and steps, so that the suite is quick
-    "dave": {"samples": 3},
-    "equivariant": {"samples": 3},
-    "integrated_gradients": {"steps": 4},
-    "smoothgrad": {"samples": 3},
-    "iia": {"steps": 2},
-    "beyond_intuition": {"steps": 2},
-    "expected_gradients": {"samples": 3},
-    **tiny_models.HIDING,
-}
 # Methods on tokens need attention among all tokens of an image; bcos needs a B-cos model.
 ON_TOKENS = {"raw_attention", "rollout", "attention_flow", "chefer_lrp", "chefer_generic", "legrad", "iia", "tis"} | {
     "beyond_intuition",
@@ -53,7 +43,7 @@ def model_of(family: str) -> nn.Module:
 
 
 def method(name: str, family: str = "vit", **options):
-    return create_method(name, model_of(family), **FEW.get(name, {}) | options)
+    return create_method(name, model_of(family), **tiny_models.FEW.get(name, {}) | options)
 
 
 @functools.cache
@@ -129,7 +119,7 @@ class TestOnAViT:
 
     def test_double_precision(self, name):
         model = copy.deepcopy(model_of("vit")).double()
-        found = create_method(name, model, **FEW.get(name, {})).attribute(X[:1].double(), 0)
+        found = create_method(name, model, **tiny_models.FEW.get(name, {})).attribute(X[:1].double(), 0)
         assert found.dtype == torch.float64
         close(found.float(), usual(name).attribution[:1], tolerance=1e-3)
 
@@ -142,7 +132,7 @@ class TestOnAViT:
         model.blocks[0].requires_grad_(False)
         inputs = X[:2].clone()
         before, state = copy.deepcopy(model), torch.get_rng_state()
-        tested = create_method(name, model, **FEW.get(name, {}))
+        tested = create_method(name, model, **tiny_models.FEW.get(name, {}))
         tested.attribute(inputs, 1)
         with pytest.raises(DaveError):
             tested.attribute(inputs, tiny_models.CLASSES)  # also not after an error
@@ -155,7 +145,7 @@ class TestOnAViT:
     def test_a_model_in_training_mode_is_refused(self, name):
         model = tiny_models.vit(proj_drop_rate=0.1).train()
         with pytest.raises(TrainingModeError):
-            create_method(name, model, **FEW.get(name, {})).attribute(X[:1], 1)
+            create_method(name, model, **tiny_models.FEW.get(name, {})).attribute(X[:1], 1)
 
 
 def assert_same(model: nn.Module, before: nn.Module) -> None:
@@ -248,10 +238,10 @@ class Small(nn.Module):
 @pytest.mark.parametrize("name", ON_A_VIT)
 def test_passes_too_large_for_memory_are_halved(name):
     small = Small(model_of("vit"), limit=1)
-    close(create_method(name, small, **FEW.get(name, {})).attribute(X, [0, 1, 2]), usual(name).attribution)
+    close(create_method(name, small, **tiny_models.FEW.get(name, {})).attribute(X, [0, 1, 2]), usual(name).attribution)
     assert small.refused <= 3  # 9 rows, 4, 2: learnt once, and not again in every chunk
     with pytest.raises(torch.OutOfMemoryError):
-        create_method(name, Small(small.model, limit=0), **FEW.get(name, {})).attribute(X, 1)
+        create_method(name, Small(small.model, limit=0), **tiny_models.FEW.get(name, {})).attribute(X, 1)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -281,7 +271,7 @@ def test_calls_leave_no_mark(name):
 def test_a_known_target_needs_no_pass_of_its_own(name):
     counting = Counting(model_of("vit"))
     paper = {"preset": "paper"} if name == "dave" else {}  # the default asks the clean image for more than its class
-    counting.run(create_method(name, counting, **FEW[name], **paper), X, 1)
+    counting.run(create_method(name, counting, **tiny_models.FEW[name], **paper), X, 1)
     of_clean_image = 3 if name == "dave" else 1
     assert counting.forth == (stated(METHODS[name].info.passes, "forward") - of_clean_image) * len(X)
 
@@ -380,7 +370,7 @@ def test_nothing_is_left_in_memory(name):
 @pytest.mark.parametrize("name", ON_A_VIT)
 def test_on_a_gpu(name):
     model = copy.deepcopy(model_of("vit")).cuda()
-    found = create_method(name, model, **FEW.get(name, {})).attribute(X.cuda(), [0, 1, 2])
+    found = create_method(name, model, **tiny_models.FEW.get(name, {})).attribute(X.cuda(), [0, 1, 2])
     assert found.device.type == "cuda"
     close(found.cpu(), usual(name).attribution, tolerance=1e-3)
 
@@ -414,7 +404,7 @@ def stated(passes: str, kind: str) -> int:
 @pytest.mark.parametrize("name", ON_A_VIT)
 def test_the_stated_cost_is_the_cost(name):
     counting = Counting(model_of("vit"))
-    counting.run(create_method(name, counting, **FEW.get(name, {})), X)
+    counting.run(create_method(name, counting, **tiny_models.FEW.get(name, {})), X)
     passes = METHODS[name].info.passes
     assert counting.forth == stated(passes, "forward") * len(X)
     if name not in ON_TOKENS - {"iia"}:  # these differentiate parts of the model, or propagate by hand

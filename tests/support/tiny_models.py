@@ -65,6 +65,16 @@ HIDING = {  # options of methods that hide parts of the image, for few passes
     "greedy": {"patch": 16, "rounds": 2},
     "mda": {"patch": 16},
 }
+FEW = {  # few samples and steps, so that the suite is quick
+    "dave": {"samples": 3},
+    "equivariant": {"samples": 3},
+    "integrated_gradients": {"steps": 4},
+    "smoothgrad": {"samples": 3},
+    "iia": {"steps": 2},
+    "beyond_intuition": {"steps": 2},
+    "expected_gradients": {"samples": 3},
+    **HIDING,
+}
 OF_THE_LOGIT = {  # options with which a class is explained by its logit, as a function of the logits can say it
     "dave": {"preset": "paper"},
     "finercam": {"strength": 0.0},

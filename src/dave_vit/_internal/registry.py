@@ -89,6 +89,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, T] = {}
+        self._libraries: dict[str, Callable[[str], T]] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that registers an object under ``name``."""
@@ -101,7 +102,19 @@ class Registry(Generic[T]):
 
         return add
 
+    def register_library(self, library: str) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
+        """Return a decorator for a function from NAME to the entry of ``library:NAME``; such entries are not listed."""
+
+        def add(find: Callable[[str], T]) -> Callable[[str], T]:
+            self._libraries[library] = find
+            return find
+
+        return add
+
     def __getitem__(self, name: str) -> T:
+        library, colon, inner = name.partition(":")
+        if colon and library in self._libraries:
+            return self._libraries[library](inner)
         if name not in self._entries:
             names = list(self._entries)
             hint = suggest_names(name, names) or f"; known: {', '.join(names)}"

@@ -103,6 +103,18 @@ def compute_logits(
         return read(model(inputs), len(inputs))
 
 
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode inside; afterwards each of its modules is in the mode that it was in."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, is_training in modes.items():
+            module.training = is_training
+
+
 def _no_path_error(mode: Interception) -> Exception:
     if mode.losses:
         last = " and ".join(mode.losses[-2:])  # the function that froze it, and the sum that took the rest along

@@ -23,7 +23,7 @@ def tap_blocks(model: nn.Module, batch: int, tap: Tap) -> Iterator[None]:
         tap: may return tokens that replace those of the block.
     """
     with ExitStack() as stack:
-        for paths, blocks in _block_lists(model):
+        for paths, blocks in list_blocks(model):
             hook = _block_hook(paths, batch, tap)
             for block in blocks:
                 stack.enter_context(block.register_forward_hook(hook))
@@ -52,7 +52,7 @@ def _is_tokens(value: Any, before: list[Tensor], batch: int) -> bool:
     return fits and all(value.shape == state.shape for state in before)
 
 
-def _block_lists(model: nn.Module) -> Iterator[tuple[list[str], list[nn.Module]]]:
+def list_blocks(model: nn.Module) -> Iterator[tuple[list[str], list[nn.Module]]]:
     """Yield lists of at least two modules of one class, with their paths; none inside of another."""
     inside: tuple[str, ...] = ()
     for path, module in model.named_modules():
