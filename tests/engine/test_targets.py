@@ -22,7 +22,7 @@ FEW = {
     "iia": {"steps": 2},
     **tiny_models.HIDING,
 }
-NAMES = [name for name in METHODS if name != "bcos"]
+NAMES = [name for name in METHODS if name not in ("bcos", "tam")]
 X = tiny_models.images(2)
 
 

@@ -19,16 +19,16 @@ from dave_vit.errors import DaveError, InputError, OptionError, TargetError, Tra
 from dave_vit.methods import Method
 
 NAMES = list(METHODS)
-# Methods on tokens need attention among all tokens of an image; bcos needs a B-cos model.
+# Methods on tokens need attention among all tokens of an image; bcos needs a B-cos model, tam words.
 ON_TOKENS = {"raw_attention", "rollout", "attention_flow", "chefer_lrp", "chefer_generic", "legrad", "iia", "tis"} | {
     "beyond_intuition",
     "mda",
 }
 REFUSED = {
-    "vit": {"bcos"},
-    "torchvision": {"bcos"},
-    "swin": {"bcos", "ablationcam", *ON_TOKENS},
-    "cnn": {"bcos", *ON_TOKENS},
+    "vit": {"bcos", "tam"},
+    "torchvision": {"bcos", "tam"},
+    "swin": {"bcos", "tam", "ablationcam", *ON_TOKENS},
+    "cnn": {"bcos", "tam", *ON_TOKENS},
 }
 ON_A_VIT = [name for name in NAMES if name not in REFUSED["vit"]]
 MODELS: dict[str, nn.Module] = {}

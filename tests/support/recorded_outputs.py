@@ -141,7 +141,7 @@ def cases() -> Iterator[tuple[str, Callable[[], Tensor]]]:
     from dave_vit import METHODS
 
     for name in METHODS:
-        if name != "bcos":
+        if name not in ("bcos", "tam"):  # tam explains words only
             yield f"method {name}", lambda name=name: method_output(name)
     yield "method bcos", lambda: method_output("bcos", "builtin-bcos")
     for preset in PRESETS:

@@ -34,13 +34,29 @@ class AttentionMatrix:
     module: str
 
 
+@dataclass(frozen=True)
+class TextDecoder:
+    """The part of a model that writes text: its attention is not among the patches of the image.
+
+    Attributes:
+        path: of the module in the model, such as "model.model.language_model".
+        image_tokens: positions of the image's patches in its sequence, row by row; empty where it attends to the image
+            from outside, or where its image tokens are no patches.
+    """
+
+    path: str
+    image_tokens: tuple[int, ...] = ()
+
+
 @dataclass
 class Observation:
     """Record of a forward pass.
 
     Attributes:
         model: what was run.
-        attention: the matrices, in the order in which they arose.
+        attention: the matrices, in the order in which they arose, without those of `decoder`.
+        decoder: the part that writes text, if any.
+        text: the matrices of `decoder`.
         maps: rows and columns of every feature map that a convolution made before the first of them.
         pooled: the last feature map ``[B, C, h, w]``, or tokens ``[B, C, N]``, that were averaged over all positions.
         logits: ``[B, classes]``, or what else was read, part of the graph.
@@ -48,9 +64,16 @@ class Observation:
 
     model: nn.Module
     attention: list[AttentionMatrix] = field(default_factory=list)
+    decoder: TextDecoder | None = None
+    text: list[AttentionMatrix] = field(default_factory=list)
     maps: list[tuple[int, int]] = field(default_factory=list)
     pooled: Tensor | None = None
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def matrices_of(self, module: str) -> list[AttentionMatrix]:
+        """Return the list that holds the attention of a module."""
+        is_text = self.decoder is not None and f"{module}.".startswith(f"{self.decoder.path}.")
+        return self.text if is_text else self.attention
 
 
 @contextmanager
@@ -77,11 +100,20 @@ def observe(
         ...     gradients = torch.autograd.grad(observed.logits[:, 207].sum(), matrices)
     """
     check_inputs(inputs)
-    observed = Observation(prepare_model(model))
+    observed = Observation(prepare_model(model), decoder=find_text_decoder(model))
     mode = Interception(_Observer(substitute_rules(rules), observed, len(inputs)).rules(), observed.model)
     with isolate_pass(inputs):
         _, observed.logits = forward(observed.model, inputs, mode, autocast, read)
         yield observed
+
+
+def find_text_decoder(model: nn.Module) -> TextDecoder | None:
+    """Return the ``text_decoder`` of a model, or of the model inside of it, with its path from the outermost."""
+    for name, module in model.named_modules():
+        decoder = vars(module).get("text_decoder")
+        if isinstance(decoder, TextDecoder):
+            return replace(decoder, path=f"{name}.{decoder.path}".lstrip("."))
+    return None
 
 
 class _Observer:
@@ -126,7 +158,8 @@ class _Observer:
             return value
         if value.ndim == 3:  # [B * heads, L, S]
             value = value.unflatten(0, (self.batch if len(value) % self.batch == 0 else len(value), -1))
-        self.observed.attention.append(AttentionMatrix(value, self.latest, call.mode.current_module()))
+        module = call.mode.current_module()
+        self.observed.matrices_of(module).append(AttentionMatrix(value, self.latest, module))
         return value.reshape(input.shape)
 
     def _packed(self, call: Call, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -134,7 +167,8 @@ class _Observer:
         if tokens is not None:
             query = key = value = tokens.transpose(0, 1)
         result = multi_head_attention(call, query, key, value, *args, **kwargs)
-        self.observed.attention[-1] = replace(self.observed.attention[-1], tokens=tokens)
+        matrices = self.observed.matrices_of(call.mode.current_module())
+        matrices[-1] = replace(matrices[-1], tokens=tokens)
         return result
 
     def _pooling(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.schema import check_choice
-from dave_vit.engine.observation import Observation
+from dave_vit.engine.observation import AttentionMatrix, Observation
 from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, OptionError, require_extra
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, token_graph, wide
+from dave_vit.methods.words import residual, roll_words
 
 Heads = Literal["mean", "max", "min"]
 
@@ -83,6 +84,9 @@ class RawAttention(TokenMethod):
 class Rollout(TokenMethod):
     """The product of all layers' attention, each averaged with the residual path.
 
+    For a word of an answer it is read out where the language model predicts the word, and rolled out through the
+    language model and the vision encoder.
+
     Args:
         model: a model with softmax attention among all tokens.
         heads: "mean", "max" or "min".
@@ -108,10 +112,16 @@ class Rollout(TokenMethod):
         self.heads, self.discard, self.start_layer = check_choice("heads", heads, _FUSE), discard, start_layer
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        if observed.decoder is not None and self.start_layer == 0:
+            return roll_words(observed, images, target, self._fuse)
         graph = token_graph(observed, images)
         matrices = from_layer(_fuse_heads(graph, self.heads), self.start_layer)
         kept = [_without_smallest(matrix, self.discard) for matrix in matrices]
         return _repeat_for_classes(rollout(kept, graph.readout()), graph, target)
+
+    def _fuse(self, layer: AttentionMatrix) -> Tensor:
+        """Return the attention of a layer over all heads, without its smallest entries: ``[b, L, S]``."""
+        return _without_smallest(_FUSE[self.heads](wide(layer)), self.discard)
 
 
 def from_layer(layers: list[Tensor], start: int) -> list[Tensor]:
@@ -125,12 +135,6 @@ def _without_smallest(matrix: Tensor, share: float) -> Tensor:
     flat = matrix.flatten(1)  # [b, N * N]
     smallest = flat.topk(int(share * flat.shape[1]), largest=False).indices
     return flat.scatter(1, smallest, 0.0).view_as(matrix)
-
-
-def residual(matrix: Tensor) -> Tensor:
-    """Return A + I with rows scaled to sum to one: ``[b, N, N]``."""
-    mixed = matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    return mixed / mixed.sum(-1, keepdim=True)
 
 
 def rollout(matrices: Sequence[Tensor], readout: Tensor) -> Tensor:

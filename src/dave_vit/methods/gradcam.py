@@ -13,12 +13,13 @@ from dave_vit._internal.schema import check_choice
 from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.observation import Observation, observe
 from dave_vit.engine.targets import Target
-from dave_vit.engine.token_layout import TokenLayout, guess_token_layout
+from dave_vit.engine.token_layout import guess_token_layout
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import Resolution, TokenMethod, explain_grids
+from dave_vit.methods.words import tokens_to_grid, vision_features
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
 """Function from slopes and features, both ``[b, D, h, w]``, to weights of the features."""
@@ -176,10 +177,12 @@ def weigh_features(observed: Observation, images: Tensor, scores: Tensor, weigh:
 
 def features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """Return a tensor of the graph, and a function that turns it or its gradient into a grid ``[b, D, h, w]``."""
+    if observed.decoder is not None:
+        return vision_features(observed, images)
     for attention in reversed(observed.attention):
         tokens, shape = attention.tokens, attention.matrix.shape
         if tokens is not None and tokens.shape[:2] == (len(images), shape[-1]) and shape[-2] == shape[-1]:
-            return tokens, partial(_tokens_to_grid, guess_token_layout(observed, shape[-1], images))
+            return tokens, partial(tokens_to_grid, guess_token_layout(observed, shape[-1], images))
     if observed.pooled is None:
         raise UnsupportedOperator(
             "class activation maps need attention among all tokens or features that are averaged for the head, and the "
@@ -188,7 +191,3 @@ def features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[T
     if observed.pooled.ndim == 4:
         return observed.pooled, lambda grid: grid
     return observed.pooled, guess_token_layout(observed, observed.pooled.shape[-1], images).to_grid
-
-
-def _tokens_to_grid(layout: TokenLayout, tokens: Tensor) -> Tensor:
-    return layout.to_grid(tokens.mT)  # [b, N, D] -> [b, D, h, w]

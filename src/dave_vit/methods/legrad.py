@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from dave_vit._internal.precision import working_dtype
 from dave_vit._internal.schema import check_choice
 from dave_vit.engine.forward import Read
-from dave_vit.engine.observation import AttentionMatrix, Observation
+from dave_vit.engine.observation import AttentionMatrix, Observation, find_text_decoder
 from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Target, class_logits
 from dave_vit.errors import OptionError, UnsupportedOperator, first_line
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.block_hooks import tap_blocks
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import TokenMethod, gradients, token_graph
+from dave_vit.methods.tokens import TokenMethod, gradients, refuse_words, token_graph
 
 Readout = Literal["model", "cls", "mean"]
 
@@ -60,6 +60,8 @@ class LeGrad(TokenMethod):
         self.readout = check_choice("readout", readout, _READOUTS)
 
     def _subject(self, target: Target) -> nn.Module:
+        if find_text_decoder(self.model) is not None:
+            raise refuse_words()
         return Layered(getattr(self.model, "_orig_mod", self.model), _READOUTS[self.readout], target.read)
 
     def _read(self, target: Target) -> Read:

@@ -70,6 +70,8 @@ def wide(attention: AttentionMatrix) -> Tensor:
 
 def token_graph(observed: Observation, images: Tensor) -> TokenGraph:
     """Return the attention of a plain Vision Transformer; raise UnsupportedOperator with a reason for other models."""
+    if observed.decoder is not None:
+        raise refuse_words()
     if not observed.attention:
         raise _refusal("it has no softmax attention")
     sizes = [tuple(each.matrix.shape[-2:]) for each in observed.attention]
@@ -92,6 +94,14 @@ def token_graph(observed: Observation, images: Tensor) -> TokenGraph:
 
 def _format_sizes(sizes: list[tuple[int, ...]]) -> str:
     return ", ".join(f"{queries}x{keys}" for queries, keys in sorted(set(sizes)))
+
+
+def refuse_words() -> UnsupportedOperator:
+    """Return the error of methods that explain no words."""
+    return UnsupportedOperator(
+        "this method reads out the tokens of one image, and here a language model reads them; use dave, attn_lrp, "
+        "gradcam, rollout or tam, which explain words"
+    )
 
 
 def _refusal(why: str) -> UnsupportedOperator:

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from dave_vit.data.images import to_rgb
+from dave_vit.engine.observation import TextDecoder
 from dave_vit.engine.scores import Token, Word
 from dave_vit.errors import InputError, OptionError
 from dave_vit.models.adapter import Preprocessing
@@ -150,6 +151,7 @@ class AnsweredPrompt(TaskModel):
         tokens: of the answer.
         words: of the answer.
         token_ids: of the prompt and the answer, ``[1, L]``.
+        text_decoder: the language model, with the places of the image in its sequence.
     """
 
     def __init__(
@@ -176,6 +178,7 @@ class AnsweredPrompt(TaskModel):
         super().__init__(bound, generator.preprocessing, [], task=task, spec=generator.spec, traits=generator.traits)
         self.inputs, self.tokens, self.words = inputs, tuple(int(token) for token in tokens), words
         self.token_ids = token_ids
+        self.text_decoder = _find_decoder(model, token_ids)
         self.prepare = generator.prepare
         self.tokenizer, self._arguments = generator.tokenizer, (generator, inputs, image_inputs, text_inputs)
 
@@ -215,10 +218,27 @@ class AnsweredPrompt(TaskModel):
         scores = [self.score(word) for word in range(len(self.words))]
         return [math.exp(float(chances[list(one.positions), list(one.tokens)].sum())) for one in scores]
 
+    def compute_all_logits(self, images: Tensor) -> Tensor:
+        """Return the logits ``[B, L, vocabulary]`` at all tokens, those of the image too; models may skip these."""
+        bound: Any = self.model
+        constants = {name: 0 if name == "logits_to_keep" else value for name, value in bound.constants.items()}
+        logits: Tensor = with_inputs(bound.model, bound.explained, **constants)(images).logits
+        return logits
+
     @property
     def answer(self) -> str:
         """The text of the answer."""
         return str(self.tokenizer.decode(self.tokens)).strip()
+
+
+def _find_decoder(model: Any, token_ids: Tensor) -> TextDecoder:
+    """Return the language model inside of a model of transformers; all of it where there is no part that writes."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    name = next((name for name, module in model.named_modules() if module is decoder), "")
+    image_token = getattr(model.config, "image_token_id", None)
+    is_patch = image_token is not None and not hasattr(model.config, "qformer_config")
+    places = [place for place, token in enumerate(token_ids[0].tolist()) if is_patch and token == image_token]
+    return TextDecoder(f"model.model.{name}".rstrip("."), tuple(places))
 
 
 def _word_score(word: AnswerWord, tokens: Sequence[int]) -> Word:

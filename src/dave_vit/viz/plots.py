@@ -75,6 +75,7 @@ STYLES = {
     "vit_cx": MethodStyle("ViT-CX", _PINK, "-.", "D"),
     "mda": MethodStyle("MDA", _PINK, "-", "P"),
     "tis": MethodStyle("TIS", _PINK, "--", "v"),
+    "tam": MethodStyle("TAM", _PINK, ":", "d"),
     "greedy": MethodStyle("greedy order", _BLACK, "--", "d"),
     "input_x_gradient": MethodStyle("input x gradient", _GREY, ":", "s"),
     "random": MethodStyle("random", _GREY, "--", "x"),

@@ -1,0 +1,125 @@
+"""Words of an answer in methods on tokens: where a language model predicts them, and where it has the image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dave_vit.engine.observation import AttentionMatrix, Observation, TextDecoder
+from dave_vit.engine.scores import Token, Word
+from dave_vit.engine.targets import ScoreSet, Target
+from dave_vit.engine.token_layout import TokenLayout, find_token_grid
+from dave_vit.errors import OptionError, UnsupportedOperator
+
+
+def words_of(target: Target) -> list[Word]:
+    """Return the words of a target; raise OptionError for a target that is none."""
+    words = []
+    for part in target.score.parts if isinstance(target.score, ScoreSet) else [target.score]:
+        if isinstance(part, Token):
+            part = Word((part.token,), (part.position,))
+        if not isinstance(part, Word):
+            raise OptionError("this method explains words of an answer here; give the score of a word or a token")
+        words.append(part)
+    return words
+
+
+def image_layout(decoder: TextDecoder | None, images: Tensor) -> TokenLayout:
+    """Return the grid of the image's tokens in the language model; raise UnsupportedOperator where they have none."""
+    tokens = () if decoder is None else decoder.image_tokens
+    grid = find_token_grid(len(tokens), images.shape[-2:])
+    if grid is None or math.prod(grid) != len(tokens):
+        raise UnsupportedOperator(
+            f"the language model has {len(tokens)} image tokens, which are no grid of patches; use dave or attn_lrp, "
+            "which follow the pixels"
+        )
+    return TokenLayout(grid, 0)
+
+
+def vision_features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Return the tokens of the last vision layer that a word depends on, and a function that arranges them in a grid.
+
+    Where the vision encoder packs its tokens, these are the image's tokens as they enter the language model.
+    """
+    for attention in reversed(_used_layers(observed)):
+        tokens, shape = attention.tokens, attention.matrix.shape
+        grid = find_token_grid(shape[-1], images.shape[-2:], observed.maps) if observed.maps else None
+        if tokens is not None and tokens.shape[:2] == (len(images), shape[-1]) and shape[-2] == shape[-1] and grid:
+            return tokens, partial(tokens_to_grid, TokenLayout(grid, shape[-1] - math.prod(grid)))
+    layout = image_layout(observed.decoder, images)
+    assert observed.decoder is not None
+    tokens, places = observed.text[0].tokens, list(observed.decoder.image_tokens)
+    assert tokens is not None
+    return tokens, lambda values: tokens_to_grid(layout, values[:, places])
+
+
+def tokens_to_grid(layout: TokenLayout, tokens: Tensor) -> Tensor:
+    """Arrange tokens ``[b, N, D]`` as features ``[b, D, h, w]``."""
+    return layout.to_grid(tokens.mT)
+
+
+def _used_layers(observed: Observation) -> list[AttentionMatrix]:
+    """Return the attention of the vision encoder on which the scores depend: some models skip the last layers."""
+    if not observed.attention:
+        return []
+    matrices = [layer.matrix for layer in observed.attention]
+    slopes = torch.autograd.grad(observed.logits.sum(), matrices, retain_graph=True, allow_unused=True)
+    return [layer for layer, slope in zip(observed.attention, slopes, strict=True) if slope is not None]
+
+
+def residual(matrix: Tensor) -> Tensor:
+    """Return A + I with rows scaled to sum to one: ``[b, N, N]``."""
+    mixed = matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return mixed / mixed.sum(-1, keepdim=True)
+
+
+def roll_words(
+    observed: Observation, images: Tensor, target: Target, fuse: Callable[[AttentionMatrix], Tensor]
+) -> Tensor:
+    """Roll attention out from each word, through the language model and the vision encoder: grids ``[b, K, h, w]``.
+
+    Attention to an image outside of the sequence is averaged with the residual path, as all attention is. The vision
+    encoder takes part if its tokens are those that the language model has or attends to.
+
+    Args:
+        observed: a pass with attention of a language model.
+        images: ``[b, C, H, W]``.
+        target: K words.
+        fuse: from a layer to its attention over all heads, ``[b, L, S]``.
+    """
+    words, length = words_of(target), observed.text[-1].matrix.shape[-2]
+    row = images.new_zeros(len(images), len(words), length)
+    for index, word in enumerate(words):
+        for position in word.positions:
+            row[:, index, position] += 1 / len(word.positions)
+    outside: Tensor | None = None
+    for layer in reversed(observed.text):
+        attention = fuse(layer).to(row)
+        if attention.shape[-1] == length:
+            row = row @ residual(attention)
+        else:
+            row = row / (attention.sum(-1) + 1).unsqueeze(1)
+            read = row @ attention
+            outside = read if outside is None else outside + read
+    places = list(observed.decoder.image_tokens) if observed.decoder is not None else []
+    return _roll_vision(observed, images, row[..., places] if outside is None else outside, fuse)
+
+
+def _roll_vision(
+    observed: Observation, images: Tensor, row: Tensor, fuse: Callable[[AttentionMatrix], Tensor]
+) -> Tensor:
+    """Roll weights of image tokens ``[b, K, N]`` out through the vision encoder, and arrange them in its grid."""
+    layers = [layer for layer in _used_layers(observed) if layer.matrix.shape[-2] == layer.matrix.shape[-1]]
+    sizes = {(len(layer.matrix), layer.matrix.shape[-1]) for layer in layers}
+    batch, tokens = sizes.pop() if len(sizes) == 1 else (0, 0)
+    grid = find_token_grid(tokens, images.shape[-2:], observed.maps) if observed.maps else None
+    if grid is None or batch != len(images) or row.shape[-1] not in (tokens, math.prod(grid)):
+        return image_layout(observed.decoder, images).to_grid(row)
+    row = torch.nn.functional.pad(row, (tokens - row.shape[-1], 0))  # class and register tokens that were dropped
+    for layer in reversed(layers):
+        row = row @ residual(fuse(layer).to(row))
+    return TokenLayout(grid, tokens - math.prod(grid)).to_grid(row)
