@@ -72,6 +72,7 @@ class Interception(TorchFunctionMode):
         self.rules = rules
         self.model = model
         self.constants: list[tuple[str, str, Tensor]] | None = [] if record_constants else None
+        self._is_nonzero: list[Tensor] = []  # for each of the constants
         self.losses: list[str] = []
         self.functions: dict[str, int] = {}  # how often each was called with a carrier
         self.draws = RandomDraws()
@@ -246,11 +247,16 @@ class Interception(TorchFunctionMode):
             return value
         # Padding with -inf before a max-pool: such an entry is never selected, and inf - inf would spoil the value.
         added = added.detach().masked_fill(~added.isfinite(), 0)
-        if not added.any():
-            return value
+        self._is_nonzero.append(added.any())
         leaf = added.expand_as(value).clone().requires_grad_()
         self.constants.append((self.current_module(), function, leaf))
         return value + (leaf - leaf.detach())  # adds zero, but with a derivative
+
+    def drop_zero_constants(self) -> None:
+        """Remove constants that are zero; all at once after the pass, so that the host waits for the device once."""
+        if self.constants:
+            flags = torch.stack([flag.to(self._is_nonzero[0].device) for flag in self._is_nonzero]).tolist()
+            self.constants = [constant for constant, flag in zip(self.constants, flags, strict=True) if flag]
 
     def location(self, error: BaseException | None = None) -> str:
         """Return the innermost module of the model on the call stack, or where an error arose, as a phrase; or ""."""

@@ -71,6 +71,7 @@ class Target:
         weights: ``[B, K, classes]`` of the logits that are subtracted; None without a contrast, or if not yet resolved.
         has_class_axis: whether the caller gave classes ``[B, K]`` or a ``ScoreSet``: only then do public results have
             the K axis.
+        classes: how many classes the model has of which the indices are known to be; None if they were not checked.
     """
 
     indices: Tensor | None = None
@@ -79,6 +80,7 @@ class Target:
     against: Opponents | None = None
     weights: Tensor | None = None
     has_class_axis: bool = False
+    classes: int | None = None
 
     @classmethod
     def of(cls, target: TargetLike, batch: int, names: Sequence[str] | None = None) -> Target:
@@ -133,9 +135,9 @@ class Target:
         if self.score is not None:
             return self
         indices = logits.detach().argmax(1, keepdim=True) if self.indices is None else self.indices.to(logits.device)
-        if self.indices is not None:
+        if self.indices is not None and self.classes != logits.shape[1]:  # once: the host waits for the device
             _check_range("target", indices, logits.shape[1])
-        resolved = replace(self, indices=indices)
+        resolved = replace(self, indices=indices, classes=logits.shape[1])
         if self.weights is not None or not self.has_contrast:
             return resolved
         return replace(resolved, weights=resolved._contrast_weights(logits, indices))
@@ -305,7 +307,7 @@ def _parse_opponents(against: Any, target: Target, batch: int, names: Sequence[s
 
 
 def _check_range(name: str, indices: Tensor, classes: int) -> None:
-    low, high = int(indices.min()), int(indices.max())
+    low, high = torch.stack(indices.aminmax()).tolist()
     if low < 0 or high >= classes:
         raise TargetError(
             f"{name} {low if low < 0 else high} is out of range; the model has classes 0 to {classes - 1}"

@@ -144,7 +144,8 @@ def spread_evenly(grid: Tensor, size: tuple[int, int]) -> Tensor:
     shares = []
     for extent, pixels in zip(grid.shape[-2:], size, strict=True):
         place = torch.arange(pixels, device=grid.device) * extent // pixels
-        shares.append((place, torch.bincount(place, minlength=extent)))
+        starts = (torch.arange(extent + 1, device=grid.device) * pixels + extent - 1) // extent
+        shares.append((place, starts.diff()))
     (row, high), (column, wide) = shares
     return (grid / (high[:, None] * wide))[..., row, :][..., column]
 

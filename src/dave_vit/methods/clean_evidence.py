@@ -73,7 +73,8 @@ class _Chunk:
 def _evidence(method: Method, chunk: _Chunk, rules: RuleSet) -> Tensor:
     """Return maps of pixels and of constants by one rule set, ``[b, K, 2, H, W]``."""
     images, target = chunk.images, chunk.target
-    compute = partial(gradient, method.model, images, target, rules=rules, autocast=method.autocast)
+    run = getattr(method.model, "_orig_mod", method.model)  # the images were checked already
+    compute = partial(gradient, method.model, images, target, rules=rules, autocast=method.autocast, run=run)
     if images.ndim > 4:  # where a constant acts in a clip is not known
         pixels = (compute().weight * images.unsqueeze(1)).sum(-3)
         return torch.stack([pixels, torch.zeros_like(pixels)], -3)

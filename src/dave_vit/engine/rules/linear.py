@@ -26,6 +26,8 @@ def _compute_constant(call: Call, args: Any, kwargs: Any) -> Any:
     if call.name == "linear" and len(args) > 1 and not args[1].requires_grad:
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
         return None if bias is None else _zero_carriers(bias)
+    if call.name in ("add", "sub") and all(isinstance(term, Tensor) and term.requires_grad for term in args):
+        return None  # as the two terms of a residual connection
     return call.func(*_zero_carriers(args), **_zero_carriers(kwargs))
 
 
