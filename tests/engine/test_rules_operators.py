@@ -60,6 +60,30 @@ class TestPower:
         assert weight.flatten()[5] == pytest.approx(float((images.flatten()[5] > 0) / scale))
 
 
+class TestSolve:
+    """The solution of A X = B is linear in B; A, an operator, is held (gated delta attention)."""
+
+    @pytest.mark.parametrize("triangular", [True, False])
+    def test_it_is_the_product_with_the_inverse(self, images, triangular):
+        def solved(x):
+            system = (x @ x.mT).softmax(-1).tril() + torch.eye(4, dtype=x.dtype)
+            right = 2 * x + 1
+            if triangular:
+                return torch.linalg.solve_triangular(system, right, upper=False)
+            return torch.linalg.solve(system, right)
+
+        system = (images @ images.mT).softmax(-1).tril() + torch.eye(4, dtype=images.dtype)
+        expected = torch.zeros_like(images)
+        expected[0, 1, :, 2] = 2 * system.inverse()[0, 1, 3]  # of the number at [1, 3, 2]
+        torch.testing.assert_close(effective_transformation(Fn(solved), images, 30), expected)
+        assert conservation_gap(Fn(solved), images) < 1e-12
+
+    def test_a_system_alone_is_no_carrier(self, images):
+        right = torch.ones(4, 1, dtype=images.dtype)
+        with pytest.raises(UnsupportedOperator):
+            effective_transformation(Fn(lambda x: torch.linalg.solve(x + 9 * torch.eye(4), right)), images, 0)
+
+
 class TestInPlaceSelections:
     @pytest.mark.parametrize("function", [F.leaky_relu_, F.relu_, torch.abs_, nn.LeakyReLU(inplace=True)])
     def test_the_derivative_is_that_of_the_input(self, images, function):

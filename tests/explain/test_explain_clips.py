@@ -40,7 +40,7 @@ def animation(tmp_path):
     return tmp_path / "clip.gif"
 
 
-@pytest.mark.parametrize("family", ["VideoMAE", "TimeSformer", "ViViT"])
+@pytest.mark.parametrize("family", ["VideoMAE", "TimeSformer", "ViViT", "V-JEPA 2"])
 def test_a_mark_is_found_in_its_frames_and_in_its_corner(family, tmp_path):
     model = load_model(f"hf:{task_folders.save(family, tmp_path)}")
     inputs = model.clip(frames(model.frames))

@@ -23,7 +23,7 @@ QUICK = ("YOLOS", "SegFormer, segmentation", "DPT", "SAM with a point")
 STILL = [
     family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
     for family in task_folders.PIXELS
-    if family not in ("VideoMAE", "TimeSformer", "ViViT")
+    if family not in ("VideoMAE", "TimeSformer", "ViViT", "V-JEPA 2")
 ]
 WIDTH, HEIGHT, MARK = 120, 80, 32
 

@@ -38,6 +38,7 @@ PIXELS: dict[str, tuple[str, dict[str, Any]]] = {
     "VideoMAE": ("VideoMAEImageProcessor", {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}),
     "TimeSformer": ("VideoMAEImageProcessor", {**_SQUARE, "do_center_crop": False}),
     "ViViT": ("VivitImageProcessor", {**_SQUARE, "do_center_crop": False}),
+    "V-JEPA 2": ("VJEPA2VideoProcessor", {**_SQUARE, "do_center_crop": False}),
 }
 
 

@@ -239,6 +239,10 @@ def _normalize(func: Any, values: _Values, x: Any, p: float = 2.0, dim: int = 1,
     return values.live(x) / values.at(x).norm(p, dim, keepdim=True).clamp_min(eps)
 
 
+def _solve(func: Any, values: _Values, system: Any, right: Any, **kwargs: Any) -> Any:
+    return func(values.at(system), values.live(right), **kwargs)
+
+
 def _attention(func: Any, values: _Values, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     """Run fused attention, which is linear in its values."""
     return func(values.at(query), values.at(key), values.live(value), *values.at(args), **values.at(kwargs))
@@ -271,6 +275,7 @@ _FORMS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(names_of_kind(OperatorKind.ACTIVATION), _gate),
     **dict.fromkeys(["pow", "square"], _power),
     **dict.fromkeys(["var_mean", "std_mean"], _mean_and_spread),
+    **dict.fromkeys(["linalg_solve", "linalg_solve_triangular"], _solve),
     "div": _first,
     "diff": _first,
     "glu": _glu,

@@ -36,6 +36,8 @@ class Float64Mode(TorchFunctionMode):
         if name == "scaled_dot_product_attention" and any(t.dtype == torch.float64 for t in tensors((args, kwargs))):
             args, kwargs = map_tensors(_widen, (args, kwargs))  # see AttentionArguments.bind
         casts = name == "float"
+        if casts and not args[0].is_floating_point():
+            return args[0].double()
         if not casts and not any(value is torch.float32 for value in (*args, *kwargs.values())):
             return func(*args, **kwargs)  # nearly all calls
         if any(tensor.dtype == torch.float64 for tensor in tensors((args, kwargs))):

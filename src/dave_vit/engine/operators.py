@@ -132,6 +132,7 @@ _enter(
 )
 _enter("diff", linear.difference)
 _enter("var_mean std_mean", linear.mean_and_spread)
+_enter("linalg_solve linalg_solve_triangular", linear.solve)
 _enter("lerp", linear.linear_combination)
 _enter("__setitem__", linear.set_item)
 _enter("copy", linear.copy_into)

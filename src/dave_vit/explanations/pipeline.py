@@ -21,8 +21,10 @@ from dave_vit.explanations.gallery import Gallery
 from dave_vit.explanations.output_files import OutputFolder
 from dave_vit.explanations.scores import BoxesExplanation, explain_boxes, refine_score
 from dave_vit.explanations.sentences import refine_sentence
+from dave_vit.explanations.sounds import refine_sound
 from dave_vit.explanations.words import refine_words
 from dave_vit.models import Adapter
+from dave_vit.models.audio import AudioModel
 from dave_vit.models.prompted import PromptedModel, TextDetector
 from dave_vit.models.tasks import NamedScore, TaskModel
 from dave_vit.models.text_generation import TextGenerator
@@ -182,6 +184,10 @@ def _explain_clip(explainer: Explainer, source: str, question: Question) -> Iter
     yield _target_label(question), [*refine_clip(explainer, source, question.target or "top1")]
 
 
+def _explain_sound(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
+    yield _target_label(question), [*refine_sound(explainer, source, question.target or "top1")]
+
+
 def _explain_sentence(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
     assert isinstance(explainer.model, ZeroShotAdapter)
     yield question.prompt or "", [*refine_sentence(explainer, read_image(source), explainer.model)]
@@ -210,6 +216,7 @@ def _explain_boxes(explainer: Explainer, source: str, question: Question) -> Ite
 KINDS = {
     "classes": ExplanationKind("classes", ("target",), _explain_classes, has_tiles=True),
     "clip": ExplanationKind("a clip", ("target",), _explain_clip),
+    "sound": ExplanationKind("a sound", ("target",), _explain_sound),
     "sentence": ExplanationKind("a sentence", ("prompt",), _explain_sentence),
     "words": ExplanationKind("words", ("prompt", "words", "answer"), _explain_words),
     "score": ExplanationKind("a score", ("score", "prompt"), _explain_score),
@@ -221,6 +228,8 @@ def _find_kind(model: Adapter, question: Question) -> ExplanationKind:
     """Return the kind of explanation that a question means for a model."""
     if isinstance(model, VideoModel):
         return KINDS["clip"]
+    if isinstance(model, AudioModel):
+        return KINDS["sound"]
     if question.score is not None:
         return KINDS["score"]
     if isinstance(model, TextGenerator):

@@ -1,11 +1,12 @@
-"""Detectors and segmentation models of transformers in which more is held than attention matrices.
+"""Models of transformers in which more is held than attention matrices.
 
 - A mask is the product of a query's embedding with the features of all pixels, and OWL-ViT multiplies all patches by
   the class token. Both factors depend on the image: the query and the class token are frozen, as an attention matrix
   is; pixels and patches carry.
 - Attention of the image over constants (learned queries, a text) is a frozen matrix times constants: a constant. So is
   the quality that D-FINE adds to its logits, which is made of probabilities.
-- A limit to a range is a gate.
+- Qwen3.5's linear attention solves a system for its values, which carry, and for its keys, which are frozen.
+- A limit to a range is a gate. So is the activation of Pix2Struct, which is written out in several functions.
 - Some detectors detach what they go on with, for their training; they are explained as if they did not.
 
 The values are the model's own.
@@ -72,6 +73,19 @@ def _keep_likeliest(pixels: Tensor, input: Tensor, *args: Any, **kwargs: Any) ->
     return (values * (1 + _carry_zero(pixels, values)) if depends_on_input(values) else values), indices
 
 
+def _solve(pixels: Tensor, system: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
+    """Return the solution for values, the first one of a system; the second one is for keys and frozen."""
+    solution: Tensor = torch.linalg.solve_triangular(system, right, **kwargs)
+    is_second, system._dave_is_solved = hasattr(system, "_dave_is_solved"), True  # type: ignore[attr-defined]
+    return solution.detach() if is_second else solution
+
+
+def _multiply_by_gate(pixels: Tensor, gate: Tensor, other: Any) -> Tensor:
+    """Return a product; of two carriers the first is a gate, made by an activation that is written out."""
+    is_gate = gate.requires_grad and isinstance(other, Tensor) and other.requires_grad
+    return torch.mul(gate.detach() if is_gate else gate, other)
+
+
 def _carry_zero(pixels: Tensor, like: Tensor) -> Tensor:
     """Return zeros ``[B, 1, ...]`` that count as linear in the image."""
     return 0 * pixels.flatten(1).sum(1).reshape(-1, *[1] * (like.ndim - 1))
@@ -84,6 +98,7 @@ _CONSTANTS: Replacements = {
     F.scaled_dot_product_attention: _attend,
     F.multi_head_attention_forward: _attend_with_heads,
 }
+_KEYS: Replacements = {torch.linalg.solve_triangular: _solve}
 _LIMITS: Replacements = {Tensor.clamp: _limit}
 REPLACEMENTS: dict[str, Replacements] = {
     **dict.fromkeys(("mask2former", "maskformer", "eomt", "eomt_dinov3"), _MASKS),
@@ -92,6 +107,8 @@ REPLACEMENTS: dict[str, Replacements] = {
     **dict.fromkeys(("rt_detr", "rt_detr_v2"), _DETACHED),
     "d_fine": {**_DETACHED, **_LIMITS, Tensor.topk: _keep_likeliest},
     "rf_detr": {**_DETACHED, **_CONSTANTS},
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), _KEYS),
+    "pix2struct": {Tensor.mul: _multiply_by_gate},
     "sam3": {**_MASKS, **_CONSTANTS, **_LIMITS},
 }
 """By the type of the model."""
@@ -120,13 +137,20 @@ class FrozenFactors(nn.Module):
     def __init__(self, model: Any, replacements: Replacements) -> None:
         super().__init__()
         self.model, self.replacements = model, replacements
-        self.config, self.traits = model.config, traits_of(model)
+        self.traits = traits_of(model)
         self.train(model.training)
 
-    def forward(self, pixel_values: Tensor, **others: Any) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the model, such as its configuration."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("model"), name)
+
+    def forward(self, pixel_values: Tensor, **kwargs: Any) -> Any:
         """Return the model's output."""
         with _Replace(self.replacements, pixel_values):
-            return self.model(pixel_values=pixel_values, **others)
+            return self.model(pixel_values=pixel_values, **kwargs)
 
 
 def freeze_factors(model: Any) -> Any:

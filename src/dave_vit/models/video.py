@@ -18,7 +18,10 @@ from dave_vit.models.traits import Traits
 
 def _process_frame(processor: Any, image: Image.Image) -> Tensor:
     """Preprocess one frame as the processor of clips does."""
-    pixels: Tensor = processor([image], return_tensors="pt")["pixel_values"]  # [1, 1, C, H, W]
+    if type(processor).__name__.endswith("VideoProcessor"):  # V-JEPA 2
+        pixels: Tensor = processor([[image]], return_tensors="pt")["pixel_values_videos"]
+    else:
+        pixels = processor([image], return_tensors="pt")["pixel_values"]  # [1, 1, C, H, W]
     return pixels[0, 0]
 
 
@@ -51,7 +54,7 @@ class VideoModel(Adapter):
     ) -> None:
         frame = Preprocessing(partial(_process_frame, processor), *_colours(processor))
         super().__init__(model, frame, class_names, spec=spec, traits=traits)
-        self.frames = int(model.config.num_frames)
+        self.frames = int(getattr(model.config, "num_frames", None) or model.config.frames_per_clip)  # V-JEPA 2
 
     def clip(self, frames: Sequence[Image.Image]) -> Tensor:
         """Preprocess each frame by itself, ``[1, T, C, H, W]`` on the model's device."""

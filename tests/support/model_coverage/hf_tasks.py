@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.scores import Query, Region, Value
+from dave_vit.models.audio import AudioModel
 from dave_vit.models.families.hf import import_transformers as package
 from dave_vit.models.frozen_factors import freeze_factors
 from dave_vit.models.inputs import with_inputs
@@ -25,6 +26,10 @@ OWN_BACKBONE = {"use_timm_backbone": False, "use_pretrained_backbone": False, "b
 _HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
 DETR = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "num_queries": 5, **_HEADS}
 _VIDEO = {"num_frames": _FRAMES, "image_size": 64}
+_JEPA = {"crop_size": 64, "frames_per_clip": _FRAMES, "hidden_size": 32, "num_attention_heads": 2}
+_JEPA |= {"num_hidden_layers": 2, "num_pooler_layers": 1, "mlp_ratio": 2}
+_JEPA |= {"pred_hidden_size": 32, "pred_num_attention_heads": 2, "pred_num_hidden_layers": 1}
+_SOUND = {**PLAIN, "max_length": 64, "num_mel_bins": 32, "num_labels": LABELS}
 _DEEP = {**VIT, "num_hidden_layers": 4}
 _FUSED = {"neck_hidden_sizes": [16] * 4, "fusion_hidden_size": 16}
 _QUARTER = (0.0, 0.0, 0.5, 0.5)
@@ -172,7 +177,13 @@ _CLIPS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("VideoMAE", "VideoMAE", {**VIT, **_VIDEO, "tubelet_size": 2}),
     ("TimeSformer", "Timesformer", {**VIT, **_VIDEO}),
     ("ViViT", "Vivit", {**PLAIN, **_VIDEO, "tubelet_size": [2, 16, 16]}),
+    ("V-JEPA 2", "VJEPA2", _JEPA),
 )
+
+
+def _build_sound() -> nn.Module:
+    model = package().ASTForAudioClassification(package().ASTConfig(**_SOUND))
+    return AudioModel(model, None, [], spec="ast")
 
 
 def entry(family: str, name: str, config: Callable[[], Any], more: dict[str, Any]) -> Entry:
@@ -193,4 +204,5 @@ def entries() -> list[Entry]:
         )
         for family, name, values in _CLIPS
     ]
-    return [*(entry(*task) for task in _TASKS), *clips]
+    sound = Entry("transformers", "AST", "ASTForAudioClassification", _build_sound, (32, 64), channels=1)
+    return [*(entry(*task) for task in _TASKS), *clips, sound]

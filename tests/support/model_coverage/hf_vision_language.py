@@ -44,7 +44,7 @@ def ask(images: int, **more: Any) -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **more}
 
 
-def _kinds(images: int, name: str, *, framed: bool = False) -> dict[str, Any]:
+def kinds(images: int, name: str, *, framed: bool = False) -> dict[str, Any]:
     """Return the inputs of a model that is told which tokens are of the image."""
     ids = prompt(images, framed=framed)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), name: (ids == IMAGE).int(), "use_cache": False}
@@ -189,18 +189,18 @@ def _repeat_image(pixels: Tensor) -> dict[str, Tensor]:
 
 def _build_packed(name: str, config: Callable[[], Any], attention: str) -> nn.Module:
     """A model that takes the patches of all images in one row."""
-    asked = _kinds(4, "mm_token_type_ids", framed=True)
+    asked = kinds(4, "mm_token_type_ids", framed=True)
     return with_inputs(built(name, config, attention), PackedPatches(), **asked)
 
 
 Build = Callable[[str, Callable[[], Any], str], nn.Module]
 
 
-def _with(**constants: Any) -> Build:
-    return partial(_build_asked, constants)
+def build_with(**constants: Any) -> Build:
+    return partial(build_asked, constants)
 
 
-def _build_asked(constants: dict[str, Any], name: str, config: Callable[[], Any], attention: str) -> nn.Module:
+def build_asked(constants: dict[str, Any], name: str, config: Callable[[], Any], attention: str) -> nn.Module:
     return built(name, config, attention, **constants)
 
 
@@ -209,32 +209,32 @@ _FOUR = ask(4, use_cache=False)
 _ARCHITECTURES: tuple[tuple[str, str, Callable[[], Any], Build, int], ...] = (
     ("Qwen3-VL", "Qwen3VLForConditionalGeneration", _qwen3, _build_packed, 56),
     ("GLM-4V", "Glm4vForConditionalGeneration", _glm, _build_packed, 56),
-    ("Gemma 3", "Gemma3ForConditionalGeneration", _gemma3, _with(**_kinds(4, "token_type_ids")), 64),
-    ("InternVL 3", "InternVLForConditionalGeneration", _internvl, _with(**_FOUR), 64),
+    ("Gemma 3", "Gemma3ForConditionalGeneration", _gemma3, build_with(**kinds(4, "token_type_ids")), 64),
+    ("InternVL 3", "InternVLForConditionalGeneration", _internvl, build_with(**_FOUR), 64),
     ("LLaVA-NeXT", "LlavaNextForConditionalGeneration", _llava_next, _build_tiled, 64),
     ("LLaVA-OneVision", "LlavaOnevisionForConditionalGeneration", _onevision, _build_tiled, 64),
-    ("Mistral 3", "Mistral3ForConditionalGeneration", _mistral3, _with(**_FOUR, **_SIZES), 64),
-    ("Pixtral", "LlavaForConditionalGeneration", _pixtral, _with(**ask(16, use_cache=False), **_SIZES), 64),
-    ("Aya Vision", "AyaVisionForConditionalGeneration", _aya, _with(**_FOUR), 64),
-    ("Ovis 2", "Ovis2ForConditionalGeneration", _ovis2, _with(**_FOUR), 64),
+    ("Mistral 3", "Mistral3ForConditionalGeneration", _mistral3, build_with(**_FOUR, **_SIZES), 64),
+    ("Pixtral", "LlavaForConditionalGeneration", _pixtral, build_with(**ask(16, use_cache=False), **_SIZES), 64),
+    ("Aya Vision", "AyaVisionForConditionalGeneration", _aya, build_with(**_FOUR), 64),
+    ("Ovis 2", "Ovis2ForConditionalGeneration", _ovis2, build_with(**_FOUR), 64),
     (
         "Florence-2",
         "Florence2ForConditionalGeneration",
         _florence2,
-        _with(**ask(65, use_cache=False), decoder_input_ids=torch.tensor([[2, 5, 6]])),
+        build_with(**ask(65, use_cache=False), decoder_input_ids=torch.tensor([[2, 5, 6]])),
         64,
     ),
     (
         "InstructBLIP",
         "InstructBlipForConditionalGeneration",
         _instruct,
-        _with(**_FOUR, qformer_input_ids=_QUESTION["input_ids"]),
+        build_with(**_FOUR, qformer_input_ids=_QUESTION["input_ids"]),
         64,
     ),
-    ("Kosmos-2", "Kosmos2ForConditionalGeneration", _kosmos2, _with(**_kinds(4, "image_embeds_position_mask")), 64),
-    ("GIT", "GitForCausalLM", _git, _with(**_QUESTION, use_cache=False), 64),
+    ("Kosmos-2", "Kosmos2ForConditionalGeneration", _kosmos2, build_with(**kinds(4, "image_embeds_position_mask")), 64),
+    ("GIT", "GitForCausalLM", _git, build_with(**_QUESTION, use_cache=False), 64),
     ("BLIP, questions", "BlipForQuestionAnswering", _blip, _build_blip, 64),
-    ("ViLT", "ViltForQuestionAnswering", _vilt, _with(**_QUESTION), 64),
+    ("ViLT", "ViltForQuestionAnswering", _vilt, build_with(**_QUESTION), 64),
 )
 
 

@@ -134,6 +134,13 @@ def iterate(call: Call, tensor: Tensor) -> Any:
     return iter(move(Call(call.mode, Tensor.unbind, "unbind"), tensor))
 
 
+def solve(call: Call, system: Tensor, right: Tensor, **kwargs: Any) -> Any:
+    """The solution X of A X = B: linear in B, with A frozen."""
+    if not is_carrier(right):
+        return call.mode.run_frozen(call, system, right, **kwargs)
+    return mark(call.func(system.detach(), right, **kwargs), State.CARRIER)
+
+
 def mean_and_spread(call: Call, *args: Any, **kwargs: Any) -> Any:
     """``var_mean`` and ``std_mean``: the spread is an operator, the mean carries."""
     spread, mean = call.func(*args, **kwargs)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dave_vit.errors import DaveError, ModelError, first_line, require_extra
 from dave_vit.models.adapter import Adapter, Preprocessing
+from dave_vit.models.audio import AudioModel
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.frozen_factors import freeze_factors
@@ -43,7 +44,7 @@ _PROMPTED: dict[str, tuple[type[TextDetector | PointSegmenter], str]] = {
     "sam3": (ConceptSegmenter, "AutoModel"),
 }
 # Files that describe the preprocessing of images; the second one holds a tokenizer's settings as well.
-_PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
+_PREPROCESSING = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 # By the configuration's problem type; transformers assumes single labels where it is None.
 _COMPETE = {None: True, "single_label_classification": True, "multi_label_classification": False}
 
@@ -143,6 +144,8 @@ def load(
             return _load_text_generator(checkpoint)
         if checkpoint.has_architecture("ForVideoClassification"):
             return _load_video(checkpoint)
+        if checkpoint.has_architecture("ASTForAudioClassification"):
+            return _load_audio(checkpoint)
         if checkpoint.config.model_type in _PROMPTED:
             return _load_prompt_model(checkpoint)
         processor, task = _image_processor(checkpoint, prepare), find_task(checkpoint.config)
@@ -194,7 +197,7 @@ def _tokenize_task(checkpoint: _Checkpoint) -> Tensor:
 def _load_text_generator(checkpoint: _Checkpoint) -> Adapter:
     """Load a vision-language model with its processor, or a captioner with its image processor and tokenizer."""
     config, spec = checkpoint.config, checkpoint.spec
-    model, _ = checkpoint.build(config.architectures[0])
+    model = freeze_factors(checkpoint.build(config.architectures[0])[0])
     traits = Traits(patch=_patch(getattr(config, "vision_config", None) or getattr(config, "encoder", None)))
     if config.architectures[0] == "VisionEncoderDecoderModel":
         pixels, tokenizer = checkpoint.load_part("AutoImageProcessor"), checkpoint.load_part("AutoTokenizer")
@@ -206,8 +209,16 @@ def _load_text_generator(checkpoint: _Checkpoint) -> Adapter:
 def _load_video(checkpoint: _Checkpoint) -> Adapter:
     model = checkpoint.build_with_head("AutoModelForVideoClassification", "class", "give a trained model")
     traits = Traits(patch=_patch(checkpoint.config), compete=_COMPETE.get(checkpoint.config.problem_type))
-    processor = checkpoint.load_part("AutoImageProcessor")
+    is_jepa = checkpoint.config.model_type == "vjepa2"
+    processor = checkpoint.load_part("AutoVideoProcessor" if is_jepa else "AutoImageProcessor")
     return VideoModel(model, processor, _labels(checkpoint.config), spec=checkpoint.spec, traits=traits)
+
+
+def _load_audio(checkpoint: _Checkpoint) -> Adapter:
+    model = checkpoint.build_with_head("AutoModelForAudioClassification", "class", "give a trained model")
+    traits = Traits(patch=_patch(checkpoint.config), compete=_COMPETE.get(checkpoint.config.problem_type))
+    extractor = checkpoint.load_part("AutoFeatureExtractor")
+    return AudioModel(model, extractor, _labels(checkpoint.config), spec=checkpoint.spec, traits=traits)
 
 
 def _load_prompt_model(checkpoint: _Checkpoint) -> Adapter:
