@@ -15,7 +15,7 @@ from dave_vit.checks.float64 import Float64Mode
 from dave_vit.data.geometry import Geometry
 from dave_vit.errors import InputError, ModelError, OptionError
 from dave_vit.models.pixels import pixel_format
-from dave_vit.models.text_generation import AnswerWord, _split_words
+from dave_vit.models.text_generation import AnswerWord, split_words
 
 QUESTION = "what is on the table ?"
 WIDTH, HEIGHT, MARK = 120, 80, 32
@@ -81,12 +81,12 @@ def test_the_answer_is_the_one_of_the_library_and_its_parts_add_up(family, folde
         assert conservation_gap(prompted, prompted.inputs, prompted.score(1)) < 1e-9
 
 
-def test_tokens_become_split_words():
+def test_tokens_becomesplit_words():
     class Pieces:
         def decode(self, tokens):
             return "".join([" the", " tab", "le", ",", " red", "-", "ish", "."][token] for token in tokens)
 
-    words = _split_words(Pieces(), range(8))
+    words = split_words(Pieces(), range(8))
     assert [word.text for word in words] == ["the", "table", ",", "red", "-ish", "."]
     assert words[1] == AnswerWord("table", (1, 2))
 

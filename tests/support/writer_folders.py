@@ -82,6 +82,24 @@ def _qwen(name: str) -> Any:
     return getattr(transformers, f"{name}Processor")(pixels, words, clips, chat_template=template)
 
 
+def _colpali() -> Any:
+    from transformers import ColPaliProcessor, SiglipImageProcessor
+
+    pixels = SiglipImageProcessor(size={"height": 64, "width": 64}, **_HALF)
+    pixels.image_seq_length = 16
+    return ColPaliProcessor(pixels, tokenizer(), visual_prompt_prefix=" what", query_prefix=" what ")
+
+
+def _colqwen() -> Any:
+    import transformers
+
+    pixels = transformers.Qwen2VLImageProcessor(min_pixels=56 * 56, max_pixels=16 * 28 * 28, **_HALF)
+    prefix = "<|vision_start|> <|image_pad|> <|vision_end|> what"
+    words = tokenizer("<|image_pad|>")
+    return transformers.ColQwen2Processor(pixels, words, visual_prompt_prefix=prefix, query_prefix="what ")
+
+
+RETRIEVERS = {"ColPali": _colpali, "ColQwen2": _colqwen}
 PROCESSORS = {
     "LLaVA": _llava,
     "PaliGemma": _paligemma,
@@ -96,7 +114,9 @@ PROCESSORS = {
 def save(family: str, folder: Path) -> Path:
     """A folder with model and processor of a family."""
     (entry,) = [entry for entry in architectures("transformers") if entry.family == family]
-    model = tiny_models.drawn(entry.build()).model
+    model = tiny_models.drawn(entry.build())
+    while not hasattr(model, "save_pretrained"):
+        model = model.model
     model.save_pretrained(folder)
-    PROCESSORS[family]().save_pretrained(folder)
+    {**PROCESSORS, **RETRIEVERS}[family]().save_pretrained(folder)
     return folder

@@ -19,6 +19,7 @@ from dave_vit.explanations.clips import refine_clip
 from dave_vit.explanations.explainer import Explainer
 from dave_vit.explanations.gallery import Gallery
 from dave_vit.explanations.output_files import OutputFolder
+from dave_vit.explanations.pages import refine_page
 from dave_vit.explanations.scores import BoxesExplanation, explain_boxes, refine_score
 from dave_vit.explanations.sentences import refine_sentence
 from dave_vit.explanations.sounds import refine_sound
@@ -26,6 +27,7 @@ from dave_vit.explanations.words import refine_words
 from dave_vit.models import Adapter
 from dave_vit.models.audio import AudioModel
 from dave_vit.models.prompted import PromptedModel, TextDetector
+from dave_vit.models.retrieval import PageRetriever
 from dave_vit.models.tasks import NamedScore, TaskModel
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.models.video import VideoModel
@@ -188,6 +190,10 @@ def _explain_sound(explainer: Explainer, source: str, question: Question) -> Ite
     yield _target_label(question), [*refine_sound(explainer, source, question.target or "top1")]
 
 
+def _explain_page(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
+    yield question.prompt or "", [*refine_page(explainer, read_image(source), question.prompt)]
+
+
 def _explain_sentence(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
     assert isinstance(explainer.model, ZeroShotAdapter)
     yield question.prompt or "", [*refine_sentence(explainer, read_image(source), explainer.model)]
@@ -217,6 +223,7 @@ KINDS = {
     "classes": ExplanationKind("classes", ("target",), _explain_classes, has_tiles=True),
     "clip": ExplanationKind("a clip", ("target",), _explain_clip),
     "sound": ExplanationKind("a sound", ("target",), _explain_sound),
+    "page": ExplanationKind("a page", ("prompt",), _explain_page),
     "sentence": ExplanationKind("a sentence", ("prompt",), _explain_sentence),
     "words": ExplanationKind("words", ("prompt", "words", "answer"), _explain_words),
     "score": ExplanationKind("a score", ("score", "prompt"), _explain_score),
@@ -234,6 +241,8 @@ def _find_kind(model: Adapter, question: Question) -> ExplanationKind:
         return KINDS["score"]
     if isinstance(model, TextGenerator):
         return KINDS["words"]
+    if isinstance(model, PageRetriever):
+        return KINDS["page"]
     if isinstance(model, ZeroShotAdapter) and question.prompt is not None:
         return KINDS["sentence"]
     is_detector = isinstance(model, TaskModel) and model.task.default_score == "boxes"

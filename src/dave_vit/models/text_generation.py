@@ -172,7 +172,7 @@ class AnsweredPrompt(TaskModel):
         accepted = inspect.signature(model.forward).parameters
         constants |= {"use_cache": False} if "use_cache" in accepted or "kwargs" in accepted else {}
         constants |= {"logits_to_keep": len(tokens) + 1} if "logits_to_keep" in accepted else {}
-        words = _split_words(generator.tokenizer, tokens)
+        words = split_words(generator.tokenizer, tokens)
         task = TaskKind("text", "", _word_score(words[0], tokens) if words else Token(0))
         bound = with_inputs(model, arrange, **constants)
         super().__init__(bound, generator.preprocessing, [], task=task, spec=generator.spec, traits=generator.traits)
@@ -258,7 +258,7 @@ def _append_answer(text_inputs: dict[str, Any], name: str, tokens: list[int]) ->
     return constants
 
 
-def _split_words(tokenizer: Any, tokens: Sequence[int]) -> list[AnswerWord]:
+def split_words(tokenizer: Any, tokens: Sequence[int]) -> list[AnswerWord]:
     """Group tokens into words: a word starts with a space, or is punctuation of its own."""
     words: list[AnswerWord] = []
     before = ""

@@ -13,6 +13,7 @@ from dave_vit.engine.targets import Score
 from dave_vit.models.families.hf import import_transformers as package
 from dave_vit.models.frozen_factors import REPLACEMENTS, FrozenFactors
 from dave_vit.models.inputs import PackedPatches, with_inputs
+from dave_vit.models.retrieval import LateInteraction, by_page, total_score
 from model_coverage.entry import Entry
 from model_coverage.hf_entries import PLAIN, VIT
 from model_coverage.hf_tasks import LABELS, built
@@ -199,6 +200,36 @@ _BOXES = torch.tensor([[[0, 0, 0, 0], [10, 20, 30, 40], [50, 20, 70, 40], [0, 0,
 _PAGE = {"input_ids": torch.tensor([[1, 5, 6, 2]]), "bbox": _BOXES}
 _DONUT = {"image_size": 64, "embed_dim": 16, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4}
 _TYPED = {**ask(16, use_cache=False), "token_type_ids": torch.zeros(1, 20, dtype=torch.long)}
+_QUERY = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
+
+
+def _colpali() -> Any:
+    return package().ColPaliConfig(vlm_config=_paligemma2(), embedding_dim=16)
+
+
+def _colqwen2() -> Any:
+    vision = {"depth": 2, "num_heads": 2, "hidden_size": 32, "patch_size": 14, "embed_dim": 32, "mlp_ratio": 2}
+    text = {**LANGUAGE, "rope_parameters": ROTARY}
+    marks = {"image_token_id": IMAGE, "video_token_id": 61, "vision_start_token_id": START}
+    vlm = package().Qwen2VLConfig(vision_config=vision, text_config=text, **marks)
+    return package().ColQwen2Config(vlm_config=vlm, embedding_dim=16)
+
+
+def _build_colpali(name: str, config: Callable[[], Any], attention: str) -> nn.Module:
+    return LateInteraction(built(name, config, attention, **ask(16)), _QUERY, torch.eye(3))
+
+
+def _build_colqwen2(name: str, config: Callable[[], Any], attention: str) -> nn.Module:
+    asked = kinds(4, "", framed=True)
+    bound = with_inputs(
+        built(name, config, attention),
+        partial(by_page, PackedPatches()),
+        input_ids=asked["input_ids"],
+        attention_mask=asked["attention_mask"],
+    )
+    return LateInteraction(bound, _QUERY, torch.eye(3))
+
+
 # family, class, configuration, how it is asked, side of the image
 _ARCHITECTURES: tuple[tuple[str, str, Callable[[], Any], Any, int], ...] = (
     ("Qwen3.5", "Qwen3_5ForConditionalGeneration", _qwen35, _build_packed, 56),
@@ -218,12 +249,14 @@ _ARCHITECTURES: tuple[tuple[str, str, Callable[[], Any], Any, int], ...] = (
     ("Donut", "VisionEncoderDecoderModel", partial(_reader, "DonutSwin", _DONUT, "MBart"), build_with(**_SPOKEN), 64),
     ("TrOCR", "VisionEncoderDecoderModel", partial(_reader, "ViT", VIT, "TrOCR"), build_with(**_SPOKEN), 64),
     ("Pix2Struct", "Pix2StructForConditionalGeneration", _pix2struct, _build_pix2struct, 64),
+    ("ColPali", "ColPaliForRetrieval", _colpali, _build_colpali, 64),
+    ("ColQwen2", "ColQwen2ForRetrieval", _colqwen2, _build_colqwen2, 56),
     ("LayoutLMv3", "LayoutLMv3ForSequenceClassification", _layoutlm, build_with(**_PAGE), 64),
 )
 
 
 def entries() -> list[Entry]:
-    """Return the entries of these models; of LayoutLMv3 a class is explained, of all others the next word."""
+    """Return the entries of these models: a class, the score of a page, or else the next word is explained."""
     return [
         Entry("transformers", family, name, partial(build, name, config, "sdpa"), (side, side), score=_score(name))
         for family, name, config, build, side in _ARCHITECTURES
@@ -231,4 +264,6 @@ def entries() -> list[Entry]:
 
 
 def _score(name: str) -> Score | None:
+    if name.endswith("Retrieval"):
+        return total_score
     return None if name.startswith("Layout") else ANSWER

@@ -25,6 +25,7 @@ from dave_vit.models.hub import hub_access
 from dave_vit.models.inputs import with_inputs
 from dave_vit.models.prepare import Prepare
 from dave_vit.models.prompted import ConceptSegmenter, PointSegmenter, SentenceDetector, TextDetector
+from dave_vit.models.retrieval import PageRetriever
 from dave_vit.models.state import RANDOM, Weights, count_classes, read_weights, saved_class_names
 from dave_vit.models.tasks import EMBEDDING, TaskKind, TaskModel, find_task
 from dave_vit.models.text_generation import TextGenerator
@@ -142,6 +143,8 @@ def load(
         checkpoint = _Checkpoint.open(name, file)
         if checkpoint.has_architecture("ForConditionalGeneration", "VisionEncoderDecoderModel"):
             return _load_text_generator(checkpoint)
+        if checkpoint.has_architecture("ForRetrieval"):
+            return _load_retriever(checkpoint)
         if checkpoint.has_architecture("ForVideoClassification"):
             return _load_video(checkpoint)
         if checkpoint.has_architecture("ASTForAudioClassification"):
@@ -204,6 +207,12 @@ def _load_text_generator(checkpoint: _Checkpoint) -> Adapter:
         return TextGenerator(model, None, pixels, tokenizer, spec=spec, traits=traits)
     processor = checkpoint.load_part("AutoProcessor")
     return TextGenerator(model, processor, processor.image_processor, processor.tokenizer, spec=spec, traits=traits)
+
+
+def _load_retriever(checkpoint: _Checkpoint) -> Adapter:
+    model, _ = checkpoint.build(checkpoint.config.architectures[0])
+    traits = Traits(patch=_patch(getattr(checkpoint.config.vlm_config, "vision_config", None)))
+    return PageRetriever(model, checkpoint.load_part("AutoProcessor"), spec=checkpoint.spec, traits=traits)
 
 
 def _load_video(checkpoint: _Checkpoint) -> Adapter:
