@@ -66,14 +66,14 @@ def accuracy(model: nn.Module, pixels: Tensor, labels: Tensor) -> Tensor:
     return torch.stack([right[labels == label].float().mean() for label in range(len(SHORTCUT_CLASSES))])
 
 
-def build(percent: int, count: int, epochs: int, seed: int) -> nn.Module:
+def build(percent: int, count: int, epochs: int, seed: int, data_seed: int = 0) -> nn.Module:
     """Builds and trains the model."""
     import timm
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = timm.create_model(ARCHITECTURE, num_classes=len(SHORTCUT_CLASSES))
-        train(model.train(), *images(percent, 0, count), epochs, seed)
+        train(model.train(), *images(percent, data_seed, count), epochs, seed)
     return model.eval()
 
 

@@ -14,14 +14,17 @@ from torch import nn
 from dave_vit import cli
 from dave_vit.audit import AuditOptions, run_audit
 from dave_vit.audit.clusters import cluster_images, partition, silhouette
+from dave_vit.audit.compare import compare_audits, read_audit
 from dave_vit.audit.regions import name_place
 from dave_vit.audit.verification import (
     Others,
+    choose_reference,
     compare_gains,
     correct_p_values,
     find_regions,
     measure_gains,
     measure_removal,
+    measure_scenes,
 )
 from dave_vit.data import open_dataset
 from dave_vit.data.builtin.shortcuts import CUES, SHORTCUT_CLASSES, compose_shortcut
@@ -29,6 +32,11 @@ from dave_vit.errors import DataError, OptionError
 from dave_vit.evaluate import MethodEntry, ModelEntry
 
 SIDE = 32
+CONTRACT = {
+    **{"class": str, "class_index": int, "images": int, "share": float, "region": str},
+    **{"effect": list, "confirmed": bool},
+}
+"""The keys of a finding in audit.json, which programs outside of the project read, and their types."""
 COLOURS = {"blue": (40, 60, 220), "green": (40, 200, 60), "red": (220, 40, 40)}
 
 
@@ -184,6 +192,30 @@ def test_regions_are_moved_between_other_classes_only():
     assert measure_gains(model, plain[:1], region, np.array([2]), others, seed=0)[0] == pytest.approx(0, abs=1e-6)
 
 
+def test_objects_take_the_place_of_the_scenes_own():
+    model = Oracle(12.0).eval()
+    scenes, spans = torch.full((2, 3, SIDE, SIDE), -0.3), [(slice(2, 10), slice(2, 10)), (slice(0, 6), slice(4, 16))]
+    scenes[1, :, 24:, 24:] = 1.0  # where the model looks
+    crop = torch.tensor([0.7, -0.7, -0.7])[:, None, None].expand(3, 5, 5)
+    measured = measure_scenes(model, [crop, crop], scenes, spans, 2)
+    by_hand = scenes.clone()
+    for image, (rows, columns) in zip(by_hand, spans, strict=True):
+        image[:, rows, columns] = crop[:, :1, :1]
+    expected = model(by_hand).detach().double().softmax(1)[:, 2].logit()
+    assert measured.shape == (2, 2)
+    np.testing.assert_allclose(measured[0], expected, rtol=1e-4)
+    assert measured[0, 1] > measured[0, 0] + 1
+
+
+def test_the_reference_is_the_third_that_speaks_least_against_a_class_without_bias():
+    draw = np.random.default_rng(0)
+    means = []
+    for _ in range(200):
+        alike = [draw.normal(0, 1, 10) for _ in range(5)]
+        means.append(choose_reference([*alike, *(draw.normal(-6, 1, 10) for _ in range(4))]).mean())
+    assert abs(np.mean(means)) < 0.06  # taking the largest means themselves would give 0.25
+
+
 def test_p_values():
     assert correct_p_values([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert correct_p_values([0.5, 0.9]) == [1.0, 1.0]
@@ -246,13 +278,18 @@ def test_a_model_that_uses_objects_has_no_confirmed_finding(photos, tmp_path):
 def test_the_report_says_what_was_found_first(audited):
     audit, out = audited
     record = json.loads((out / "audit.json").read_text())
-    first = record["findings"][0]
+    first, details = record["findings"][0], record["details"][0]
+    assert {key for one in record["findings"] for key in one} == CONTRACT.keys()
+    assert {name: type(value) for name, value in first.items()} == CONTRACT
+    assert first["images"] == len(details["members"])
     assert (first["class"], first["class_index"], first["confirmed"]) == ("red", 2, True)
     assert first["images"] == len(audit.findings[0].members)
     assert len(first["effect"]) == 3
     assert record["command"] == "dave audit"
     page = (out / "index.html").read_text()
-    assert page.index("red: lower right corner (confirmed)") < page.index("(not confirmed)")
+    places = [page.index(part) for part in ("relies on what surrounds the object in red;", "red: lower right corner")]
+    places += [page.index(part) for part in (">Not confirmed<", ">What is not known<", "<code>dave audit</code>")]
+    assert places == sorted(places)
     assert not re.search(r"https?://|<script|<link|url\(", page)
     assert 'href="classes/2.html"' in page
     assert (out / "classes" / "2.html").exists()
@@ -278,7 +315,7 @@ def test_without_boxes_the_report_says_what_is_unknown(photos, tmp_path):
 
 def test_classes_with_few_images_are_audited_together(photos, tmp_path):
     audit = run_audit(options(photos, smallest=13), tmp_path, loader=load_relying)
-    assert {(one.class_index, one.class_name) for one in audit.findings} == {(-1, "other classes")}
+    assert {(one.class_index, one.class_name) for one in audit.findings} == {(-1, "small classes")}
     assert audit.classes == 0
 
 
@@ -295,3 +332,54 @@ def test_the_command(photos, tmp_path, monkeypatch, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["findings"][0]["region"] == "lower right corner"
     assert (out / "index.html").exists()
+
+
+# Comparison of audits
+
+
+def test_the_command_says_what_changed_against_another_model(photos, tmp_path, monkeypatch, capsys):
+    loaders = {"with": load_relying, "without": load_clean}
+    monkeypatch.setattr("dave_vit.models.loading.load_model", lambda spec, *_, **__: loaders[spec](None, "cpu"))
+    out, how = tmp_path / "report", ["--data", f"folder:{photos}", "--method", "input_x_gradient", "--json"]
+    assert cli.run(["audit", "--model", "with", "--against", "without", *how, "--out", str(out)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["findings"][0]["confirmed"]
+    assert next((row["class"], row["verdict"]) for row in told["classes"]) == ("red", "appeared")
+    assert cli.run(["diff", str(out), str(out / "against"), "--json"]) == 0  # the other way round
+    back = json.loads(capsys.readouterr().out)
+    assert back["classes"][0]["verdict"] == "disappeared"
+    assert back["classes"][0]["change"][0] == pytest.approx(-told["classes"][0]["change"][0])
+    assert any(line.startswith("model: with -> without") for line in back["changes"])
+
+
+def finding(effect, *, confirmed, index=0) -> dict:
+    return {"class": f"c{index}", "class_index": index, "region": "border", "effect": effect, "confirmed": confirmed}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (([1, 0.8, 1.2], True), ([3, 2.8, 3.2], True), "stronger"),
+        (([3, 2.8, 3.2], True), ([1, 0.8, 1.2], True), "weaker"),
+        (([0.2, 0, 0.4], False), ([1, 0.8, 1.2], True), "appeared"),
+        (([0.8, 0.3, 1.3], False), ([1, 0.5, 1.5], True), "no clear change"),  # only one of them passed the test
+        (([0.2, 0, 0.4], False), ([0.9, 0.8, 1.0], False), ""),
+    ],
+)
+def test_verdicts_of_changes(before, after, verdict):
+    records = [{"findings": [finding(effect, confirmed=confirmed)]} for effect, confirmed in (before, after)]
+    (row,) = compare_audits(*records)
+    assert row["verdict"] == verdict
+
+
+def test_the_interval_of_a_change_is_that_of_independent_estimates():
+    records = [{"findings": [finding(effect, confirmed=True)]} for effect in ([1, -2, 4], [6, 2, 10])]
+    assert compare_audits(*records)[0]["change"] == pytest.approx([5, 0, 10])  # 3 and 4 make 5
+
+
+def test_folders_that_are_no_audits(tmp_path):
+    with pytest.raises(DataError, match="no report of dave audit"):
+        read_audit(tmp_path)
+    (tmp_path / "audit.json").write_text("{}")
+    with pytest.raises(DataError, match="damaged"):
+        read_audit(tmp_path)

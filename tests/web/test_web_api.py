@@ -28,6 +28,7 @@ import dave_vit.web
 from dave_vit import cli
 from dave_vit.cli.options import ModelOptions
 from dave_vit.data.images import LoadedImage
+from dave_vit.errors import DataError
 from dave_vit.explanations.classes import classify, explain_classes
 from dave_vit.explanations.explainer import Explainer
 from dave_vit.web import Limits, ServedModel, create_app, service
@@ -51,6 +52,34 @@ def explain(client: TestClient, data: bytes | None = None, **options):
     defaults = {"samples": 4, "name": "my cat.png"} | options
     params = {key: value for key, value in defaults.items() if value is not None}
     return client.post("/api/explain", params=params, content=encode_image(make_picture()) if data is None else data)
+
+
+def test_the_report_of_an_audit_is_served_and_nothing_beside_it(tmp_path):
+    report = tmp_path / "report"
+    (report / "classes").mkdir(parents=True)
+    page = '<style>p {}</style><img src="data:image/png;base64,"><a href="classes/2.html">red</a>'
+    for name in ("index.html", "classes/2.html", "audit.json", "notes.txt"):
+        (report / name).write_text(page)
+    (tmp_path / "secret.json").write_text("secret")
+    with TestClient(create_app([ServedModel(adapter())], hosts=["localhost"], audit=report)) as client:
+        client.headers["host"] = "localhost"
+        first = client.get("/audit/")
+        assert first.text == page
+        assert first.headers["content-type"].startswith("text/html")
+        assert "img-src data:" in first.headers["content-security-policy"]
+        assert "script" not in first.headers["content-security-policy"]
+        assert first.headers["x-content-type-options"] == "nosniff"
+        assert [client.get(f"/audit/{name}").status_code for name in ("classes/2.html", "audit.json")] == [200, 200]
+        assert client.get("/audit", follow_redirects=True).text == page
+        for name in ("notes.txt", "../secret.json", "%2e%2e/secret.json", "classes/"):
+            assert client.get(f"/audit/{name}").status_code == 404
+        assert client.post("/audit/").status_code == 405
+        assert client.get("/audit/", headers={"host": "elsewhere.example"}).status_code == 403
+
+
+def test_a_folder_without_an_audit_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no report of dave audit"):
+        create_app([ServedModel(adapter())], audit=tmp_path)
 
 
 def events(response) -> list[tuple[str, dict]]:

@@ -12,7 +12,9 @@ from dave_vit.evaluate.plan_entries import MethodEntry, MetricEntry, ModelEntry
 
 SIGNIFICANCE = 0.05  # of all findings of an audit together
 MIN_IMAGES = 6  # of a cluster
-MIN_EFFECT = 0.5  # gain of log odds that is worth a finding: odds times 1.6
+MIN_EFFECT = 0.25  # gain of log odds that is worth a finding: odds times 1.3
+_RECORDED = ("class_index", "share", "region", "effect", "confirmed")
+SURROUNDINGS = "surroundings"  # the region of a finding that no cluster locates
 ClusterBy = Literal["features", "maps"]
 
 
@@ -63,12 +65,13 @@ class Finding:
     Attributes:
         class_index: the class; -1 for images of classes that have too few.
         class_name: its name.
-        members: indices of the images in the data set.
+        members: indices of the images in the data set, those with the largest gain first.
         share: share of the class's evidence that lies in the tested regions of these images.
         object_share: share of their own evidence that lies on the object; None where objects are unknown.
-        region: where the tested evidence lies.
+        region: where the tested evidence lies; `SURROUNDINGS` if all but the object was tested.
         effect: gain of the class's log odds in other images that get the region, beyond that of regions that were
-            chosen in the same way in images of other classes, with its 95 % interval.
+            chosen in the same way in images of other classes, with its 95 % interval. Of surroundings: log odds of the
+            class with its objects in scenes of these images, beyond those with the same objects in other scenes.
         p_value: of no effect, corrected for the number of classes and of clusters of a class.
         confidence: mean probability of the class before and after the region is removed.
         kept: share of predictions that are still the class after that.
@@ -90,10 +93,16 @@ class Finding:
     confirmed: bool = False
 
     def record(self) -> dict[str, Any]:
-        """Return the finding as JSON has it."""
-        content = {**vars(self), "class": self.class_name, "images": len(self.members)}
-        del content["class_name"]
-        return content
+        """Return the finding as ``findings`` of audit.json has it; programs rely on exactly these keys."""
+        return {
+            "class": self.class_name,
+            "images": len(self.members),
+            **{name: getattr(self, name) for name in _RECORDED},
+        }
+
+    def details(self) -> dict[str, Any]:
+        """Return the rest, as ``details`` of audit.json has it, in the order of ``findings``."""
+        return {name: value for name, value in vars(self).items() if name not in (*_RECORDED, "class_name")}
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ from PIL.Image import Image
 
 from dave_vit._internal.atomic_files import json_bytes, write_files
 from dave_vit._internal.environment import format_facts, versions
-from dave_vit.audit.findings import MIN_EFFECT, SIGNIFICANCE, Audit, AuditOptions, Finding
+from dave_vit.audit.findings import MIN_EFFECT, SIGNIFICANCE, SURROUNDINGS, Audit, AuditOptions, Finding
 from dave_vit.viz.pages import render
 
 Draw = Callable[[int], Image]
 """Returns the picture of an image, by its index in the data set, with its evidence over it."""
 _FEW, _MANY = 6, 48  # pictures of a finding on the first page, and on the page of its class
+_EMPTY: dict[str, Any] = {"title": "dave audit", "facts": [], "notes": [], "summary": "", "limits": [], "settings": []}
 
 
 @dataclass(frozen=True)
@@ -33,54 +34,77 @@ class _Entry:
 
 def write_report(audit: Audit, options: AuditOptions, draw: Draw, out: Path, command: str = "") -> list[Path]:
     """Write audit.json, audit.md, index.html and a page for each class; return the first three."""
-    facts, notes = _list_facts(audit, options, command), list(describe_limits(audit))
-    first = {"title": "dave audit", "heading": "Audit", "facts": facts, "notes": notes}
-    findings = [(one.record(), describe_finding(one)) for one in audit.findings]
+    facts, limits = _list_facts(audit, options, command), list(describe_limits(audit))
     record = {
-        "findings": [{**content, "text": text} for content, text in findings],
+        "findings": [one.record() for one in audit.findings],
+        "details": [{**one.details(), "text": describe_finding(one)} for one in audit.findings],
         **{name: value for name, value in vars(audit).items() if name != "findings"},
         **{name.replace(" ", "_"): value for name, value in facts},
-        "notes": notes,
+        "summary": summarise(audit),
+        "notes": limits,
     }
     entries = list(_list_entries(audit.findings, draw, _FEW, linked=True))
-    files = {
-        out / "audit.json": json_bytes(record),
-        out / "index.html": render("audit.html", **first, entries=entries).encode(),
-        out / "audit.md": render("audit.md", **first, entries=entries).encode(),
-    }
+    first = {"heading": f"What {options.model.spec} relies on", "summary": summarise(audit), "entries": entries}
+    files = {out / "audit.json": json_bytes(record)}
+    for name in ("index.html", "audit.md"):
+        page = render(f"audit{Path(name).suffix}", **_EMPTY | first | {"limits": limits, "settings": facts})
+        files[out / name] = page.encode()
     pages: dict[Path, bytes] = {}
     for index in dict.fromkeys(one.class_index for one in audit.findings):
-        own = [one for one in audit.findings if one.class_index == index]
-        content = {**first, "heading": own[0].class_name, "facts": [("images", str(_count(own)))], "notes": []}
-        entries = list(_list_entries(own, draw, _MANY, linked=False))
-        pages[out / _page(index)] = render("audit.html", **content, entries=entries).encode()
+        own = list(
+            _list_entries([one for one in audit.findings if one.class_index == index], draw, _MANY, linked=False)
+        )
+        content = {"heading": own[0].finding.class_name, "entries": own}
+        pages[out / _page(index)] = render("audit.html", **_EMPTY | content).encode()
     write_files({**files, **pages})  # the record, named first, appears last
     return list(files)
 
 
+def summarise(audit: Audit) -> str:
+    """Return the result of an audit in a sentence."""
+    confirmed = list(dict.fromkeys(one.class_name for one in audit.findings if one.confirmed))
+    tested = f"{len(audit.findings)} clusters of {audit.images} images were tested"
+    what = "what surrounds the object" if audit.knows_objects else "the regions below"
+    if not confirmed:
+        return f"No reliance on {what.replace('the regions below', 'a region')} is confirmed; {tested}."
+    return f"The model relies on {what} in {', '.join(confirmed)}; {tested}."
+
+
 def describe_finding(finding: Finding) -> str:
     """Return what was measured of a finding, in sentences."""
-    name, (effect, low, high), (before, after) = finding.class_name, finding.effect, finding.confidence
+    name, count, (before, after) = finding.class_name, len(finding.members), finding.confidence
+    ratio, least, most = (f"{math.exp(value):.1f}" for value in finding.effect)
+    whose = "each image's class" if finding.class_index < 0 else name
+    if finding.region == SURROUNDINGS:
+        tested = (
+            f"Objects of {name} that are put into the scenes of {count} images of {name} have odds that are {ratio} "
+            f"[{least}, {most}] times those of the same objects in scenes of other classes. "
+            f"{finding.share:.0%} of the evidence is outside of the object, in the outlined regions."
+        )
+    else:
+        tested = (
+            f"In {count} images of {name}, {finding.share:.0%} of the evidence is {_describe_place(finding)}. Moved "
+            f"into images of other classes, this region multiplies the odds of {whose} by {ratio} [{least}, {most}], "
+            "compared with regions of other images that were chosen in the same way."
+        )
+    return (
+        f"{tested} Without the region, the probability changes from {before:.2f} to {after:.2f}, and "
+        f"{finding.kept:.0%} of the predictions are still {whose}.{_compare_accuracy(finding)}"
+    )
+
+
+def _describe_place(finding: Finding) -> str:
     outside = "" if finding.object_share is None else "outside of the object, "
     place = {"spread out": "spread over the image", "border": "at the border", "nowhere": "nowhere in particular"}
-    where = place.get(finding.region, f"in the {finding.region}")
-    ratio, least, most = (f"{math.exp(value):.1f}" for value in (effect, low, high))
-    whose = "each image's class" if finding.class_index < 0 else name
-    return (
-        f"In {len(finding.members)} images of {name}, {finding.share:.0%} of the evidence is {outside}{where}. Moved "
-        f"into images of other classes, this region multiplies the odds of {whose} by {ratio} [{least}, {most}], "
-        "compared with regions of other images that were chosen in the same way. Without it, the probability changes "
-        f"from {before:.2f} to {after:.2f}, and {finding.kept:.0%} of the predictions are still {whose}."
-        f"{_compare_accuracy(finding)}"
-    )
+    return outside + place.get(finding.region, f"in the {finding.region}")
 
 
 def describe_limits(audit: Audit) -> Iterator[str]:
     """Yield how findings were tested, and what the audit cannot know."""
     yield (
         f"A finding is confirmed if it multiplies the odds by at least {math.exp(MIN_EFFECT):.1f} and is significant "
-        f"at {SIGNIFICANCE:.0%} after Holm's correction for the number of classes, and of clusters in a class. What is "
-        "not confirmed may still be an effect too small for this number of images."
+        f"at {SIGNIFICANCE:.0%} after Holm's correction for the number of classes; clusters of a class are tested only "
+        "if the class is confirmed. What is not confirmed may still be an effect too small for this number of images."
     )
     if not audit.knows_objects:
         yield (
@@ -88,7 +112,7 @@ def describe_limits(audit: Audit) -> Iterator[str]:
             "finding is what the class relies on, and may be the object."
         )
     if any(one.class_index < 0 for one in audit.findings):
-        yield 'Images of classes with too few images were audited together, as "other classes".'
+        yield 'Images of classes with too few images were audited together, as "small classes".'
 
 
 def _compare_accuracy(finding: Finding) -> str:
@@ -101,17 +125,13 @@ def _compare_accuracy(finding: Finding) -> str:
 
 def _list_entries(findings: Sequence[Finding], draw: Draw, most: int, *, linked: bool) -> Iterator[_Entry]:
     for one in findings:
-        title = f"{one.class_name}: {one.region} ({'confirmed' if one.confirmed else 'not confirmed'})"
-        pictures = [draw(index) for index in one.members[:most]]
+        title = f"{one.class_name}: {one.region}"
+        pictures = [draw(index) for index in one.members[: most if one.confirmed or not linked else 0]]
         yield _Entry(one, title, describe_finding(one), pictures, _page(one.class_index) if linked else "")
 
 
 def _page(class_index: int) -> str:
     return f"classes/{class_index}.html"
-
-
-def _count(findings: Sequence[Finding]) -> int:
-    return sum(len(one.members) for one in findings)
 
 
 def _list_facts(audit: Audit, options: AuditOptions, command: str) -> list[tuple[str, Any]]:

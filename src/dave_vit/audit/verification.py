@@ -15,12 +15,14 @@ from dave_vit._internal.precision import precise_dtype
 from dave_vit.errors import require_extra
 
 Floats = npt.NDArray[np.float64]
+Span = tuple[slice, slice]
 
 REGION_SHARE = 0.9  # of the evidence that a region holds before it is widened
-_OBJECT_MARGIN = 10  # an object's box is widened by the side over this, so that shadows belong to it
+_OBJECT_MARGIN = 16  # an object's box is widened by the side over this, so that shadows belong to it
 _REGION_MARGIN = 13  # a region likewise, so that a tint or a pattern is moved without gaps
 _REPEATS = 4  # images that a region is moved to
 _ROWS = 32  # rows of a pass
+REFERENCE = 3  # one of so many classes is compared with
 _LEAST = 1e-6  # probabilities below count as this one
 
 
@@ -63,17 +65,22 @@ class GainComparison:
     p_value: float
 
 
+def find_boxes(objects: Tensor) -> Tensor:
+    """Return the boxes around objects, with a margin: ``[n, H, W]``.
+
+    Boxes and not outlines are left out of tests, because the outline of what is left out would show the object.
+    """
+    return _widen(objects.any(2)[:, :, None] & objects.any(1)[:, None, :], min(objects.shape[1:]) // _OBJECT_MARGIN)
+
+
 def find_regions(cells: Tensor, objects: Tensor) -> Tensor:
     """Return regions that hold most of the evidence outside of the boxes around objects: ``[n, H, W]``.
-
-    Boxes and not outlines are left out, because the outline of what is left out would show the object.
 
     Args:
         cells: evidence ``[n, h, w]``, 0 or above.
         objects: True at objects, ``[n, H, W]``; all False where they are unknown.
     """
-    side = min(objects.shape[1:])
-    boxes = _widen(objects.any(2)[:, :, None] & objects.any(1)[:, None, :], side // _OBJECT_MARGIN)
+    side, boxes = min(objects.shape[1:]), find_boxes(objects)
     evidence = F.interpolate(cells[:, None], objects.shape[1:], mode="nearest")[:, 0].masked_fill(boxes, 0)
     ordered, places = evidence.flatten(1).sort(1, descending=True)
     reached = ordered.cumsum(1) - ordered  # evidence of all larger pixels
@@ -85,6 +92,53 @@ def find_regions(cells: Tensor, objects: Tensor) -> Tensor:
 def _widen(masks: Tensor, by: int) -> Tensor:
     """Widen masks ``[n, H, W]`` by some pixels."""
     return F.max_pool2d(masks.float()[:, None], 2 * by + 1, 1, by)[:, 0] > 0
+
+
+def find_spans(objects: Tensor) -> list[Span]:
+    """Return rows and columns of the box around each object ``[n, H, W]``, with a margin."""
+    return [(_find_range(box.any(1)), _find_range(box.any(0))) for box in find_boxes(objects)]
+
+
+def _find_range(line: Tensor) -> slice:
+    places = line.nonzero()[:, 0]
+    return slice(int(places[0]), int(places[-1]) + 1)
+
+
+@torch.no_grad()
+def measure_scenes(
+    model: nn.Module, objects: Sequence[Tensor], scenes: Tensor, spans: Sequence[Span], target: int
+) -> Floats:
+    """Measure log odds of a class with objects put into scenes in the place of the scenes' own: ``[objects, n]``.
+
+    Args:
+        model: maps inputs to logits.
+        objects: pictures of objects of the class, ``[C, h, w]`` each.
+        scenes: ``[n, C, H, W]``.
+        spans: rows and columns of the scenes' own objects.
+        target: the class.
+    """
+    values = []
+    for crop in objects:
+        filled = scenes.clone()
+        for image, (rows, columns) in zip(filled, spans, strict=True):
+            place = image[:, rows, columns]
+            place.copy_(F.interpolate(crop[None], place.shape[1:], mode="bilinear", antialias=True)[0])
+        values.append(_log_odds(_all_probabilities(model, filled)[:, target]))
+    return np.asarray(torch.stack(values).double().numpy())
+
+
+def choose_reference(values: Sequence[Floats]) -> Floats:
+    """Return the values of the third of the classes that has the highest ones.
+
+    A class with a shortcut of its own speaks against every other class, so that a class without one would seem to gain.
+    Half of a class's values decides whether the other half is used, so that the choice adds no bias.
+    """
+    count = -(-len(values) // REFERENCE)
+    chosen = []
+    for half in (0, 1):
+        order = np.argsort([-own[1 - half :: 2].mean() for own in values], kind="stable")[:count]
+        chosen += [values[index][half::2] for index in order]
+    return np.concatenate(chosen)
 
 
 def measure_gains(
@@ -128,9 +182,14 @@ def measure_removal(
 @torch.no_grad()
 def _probabilities(model: nn.Module, images: Tensor, targets: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     """Return the softmax probability of each image's class, ``[n]``, and whether it is the prediction."""
-    parts = [model(part).to(precise_dtype(part.device)).softmax(1) for part in images.split(_ROWS)]
-    every, columns = torch.cat(parts).cpu(), torch.from_numpy(targets)
+    every, columns = _all_probabilities(model, images), torch.from_numpy(targets)
     return every.gather(1, columns[:, None])[:, 0], every.argmax(1) == columns
+
+
+def _all_probabilities(model: nn.Module, images: Tensor) -> Tensor:
+    """Return softmax probabilities, ``[n, classes]``, on the CPU."""
+    parts = [model(part).to(precise_dtype(part.device)).softmax(1) for part in images.split(_ROWS)]
+    return torch.cat(parts).cpu()
 
 
 def _log_odds(probability: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`dave diff`: what changed from one run to another."""
+"""`dave diff`: what changed from one run, or one audit, to another."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ from dave_vit.errors import OptionError
 app = command(
     "dave diff run-before run-after",
     "dave diff run run --pair dave=dave-paper",
-    "dave diff run-before run-after --json",
+    "dave diff audit-before audit-after --json",
 )
 
 
 @app.command()
 def diff(
     *,
-    before: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of a run of dave evaluate; the baseline.")],
-    after: Annotated[Path, typer.Argument(metavar="RUN_B", help="Folder of the new run.")],
+    before: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of dave evaluate or dave audit.")],
+    after: Annotated[Path, typer.Argument(metavar="RUN_B", help="Folder of the same kind that is compared with it.")],
     pair: Annotated[
         list[str] | None, flag("Compare a method of the first run with one of the second; repeatable.", metavar="A=B")
     ] = None,
     output: Output,
 ) -> None:
-    """Compare two runs: the second minus the first, on the images that both scored.
+    """Compare two runs, the second minus the first, on the images that both scored; or the findings of two audits.
 
     Differences of six or more images have 95 % intervals; only grids that both runs have are compared. Runs need
-    not be finished, and a run can be compared with itself, method with method.
+    not be finished, and a run can be compared with itself, method with method. Audits are compared class by class.
     """
+    if (before / "audit.json").exists() and not pair:
+        output.json(show_audit_changes(before, after, output))
+        return
     from dave_vit.evaluate.statistics.compare import compare_runs, describe_changes, pair_methods, read_run
     from dave_vit.evaluate.statistics.intervals import describe_comparisons
 
@@ -47,6 +50,34 @@ def diff(
     if note := describe_comparisons(differences):
         output.print(f"  {note}")
     output.json({"changes": changes, "differences": differences})
+
+
+def show_audit_changes(before: Path, after: Path, output: Output) -> dict[str, Any]:
+    """Print what changed from one audit to another, and return it."""
+    from dave_vit.audit.compare import compare_audits, describe_settings, read_audit
+
+    first, second = read_audit(before), read_audit(after)
+    rows, settings = compare_audits(first, second), list(describe_settings(first, second))
+    changed = [row for row in rows if row["verdict"]]
+    output.print(*(f"  {line}" for line in settings))
+    head = ("class", "before", "after", "change of log odds", "")
+    output.print(
+        rich_table(head, [_audit_row(row) for row in changed]) if changed else "nothing is confirmed in either"
+    )
+    output.print(f"  {len(rows) - len(changed)} other classes have no confirmed finding in either audit")
+    return {"changes": settings, "classes": rows}
+
+
+def _audit_row(row: dict[str, Any]) -> tuple[str, ...]:
+    cells = (_finding_cell(row["before"]), _finding_cell(row["after"]))
+    change = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*row["change"]) if row["change"] else ""
+    return row["class"], *cells, change, row["verdict"]
+
+
+def _finding_cell(finding: dict[str, Any] | None) -> str:
+    if finding is None:
+        return "not audited"
+    return f"{finding['effect'][0]:.2f} {finding['region'] if finding['confirmed'] else 'not confirmed'}"
 
 
 def _parse_pairs(texts: list[str]) -> dict[str, str]:

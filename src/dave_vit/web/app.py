@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
 
@@ -19,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from dave_vit._version import __version__
-from dave_vit.errors import DaveError, ImageError, TargetError
+from dave_vit.errors import DataError, DaveError, ImageError, TargetError
 from dave_vit.viz import Scales, View
 from dave_vit.web import schema
 from dave_vit.web.guard import RequestGuard
@@ -36,6 +37,9 @@ _LOG = logging.getLogger("dave_vit.web")
 _STATUS: dict[type[DaveError], int] = {UploadTooLarge: 413, ImageError: 415, QueueFull: 503, ResultExpired: 404}
 _SERVER_ERROR = "internal server error; the server's log has the details"
 _MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+_REPORT_TYPES = {".html": "text/html", ".md": "text/markdown", ".json": "application/json"}
+# A report has its style and pictures in itself, and no scripts.
+_REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
 _BODY = {"requestBody": {"required": True, "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}}
 _FAILURES = {
     404: "the result is no longer kept",
@@ -51,7 +55,12 @@ _RETRY_SECONDS = 2  # after which to ask a busy server again
 
 
 def create_app(
-    models: Sequence[ServedModel], limits: schema.Limits | None = None, *, hosts: Collection[str] = (), seed: int = 0
+    models: Sequence[ServedModel],
+    limits: schema.Limits | None = None,
+    *,
+    hosts: Collection[str] = (),
+    seed: int = 0,
+    audit: Path | None = None,
 ) -> FastAPI:
     """Create the web page and its API.
 
@@ -60,6 +69,7 @@ def create_app(
         limits: of one request.
         hosts: host names that browsers may use for the server; empty allows any.
         seed: the default seed on the page.
+        audit: folder of a report of `dave audit`, which is served under /audit/.
     """
     limits = limits or schema.Limits()
     service = ExplainService(models, limits)
@@ -72,7 +82,7 @@ def create_app(
     app = _empty_app(queue, downloads)
     app.include_router(choices)
     app.include_router(work)
-    app.routes.extend(_static_routes())
+    app.routes.extend([*_static_routes(), *(_report_routes(audit) if audit else ())])
     for error in (DaveError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(error, _error_response)
     app.add_middleware(RequestGuard, hosts=hosts)
@@ -250,6 +260,21 @@ def _static_routes() -> list[Route]:
         for entry in folder.iterdir()
         if (media_type := _MEDIA_TYPES.get(entry.name.rpartition(".")[2]))
     ]
+
+
+def _report_routes(folder: Path) -> Iterator[Route]:
+    """Yield the pages and records of a report; only the files that it has now are ever opened."""
+    if not (folder / "audit.json").is_file():
+        raise DataError(f"{folder}: no report of dave audit; looked for audit.json")
+    for path in [*folder.glob("*.*"), *folder.glob("classes/*.html")]:
+        if media_type := _REPORT_TYPES.get(path.suffix):
+            name = path.relative_to(folder).as_posix()
+            yield Route("/audit/" if name == "index.html" else f"/audit/{name}", _serve_report(path, media_type))
+
+
+def _serve_report(path: Path, media_type: str) -> Callable[[Request], Response]:
+    headers = {"Content-Security-Policy": _REPORT_POLICY}
+    return lambda request: Response(path.read_bytes(), media_type=media_type, headers=headers)
 
 
 def _serve(data: bytes, media_type: str) -> Callable[[Request], Response]:
