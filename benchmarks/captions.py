@@ -1,12 +1,13 @@
-"""Words and their pixels: how much of each word's map lies on the object that the word names.
+"""Words and their pixels: whether each word's map lies on the object that the word names, and what the word rests on.
 
-    python benchmarks/captions.py --named 300 --pictures 40 --samples 16
+    python benchmarks/captions.py --named 300 --pictures 40
 
 `builtin-captions` writes what it sees in fresh pictures of two objects. The first line is the share of objects that it
 names, the second that of captions in which both are named and nothing else. The table has, for every word of a right
-name, the share of the map's positive part on the exact mask of its own object and on that of the other (EnergyPG), in
-percent with 95 % intervals over pictures. The last row is the area of the masks: what a map would score that knows
-nothing.
+name, in percent with 95 % intervals over pictures: the share of the map's positive part on the exact mask of its own
+object and on that of the other (energy), whether its largest value lies on its own object (pointing), and the mean
+probability of the word while patches are removed or restored, the most important first (deletion, lower is better;
+insertion, higher is better). The last row is the area of the masks: what a map would score that knows nothing.
 """
 
 from __future__ import annotations
@@ -16,19 +17,27 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
 from dave_vit import create_method, load_model
 from dave_vit.data.builtin import Scene, compose_scene
+from dave_vit.engine.scores import Word
+from dave_vit.engine.targets import ScoreSet
+from dave_vit.errors import UnsupportedOperator
 from dave_vit.evaluate.statistics.intervals import estimate_means
-from dave_vit.metrics import energypg
+from dave_vit.metrics.localization import energypg, pointing
+from dave_vit.metrics.perturbation import Perturbation, area, deletion, insertion
 from dave_vit.models.text_generation import AnsweredPrompt, TextGenerator
 from dave_vit.viz.pages import format_estimate
 
 SEED = 61_000  # neither training nor its settings saw it
-METHODS = {"DAVE": "dave", "AttnLRP": "attn_lrp", "effective transformation": "effective"}
-METHODS |= {"input x gradient": "input_x_gradient"}
+METHODS = {"DAVE": "dave", "AttnLRP": "attn_lrp", "Grad-CAM": "gradcam", "attention rollout": "rollout", "TAM": "tam"}
+METHODS |= {"effective transformation": "effective", "input x gradient": "input_x_gradient"}
+COLUMNS = ("own object", "the other", "pointing", "deletion", "insertion")
+PATCH = 16
+FRACTIONS = tuple(step / 14 for step in range(15))  # whole patches: 14 of 196 at a time
 
 
 def named(asked: AnsweredPrompt, scene: Scene) -> Iterator[tuple[int, str]]:
@@ -47,16 +56,46 @@ def masks(scene: Scene, name: str) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(own.mask)[None], torch.from_numpy(other.mask)[None]
 
 
-def shares(asked: AnsweredPrompt, scene: Scene, samples: int) -> Iterator[list[float]]:
-    """For each word of a right name, the shares on its own object and on the other by each method, then the areas."""
-    options = {"dave": {"samples": samples}}
-    for word, name in named(asked, scene):
-        regions = masks(scene, name)
+def scores(asked: AnsweredPrompt, scene: Scene, samples: int | None) -> Iterator[list[float]]:
+    """For each word of a right name, all columns by each method, then the areas; NaN where a method is refused."""
+    words = dict(named(asked, scene))
+    if not words:
+        return
+    targets = asked.scores(list(words))
+    maps = {name: explain(asked, method, targets, samples) for name, method in METHODS.items()}
+    for number, name in enumerate(words.values()):
+        own, other = masks(scene, name)
         row = []
-        for method in METHODS.values():
-            made = create_method(method, asked, **options.get(method, {})).explain(asked.inputs, asked.score(word))
-            row += [float(energypg(made.map.cpu(), region)) for region in regions]
-        yield row + [float(region.float().mean()) for region in regions]
+        for found in maps.values():
+            if found is None:
+                row += [np.nan] * len(COLUMNS)
+                continue
+            one = found[:, number].cpu()
+            row += [float(energypg(one, own)), float(energypg(one, other)), float(pointing(one, own))]
+            row += perturb(asked, targets[number], one)
+        yield [*row, float(own.float().mean()), float(other.float().mean()), float(own.float().mean()), np.nan, np.nan]
+
+
+def explain(asked: AnsweredPrompt, method: str, words: list[Word], samples: int | None) -> Tensor | None:
+    """Return the maps of all words, [1, K, H, W]; None where the method is refused."""
+    options = {"samples": samples} if method == "dave" and samples else {}
+    try:
+        return create_method(method, asked, **options).explain(asked.inputs, ScoreSet(tuple(words))).map
+    except UnsupportedOperator:
+        return None
+
+
+def perturb(asked: AnsweredPrompt, word: Word, values: Tensor) -> list[float]:
+    """Return the mean probability of a word of one token while patches are removed, and while they are restored."""
+    coarse = F.avg_pool2d(values, PATCH).repeat_interleave(PATCH, -1).repeat_interleave(PATCH, -2)
+    order = Perturbation(FRACTIONS, order="most", baseline="blur")
+    target = torch.tensor([word.tokens[0]])
+
+    def logits(images: Tensor) -> Tensor:
+        return asked(images).logits[:, word.positions[0]]
+
+    curves = (measure(logits, asked.inputs, coarse, target, order) for measure in (deletion, insertion))
+    return [float(area(curve, FRACTIONS)) for curve in curves]
 
 
 def captions(writer: TextGenerator, count: int) -> tuple[float, float]:
@@ -73,22 +112,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--named", type=int, default=300, help="pictures whose captions are read")
     parser.add_argument("--pictures", type=int, default=40, help="pictures whose words are explained")
-    parser.add_argument("--samples", type=int, default=16, help="of DAVE")
+    parser.add_argument("--samples", type=int, help="of DAVE; its default by default")
     options = parser.parse_args()
     writer = load_model("builtin-captions")
     assert isinstance(writer, TextGenerator)
-    hits, right = captions(writer, options.named)
-    print(f"of {2 * options.named} objects {hits:.1%} are named; of {options.named} captions {right:.1%} are right\n")
+    if options.named:
+        hits, right = captions(writer, options.named)
+        print(f"of {2 * options.named} objects {hits:.1%} are named; of {options.named} captions {right:.1%} are right")
     rows, units = [], []
     for unit in range(options.pictures):
         scene = compose_scene(unit, "pair", seed=SEED)
-        found = list(shares(writer.with_prompt(Image.fromarray(scene.image)), scene, options.samples))
+        found = list(scores(writer.with_prompt(Image.fromarray(scene.image)), scene, options.samples))
         rows, units = rows + found, units + [unit] * len(found)
     units = np.unique(units, return_inverse=True)[1].tolist()
-    means = [format_estimate(e.mean, e.low, e.high, digits=1) for e in estimate_means(100 * np.array(rows).T, units)]
-    print(f"{len(rows)} words of {len(set(units))} pictures\n\n| method | own object | the other |\n|---|---|---|")
-    for number, name in enumerate([*METHODS, "area"]):
-        print(f"| {name} | {means[2 * number]} | {means[2 * number + 1]} |")
+    print(f"{len(rows)} words of {len(set(units))} pictures\n\n| method | {' | '.join(COLUMNS)} |")
+    print("|---" * (1 + len(COLUMNS)) + "|")
+    columns = np.array(rows).T.reshape(-1, len(COLUMNS), len(rows))
+    for name, values in zip([*METHODS, "area of the object"], 100 * columns, strict=True):
+        print(f"| {name} | {' | '.join(format_cell(value, units) for value in values)} |")
+
+
+def format_cell(values: np.ndarray, units: list[int]) -> str:
+    """Return the mean with its interval over pictures; a dash for what does not apply."""
+    if np.isnan(values).any():
+        return "-"
+    (estimate,) = estimate_means(values[None], units)
+    return format_estimate(estimate.mean, estimate.low, estimate.high, digits=1)
 
 
 if __name__ == "__main__":

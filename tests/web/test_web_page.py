@@ -365,6 +365,42 @@ def test_two_fingers_zoom_the_map_and_not_the_page(browser, tiny):
         assert canvas.bounding_box()["x"] > zoomed["x"] + 0.1 * box["width"]
 
 
+def test_zooming_in_shows_the_photograph_itself_and_the_factor(visit):
+    photograph = make_picture((96, 96))  # which the model sees in 32 x 32 pixels
+    visit.explain(data=encode_image(photograph))
+    visit.page.locator("#mix").fill("0")
+    size = "canvas => [canvas.width, canvas.height]"
+    assert visit.page.locator("canvas.map").evaluate(size) == [32, 32]
+    visit.page.click("#zoom-in")
+    expect(visit.page.locator("#zoom-reset")).to_have_text("2\N{MULTIPLICATION SIGN}")
+    expect(visit.page.locator("canvas.map")).to_have_attribute("width", "96")
+    assert np.abs(shares(visit).reshape(96, 96, 3) - np.asarray(photograph)).max() <= 1
+    visit.page.click("#zoom-reset")
+    expect(visit.page.locator("#zoom-reset")).to_have_text("1\N{MULTIPLICATION SIGN}")
+    assert visit.page.locator("canvas.map").evaluate(size) == [32, 32]
+
+
+def test_the_first_visit_is_guided_once(visit):
+    page, tour = visit.page, visit.page.locator("#tour")
+    expect(tour).to_contain_text("1 of 4. Choose an image")
+    page.click("#tour-next")
+    visit.wait_finished()  # of an example, since there was no image
+    for number in (2, 3, 4):
+        expect(tour).to_contain_text(f"{number} of 4.")
+        expect(page.locator(".tour-target")).to_have_count(1)
+        page.click("#tour-next")
+    expect(tour).to_be_hidden()
+    page.goto("about:blank")
+    page.goto(visit.base)
+    expect(page.locator("#examples button").first).to_be_visible()
+    expect(tour).to_be_hidden()
+    page.evaluate("localStorage.clear()")
+    page.reload()
+    page.click("#tour-skip")
+    expect(tour).to_be_hidden()
+    assert visit.complaints == []
+
+
 @pytest.fixture
 def writing(tmp_path) -> Iterator[str]:
     """The address of a server whose model answers questions."""

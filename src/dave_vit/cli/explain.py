@@ -56,11 +56,14 @@ class QuestionOptions:
         None
     )
     words: Annotated[
-        str | None, flag("Explain these words of the answer, counted from 1.", metavar="N,N,...", show_default="all")
+        str | None,
+        flag("Explain these words of the answer: numbers from 1, or texts.", metavar="WORD,...", show_default="all"),
     ] = None
-
     answer: Annotated[
         str | None, flag("Explain the words of this answer.", metavar="TEXT", show_default="the model's own")
+    ] = None
+    max_tokens: Annotated[
+        int | None, flag("Largest number of tokens of a generated answer.", min=1, metavar="N", show_default="32")
     ] = None
 
     @property
@@ -69,16 +72,16 @@ class QuestionOptions:
         from dave_vit.explanations.pipeline import Question
 
         target = ",".join(self.targets) if self.targets else None
-        words = self._word_numbers()
-        return Question(target, self.score, self.boxes, self.threshold, self.prompt, words, self.answer)
+        shared = (target, self.score, self.boxes, self.threshold, self.prompt)
+        return Question(*shared, self._chosen_words(), self.answer, self.max_tokens)
 
-    def _word_numbers(self) -> tuple[int, ...] | None:
+    def _chosen_words(self) -> tuple[int | str, ...] | None:
         if self.words is None or self.words.strip() == "all":
             return None
         parts = [part.strip() for part in self.words.split(",")]
-        if not all(part.isdigit() for part in parts):
-            raise OptionError(f"--words {self.words}; expected numbers with commas between, such as 3,5")
-        return tuple(map(int, parts))
+        if not all(parts):
+            raise OptionError(f"--words {self.words}; expected words or their numbers with commas between, such as 3,5")
+        return tuple(int(part) if part.isdigit() else part for part in parts)
 
 
 @dataclass(frozen=True)

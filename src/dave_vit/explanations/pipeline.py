@@ -52,8 +52,9 @@ class Question:
     boxes: bool = False
     threshold: float | None = None
     prompt: str | None = None
-    words: tuple[int, ...] | None = None
+    words: tuple[int | str, ...] | None = None
     answer: str | None = None
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,8 @@ def _explain_sentence(explainer: Explainer, source: str, question: Question) -> 
 
 def _explain_words(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
     picture = read_image(source)
-    yield "", [*refine_words(explainer, picture, question.prompt, question.words, answer=question.answer)]
+    limit = {} if question.max_tokens is None else {"max_tokens": question.max_tokens}
+    yield "", [*refine_words(explainer, picture, question.prompt, question.words, answer=question.answer, **limit)]
 
 
 def _explain_score(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
@@ -225,7 +227,7 @@ KINDS = {
     "sound": ExplanationKind("a sound", ("target",), _explain_sound),
     "page": ExplanationKind("a page", ("prompt",), _explain_page),
     "sentence": ExplanationKind("a sentence", ("prompt",), _explain_sentence),
-    "words": ExplanationKind("words", ("prompt", "words", "answer"), _explain_words),
+    "words": ExplanationKind("words", ("prompt", "words", "answer", "max_tokens"), _explain_words),
     "score": ExplanationKind("a score", ("score", "prompt"), _explain_score),
     "boxes": ExplanationKind("boxes", ("boxes", "threshold", "prompt"), _explain_boxes),
 }
@@ -255,7 +257,9 @@ def _check_question(kind: ExplanationKind, model: Adapter, question: Question, s
     """Refuse options that a kind of explanation cannot follow."""
     for option, value in asdict(question).items():
         if value not in (None, False) and option not in kind.options:
-            raise OptionError(f"{model.spec} explains {kind.subject} and takes no {option}; leave --{option} out")
+            raise OptionError(
+                f"{model.spec} explains {kind.subject} and takes no {option}; leave --{option.replace('_', '-')} out"
+            )
     if model.preprocessing.parts is not None and not kind.has_tiles:
         raise OptionError(f"--fit tiles explains classes of pictures, not {kind.subject}; take pad or squash")
     if style.animation and kind is KINDS["clip"]:

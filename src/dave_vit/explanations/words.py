@@ -149,7 +149,7 @@ def refine_words(
     explainer: Explainer,
     picture: LoadedImage,
     prompt: str | None = None,
-    words: Sequence[int] | None = None,
+    words: Sequence[int | str] | None = None,
     *,
     answer: str | None = None,
     max_tokens: int = MAX_TOKENS,
@@ -160,7 +160,7 @@ def refine_words(
         explainer: holds a model that writes text.
         picture: the photograph.
         prompt: the question; None for captioners.
-        words: numbers of the words to explain, counted from 1; None for all.
+        words: the words to explain, as numbers counted from 1 or as texts; None for all.
         answer: text to use instead of the model's own answer.
         max_tokens: the largest number of tokens.
     """
@@ -168,12 +168,10 @@ def refine_words(
     if not isinstance(model, TextGenerator):
         raise OptionError(f"{model.spec} writes no text; a prompt is for models that do")
     answered = model.with_prompt(picture.image, prompt, answer=answer, max_tokens=max_tokens)
-    numbers = tuple(words) if words is not None else tuple(range(1, len(answered.words) + 1))
     if not answered.words:
         raise OptionError("the answer has no words; give at least one, such as --answer 'a red cup'")
-    for number in numbers:
-        if not 1 <= number <= len(answered.words):
-            raise OptionError(f"word {number} of {answered.answer!r}, which has words 1 to {len(answered.words)}")
+    everything = range(1, len(answered.words) + 1)
+    numbers = tuple(number for word in (words or everything) for number in _find_word(answered, word))
     bound, against = explainer.with_model(answered, against=None), explainer.against or "rivals"
     bound.maps *= len(numbers)
     parts: tuple[ScoreExplanation, ...] = ()
@@ -189,6 +187,15 @@ def refine_words(
         parts = so_far
 
 
+def _find_word(answered: AnsweredPrompt, word: int | str) -> list[int]:
+    """Return the numbers of a word of an answer, given by its number or its text."""
+    texts = {number: each.text.casefold() for number, each in enumerate(answered.words, 1)}
+    found = [number for number, text in texts.items() if word in (number, text) or str(word).casefold() == text]
+    if not found:
+        raise OptionError(f"no word {word} in {answered.answer!r}, which has words 1 to {len(texts)}; see --answer")
+    return found
+
+
 def _group_words(numbers: Sequence[int], inputs: Tensor) -> Iterator[Sequence[int]]:
     """Yield words that are explained in the same forward passes: as many as their maps leave memory for."""
     most = max(1, _MAP_BYTES // (_VIEWS_PER_PASS * inputs.numel() * inputs.element_size()))
@@ -199,7 +206,7 @@ def explain_words(
     explainer: Explainer,
     picture: LoadedImage,
     prompt: str | None = None,
-    words: Sequence[int] | None = None,
+    words: Sequence[int | str] | None = None,
     *,
     answer: str | None = None,
 ) -> WordExplanation:

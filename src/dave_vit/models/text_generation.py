@@ -106,8 +106,26 @@ class TextGenerator(PromptedModel):
             return {"decoder_input_ids": torch.tensor([[start]])}
         if prompt is None:
             raise OptionError(f'{self.spec} answers a prompt; give one, --prompt "What is on the table?"')
-        inputs = self.processor(images=[image], text=[_format_prompt(self.processor, prompt)], return_tensors="pt")
+        text = _format_prompt(self.processor, prompt)
+        self._check_slot(prompt, text)
+        inputs = self.processor(images=[image], text=[text], return_tensors="pt")
         return {name: value for name, value in inputs.items() if name not in _IMAGE_INPUTS}
+
+    def _check_slot(self, prompt: str, text: str) -> None:
+        """Raise an error unless the formatted prompt has one slot for the photograph."""
+        slot = getattr(self.processor, "image_token", None)
+        if not slot or hasattr(self.processor, "num_query_tokens"):
+            return
+        if slot in prompt:
+            raise OptionError(
+                f"the prompt has an image slot of its own, {slot}; leave it out: a prompt is about one photograph, "
+                "whose slot is put where the model expects it"
+            )
+        if slot not in text:
+            raise InputError(
+                f"the chat template of {self.spec} has no image slot {slot}, so that the model would not see the "
+                "photograph; save the processor with a template for images"
+            )
 
     @torch.no_grad()
     def _generate(self, model: AnsweredPrompt, max_tokens: int) -> list[int]:

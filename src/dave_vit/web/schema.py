@@ -140,6 +140,10 @@ class Classification(BaseModel):
     top5: list[Prediction]
     also: Annotated[list[Prediction], Field(description="the other requested classes")]
     picture: Annotated[str, Field(description="PNG in base64: the image after preprocessing")]
+    crop: Annotated[
+        tuple[float, float, float, float],
+        Field(description="left, top, right and bottom of that in the photograph, from 0 to 1"),
+    ]
     notes: Annotated[list[str], Field(description="changes made to the image before the model sees it")]
 
 

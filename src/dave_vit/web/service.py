@@ -16,6 +16,7 @@ from typing import Any, Literal
 from torch import nn
 
 from dave_vit._internal.registry import suggest_names
+from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import DaveError, OptionError, UnknownName
 from dave_vit.explanations.base import ImageExplanation
@@ -147,6 +148,7 @@ class ExplainService:
             top5=list(classified.top5),
             also=[prediction for prediction in classified.predictions[5:] if prediction.index in query.also],
             picture=png_text(to_pillow(as_image(model.preprocessing.picture(classified.inputs)[0]))),
+            crop=_find_crop(model, picture),
             notes=list(picture.notes),
         )
 
@@ -255,6 +257,13 @@ def _explain_word(explainer: Explainer, picture: LoadedImage, query: ExplainQuer
     assert query.word is not None
     result = explain_words(explainer, picture, query.prompt or None, [query.word], answer=query.answer)
     return word_step(result), result, query.model_copy(update={"target": "", "against": None})
+
+
+def _find_crop(model: Adapter, picture: LoadedImage) -> tuple[float, float, float, float]:
+    """Return where the model's input lies in the photograph, in parts of its width and height."""
+    geometry = Geometry.measure(model.preprocessing, picture.image.size)
+    x, y = ([round(axis.to_photo(end)) / axis.photo for end in (0, axis.size)] for axis in (geometry.x, geometry.y))
+    return x[0], y[0], x[1], y[1]
 
 
 def _small_chunk(query: ExplainQuery, options: dict[str, Any]) -> dict[str, Any]:

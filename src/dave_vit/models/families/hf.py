@@ -87,7 +87,15 @@ class _Checkpoint:
 
     def load_part(self, auto_class: str) -> Any:
         """Load a processor or tokenizer."""
-        return getattr(import_transformers(), auto_class).from_pretrained(self.name)
+        try:
+            return getattr(import_transformers(), auto_class).from_pretrained(self.name)
+        except (OSError, ValueError) as error:
+            if not Path(self.name).is_dir():
+                raise
+            part = auto_class.removeprefix("Auto")
+            raise ModelError(
+                f"{self.spec}: its {part} cannot be read; save processor and tokenizer there too, with save_pretrained"
+            ) from error
 
     def build_with_head(self, class_name: str, head: str, advice: str) -> Any:
         """Load the model and refuse it where its head has no trained weights; transformers would draw them."""

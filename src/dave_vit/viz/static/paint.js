@@ -73,6 +73,31 @@ function convolve(values, weights, reach, length, lines, step, stride) {
   return result;
 }
 
+// Resamples a map bilinearly.
+export function resample(values, width, height, newWidth, newHeight) {
+  const result = new Float32Array(newWidth * newHeight);
+  const [columns, rows] = [positions(width, newWidth), positions(height, newHeight)];
+  for (let y = 0, at = 0; y < newHeight; y++) {
+    const [top, bottom, down] = rows[y];
+    for (let x = 0; x < newWidth; x++, at++) {
+      const [left, right, across] = columns[x];
+      const above = values[top * width + left] * (1 - across) + values[top * width + right] * across;
+      const below = values[bottom * width + left] * (1 - across) + values[bottom * width + right] * across;
+      result[at] = above * (1 - down) + below * down;
+    }
+  }
+  return result;
+}
+
+// The two neighbours of each new position, and how far it lies between them.
+function positions(size, newSize) {
+  return Array.from({ length: newSize }, (_, at) => {
+    const place = Math.min(size - 1, Math.max(0, ((at + 0.5) * size) / newSize - 0.5));
+    const first = Math.floor(place);
+    return [first, Math.min(size - 1, first + 1), place - first];
+  });
+}
+
 // Draws a map over its image.
 // mix: 0 is the image, 1 the map; half way the map lies over a paler image, the larger a value, the more opaque
 // above: the share of the limit below which nothing is shown

@@ -75,6 +75,7 @@ function makeStage(canvas, width) {
 function zoomButtons(zoom) {
   const actions = { "−": () => zoom.by(0.5), "1×": () => zoom.reset(), "+": () => zoom.by(2) };
   const buttons = Object.entries(actions).map(([textContent, onclick]) => make("button", { type: "button", textContent, onclick }));
+  zoom.onScale = (scale) => (buttons[1].textContent = formatFactor(scale));
   return make("span", { role: "group", ariaLabel: "Zoom" }, ...buttons);
 }
 

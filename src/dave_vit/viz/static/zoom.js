@@ -6,9 +6,9 @@ const MAX_SCALE = 16;
 const bound = (value, low, high) => Math.min(high, Math.max(low, value));
 
 export class Zoom {
-  // stages: returns the elements that show a part of their .layer
-  constructor(stages) {
-    this.stages = stages;
+  // stages: returns the elements that show a part of their .layer; onScale: called with the factor when it changes
+  constructor(stages, onScale = () => {}) {
+    Object.assign(this, { stages, onScale });
     this.scale = 1;
     this.centre = { x: 0.5, y: 0.5 }; // of the visible part, as fractions of the whole
     this.fingers = null; // last position of two of them
@@ -19,8 +19,10 @@ export class Zoom {
     const scale = bound(this.scale * factor, 1, MAX_SCALE);
     const rest = this.scale / scale;
     this.centre = { x: at.x + (this.centre.x - at.x) * rest, y: at.y + (this.centre.y - at.y) * rest };
+    const isNew = scale !== this.scale;
     this.scale = scale;
     this.apply();
+    if (isNew) this.onScale(scale);
   }
 
   reset() {
@@ -85,6 +87,10 @@ export class Zoom {
     if (key === "-") this.by(1 / STEP);
     if (key === "0") this.reset();
   }
+}
+
+export function formatFactor(scale) {
+  return `${Number(scale.toFixed(1))}×`;
 }
 
 function locate(event, layer) {

@@ -124,10 +124,26 @@ export function decodePlane({ data, unit, limit, caption }) {
 // Decodes the pixels of a PNG in base64.
 export async function decodePixels(text) {
   const bitmap = await createImageBitmap(new Blob([decodeBase64(text)], { type: "image/png" }));
-  const canvas = document.createElement("canvas");
-  canvas.width = bitmap.width;
-  canvas.height = bitmap.height;
+  return drawPart(bitmap, [0, 0, 1, 1], bitmap);
+}
+
+// Decodes the part of a photograph that a model sees, in its own resolution; null where that is no finer.
+// crop: left, top, right and bottom in parts of the whole; picture: the part as the model sees it; longest: limit on
+// the sides in pixels
+export async function cropPhoto(blob, crop, { width, height }, longest) {
+  const bitmap = await createImageBitmap(blob);
+  const finest = Math.max(((crop[2] - crop[0]) * bitmap.width) / width, ((crop[3] - crop[1]) * bitmap.height) / height);
+  const factor = Math.min(finest, longest / Math.max(width, height));
+  if (factor <= 1) return null;
+  return drawPart(bitmap, crop, { width: Math.round(width * factor), height: Math.round(height * factor) });
+}
+
+function drawPart(bitmap, [left, top, right, bottom], { width, height }) {
+  const canvas = Object.assign(document.createElement("canvas"), { width, height });
   const context = canvas.getContext("2d", { willReadFrequently: true });
-  context.drawImage(bitmap, 0, 0);
-  return context.getImageData(0, 0, bitmap.width, bitmap.height);
+  context.fillStyle = "#808080"; // outside of the photograph, where it is padded
+  context.fillRect(0, 0, width, height);
+  const [wide, high] = [width / (right - left), height / (bottom - top)];
+  context.drawImage(bitmap, -left * wide, -top * high, wide, high);
+  return context.getImageData(0, 0, width, height);
 }

@@ -16,9 +16,11 @@ import { buildRequest, isUpToDate, readChoices } from "./request.js";
 import { Results } from "./results.js";
 import { Session } from "./session.js";
 import { Words } from "./words.js";
-import { Zoom } from "./zoom.js";
+import { startTour } from "./tour.js";
+import { Zoom, formatFactor } from "./zoom.js";
 
 const NARROW = "(max-width: 62rem)"; // one column, as in style.css
+const PHOTO = 1024; // pixels of the longer side of what is shown when zoomed in
 const CLICK = 300; // milliseconds: what leaving a field changes must not move what is being clicked
 
 // What all panels share.
@@ -32,6 +34,7 @@ const page = {
   onTarget: (panel, prediction) =>
     usesChosenModel(panel) && !chosenModel().writes && classes.resolve(prediction, panel === panels[0]),
   sources: (panel) => (chosenModel().writes && usesChosenModel(panel) ? words.traced[panel.target.index - 1]?.sources : null),
+  photo: (panel) => (zoom.scale > 1 ? state.photos[panel.request.options.model] : null),
   otherModel: (panel) => (usesChosenModel(panel) ? "" : panel.request.options.model),
   draw,
   onDone,
@@ -42,17 +45,18 @@ const page = {
 const panels = [new Panel(page), new Panel(page)];
 const pair = new Pair($("pair"), page, panels);
 const session = new Session($("session"));
-const zoom = new Zoom(() => document.querySelectorAll(".stage"));
+const zoom = new Zoom(() => document.querySelectorAll(".stage"), onZoom);
 const classes = new Classes(runFirst, onAgainst);
 const words = new Words(page, {
   onPrompt: (prompt) => state.blob && inspect(state.blob, state.name, state.image, { prompt }),
   onChoice: runFirst,
   onTraced: draw,
 });
-// image: its name in the address; pictures: the image as models see it, by model; inspection: aborts the running one
+// image: its name in the address; pictures: the image as models see it, by model; crops: the
+// part of the photograph that it is; photos: that part in the photograph's resolution, once zoomed; inspection: aborts the running one
 // inspectedBy: the model whose classes are shown; turn: counts addresses that were followed
 const state = {
-  info: null, blob: null, name: "", url: "", image: "", pictures: {}, inspection: null, inspectedBy: "", turn: 0, replace: true,
+  info: null, blob: null, name: "", url: "", image: "", pictures: {}, crops: {}, photos: {}, inspection: null, inspectedBy: "", turn: 0, replace: true,
 };
 
 function usesChosenModel(panel) {
@@ -136,7 +140,8 @@ async function inspect(blob, name, image, saved = {}) {
       if (!image.startsWith("example-")) saveImage(image, blob, name);
     }
     const model = $("model").value;
-    Object.assign(state, { blob, name, image, inspectedBy: model, pictures: { [model]: picture } });
+    Object.assign(state, { blob, name, image, inspectedBy: model, pictures: { [model]: picture }, crops: { [model]: response.crop }, photos: {} });
+    if (zoom.scale > 1) onZoom(zoom.scale);
     page.notes = response.notes;
     showInspection(response, saved);
     runAll();
@@ -194,8 +199,23 @@ async function run(number) {
 }
 
 async function pictureFor(model) {
-  const load = async () => (await api.classify(state.blob, { model, name: state.name, fit: $("fit").value })).picture;
-  return (state.pictures[model] ??= await api.decodePixels(await load()));
+  if (!state.pictures[model]) {
+    const { picture, crop } = await api.classify(state.blob, { model, name: state.name, fit: $("fit").value });
+    state.crops[model] = crop;
+    state.pictures[model] = await api.decodePixels(picture);
+  }
+  return state.pictures[model];
+}
+
+// Shows the factor, and the photograph in its own resolution.
+async function onZoom(scale) {
+  $("zoom-reset").textContent = formatFactor(scale);
+  const { blob, photos, crops, pictures } = state;
+  for (const model of scale > 1 ? Object.keys(crops) : []) {
+    const load = () => api.cropPhoto(blob, crops[model] ?? [0, 0, 1, 1], pictures[model], PHOTO);
+    photos[model] ??= await load().catch(() => null); // browsers do not read every kind of file
+  }
+  draw();
 }
 
 function runAll() {
@@ -365,7 +385,10 @@ async function start() {
   showChosenModel();
   applyDisplay();
   if (location.hash) await followAddress();
-  else state.replace = false;
+  else {
+    state.replace = false;
+    startTour();
+  }
 }
 
 start();

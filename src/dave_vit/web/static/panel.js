@@ -2,7 +2,7 @@
 
 import { Failure, decodePlane, explain } from "./api.js";
 import { digits, make, percent } from "./dom.js";
-import { drawBar, drawHeatmap, drawOverlay, limitOf, smoothMap } from "./paint.js";
+import { drawBar, drawHeatmap, drawOverlay, limitOf, resample, smoothMap } from "./paint.js";
 import { showSources } from "./sources.js";
 
 const FILES = {
@@ -147,7 +147,7 @@ export class Panel {
     const colormap = signed ? colours.dave_signed : colours.dave;
     const map = { ...this.shown, limit: this.page.limit(this, "shown") };
     const smoothed = { ...this.smoothed, limit: this.page.limit(this, "smoothed") };
-    drawOverlay(this.canvas, this.image, map, smoothed, { ...display, signed }, colormap);
+    this.drawMap(map, smoothed, { ...display, signed }, colormap);
     this.canvas.ariaLabel = `Map of ${this.target.name}. Arrow keys read its values, plus and minus zoom.`;
     const [first, second] = this.root.querySelectorAll("figure");
     first.querySelector(".strong").textContent = signed ? "For and against" : "Map";
@@ -162,6 +162,15 @@ export class Panel {
     }
     showSources(this.find(".sources"), this.page.sources(this));
     this.point(this.at);
+  }
+
+  // Zoomed in, the photograph is shown in its own resolution.
+  drawMap(map, smoothed, display, colormap) {
+    const photo = this.page.photo(this);
+    if (!photo) return drawOverlay(this.canvas, this.image, map, smoothed, display, colormap);
+    const { width, height } = this.size;
+    const fit = (plane) => ({ ...plane, values: resample(plane.values, width, height, photo.width, photo.height) });
+    drawOverlay(this.canvas, photo, fit(map), fit(smoothed), display, colormap);
   }
 
   showScale(figure, { limit, caption }, colormap, unit, signed = false) {
