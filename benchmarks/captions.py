@@ -137,7 +137,7 @@ def format_cell(values: np.ndarray, units: list[int]) -> str:
     if np.isnan(values).any():
         return "-"
     (estimate,) = estimate_means(values[None], units)
-    return format_estimate(estimate.mean, estimate.low, estimate.high, digits=1)
+    return format_estimate(estimate.mean, max(0.0, estimate.low), min(100.0, estimate.high), digits=1)
 
 
 if __name__ == "__main__":
