@@ -22,6 +22,7 @@ PACKAGES = {
     "torchvision": "torchvision",
     "open_clip": "open_clip_torch",
     "bcos": "bcos",
+    "monai": "monai",
     "torch": "torch",
 }
 

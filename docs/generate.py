@@ -113,6 +113,29 @@ model that is not listed with `dave doctor --model SPEC`.
 
 Checked with {versions}: {exact} architectures exact, {unsupported} unsupported.
 """
+_OTHER_FIELDS = """
+## Pathology and remote sensing
+
+These backbones have architectures of the tables above, with other means, deviations and channels, which come with their
+weights or are given: `--mean`, `--std`, `--size`. Without a head, explain a similarity (`--score similarity:FILE`) or
+[train a head](howto/fine-tuned.md) with `dave probe`. Images of more than three channels are tensors in Python:
+`DAVE(model).attribute(images)` with images `[B, 13, H, W]`, for instance.
+
+| field | model | loaded as |
+|---|---|---|
+| pathology | UNI | `timm:hf-hub:MahmoodLab/UNI` |
+| pathology | H-optimus-0 | `timm:hf-hub:bioptimus/H-optimus-0` |
+| pathology | Prov-GigaPath, tiles | `timm:hf-hub:prov-gigapath/prov-gigapath` |
+| pathology | Phikon, Phikon-v2 | `hf:owkin/phikon`, `hf:owkin/phikon-v2` |
+| pathology | PLIP | `hf:vinid/plip` |
+| pathology | QuiltNet | `openclip:hf-hub:wisdomik/QuiltNet-B-32` |
+| biomedicine | BiomedCLIP | `openclip:hf-hub:microsoft/BiomedCLIP-PubMedBERT_256-vit_base_patch16_224` |
+| remote sensing | RemoteCLIP, GeoRSCLIP | `openclip:ViT-B-32` with `--weights FILE` |
+| remote sensing | SSL4EO-S12, Sentinel-2 | `timm.create_model("vit_small_patch16_224", in_chans=13)` with its weights |
+
+Names are those under which they are published; the architectures were checked, these weights were not. Models with
+code of their own, such as CONCH, Prithvi or Clay, are modules: [check them](howto/own-model.md) with `dave doctor`.
+"""
 _LIBRARY = """
 ## {library}
 
@@ -136,7 +159,7 @@ def models_page() -> str:
     reasons = [
         f"- **{row.family}** (`{row.architecture}`): {row.reason.partition(': ')[0]}\n" for row in rows if row.reason
     ]
-    return head + "".join(tables) + "\n## Why some are unsupported\n\n" + "".join(reasons)
+    return head + "".join(tables) + _OTHER_FIELDS + "\n## Why some are unsupported\n\n" + "".join(reasons)
 
 
 def _model_row(row: Any) -> str:

@@ -119,7 +119,7 @@ class TestTable:
     def test_size_and_families(self):
         entries = architectures()
         assert len(entries) >= 60
-        libraries = {"timm", "transformers", "torchvision", "open_clip", "bcos", "builtin"}
+        libraries = {"timm", "transformers", "torchvision", "open_clip", "bcos", "monai", "builtin"}
         assert {entry.library for entry in entries} == libraries
 
     @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from dave_vit.explanations.pages import refine_page
 from dave_vit.explanations.scores import BoxesExplanation, explain_boxes, refine_score
 from dave_vit.explanations.sentences import refine_sentence
 from dave_vit.explanations.sounds import refine_sound
+from dave_vit.explanations.volumes import refine_volume
 from dave_vit.explanations.words import refine_words
 from dave_vit.models import Adapter
 from dave_vit.models.audio import AudioModel
@@ -31,6 +32,7 @@ from dave_vit.models.retrieval import PageRetriever
 from dave_vit.models.tasks import NamedScore, TaskModel
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.models.video import VideoModel
+from dave_vit.models.volume import VolumeModel
 from dave_vit.models.zero_shot import ZeroShotAdapter
 from dave_vit.viz import AnimationStep, Scales, View, animate
 from dave_vit.viz.rendering import as_map
@@ -191,6 +193,10 @@ def _explain_sound(explainer: Explainer, source: str, question: Question) -> Ite
     yield _target_label(question), [*refine_sound(explainer, source, question.target or "top1")]
 
 
+def _explain_volume(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
+    yield _target_label(question), [*refine_volume(explainer, source, question.target or "top1")]
+
+
 def _explain_page(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
     yield question.prompt or "", [*refine_page(explainer, read_image(source), question.prompt)]
 
@@ -225,6 +231,7 @@ KINDS = {
     "classes": ExplanationKind("classes", ("target",), _explain_classes, has_tiles=True),
     "clip": ExplanationKind("a clip", ("target",), _explain_clip),
     "sound": ExplanationKind("a sound", ("target",), _explain_sound),
+    "volume": ExplanationKind("a volume", ("target",), _explain_volume),
     "page": ExplanationKind("a page", ("prompt",), _explain_page),
     "sentence": ExplanationKind("a sentence", ("prompt",), _explain_sentence),
     "words": ExplanationKind("words", ("prompt", "words", "answer", "max_tokens"), _explain_words),
@@ -239,6 +246,8 @@ def _find_kind(model: Adapter, question: Question) -> ExplanationKind:
         return KINDS["clip"]
     if isinstance(model, AudioModel):
         return KINDS["sound"]
+    if isinstance(model, VolumeModel):
+        return KINDS["volume"]
     if question.score is not None:
         return KINDS["score"]
     if isinstance(model, TextGenerator):
@@ -262,7 +271,7 @@ def _check_question(kind: ExplanationKind, model: Adapter, question: Question, s
             )
     if model.preprocessing.parts is not None and not kind.has_tiles:
         raise OptionError(f"--fit tiles explains classes of pictures, not {kind.subject}; take pad or squash")
-    if style.animation and kind is KINDS["clip"]:
+    if style.animation and kind in (KINDS["clip"], KINDS["volume"]):
         raise OptionError("the animation of a clip shows its frames; leave out --animate")
     return kind
 

@@ -1,4 +1,4 @@
-"""The architectures of torchvision, open_clip and bcos, and the embedded ones, in the table of models."""
+"""The architectures of torchvision, open_clip, bcos and MONAI, and the embedded ones, in the table of models."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from dave_vit.models.families import bcos, open_clip, torchvision
 from dave_vit.models.families.builtin import BUILTIN
+from dave_vit.models.volume import VolumeModel
 from dave_vit.models.zero_shot import SimilarityClassifier
 from model_coverage.entry import CLASSES, Entry
 
@@ -61,6 +62,31 @@ _BCOS: tuple[tuple[str, str, int], ...] = (
     ("B-cos ResNet", "resnet18", 6),
     ("B-cos DenseNet", "densenet121", 6),
 )
+
+
+_SMALL_3D = {"img_size": (16,) * 3, "hidden_size": 32, "mlp_dim": 64, "num_heads": 2}
+# family, name, its values
+_MONAI: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    (
+        "3-D ViT",
+        "ViT",
+        {
+            **_SMALL_3D,
+            "patch_size": (8,) * 3,
+            "num_layers": 2,
+            "classification": True,
+            "num_classes": CLASSES,
+            "post_activation": "",
+        },
+    ),
+    ("UNETR", "UNETR", {**_SMALL_3D, "out_channels": CLASSES, "feature_size": 4}),
+)
+
+
+def _monai(name: str, values: dict[str, Any]) -> nn.Module:
+    from monai.networks import nets
+
+    return VolumeModel(getattr(nets, name)(in_channels=1, **values), values["img_size"], [])
 
 
 def _torchvision(name: str, options: dict[str, Any]) -> nn.Module:
@@ -114,7 +140,7 @@ def _open_clip(options: dict[str, Any]) -> nn.Module:
 
 
 def entries() -> list[Entry]:
-    """What is checked of torchvision, open_clip, bcos, and of the embedded models."""
+    """What is checked of torchvision, open_clip, bcos, MONAI, and of the embedded models."""
     return [
         *(Entry("torchvision", family, name, partial(_torchvision, name, more)) for family, name, more in _TORCHVISION),
         *(
@@ -124,6 +150,10 @@ def entries() -> list[Entry]:
         *(
             Entry("bcos", family, name, partial(bcos.build, name, num_classes=CLASSES), channels=channels)
             for family, name, channels in _BCOS
+        ),
+        *(
+            Entry("monai", family, name, partial(_monai, name, more), (16, 16), channels=1, frames=16)
+            for family, name, more in _MONAI
         ),
         Entry("builtin", "ViT", "builtin", BUILTIN["builtin"].create, (224, 224)),
         Entry("builtin", "B-cos ViT", "builtin-bcos", BUILTIN["builtin-bcos"].create, (224, 224), 6),
