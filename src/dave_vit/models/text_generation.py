@@ -106,25 +106,24 @@ class TextGenerator(PromptedModel):
             return {"decoder_input_ids": torch.tensor([[start]])}
         if prompt is None:
             raise OptionError(f'{self.spec} answers a prompt; give one, --prompt "What is on the table?"')
-        text = _format_prompt(self.processor, prompt)
-        self._check_slot(prompt, text)
-        inputs = self.processor(images=[image], text=[text], return_tensors="pt")
-        return {name: value for name, value in inputs.items() if name not in _IMAGE_INPUTS}
-
-    def _check_slot(self, prompt: str, text: str) -> None:
-        """Raise an error unless the formatted prompt has one slot for the photograph."""
         slot = getattr(self.processor, "image_token", None)
-        if not slot or hasattr(self.processor, "num_query_tokens"):
-            return
-        if slot in prompt:
+        if isinstance(slot, str) and slot in prompt:
             raise OptionError(
                 f"the prompt has an image slot of its own, {slot}; leave it out: a prompt is about one photograph, "
                 "whose slot is put where the model expects it"
             )
-        if slot not in text:
+        inputs = self.processor(images=[image], text=[_format_prompt(self.processor, prompt)], return_tensors="pt")
+        self._check_slot(inputs["input_ids"])
+        return {name: value for name, value in inputs.items() if name not in _IMAGE_INPUTS}
+
+    def _check_slot(self, token_ids: Tensor) -> None:
+        """Raise InputError where the tokens of a prompt have no slot for the photograph."""
+        image_token = getattr(self.model.config, "image_token_id", None)
+        has_queries = hasattr(self.processor, "num_query_tokens")  # BLIP-2 puts them in by itself
+        if image_token is not None and not has_queries and image_token not in token_ids[0].tolist():
             raise InputError(
-                f"the chat template of {self.spec} has no image slot {slot}, so that the model would not see the "
-                "photograph; save the processor with a template for images"
+                f"the chat template of {self.spec} has no image slot, so that the model would not see the photograph; "
+                "save the processor with a template for images"
             )
 
     @torch.no_grad()
