@@ -47,7 +47,7 @@ def test_every_form_of_an_image_gives_the_same_map(form, tmp_path):
 
 
 def test_a_spec_is_loaded(monkeypatch):
-    monkeypatch.setattr("dave_vit.explanations.api.load_model", lambda spec: adapter(spec))
+    monkeypatch.setattr("dave_vit.models.loading.load_model", lambda spec: adapter(spec))
     assert isinstance(dave_vit.explain(PICTURE, "timm:tiny", samples=2), Explanation)
 
 

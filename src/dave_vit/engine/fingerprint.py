@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from types import CodeType, FunctionType, MethodType
 from typing import Any
-from weakref import ref
+from weakref import ProxyTypes, ref
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ _WRAPPERS = (types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDe
 _BY_IDENTITY = (*_DESCRIPTORS, *_WRAPPERS, types.ModuleType, enum.Enum)
 _IN_FILES = (Tensor, FunctionType, list, dict, tuple, types.SimpleNamespace)  # what is looked into, whoever made it
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "builtins"}
+_TRAINERS = frozenset(("lightning", "pytorch_lightning"))  # modules hold their trainer, which holds its data
 _MAX_TOKENS = 300_000  # a model with more, such as one that holds its training data, is not recorded
 
 
@@ -156,7 +157,9 @@ class _Walk:
             self._add_object(kind, value)
 
     def _add_object(self, kind: type, value: Any) -> None:
-        if isinstance(value, nn.Module):
+        if kind in ProxyTypes:  # they look like what they point to
+            self._add_opaque(kind)
+        elif isinstance(value, nn.Module):
             self._add_module(value)
         elif isinstance(value, _CONTAINERS):
             self._add_container(kind, value)
@@ -166,8 +169,14 @@ class _Walk:
             self._add_class(value)
         elif isinstance(value, _BY_IDENTITY):
             self.tokens.append(id(value))
+        elif kind.__module__.partition(".")[0] in _TRAINERS:
+            self._add_opaque(kind)
         else:
             self._add_parts(kind, value)
+
+    def _add_opaque(self, kind: type) -> None:
+        self._opaque.add(self._attribute)
+        self.tokens.append(kind)
 
     def _add_tensor(self, tensor: Tensor) -> None:
         self.tensors.add(id(tensor))
@@ -257,8 +266,8 @@ class _Walk:
         elif hasattr(value, "__dict__"):
             parts = (kind, vars(value))
         else:
-            self._opaque.add(self._attribute)
-            parts = ()
+            self._add_opaque(kind)
+            return
         self.tokens.append(kind)
         for part in parts:
             self.add(part)

@@ -17,7 +17,7 @@ from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.targets import TargetLike
 from dave_vit.errors import InputError, OptionError
 from dave_vit.methods import Explanation, create_method
-from dave_vit.models import load_model
+from dave_vit.models import loading
 from dave_vit.models.processors import find_preprocessing
 from dave_vit.models.traits import do_classes_compete
 
@@ -73,7 +73,7 @@ class AttributionPipeline:
     """A model, its preprocessing and a method: from images to dictionaries; see `pipeline`."""
 
     def __init__(self, model: str | nn.Module, *, method: str = "dave", processor: Any = None, **options: Any) -> None:
-        self.model: nn.Module = load_model(model) if isinstance(model, str) else model
+        self.model: nn.Module = loading.load_model(model) if isinstance(model, str) else model
         self.method = create_method(method, self.model, **options)
         self._own_preprocess = None if processor is not None else getattr(self.model, "preprocess", None)
         self._preprocessing = find_preprocessing(self.model, processor)
