@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -54,6 +55,12 @@ def test_maps_and_numbers_of_each_step_are_written(tmp_path):
         log_maps(model, 0, X, **{**OPTIONS, "regions": BOXES[:1]})
     with pytest.raises(OptionError, match="every is 0"):
         log_maps(model, 0, X, every=0)
+
+
+def test_a_model_that_points_back_to_its_owner_is_explained():
+    owner, model = torch.nn.Module(), vit()
+    model.trainer = SimpleNamespace(module=weakref.proxy(owner))  # as a module of Lightning does
+    assert log_maps(model, 0, X, **OPTIONS) == log_maps(vit(), 0, X, **OPTIONS)
 
 
 class Recorder:
