@@ -2,7 +2,8 @@
 
     python benchmarks/speed.py --model timm:vit_base_patch16_224 --out benchmarks/results
 
-Weights are random, but for a small last layer. The file written is named after the environment.
+Weights are random, but for a small last layer. The file written is named after the environment. With --large, other
+rows are printed instead, one JSON object a line: large models, one image alone and small GPUs (see large_models.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import large_models
 from dave_vit import DAVE, __version__, effective_transformation
 
 VIEWS = 50  # of a map with the exact linear map, and of captum's SmoothGrad
@@ -258,7 +260,13 @@ def main() -> None:
     parser.add_argument("--modes", default="eager,compiled")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=None, help="folder for the Markdown file")
+    parser.add_argument("--large", action="store_true", help="large models and small GPUs instead")
+    parser.add_argument("--models", default="", help="with --large: other models of timm, with commas between")
+    parser.add_argument("--seconds", type=float, default=330, help="with --large: after which rows are skipped")
     options = parser.parse_args()
+    if options.large:
+        large_models.main(options)
+        return
     torch.manual_seed(0)
     device = torch.device(options.device)
     images = torch.randn(options.images, 3, 224, 224, device=device)

@@ -229,6 +229,22 @@ def test_engines_go_by_name():
         create_engine("local", address="auto")
 
 
+def test_all_gpus_of_the_machine_by_default(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert create_engine("local").devices == ["cuda:0", "cuda:1", "cuda:2"]
+    assert create_engine("local", workers=6).devices == ["cuda:0", "cuda:1", "cuda:2"] * 2
+
+
+def test_a_full_gpu_says_so(monkeypatch):
+    def ones(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    monkeypatch.setattr(torch, "ones", ones)
+    with pytest.raises(OutOfMemory, match=r"^device 'cuda' is full; free its memory, or use another device$"):
+        create_engine("local", device="cuda")
+
+
 def test_devices():
     assert pick_devices("cpu") == ["cpu"]
     assert pick_devices("cpu", workers=3) == ["cpu"] * 3

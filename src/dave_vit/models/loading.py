@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dave_vit.errors import ModelError, OptionError
+from dave_vit.errors import ModelError, OptionError, OutOfMemory, is_out_of_memory
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.classes import Classes
 from dave_vit.models.families import FAMILIES
@@ -120,5 +120,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
         resolved = torch.device(device)
         torch.ones(1, device=resolved).item()
     except Exception as error:  # each backend raises its own exception
+        if is_out_of_memory(error):
+            raise OutOfMemory(f"device {str(device)!r} is full; free its memory, or use another device") from error
         raise OptionError(f"device {str(device)!r} is not available on this machine; use cpu") from error
     return resolved
