@@ -107,7 +107,7 @@ def test_the_package_is_the_wheel_and_needs_only_what_it_says(empty):
 def test_the_python_of_the_readme_ends_in_a_picture(empty):
     assert PYTHON
     for block in PYTHON:
-        few = block.replace("timm:deit_tiny_patch16_224", "builtin").replace("DAVE(model)", "DAVE(model, samples=4)")
+        few = block.replace('"timm:deit_tiny_patch16_224"', '"builtin", samples=4')
         run_checked(empty, ".venv/bin/python", "-c", few)
     assert (empty / "map.png").read_bytes().startswith(b"\x89PNG")
 
