@@ -6,17 +6,23 @@ import io
 import itertools
 
 import matplotlib
+import matplotlib.text
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from dave_vit import viz
+from dave_vit.data.images import LoadedImage
 from dave_vit.errors import InputError, OptionError
+from dave_vit.explanations.classes import ClassExplanation, classify, explain_classes
+from dave_vit.explanations.explainer import Explainer
 from dave_vit.methods import METHODS, Explanation
+from dave_vit.methods.options import filter_options
 from dave_vit.viz.colors import colorize, hue
 from dave_vit.viz.plots import STYLES, method_style
 from dave_vit.viz.rendering import as_image, resize_image
+from web_fixtures import adapter, make_picture
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGE = torch.rand(3, 32, 48, generator=GENERATOR)
@@ -240,3 +246,39 @@ def test_maps_of_several_targets_are_the_sums_over_their_channels():
     panels = viz.build_panels(Explanation(attribution, torch.tensor([[5, 7]])))
     assert [each.target for each in panels] == ["class 5", "class 7"]
     torch.testing.assert_close(panels[1].map, attribution[0, 1].sum(0))
+
+
+def explain_tiny(name: str, **options) -> ClassExplanation:
+    explainer = Explainer(adapter(), name, **options)
+    classified = classify(explainer.model, LoadedImage("noise", make_picture()))
+    return explain_classes(explainer, classified, classified.pick("top1"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "effort"),
+    [
+        ("integrated_gradients", {"steps": 3}, "3 steps"),
+        ("lime", {"samples": 8}, "8 masks"),
+        ("rise", {"samples": 8}, "8 masks"),
+        ("smoothgrad", {"samples": 3}, "3 samples"),
+        ("saliency", {}, ""),
+    ],
+)
+def test_titles_say_what_a_map_took(name, options, effort):
+    result = explain_tiny(name, **options)
+    assert result.method_label == ", ".join(filter(None, [name, effort]))
+
+
+@pytest.mark.parametrize("name", ["rise", "occlusion"])
+def test_maps_of_masks_are_drawn_from_their_smallest_to_their_largest_value(name):
+    result = explain_tiny(name, **filter_options(name, samples=16))
+    (panel,) = result.panels
+    values, map_ = np.asarray(panel.map), result.explanation.map[0].numpy()
+    assert (values.min(), values.max(), panel.unit) == (0, 1, "of its range")
+    np.testing.assert_allclose(values, (map_ - map_.min()) / (map_.max() - map_.min()), atol=1e-5)
+
+
+def test_the_figure_of_one_target_has_an_overlay():
+    result = explain_tiny("saliency")
+    texts = [text.get_text() for text in result.figure().findobj(matplotlib.text.Text)]
+    assert {"image", "overlay"} <= set(texts)

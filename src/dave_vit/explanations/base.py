@@ -21,6 +21,7 @@ from dave_vit.data.images import LoadedImage
 from dave_vit.errors import DataError
 from dave_vit.explanations.explainer import Explainer
 from dave_vit.methods import DAVE, Explanation
+from dave_vit.methods.masking import MaskingMethod
 from dave_vit.methods.options import declared_options
 from dave_vit.methods.settings import method_settings, to_json_value
 from dave_vit.models import Adapter
@@ -139,9 +140,19 @@ class ImageExplanation(ABC):
             self.explainer.name,
             f"preset {preset}" if preset else "",
             "against rivals" if "rivals" in (self.explanation.against or ()) else "",
-            f"{self.explanation.samples} samples" if self.explanation.standard_error is not None else "",
+            self._effort,
         ]
         return ", ".join(filter(None, parts))
+
+    @property
+    def _effort(self) -> str:
+        """How many samples, steps or masks the map took; empty for one pass."""
+        method, is_sampled = self.explainer.method, self.explanation.standard_error is not None
+        if is_sampled and not isinstance(method, MaskingMethod):
+            return f"{self.explanation.samples} samples"
+        counts = {"steps": getattr(method, "steps", None)}
+        counts |= {"masks" if isinstance(method, MaskingMethod) else "samples": getattr(method, "samples", None)}
+        return ", ".join(f"{count} {name}" for name, count in counts.items() if isinstance(count, int))
 
     def viewed_map(self, view: View = "map") -> Tensor:
         """Return the map of the first tile and target in the frame of the photograph, [H, W]; [T, H, W] of clips."""
@@ -163,6 +174,7 @@ class ImageExplanation(ABC):
             scales=scales,
             notes=[f"Note: {note}." for note in self.notes],
             beneath=self.image if self.photo.is_plain else photo.image,
+            overlay=self.overlay(view, scales),
         )
 
     def record(self) -> dict[str, Any]:

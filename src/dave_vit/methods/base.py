@@ -43,7 +43,8 @@ class MethodInfo:
         resolution: whether it resolves pixels or patches.
         class_specific: whether another target gives another map.
         unit: what its numbers are shares of: "logit" where they are parts of the class score, "own" where only their
-            order means anything; maps of one unit can share a colour scale.
+            order means anything, "range" where they are drawn from the smallest to the largest, as published; maps of
+            one unit can share a colour scale.
     """
 
     summary: str
@@ -51,7 +52,7 @@ class MethodInfo:
     passes: str
     resolution: Literal["pixel", "patch"] = "pixel"
     class_specific: bool = True
-    unit: Literal["logit", "own"] = "own"
+    unit: Literal["logit", "own", "range"] = "own"
 
 
 class Method(ABC):
@@ -198,7 +199,7 @@ class Method(ABC):
             )
         against = target.against if explanation.against is None else explanation.against
         against = None if against is None or against.count(None) == len(against) else against
-        unit = "logit" if self.info.unit == "logit" else ""
+        unit = self.info.unit.replace("own", "")
         explanation = replace(explanation, against=against, subject=ExplainedBatch.of(images, self.model), unit=unit)
         return explanation if target.has_class_axis else explanation.select_class(0)
 

@@ -40,7 +40,8 @@ class Explanation:
         mean: the average of the samples' maps ``[B, H, W]``, of which ``standard_error`` is the error.
         is_signed: whether a negative value of the map is evidence against the target.
         subject: the images, and what figures need of the model.
-        unit: of the numbers of its maps: "logit", or empty where only their order means anything.
+        unit: of the numbers of its maps: "logit", "range" where they are drawn from the smallest to the largest, or
+            empty where only their order means anything.
 
     Example:
         >>> explanation = DAVE(model).explain(model.preprocess("photo.jpg"))

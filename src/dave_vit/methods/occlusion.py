@@ -32,6 +32,7 @@ class Occlusion(MaskingMethod):
         "Zeiler and Fergus, ECCV 2014",
         "1 + windows forward",
         resolution="patch",
+        unit="range",
     )
 
     def __init__(self, model: nn.Module, window: int | None = None, stride: int | None = None, **options: Any) -> None:

@@ -37,6 +37,7 @@ class RISE(MaskingMethod):
         "Petsiuk et al., BMVC 2018",
         "1 + T forward",
         resolution="patch",
+        unit="range",
     )
     _budget_option = ("samples", 0)
 

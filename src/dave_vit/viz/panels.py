@@ -11,7 +11,7 @@ from torch import Tensor
 from dave_vit.methods import Explanation
 from dave_vit.viz.cells import certainty_cell, image_cell, map_cell, targets_cell
 from dave_vit.viz.figures import Cell, Drawing, draw_grid
-from dave_vit.viz.rendering import ImageLike, MapLike
+from dave_vit.viz.rendering import ImageLike, MapLike, as_map
 
 View = Literal["map", "signed"]
 Scales = Literal["shared", "own"]
@@ -65,8 +65,9 @@ def draw_side_by_side(
     scales: Scales = "shared",
     notes: Sequence[str] = (),
     beneath: ImageLike | None = None,
+    overlay: ImageLike | None = None,
 ) -> Drawing:
-    """Draw image, map and certainty beside each other; several targets get a row of maps and one of certainty.
+    """Draw image, overlay, map and certainty beside each other; several targets get a row of maps and one of certainty.
 
     Args:
         image: as the model saw it.
@@ -76,12 +77,14 @@ def draw_side_by_side(
         scales: see `panel_cells`.
         notes: sentences below, after the one that explains certainty.
         beneath: the image under the maps of several targets, if `image` shows more than the maps.
+        overlay: the map of one target over the image.
     """
     maps = panel_cells(panels, view=view, scales=scales)
     sure = [certainty_cell(each.certainty) for each in panels if each.certainty is not None]
     footer = [*([CERTAINTY] if sure else []), *notes]
     if len(panels) == 1:
-        return draw_grid([[image_cell(image), *maps, *sure]], title=title, notes=footer)
+        pictures = [image_cell(image), *([] if overlay is None else [image_cell(overlay, "overlay")])]
+        return draw_grid([[*pictures, *maps, *sure]], title=title, notes=footer)
     under, names = image if beneath is None else beneath, [each.target for each in panels]
     all_targets = targets_cell(under, [each.map for each in panels], names, "all targets", shared=scales == "shared")
     rows = [[image_cell(image), all_targets], maps, sure]
@@ -166,7 +169,16 @@ def build_panels(
     beside = [explanation.standard_error, explanation.signed, explanation.certainty]
     columns = [[None] * len(maps) if one is None else _each(one) for one in beside]
     parts = zip(maps, titles, *columns, strict=True)
-    return [Panel(shown, title, error, signed, sure, unit) for shown, title, error, signed, sure in parts]
+    panels = [Panel(shown, title, error, signed, sure, unit) for shown, title, error, signed, sure in parts]
+    return [_scale_to_range(panel) for panel in panels] if explanation.unit == "range" else panels
+
+
+def _scale_to_range(panel: Panel) -> Panel:
+    """Return a panel whose map runs from 0, its smallest value, to 1, its largest."""
+    values = as_map(panel.map)
+    extent = float(values.max() - values.min()) or 1.0
+    error = None if panel.standard_error is None else as_map(panel.standard_error) / extent
+    return replace(panel, map=(values - values.min()) / extent, standard_error=error, unit="of its range")
 
 
 def _name(index: int, names: Sequence[str] | Mapping[int, str] | None) -> str:

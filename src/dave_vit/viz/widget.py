@@ -38,7 +38,7 @@ def widget_traits(explanation: Explanation) -> dict[str, Any]:
         "height": height,
         "images": len(kept),
         "names": [panel.target for panel in shown],
-        "unit": explanation.unit,
+        "unit": panels[0].unit or explanation.unit,
         "colormaps": hex_colormaps(),
         "pictures": b"".join(_encode_pixels(as_image(picture)) for picture in kept),
         "map": _encode_maps([panel.map for panel in shown]),

@@ -42,7 +42,7 @@ def word_step(result: WordExplanation) -> ExplainStep:
         if (values := getattr(explanation, name)) is not None
     }
     return _build_step(
-        Panel(target=word.name, unit=word.explainer.method.info.unit.replace("own", ""), **maps),
+        Panel(target=word.name, unit="logit" if word.unit else "", **maps),
         target=_word_prediction(result.answered, number, word.value),
         against=None,
         method=word.explainer.name,
