@@ -10,7 +10,7 @@ to save time. The same command resumes.
 Beside `dave audit` stand three scores of a class that need only maps: SpRAy (Lapuschkin et al., 2019: the largest
 eigengap of the spectral clustering of the class's maps) with Grad-CAM and with DAVE, and the share of the evidence
 outside of objects. They have no rule for what is an alarm, so each gets the threshold, chosen on the results
-themselves, that raises an alarm in one of ten classes without a cue. Grad-CAM costs less and gets twice as many images.
+themselves, that raises an alarm in one of ten classes without a cue.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def examine(percent: int, seed: int, out: Path, count: int) -> dict[str, Any]:
     seconds = {"audit": time.perf_counter() - began}
     scores = {f"{name}, DAVE": score for name, score in score_classes(collect(options, folder / "run")).items()}
     began = time.perf_counter()
-    cam = AuditOptions(entry, data, MethodEntry("gradcam"), 2 * count)
+    cam = AuditOptions(entry, data, MethodEntry("gradcam"), count)
     scores["SpRAy, Grad-CAM"] = score_classes(collect(cam, out / f"{percent}-{seed}-gradcam"))["SpRAy"]
     seconds["SpRAy, Grad-CAM"] = time.perf_counter() - began
     confirmed = [one for one in audit.findings if one.confirmed]
