@@ -65,7 +65,7 @@ _TILED = PixelFormat(
 
 def pixel_format(inputs: ImageInputs, spec: str) -> PixelFormat:
     """Return the pixel format of a model, found from what its processor returns for an image."""
-    shape = tuple(inputs["pixel_values"].shape)
+    shape = tuple(inputs["pixel_values"].shape) if "pixel_values" in inputs else ()  # Pix2Struct has none
     if "image_grid_thw" in inputs and len(shape) == 2:
         return _PACKED
     if "rows" in inputs and len(shape) == 5:

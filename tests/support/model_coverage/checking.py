@@ -124,7 +124,8 @@ def forward_difference(model: nn.Module, images: Tensor, entry: Entry) -> float:
     with isolate_pass(images):
         intercepted = forward(model, images, mode, None, read)[1].detach()
         check_soundness(model, images, mode.rules, logits=intercepted, score=entry.score)
-    return float((intercepted - plain).abs().max() / _largest(plain, getattr(output, "logits", output)))
+    logits = getattr(output, "logits", getattr(output, "masks_queries_logits", output))
+    return float((intercepted - plain).abs().max() / _largest(plain, logits))
 
 
 def _largest(*parts: object) -> Tensor:
