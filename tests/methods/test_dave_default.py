@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import tiny_models
 from dave_vit import DAVE, Contrast, effective_transformation
 from dave_vit.engine.fast.recorded_model import RecordedModel
+from dave_vit.engine.forward import count_passes
 from dave_vit.engine.rule_sets.effective import EFFECTIVE
 from dave_vit.engine.rule_sets.lrp import RELEVANCE
 from dave_vit.engine.targets import Target
@@ -248,7 +249,7 @@ class TestNeighborhood:
         dave.attribute(X)  # the own is looked into before its first map
         rows.clear()
         dave.attribute(X)
-        assert sum(rows) == 3 * (1 + 2 + 10)  # the prediction, two sets of rules on the clean image, the views
+        assert sum(rows) == 3 * (2 + 10)  # two sets of rules on the clean image, the views
 
 
 class TestAuto:
@@ -309,3 +310,15 @@ class TestPresetFiles:
         with pytest.raises(OptionError, match=r"nowhere\.toml") as caught:
             DAVE(model, preset="nowhere.toml")
         assert "\n" not in str(caught.value)
+
+
+def test_two_passes_on_the_clean_image_and_one_for_each_view():
+    model = tiny_models.vit().double()
+    with torch.no_grad():
+        model.head.weight.mul_(1e-3)  # the probabilities survive all views, so that none is drawn anew
+    dave = DAVE(model, samples=5)
+    dave.explain(X, 0)
+    for target in (None, 0):
+        with count_passes() as count:
+            dave.explain(X, target)
+        assert count.passes == len(X) * (2 + 5)

@@ -101,6 +101,7 @@ def gradient(
     record_constants: bool = False,
     combine: Combine | None = None,
     run: Callable[[Tensor], Any] | None = None,
+    resolve: Callable[[Tensor], Target] | None = None,
 ) -> Gradient:
     """Compute scores and their derivatives under a rule set; parameters get no gradients, the model is not changed.
 
@@ -114,6 +115,7 @@ def gradient(
         combine: record constants and replace the weight of each class by this function of both. The constants are then
             dropped: their derivatives are large, and those of K classes at once may not fit into memory.
         run: what to call instead of the model, such as a recording of it; the inputs are then known to be finite.
+        resolve: returns the target from the logits, where it depends on them in another way than a target says itself.
     """
     if run is None:
         check_inputs(inputs)
@@ -127,7 +129,7 @@ def gradient(
         checked = logits.detach() if target.places is None else None  # a place that views moved is another score
         is_random = mode.draws.is_used
         check_soundness(model, inputs, rules, autocast, logits=checked, score=target.score, is_random=is_random)
-        scores = target.scores(logits)
+        scores = (target if resolve is None else resolve(logits.detach())).scores(logits)
         weight, constants = _differentiate(scores, leaf, mode.constants or [], combine)
     return Gradient(weight, scores.detach(), logits.detach(), constants, mode.functions)
 

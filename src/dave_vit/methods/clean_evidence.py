@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,39 +20,66 @@ from dave_vit.methods.bias_placement import CONSTANT_ROWS, spread_evenly, sum_by
 from dave_vit.methods.memory import PassForm
 from dave_vit.methods.pass_size import PassSize
 
+Resolve = Callable[[Target, Tensor], Target]
+"""Function of the target of some images and their logits ``[b, classes]`` to the resolved target."""
+
 
 def compute_clean_evidence(method: Method, images: Tensor, target: Target, rules: RuleSet, rows: PassSize) -> Tensor:
-    """Compute the maps that a reducer takes beside the samples.
+    """Compute the maps that a reducer takes beside the samples, of a resolved target; see ``resolve_by_evidence``."""
+    return resolve_by_evidence(method, images, target, rules, rows, keep_target)[0]
+
+
+def keep_target(target: Target, logits: Tensor) -> Target:
+    """Return a target that is resolved already."""
+    return target
+
+
+def resolve_by_evidence(
+    method: Method, images: Tensor, target: Target, rules: RuleSet, rows: PassSize, resolve: Resolve
+) -> tuple[Tensor, Target, Tensor]:
+    """Compute the maps that a reducer takes beside the samples; resolve the target on the same forward pass.
 
     Args:
         method: gives the model and its precision.
         images: ``[b, C, H, W]``; clips have T before C.
-        target: resolved.
+        target: what is explained of them.
         rules: the method's own.
         rows: images in one pass, and no more than constants allow.
+        resolve: resolves the target on the logits.
 
     Returns:
-        ``[b, K, 2, 2, H, W]``, of clips with T after K: by the method's rules and by AttnLRP's; of the pixels, and of
-        the constants. A model that AttnLRP's rules do not cover has the first twice.
+        Maps ``[b, K, 2, 2, H, W]``, of clips with T after K: by the method's rules and by AttnLRP's; of the pixels, and
+        of the constants; the resolved target; logits ``[b, classes]``. A model that AttnLRP's rules do not cover has
+        the first maps twice.
     """
     most = CONSTANT_ROWS.get(images.device.type, CONSTANT_ROWS["cpu"])
 
-    def compute(rules: RuleSet, step: int, start: int, stop: int) -> Tensor:
+    def compute(
+        rules: RuleSet, target: Target, resolve: Resolve, step: int, start: int, stop: int
+    ) -> tuple[Tensor, Tensor]:
         chunks = [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
         is_alone = min(rows.rows, step) == 1
-        parts = [_Chunk(images[at], target.part(at.start, at.stop), is_alone) for at in chunks]
-        return torch.cat([_evidence(method, part, rules) for part in parts])
+        parts = [_Chunk(images[at], target.part(at.start, at.stop), is_alone, resolve) for at in chunks]
+        return _join([_evidence(method, part, rules) for part in parts])
 
-    def evidence(rules: RuleSet) -> Tensor:
+    def evidence(rules: RuleSet, target: Target, resolve: Resolve) -> tuple[Tensor, Tensor]:
         form = PassForm(method.model, "constants", rules, method.autocast, target.read)
         step = rows.limit_rows(most, form, images)
-        return torch.cat(rows.run_chunks(partial(compute, rules, step), len(images)))
+        return _join(rows.run_chunks(partial(compute, rules, target, resolve, step), len(images)))
 
-    own = evidence(rules)
+    own, logits = evidence(rules, target, resolve)
+    resolved = resolve(target, logits)
     try:
-        return torch.stack([own, evidence(ATTENTION_RELEVANCE)], -4)
+        other = evidence(ATTENTION_RELEVANCE, resolved, keep_target)[0]
     except UnsupportedOperator:
-        return torch.stack([own, own], -4)
+        other = own
+    return torch.stack([own, other], -4), resolved, logits
+
+
+def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Concatenate evidence and logits of several passes."""
+    evidence, logits = (torch.cat(column) for column in zip(*parts, strict=True))
+    return evidence, logits
 
 
 @dataclass(frozen=True)
@@ -63,21 +90,26 @@ class _Chunk:
         images: ``[b, C, H, W]``.
         target: of each of them.
         is_alone: whether there is no memory for two images, so that constants are those of the only one.
+        resolve: resolves the target on the logits.
     """
 
     images: Tensor
     target: Target
     is_alone: bool
+    resolve: Resolve
 
 
-def _evidence(method: Method, chunk: _Chunk, rules: RuleSet) -> Tensor:
-    """Return maps of pixels and of constants by one rule set, ``[b, K, 2, H, W]``."""
+def _evidence(method: Method, chunk: _Chunk, rules: RuleSet) -> tuple[Tensor, Tensor]:
+    """Return maps of pixels and of constants by one rule set, ``[b, K, 2, H, W]``, and logits ``[b, classes]``."""
     images, target = chunk.images, chunk.target
     run = getattr(method.model, "_orig_mod", method.model)  # the images were checked already
-    compute = partial(gradient, method.model, images, target, rules=rules, autocast=method.autocast, run=run)
+    resolve = partial(chunk.resolve, target)
+    compute = partial(gradient, method.model, images, target, rules=rules, autocast=method.autocast)
+    compute = partial(compute, run=run, resolve=resolve)
     if images.ndim > 4:  # where a constant acts in a clip is not known
-        pixels = (compute().weight * images.unsqueeze(1)).sum(-3)
-        return torch.stack([pixels, torch.zeros_like(pixels)], -3)
+        passed = compute()
+        pixels = (passed.weight * images.unsqueeze(1)).sum(-3)
+        return torch.stack([pixels, torch.zeros_like(pixels)], -3), passed.logits
     axes: Axes = []
     if not chunk.is_alone:
         axes = find_batch_axes(method.model, images, target, rules=rules, autocast=method.autocast)
@@ -88,7 +120,8 @@ def _evidence(method: Method, chunk: _Chunk, rules: RuleSet) -> Tensor:
         pixels = (weight * images).sum(1)
         return torch.stack([pixels, place_constants(pairs, pixels)], 1)
 
-    return compute(combine=combine).weight
+    passed = compute(combine=combine)
+    return passed.weight, passed.logits
 
 
 def _find_single(value: Tensor) -> int | None:

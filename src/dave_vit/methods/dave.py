@@ -28,7 +28,7 @@ from dave_vit.methods.base import (
     check_option_names,
     multiply_by_input,
 )
-from dave_vit.methods.clean_evidence import compute_clean_evidence
+from dave_vit.methods.clean_evidence import keep_target, resolve_by_evidence
 from dave_vit.methods.clean_prediction import CleanPrediction
 from dave_vit.methods.explanation import Explanation, join_explanations
 from dave_vit.methods.memory import Memory
@@ -73,7 +73,7 @@ class DAVE(Method):
     info = MethodInfo(
         "Relevance averaged over flips, rotations, shifts and noise, where significant, sharpened by the clean image.",
         "Wróbel et al., ICML 2026; preset default",
-        "3 + T forward, 2 + T backward",
+        "2 + T forward, 2 + T backward",
         unit="logit",
     )
 
@@ -137,7 +137,8 @@ class DAVE(Method):
         chosen = load_preset(name, nn.Identity())
         weighted, against = (options.get(name, getattr(chosen, name)) for name in ("weighted", "against"))
         needs_clean = bool(weighted or chosen.narrower or against == "rivals")
-        return {"samples": max(1, budget - needs_clean - 2 * uses_clean(options.get("reducer") or chosen.reducer))}
+        on_clean = 2 if uses_clean(options.get("reducer") or chosen.reducer) else int(needs_clean)
+        return {"samples": max(1, budget - on_clean)}
 
     @torch.inference_mode(mode=False)
     def refine(self, inputs: Inputs, target: TargetLike = None) -> Iterator[Explanation]:
@@ -161,8 +162,7 @@ class DAVE(Method):
 
     def _draw(self, images: Tensor, target: Target, pass_size: PassSize) -> Iterator[list[SampleGroup]]:
         """Yield the images, grouped by how they are sampled, after each chunk of samples."""
-        target, clean = self._resolve_on_clean(images, target, pass_size)
-        evidence = self._clean_evidence(images, target, pass_size)
+        target, clean, evidence = self._resolve_on_clean(images, target, pass_size)
         frames = tuple(images.shape[1:-3])
         estimate = SampleEstimate.start(self.reducer, target, evidence, postprocess=self.postprocess, frames=frames)
 
@@ -170,12 +170,6 @@ class DAVE(Method):
             return self._attributions(self._views.views(group.images, group.level, start, stop), group, pass_size)
 
         yield from self._sampler.run(SampleGroup.initial(images, clean, estimate), draw, pass_size.rows)
-
-    def _clean_evidence(self, images: Tensor, target: Target, pass_size: PassSize) -> Tensor | None:
-        """Compute the evidence of the clean images, if the reducer uses it."""
-        if not uses_clean(self.reducer):
-            return None
-        return compute_clean_evidence(self, images, target, self.rules, pass_size)
 
     def _attributions(self, views: Views, group: SampleGroup, pass_size: PassSize) -> tuple[Tensor, Tensor]:
         """Return one sample per view, ``[n, b, K, C, H, W]``, and the logits ``[n, b, classes]``."""
@@ -203,14 +197,27 @@ class DAVE(Method):
 
     def _resolve_on_clean(
         self, images: Tensor, target: Target, pass_size: PassSize
-    ) -> tuple[Target, CleanPrediction | None]:
-        """Resolve the target on the clean images; also return the prediction on them if views are compared with it."""
-        if not self._needs_clean or target.score is not None:  # a score has no classes whose probability could survive
-            return self._resolve_target(images, target, pass_size), None
-        logits = self._clean_logits(images, pass_size)
-        clean = CleanPrediction.of(self.model, logits)
+    ) -> tuple[Target, CleanPrediction | None, Tensor | None]:
+        """Resolve the target on the clean images.
+
+        Also returns the prediction on them, if views are compared with it, and their evidence, if the reducer uses it.
+        """
+        is_compared = self._needs_clean and target.score is None  # a score has no classes whose probability may survive
+        if not is_compared:
+            target = self._resolve_target(images, target, pass_size)
+        resolve, evidence, logits = self._resolve_on_logits if is_compared else keep_target, None, None
+        if uses_clean(self.reducer):
+            evidence, target, logits = resolve_by_evidence(self, images, target, self.rules, pass_size, resolve)
+        elif is_compared:
+            logits = self._clean_logits(images, pass_size)
+            target = resolve(target, logits)
+        clean = None if logits is None or not is_compared else CleanPrediction.of(self.model, logits)
+        return target, clean, evidence
+
+    def _resolve_on_logits(self, target: Target, logits: Tensor) -> Target:
+        """Resolve the target on logits ``[b, classes]`` of the clean images, against its rivals by preset."""
         is_decided = self.against == "none" or target.against is not None
-        return (target.resolve(logits) if is_decided else clean.contrast(target, logits)), clean
+        return target.resolve(logits) if is_decided else CleanPrediction.of(self.model, logits).contrast(target, logits)
 
     def _resolve_target(self, images: Tensor, target: Target, pass_size: PassSize) -> Target:
         if not self._is_compiled:
