@@ -73,6 +73,7 @@ class GroupTester:
         self._spans = find_spans(objects) if self.knows_objects else []
         self._controls: dict[Pair, tuple[ImageEvidence, int]] = {}
         self._references: dict[int, list[int]] = {}
+        self._gains: dict[int, tuple[Floats, Floats]] = {}
 
     def _choose_pool(self) -> dict[int, Positions]:
         """Choose images of some groups that others are compared with; return positions by the group's class."""
@@ -94,7 +95,9 @@ class GroupTester:
 
     def test_regions(self, group: Group) -> list[Finding]:
         """Test the evidence regions of a group, and those of each cluster; controls must have been added."""
-        gains, chance = self._compare_regions(group)
+        if group.class_index not in self._gains:  # a whole group may have been tested by its regions before
+            self._gains[group.class_index] = self._compare_regions(group)
+        gains, chance = self._gains[group.class_index]
         clusters = [np.flatnonzero(group.clusters == label) for label in range(int(group.clusters.max()) + 1)]
         every = np.arange(len(group.positions))
         parts = [every, *clusters] if len(clusters) > 1 else [every]
