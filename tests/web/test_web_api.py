@@ -54,11 +54,14 @@ def explain(client: TestClient, data: bytes | None = None, **options):
     return client.post("/api/explain", params=params, content=encode_image(make_picture()) if data is None else data)
 
 
+SERVED = ("index.html", "classes/2.html", "audit.json")
+
+
 def test_the_report_of_an_audit_is_served_and_nothing_beside_it(tmp_path):
     report = tmp_path / "report"
     (report / "classes").mkdir(parents=True)
     page = '<style>p {}</style><img src="data:image/png;base64,"><a href="classes/2.html">red</a>'
-    for name in ("index.html", "classes/2.html", "audit.json", "notes.txt"):
+    for name in (*SERVED, "notes.txt"):
         (report / name).write_text(page)
     (tmp_path / "secret.json").write_text("secret")
     with TestClient(create_app([ServedModel(adapter())], hosts=["localhost"], audit=report)) as client:
@@ -69,7 +72,7 @@ def test_the_report_of_an_audit_is_served_and_nothing_beside_it(tmp_path):
         assert "img-src data:" in first.headers["content-security-policy"]
         assert "script" not in first.headers["content-security-policy"]
         assert first.headers["x-content-type-options"] == "nosniff"
-        assert [client.get(f"/audit/{name}").status_code for name in ("classes/2.html", "audit.json")] == [200, 200]
+        assert [client.get(f"/audit/{name}").status_code for name in SERVED] == [200, 200, 200]
         assert client.get("/audit", follow_redirects=True).text == page
         for name in ("notes.txt", "../secret.json", "%2e%2e/secret.json", "classes/"):
             assert client.get(f"/audit/{name}").status_code == 404

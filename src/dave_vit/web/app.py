@@ -269,7 +269,8 @@ def _report_routes(folder: Path) -> Iterator[Route]:
     for path in [*folder.glob("*.*"), *folder.glob("classes/*.html")]:
         if media_type := _REPORT_TYPES.get(path.suffix):
             name = path.relative_to(folder).as_posix()
-            yield Route("/audit/" if name == "index.html" else f"/audit/{name}", _serve_report(path, media_type))
+            for address in (name, "") if name == "index.html" else (name,):
+                yield Route(f"/audit/{address}", _serve_report(path, media_type))
 
 
 def _serve_report(path: Path, media_type: str) -> Callable[[Request], Response]:
