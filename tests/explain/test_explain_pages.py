@@ -9,24 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-import writer_folders
 from dave_vit import cli, create_method, load_model
 from dave_vit.errors import OptionError
 from dave_vit.models.retrieval import MARKS, total_score
+from writer_folders import saved_folders  # noqa: F401
 
 QUERY = "the red table"
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    saved = {}
-
-    def folder(family):
-        if family not in saved:
-            saved[family] = writer_folders.save(family, tmp_path_factory.mktemp(family))
-        return saved[family]
-
-    return folder
 
 
 @pytest.fixture

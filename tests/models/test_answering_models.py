@@ -9,32 +9,18 @@ import pytest
 import torch
 from PIL import Image
 
-import writer_folders
 from dave_vit import cli, conservation_gap, create_method, load_model
 from dave_vit.checks.float64 import Float64Mode
 from dave_vit.data.geometry import Geometry
 from dave_vit.errors import InputError, ModelError, OptionError
 from dave_vit.models.pixels import pixel_format
 from dave_vit.models.text_generation import AnswerWord, split_words
+from writer_folders import PROCESSORS, saved_folders  # noqa: F401
 
 QUESTION = "what is on the table ?"
 WIDTH, HEIGHT, MARK = 120, 80, 32
 QUICK = ("LLaVA", "Idefics 3", "Qwen2-VL")  # one of each form in which pictures are taken
-FAMILIES = [
-    family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in writer_folders.PROCESSORS
-]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    saved = {}
-
-    def folder(family):
-        if family not in saved:
-            saved[family] = writer_folders.save(family, tmp_path_factory.mktemp(family))
-        return saved[family]
-
-    return folder
+FAMILIES = [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in PROCESSORS]
 
 
 @pytest.fixture

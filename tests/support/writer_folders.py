@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import tiny_models
 from model_coverage import architectures
@@ -120,3 +124,9 @@ def save(family: str, folder: Path) -> Path:
     model.save_pretrained(folder)
     {**PROCESSORS, **RETRIEVERS}[family]().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(name="folders", scope="module")
+def saved_folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function from a family to a folder with its model and processor, which is saved once."""
+    return functools.cache(lambda family: save(family, tmp_path_factory.mktemp(family)))
