@@ -315,7 +315,7 @@ def test_without_boxes_the_report_says_what_is_unknown(photos, tmp_path):
 
 def test_classes_with_few_images_are_audited_together(photos, tmp_path):
     audit = run_audit(options(photos, smallest=13), tmp_path, loader=load_relying)
-    assert {(one.class_index, one.class_name) for one in audit.findings} == {(-1, "small classes")}
+    assert {(one.class_index, one.class_name) for one in audit.findings} == {(-1, "classes with few images")}
     assert audit.classes == 0
 
 

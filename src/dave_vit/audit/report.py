@@ -63,7 +63,7 @@ def write_report(audit: Audit, options: AuditOptions, draw: Draw, out: Path, com
 def summarise(audit: Audit) -> str:
     """Return the result of an audit in a sentence."""
     confirmed = list(dict.fromkeys(one.class_name for one in audit.findings if one.confirmed))
-    tested = f"{len(audit.findings)} clusters of {audit.images} images were tested"
+    tested = f"clusters tested: {len(audit.findings)}, in {audit.images} images"
     what = "what surrounds the object" if audit.knows_objects else "the regions below"
     if not confirmed:
         return f"No reliance on {what.replace('the regions below', 'a region')} is confirmed; {tested}."
@@ -106,13 +106,15 @@ def describe_limits(audit: Audit) -> Iterator[str]:
         f"at {SIGNIFICANCE:.0%} after Holm's correction for the number of classes; clusters of a class are tested only "
         "if the class is confirmed. What is not confirmed may still be an effect too small for this number of images."
     )
-    if not audit.knows_objects:
+    if audit.knows_objects:
+        yield "An object that has no box or mask counts as surroundings of the others: look at the pictures."
+    else:
         yield (
             "The data has no boxes or masks, so it is not known which evidence is the object itself: a confirmed "
             "finding is what the class relies on, and may be the object."
         )
     if any(one.class_index < 0 for one in audit.findings):
-        yield 'Images of classes with too few images were audited together, as "small classes".'
+        yield 'Images of classes with too few images were audited together, as "classes with few images".'
 
 
 def _compare_accuracy(finding: Finding) -> str:

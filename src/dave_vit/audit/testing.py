@@ -173,7 +173,9 @@ class GroupTester:
         )
         return Finding(
             class_index=group.class_index,
-            class_name="small classes" if group.class_index == POOLED else self.names[group.class_index].split(",")[0],
+            class_name="classes with few images"
+            if group.class_index == POOLED
+            else self.names[group.class_index].split(",")[0],
             members=tuple(self.evidence.index[positions].tolist()),
             share=float(inside.sum() / len(group.positions)),
             object_share=float(np.nanmean(on_object)) if self.knows_objects else None,
