@@ -110,7 +110,7 @@ class TestCommand:
         [
             ([], "give one, --prompt"),
             (["--prompt", QUESTION, "--words", "99"], "word 99"),
-            (["--prompt", QUESTION, "--words", "x"], "numbers with commas"),
+            (["--prompt", QUESTION, "--words", "x"], "no word x"),
         ],
     )
     def test_refusals(self, folders, photo, tmp_path, capsys, options, said):

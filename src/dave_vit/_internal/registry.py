@@ -67,7 +67,7 @@ def import_plugins(paths: Iterable[str | Path]) -> tuple[str, ...]:
     """Import files that register entries, each once in a process, and return their resolved paths."""
     files = list(paths)
     for path in files:
-        if not isinstance(path, str | Path):
+        if not isinstance(path, str | Path) or "\0" in str(path):
             raise OptionError(f"plugin {path!r}; give the path of a Python file")
     resolved = [Path(path).resolve() for path in files]
     for file in resolved:

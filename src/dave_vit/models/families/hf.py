@@ -94,7 +94,8 @@ class _Checkpoint:
                 raise
             part = auto_class.removeprefix("Auto")
             raise ModelError(
-                f"{self.spec}: its {part} cannot be read; save processor and tokenizer there too, with save_pretrained"
+                f"{self.spec} cannot be used as an image model: its {part} cannot be read; save it there with "
+                "save_pretrained, as the model"
             ) from error
 
     def build_with_head(self, class_name: str, head: str, advice: str) -> Any:
