@@ -142,7 +142,6 @@ def train_on_low_resolution(
     model: nn.Module, encode: Callable[[Tensor], Tensor], device: str, steps: int = 500
 ) -> None:
     """Train a model further on pictures that ``encode`` reduces."""
-    steps = 500
     images, _, labels = compose(77_000, 5_000, "cpu")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, weight_decay=0.05)
     generator = torch.Generator().manual_seed(0)
