@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dave_vit import DAVE, effective_transformation
 from dave_vit.engine.fast.compiled import CompiledGradient
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.targets import Target
 from dave_vit.errors import DaveError, UnsupportedOperator
 from exactness import Tokens, assert_exact, assert_exact_or_refused, drawn, refusal

@@ -19,9 +19,9 @@ from dave_vit.checks.companion_values import ReplayError, replay
 from dave_vit.checks.doctor import Diagnosis, diagnose
 from dave_vit.engine import gradient
 from dave_vit.engine import soundness as sound
-from dave_vit.engine.constants import find_changing_constant
+from dave_vit.engine.dataflow import find_changing_constant
+from dave_vit.engine.observation import TokenLayout
 from dave_vit.engine.targets import class_logits
-from dave_vit.engine.token_layout import TokenLayout
 from dave_vit.errors import DaveError, UnsupportedOperator
 from exactness import Tokens
 from program_vocabulary import OPERATIONS

@@ -13,10 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from dave_vit import conservation_gap, effective_transformation
 from dave_vit.engine import gradient
-from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.calls import RuleSet, carry
 from dave_vit.engine.fast.compiled import CompiledGradient
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.surrogate import carry
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.targets import Contrast, Target
 from dave_vit.errors import (
     CheckpointingError,

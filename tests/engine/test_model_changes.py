@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, prune
 from dave_vit import DAVE, effective_transformation
 from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.fast.recording import Recording
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.errors import UnsupportedOperator
 from fast_marker import needs_fast
 

@@ -19,8 +19,7 @@ from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.fast.recording import Recorder
 from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.gradient import gradient
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.rule_sets.lrp import RELEVANCE
+from dave_vit.engine.rule_sets import EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import Contrast, Target
 from dave_vit.methods.pass_size import even_chunk_size
 from fast_marker import needs_fast

@@ -17,8 +17,7 @@ from dave_vit.engine.fast.gates import gelu_gate
 from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.gradient import effective_transformation
 from dave_vit.engine.interception import Interception
-from dave_vit.engine.rule_sets.effective import EFFECTIVE, OFFICIAL_GATE
-from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.rule_sets import EFFECTIVE, OFFICIAL_GATE, PLAIN
 from dave_vit.engine.targets import class_logits
 from fast_marker import needs_fast
 

@@ -11,8 +11,7 @@ from dave_vit import DAVE, conservation_gap
 from dave_vit.checks.companion_values import replay
 from dave_vit.engine import gradient
 from dave_vit.engine.fast.recorded_model import RecordedModel
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.rule_sets.lrp import RELEVANCE
+from dave_vit.engine.rule_sets import EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import class_logits
 from dave_vit.errors import UnsupportedOperator
 

@@ -15,8 +15,7 @@ from dave_vit.engine.fast import flat_gamma, patches
 from dave_vit.engine.fast.compiled import CompiledGradient
 from dave_vit.engine.fast.flat_gamma import sum_last
 from dave_vit.engine.fast.recorded_model import RecordedModel
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.rule_sets.lrp import CP_LRP, RELEVANCE, with_gamma
+from dave_vit.engine.rule_sets import CP_LRP, EFFECTIVE, RELEVANCE, with_gamma
 from dave_vit.engine.rules.gamma import Gamma
 from dave_vit.engine.targets import Target
 

@@ -17,7 +17,7 @@ import tiny_models
 from dave_vit import DAVE
 from dave_vit._internal import torch_private
 from dave_vit.engine import gradient
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.errors import CheckpointingError, UnsupportedOperator
 
 SOURCE = Path(torch_private.__file__).parents[1]

@@ -20,7 +20,7 @@ from torch import nn
 from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch, load_batch
 from dave_vit.data.grids import GridOptions
-from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.errors import DataError, DaveError, OptionError
 from dave_vit.evaluate import evaluate
 from dave_vit.evaluate.job import EvalJob

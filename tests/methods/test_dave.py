@@ -10,7 +10,7 @@ from torch import nn
 from dave_vit import DAVE, create_method, effective_transformation
 from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.gradient import gradient
-from dave_vit.engine.rule_sets.effective import EFFECTIVE, OFFICIAL_GATE
+from dave_vit.engine.rule_sets import EFFECTIVE, OFFICIAL_GATE
 from dave_vit.errors import OptionError, TargetError, UnknownName
 from dave_vit.maps import collapse
 from dave_vit.methods.presets import PRESETS

@@ -12,8 +12,7 @@ import tiny_models
 from dave_vit import DAVE, Contrast, effective_transformation
 from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.forward import count_passes
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.rule_sets.lrp import RELEVANCE
+from dave_vit.engine.rule_sets import EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, UnknownName
 from dave_vit.methods.clean_evidence import compute_clean_evidence

@@ -10,7 +10,7 @@ from torch import nn
 
 from dave_vit import DAVE, create_method
 from dave_vit.engine.fast.recorded_model import RecordedModel
-from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.saved_memory import SavedMemory, offload_saved
 from dave_vit.engine.targets import class_logits
 from dave_vit.errors import OptionError

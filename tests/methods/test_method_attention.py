@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import tiny_models
 from dave_vit import create_method
-from dave_vit.engine.token_layout import find_token_layout
+from dave_vit.engine.observation import find_token_layout
 from dave_vit.errors import InputError, OptionError, UnsupportedOperator
 from dave_vit.methods.attention import flow, rollout
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import tiny_models
 from dave_vit import create_method
-from dave_vit.engine.token_layout import find_token_grid
+from dave_vit.engine.observation import find_token_grid
 from dave_vit.errors import OptionError
 from dave_vit.methods.bias_placement import spread_evenly
 

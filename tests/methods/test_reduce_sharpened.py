@@ -10,8 +10,7 @@ from test_reduce_significant import gaussian, moments
 import tiny_models
 from dave_vit import DAVE, create_method
 from dave_vit.engine.gradient import gradient
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.rule_sets.lrp import ATTENTION_RELEVANCE, RELEVANCE
+from dave_vit.engine.rule_sets import ATTENTION_RELEVANCE, EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, UnsupportedOperator
 from dave_vit.methods import clean_evidence

@@ -9,7 +9,7 @@ from torch import nn
 import tiny_models
 from dave_vit import METHODS, conservation_gap, create_method
 from dave_vit.engine import gradient
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.errors import InputError
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial
 

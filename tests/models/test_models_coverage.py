@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dave_vit.checks.architectures import checked_architectures
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets import EFFECTIVE
 from model_coverage import LIMIT, Entry, architectures, check, checking, find
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "models.md"

@@ -15,7 +15,7 @@ from torch import nn
 from converted_weights import save_transformers, to_torchvision, to_transformers
 from dave_vit import DAVE, cli, conservation_gap, effective_transformation
 from dave_vit.engine import gradient
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.errors import ModelError, OptionError, UnknownName
 from dave_vit.models import find_token_layout, load_model
 from dave_vit.models.zero_shot import matched_similarity

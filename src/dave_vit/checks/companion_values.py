@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dave_vit.engine.arguments import place_tensors
+from dave_vit.engine.calls import place_tensors
 from dave_vit.engine.forward import Read, forward, isolate_pass
 from dave_vit.engine.interception import Interception, find_out_of_place
 from dave_vit.engine.operators import FunctionName, OperatorKind, function_name, names_of_kind
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.states import State, is_carrier, map_tensors, state_of, tensors
 
 _LIVE = "_dave_companion"

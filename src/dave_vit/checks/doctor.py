@@ -15,12 +15,12 @@ from dave_vit.checks.companion_values import ReplayError, replay
 from dave_vit.checks.float64 import Float64Mode
 from dave_vit.engine import gradient
 from dave_vit.engine.conservation import Balance
-from dave_vit.engine.constants import find_changing_constant
+from dave_vit.engine.dataflow import find_changing_constant
 from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.gradient import Gradient
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.observation import TokenLayout, find_token_layout
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.targets import Target
-from dave_vit.engine.token_layout import TokenLayout, find_token_layout
 from dave_vit.errors import OutputError
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.prompted import PromptedModel

@@ -55,7 +55,7 @@ def doctor(
 
 
 def _facts(diagnosis: Any) -> dict[str, Any]:
-    from dave_vit.engine.token_layout import TokenLayout
+    from dave_vit.engine.observation import TokenLayout
 
     grid = diagnosis.layout if isinstance(diagnosis.layout, TokenLayout) else None
     return {

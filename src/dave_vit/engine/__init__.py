@@ -1,13 +1,11 @@
 """The engine: a model under a rule set, its derivative, and the checks that the derivative is exact."""
 
 from dave_vit._internal.registry import import_all
-from dave_vit.engine.calls import Call, Rule, RuleSet
+from dave_vit.engine.calls import Call, Rule, RuleSet, carry
 from dave_vit.engine.gradient import Gradient, effective_transformation, gradient
 from dave_vit.engine.interception import Interception
-from dave_vit.engine.rule_sets.effective import EFFECTIVE, OFFICIAL_GATE
-from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.rule_sets import EFFECTIVE, OFFICIAL_GATE, PLAIN
 from dave_vit.engine.rules.attention import attention_matrix
-from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Contrast, Score, Target, TargetLike, class_logits, class_names
 
 __all__ = [

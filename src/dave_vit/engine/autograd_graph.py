@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dave_vit.engine.surrogate import Surrogate
+from dave_vit.engine.calls import Surrogate
 from dave_vit.errors import CheckpointingError, UnsupportedOperator
 
 

@@ -1,4 +1,4 @@
-"""What the interception cannot see: the memory that depends on the input, tracked kernel by kernel.
+"""What the interception cannot see: memory that depends on the input, and constants that change with the image.
 
 The interception knows a tensor by its state. A value that leaves through a number, a buffer's memory, a script or a
 switched-off function has no state, and would pass for a constant. The tracker runs beneath all of that for one pass of
@@ -8,20 +8,23 @@ a model, follows the memory that depends on the input, and notes where memory an
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dave_vit._internal.precision import precise_dtype
 from dave_vit._internal.torch_private import TorchDispatchMode, is_transformed, memory_id
-from dave_vit.engine.constants import ConstantRecorder
+from dave_vit.engine.forward import Read, forward, isolate_pass
+from dave_vit.engine.interception import Interception
 from dave_vit.engine.operators import OPERATORS, function_name
 from dave_vit.engine.random_draws import RANDOM_FUNCTIONS
-from dave_vit.engine.states import is_operator, tensors
+from dave_vit.engine.rule_sets import EFFECTIVE
+from dave_vit.engine.states import depends_on_input, is_operator, tensors
 from dave_vit.errors import UnsupportedOperator
 
 _SHAPE_ONLY = frozenset(
@@ -58,10 +61,37 @@ _ORDERS = ("randperm", "multinomial")  # of tokens, which may not matter
 _TRANSFORMED = "it is called inside of a torch.func transform (vmap, grad, vjp, jvp); write the function out"
 
 
-class TrackedInterception(ConstantRecorder):
-    """Interception that also tracks the memory which depends on the input, and records constants."""
+_DECISIONS = frozenset("__bool__ is_nonzero equal allclose __contains__".split())
+_NEAR = 1e-3  # relative to the image: no branch is likely to change
 
-    _tracker: MemoryTracker | None = None
+CallConstants = tuple[str, tuple[Any, ...]]
+"""The name of a function, and all its constant arguments."""
+
+
+class TrackedInterception(Interception):
+    """Interception that records the constants which meet the image, and can track the memory that depends on it.
+
+    The identity s = <W, x> + constants also holds where a value that depends on the image is treated as a constant. So
+    the constant arguments of every function that is called with a tensor of the image, tensors, numbers and shapes, are
+    compared with those of another image. This finds what leaves torch altogether: through another thread, raw memory,
+    text, or an attribute that an earlier call set.
+
+    Args:
+        args, kwargs: as of ``Interception``.
+        expected: the record of another image, with which this one is compared.
+
+    Attributes:
+        calls: the record.
+        changed: the first function, with its module, whose constants are not the expected ones; "" if there is none.
+    """
+
+    def __init__(self, *args: Any, expected: Sequence[CallConstants] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.calls: list[CallConstants] = []
+        self.changed = ""
+        self._expected = expected
+        self._decides = decides(expected)
+        self._tracker: MemoryTracker | None = None
 
     @property
     def random_use(self) -> str:
@@ -76,11 +106,22 @@ class TrackedInterception(ConstantRecorder):
             yield self._tracker
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Announce one call to the tracker and route it."""
-        if self._tracker is None:
+        """Announce one call to the tracker, record its constants and route it."""
+        spelling, named = function_name(func), kwargs or {}
+        with nullcontext() if self._tracker is None else self._tracker.follow_call(spelling.name, (args, named)):
+            if not spelling.operator.has_constant_result and any(map(_varies, tensors((args, named)))):
+                writes = spelling.inplace or spelling.name == "__setitem__"  # into memory that may hold anything before
+                named = {key: value for key, value in named.items() if key != "out"}
+                self._record(spelling.name, _facts((args[1:] if writes else args, named)))
             return super().__torch_function__(func, types, args, kwargs)
-        with self._tracker.follow_call(function_name(func).name, (args, kwargs or {})):
-            return super().__torch_function__(func, types, args, kwargs)
+
+    def _record(self, name: str, constants: tuple[Any, ...]) -> None:
+        expected = self._expected[len(self.calls)] if len(self.calls) < len(self._expected) else (name, constants)
+        self.calls.append((name, constants))
+        if expected[0] != name and self._decides:
+            self._expected = ()  # after another branch, calls have no counterpart
+        elif expected != (name, constants):
+            self.changed = self.changed or f"{name}{self.location()}"
 
     def freeze(self, target: Tensor) -> None:
         """Make a carrier that is about to be written to an operator."""
@@ -121,14 +162,6 @@ class MemoryTracker(TorchDispatchMode):
     @contextmanager
     def follow_call(self, name: str, arguments: Any) -> Iterator[None]:
         """Compare the states of a function's arguments with their memory, and know its kernels for routed ones."""
-        self._start_call(name, arguments)
-        self._calls += 1
-        try:
-            yield
-        finally:
-            self._calls -= 1
-
-    def _start_call(self, name: str, arguments: Any) -> None:
         self._function, self._own = name, set()
         self._is_random = name in RANDOM_FUNCTIONS and arguments[1].get("generator") is None
         for tensor in tensors(arguments):
@@ -140,6 +173,11 @@ class MemoryTracker(TorchDispatchMode):
             if self._depends(tensor) and not (is_operator(tensor) or carries):
                 self._note(name, _TRANSFORMED if is_transformed(tensor) else _CONSTANT)
         self._carriers |= self._own
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
 
     def freeze(self, target: Tensor) -> None:
         """Note that a carrier's memory is about to hold an operator."""
@@ -236,3 +274,58 @@ class _Kernel:
 
 
 _describe_kernel = cache(_Kernel)
+
+
+def decides(calls: Sequence[CallConstants]) -> bool:
+    """Return whether a model branches on values of the image."""
+    return any(name in _DECISIONS for name, _ in calls)
+
+
+def another_image(inputs: Tensor, calls: Sequence[CallConstants]) -> Tensor:
+    """Return images that should meet the same constants.
+
+    A branch on image values may change constants, as it may change everything, and is not a fault. Where the model has
+    such branches, the images are close to the given ones.
+    """
+    noise = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0), dtype=inputs.dtype).to(inputs.device)
+    return inputs + _NEAR * inputs.std() * noise if decides(calls) else 0.5 * inputs.flip(-1) + noise
+
+
+def find_changing_constant(model: nn.Module, inputs: Tensor, read: Read) -> str:
+    """Return the function, with its module, that receives another constant for another image; "" if none does."""
+
+    def record(images: Tensor, expected: Sequence[CallConstants] = ()) -> TrackedInterception:
+        mode = TrackedInterception(EFFECTIVE, model, expected=expected)
+        with isolate_pass(images):
+            forward(model, images, mode, None, read)
+        return mode
+
+    first = record(inputs).calls
+    return record(another_image(inputs, first), first).changed
+
+
+def _varies(tensor: Tensor) -> bool:
+    return depends_on_input(tensor) and not (tensor.requires_grad and tensor.is_leaf)  # a leaf is a parameter
+
+
+def _facts(value: Any) -> tuple[Any, ...]:
+    """Return the constants in nested arguments in a form that can be compared."""
+    if isinstance(value, nn.Parameter):
+        return (id(value),)
+    if isinstance(value, Tensor):
+        return () if _varies(value) else _digest(value)
+    if isinstance(value, list | tuple):
+        return tuple(fact for item in value for fact in _facts(item))
+    if isinstance(value, dict):
+        return _facts(list(value.values()))
+    return (repr(value),) if isinstance(value, bool | int | float | complex | str) else ()  # NaN is not itself
+
+
+def _digest(tensor: Tensor) -> tuple[Any, ...]:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not tensor.numel() or tensor.layout is not torch.strided:
+        return (tuple(tensor.shape),)
+    numbers = tensor.detach().flatten().to(precise_dtype(tensor.device)).nan_to_num()
+    ramp = torch.arange(1.0, len(numbers) + 1, dtype=numbers.dtype, device=numbers.device)
+    return (tuple(tensor.shape), *torch.stack([numbers.sum(), numbers @ ramp]).tolist())

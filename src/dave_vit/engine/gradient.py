@@ -14,7 +14,7 @@ from dave_vit.engine.fast import PassKind, substitute_rules
 from dave_vit.engine.fast.recording import Recording
 from dave_vit.engine.forward import check_inputs, forward, isolate_pass, prepare_model
 from dave_vit.engine.interception import Interception
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.soundness import check_soundness
 from dave_vit.engine.targets import Target, TargetLike, class_names
 from dave_vit.errors import UnsupportedOperator

@@ -19,15 +19,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dave_vit._internal.torch_private import saved_tensor_hooks
-from dave_vit.engine.arguments import place_tensors
 from dave_vit.engine.autograd_graph import (
     check_saved_tensor_hooks,
     hidden_error,
     is_function_of,
     reject_gradient_changes,
 )
-from dave_vit.engine.calls import Call, RuleSet
-from dave_vit.engine.module_paths import ModulePaths, frames_of
+from dave_vit.engine.calls import Call, ModulePaths, RuleSet, frames_of, place_tensors
 from dave_vit.engine.operators import OPERATORS, UNKNOWN, FunctionName, Operator, OperatorKind, function_name
 from dave_vit.engine.random_draws import RANDOM_FUNCTIONS, RandomDraws
 from dave_vit.engine.states import (

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.constants import CallConstants, another_image
-from dave_vit.engine.dataflow import TrackedInterception
+from dave_vit.engine.dataflow import CallConstants, TrackedInterception, another_image
 from dave_vit.engine.fast import substitute_rules
 from dave_vit.engine.fingerprint import fingerprint_model, forget_fingerprints
 from dave_vit.engine.forward import autocast_context, isolate_pass

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
+from dave_vit.engine.observation import find_patch_side
 from dave_vit.engine.targets import Contrast
-from dave_vit.engine.token_layout import find_patch_side
 from dave_vit.errors import DaveError
 from dave_vit.evaluate.plan_entries import MethodEntry, Smoothing
 from dave_vit.evaluate.statistics.rows import Row

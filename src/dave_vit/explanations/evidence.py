@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.gradient import gradient
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.targets import Score, ScoreSet, Target
 from dave_vit.errors import OutputError, UnsupportedOperator
 from dave_vit.methods.pass_size import PassSize

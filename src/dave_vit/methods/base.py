@@ -18,8 +18,7 @@ from dave_vit.engine import gradient
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.forward import autocast_context, check_inputs
 from dave_vit.engine.gradient import Gradient
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.rule_sets import EFFECTIVE, PLAIN
 from dave_vit.engine.targets import Target, TargetLike, class_names
 from dave_vit.errors import InputError, OptionError, OutputError
 from dave_vit.methods.certainty import ExplainedBatch

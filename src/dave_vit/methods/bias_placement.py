@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit.engine.batch_axes import find_batch_axes
 from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.conservation import find_batch_axes
 from dave_vit.engine.gradient import Constant, gradient
+from dave_vit.engine.observation import find_token_grid
 from dave_vit.engine.targets import Target
-from dave_vit.engine.token_layout import find_token_grid
 from dave_vit.methods.base import Method
 from dave_vit.methods.explanation import Explanation, join_explanations
 

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit.engine.calls import Call, Rule, RuleSet
+from dave_vit.engine.calls import Call, Rule, RuleSet, carry
 from dave_vit.engine.operators import OperatorKind, names_of_kind
 from dave_vit.engine.rules import linear
 from dave_vit.engine.states import is_carrier, map_tensors, tensors
-from dave_vit.engine.surrogate import carry
 
 _TINY = 1e-9  # keeps quotients finite, as in the authors' code
 

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dave_vit.engine.batch_axes import Axes, find_batch_axes
 from dave_vit.engine.calls import RuleSet
+from dave_vit.engine.conservation import Axes, find_batch_axes
 from dave_vit.engine.gradient import Constant, gradient
-from dave_vit.engine.rule_sets.lrp import ATTENTION_RELEVANCE
+from dave_vit.engine.rule_sets import ATTENTION_RELEVANCE
 from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import Method

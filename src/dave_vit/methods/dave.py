@@ -15,7 +15,7 @@ from dave_vit._internal.schema import check_choice
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast.compiled import CompiledGradient, RecordedGradient
 from dave_vit.engine.fingerprint import cache_fingerprints
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import OptionError, TargetError
 from dave_vit.methods.adaptive_sampling import AdaptiveSampler, SampleGroup, merge_groups

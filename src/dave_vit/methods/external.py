@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from dave_vit._internal.registry import suggest_names
 from dave_vit.engine.fingerprint import fingerprint_model
 from dave_vit.engine.forward import autocast_context, evaluation_mode
+from dave_vit.engine.observation import find_token_layout
 from dave_vit.engine.targets import Target
-from dave_vit.engine.token_layout import find_token_layout
 from dave_vit.errors import OptionError, OutputError, UnknownName, import_optional
 from dave_vit.methods.base import METHODS, Method, MethodInfo, create_method
 from dave_vit.methods.bias_placement import per_channel, upsample

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dave_vit._internal.schema import check_choice
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.operators import OperatorKind, names_of_kind
-from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.rules.attention import multi_head_attention
 from dave_vit.engine.rules.linear import affine
 from dave_vit.engine.targets import Target

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from dave_vit._internal.schema import check_choice
 from dave_vit.engine.gradient import derivatives
-from dave_vit.engine.observation import Observation, observe
+from dave_vit.engine.observation import Observation, guess_token_layout, observe
 from dave_vit.engine.targets import Target
-from dave_vit.engine.token_layout import guess_token_layout
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.explanation import Explanation

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import InputError, OptionError
 from dave_vit.methods.base import METHODS, Method, MethodInfo, check_at_least_one, multiply_by_input

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import working_dtype
 from dave_vit._internal.schema import check_choice
+from dave_vit.engine.calls import carry
 from dave_vit.engine.forward import Read
 from dave_vit.engine.observation import AttentionMatrix, Observation, find_text_decoder
-from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Target, class_logits
 from dave_vit.errors import OptionError, UnsupportedOperator, first_line
 from dave_vit.methods.base import METHODS, MethodInfo

@@ -7,14 +7,12 @@ from typing import Any, Literal, NoReturn, get_args
 from torch import Tensor, nn
 
 from dave_vit._internal.schema import check_choice
-from dave_vit.engine.calls import Call
+from dave_vit.engine.calls import Call, carry
 from dave_vit.engine.observation import observe
 from dave_vit.engine.operators import OPERATORS, OperatorKind, names_of_kind
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.rule_sets.lrp import uniform_product
+from dave_vit.engine.rule_sets import EFFECTIVE, uniform_product
 from dave_vit.engine.rules.products import product
 from dave_vit.engine.states import State, map_tensors, state_of, tensors
-from dave_vit.engine.surrogate import carry
 from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, Method, MethodInfo, check_no_clips, multiply_by_input

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.rule_sets.lrp import ATTN_LRP, CP_LRP, with_gamma
+from dave_vit.engine.rule_sets import ATTN_LRP, CP_LRP, with_gamma
 from dave_vit.engine.rules.gamma import Gamma
 from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, Method, MethodInfo, multiply_by_input

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import working_dtype
 from dave_vit._internal.schema import check_choice
+from dave_vit.engine.observation import find_patch_side
 from dave_vit.engine.targets import Target
-from dave_vit.engine.token_layout import find_patch_side
 from dave_vit.methods.base import Method
 from dave_vit.methods.bias_placement import per_channel
 from dave_vit.methods.explanation import Explanation

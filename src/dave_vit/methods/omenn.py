@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.targets import Target
 from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.bias_placement import CONSTANT_ROWS, attributions

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from dave_vit._internal.registry import Registry
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.rule_sets.effective import EFFECTIVE, OFFICIAL_GATE
-from dave_vit.engine.rule_sets.lrp import RELEVANCE
-from dave_vit.engine.token_layout import find_patch_side
+from dave_vit.engine.observation import find_patch_side
+from dave_vit.engine.rule_sets import EFFECTIVE, OFFICIAL_GATE, RELEVANCE
 from dave_vit.errors import OptionError
 from dave_vit.maps import official_postprocess
 from dave_vit.models.traits import traits_of

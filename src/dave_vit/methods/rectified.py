@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from dave_vit.engine.calls import Call, RuleSet
-from dave_vit.engine.rule_sets.plain import PLAIN
-from dave_vit.engine.surrogate import carry
+from dave_vit.engine.calls import Call, RuleSet, carry
+from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, Method, MethodInfo

@@ -11,7 +11,7 @@ from dave_vit._internal.precision import precise_dtype
 from dave_vit._internal.schema import check_choice
 from dave_vit.engine.calls import Call, RuleSet
 from dave_vit.engine.observation import Observation, observe
-from dave_vit.engine.rule_sets.plain import PLAIN
+from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.rules.attention import is_attention
 from dave_vit.engine.rules.linear import ordinary
 from dave_vit.engine.targets import Target

@@ -13,9 +13,8 @@ from dave_vit._internal.precision import working_dtype
 from dave_vit._internal.schema import check_choice
 from dave_vit.engine.forward import Read
 from dave_vit.engine.gradient import derivatives
-from dave_vit.engine.observation import AttentionMatrix, Observation, observe
+from dave_vit.engine.observation import AttentionMatrix, Observation, TokenLayout, guess_token_layout, observe
 from dave_vit.engine.targets import Target
-from dave_vit.engine.token_layout import TokenLayout, guess_token_layout
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import Method
 from dave_vit.methods.bias_placement import per_channel, upsample

@@ -9,10 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dave_vit.engine.observation import AttentionMatrix, Observation, TextDecoder
+from dave_vit.engine.observation import AttentionMatrix, Observation, TextDecoder, TokenLayout, find_token_grid
 from dave_vit.engine.scores import Token, Word
 from dave_vit.engine.targets import ScoreSet, Target
-from dave_vit.engine.token_layout import TokenLayout, find_token_grid
 from dave_vit.errors import OptionError, UnsupportedOperator
 
 

@@ -1,6 +1,6 @@
 """Models: load them by a spec, with preprocessing and class names."""
 
-from dave_vit.engine.token_layout import TokenLayout, find_token_layout
+from dave_vit.engine.observation import TokenLayout, find_token_layout
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.inputs import ImageTokens, PackedPatches, WithInputs, with_embeddings, with_inputs
 from dave_vit.models.loading import ModelSpec, load_model

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit.engine import gradient
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.errors import OptionError
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.classes import Classes, read_classes

@@ -21,8 +21,7 @@ from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.conservation import compute_balances
 from dave_vit.engine.forward import compute_logits, forward, isolate_pass
 from dave_vit.engine.interception import Interception
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
-from dave_vit.engine.rule_sets.lrp import RELEVANCE
+from dave_vit.engine.rule_sets import EFFECTIVE, RELEVANCE
 from dave_vit.engine.soundness import check_soundness
 from dave_vit.engine.targets import Target
 from dave_vit.errors import MissingExtra, UnsupportedOperator

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
 from dave_vit._internal.torch_private import choose_attention_kernel
-from dave_vit.engine.calls import Call, Rule
+from dave_vit.engine.calls import Call, Rule, carry
 from dave_vit.engine.fast import kernels, register_substitute
 from dave_vit.engine.rules.attention import AttentionArguments, scaled_dot_product_attention, values_gradient
 from dave_vit.engine.states import is_carrier
-from dave_vit.engine.surrogate import carry
 
 _MAX_HEAD_DIM = 256  # head dimension up to which a tile fits
 _SLICE_BYTES = 512 * 2**20  # attention matrices are rebuilt in slices of at most this size

@@ -1,4 +1,4 @@
-"""Forward and backward passes of many batches of one size: recorded, or as one compiled graph."""
+"""Forward and backward passes of many batches of one size: recorded, compiled, or captured as one launch of a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from dave_vit._internal.torch_private import compile_graph, make_fx, saved_tensor_hooks
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast import PassKind, is_enabled, substitute_rules
-from dave_vit.engine.fast.cuda_graph import BatchFunction, capture_cuda_graph
 from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.fingerprint import fingerprint_model
 from dave_vit.engine.forward import (
@@ -27,7 +26,7 @@ from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.soundness import check_soundness
 from dave_vit.engine.targets import Target, contrast_scores
-from dave_vit.errors import DaveError
+from dave_vit.errors import DaveError, is_out_of_memory
 
 
 class RecordedGradient:
@@ -173,3 +172,52 @@ def _pad_batch(function: BatchFunction, batch: int) -> BatchFunction:
         return tuple(output[:rows] for output in function(*(part.contiguous() for part in full)))
 
     return padded
+
+
+BatchFunction = Callable[..., tuple[Tensor, ...]]
+"""A function of tensors to tensors, all with one row for each image."""
+
+
+class CudaGraph:
+    """A function as a CUDA graph, without Python and the launching of kernels, for which a small batch waits.
+
+    Smaller batches are padded with what was there before. What is returned belongs to the caller.
+
+    Args:
+        function: computes on the device alone and reads no values.
+        inputs: example inputs; others of their shapes, or with fewer rows, may follow.
+    """
+
+    def __init__(self, function: BatchFunction, inputs: list[Tensor]) -> None:
+        self._inputs = [part.clone() for part in inputs]
+        self._function = function  # what its kernels read stays in memory as long as it does
+        with torch.cuda.device(inputs[0].device):
+            side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                function(*self._inputs)  # what is only set up on the first call cannot be captured
+            current.wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._outputs = function(*self._inputs)
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Compute the results for inputs of as many rows as were captured, or fewer."""
+        rows = len(inputs[0])
+        for buffer, part in zip(self._inputs, inputs, strict=True):
+            buffer[:rows].copy_(part)
+        with torch.cuda.device(inputs[0].device):
+            self._graph.replay()
+        return tuple(output[:rows].clone() for output in self._outputs)
+
+
+def capture_cuda_graph(function: BatchFunction, inputs: list[Tensor]) -> BatchFunction:
+    """Return a function as a CUDA graph where its inputs are on CUDA and it can be captured; else the function."""
+    if not inputs[0].is_cuda:
+        return function
+    try:
+        return CudaGraph(function, inputs)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        return function

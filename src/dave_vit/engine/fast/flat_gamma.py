@@ -12,14 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
-from dave_vit.engine.calls import Call
+from dave_vit.engine.calls import Call, carry
 from dave_vit.engine.fast import PassKind, kernels, register_substitute
 from dave_vit.engine.fast.gates import same_signs
-from dave_vit.engine.fast.partial_calls import whole_weight
+from dave_vit.engine.fast.narrowing import whole_weight
 from dave_vit.engine.fast.patches import are_windows_adjacent, arrange_in_grid, prefers_product, windows_of
 from dave_vit.engine.rules.gamma import Gamma, Layer, adjoint, bias_part, by_output, rank_one_factors, sees_all_inputs
 from dave_vit.engine.rules.products import weighted_sum
-from dave_vit.engine.surrogate import carry
 
 _MAX_ROW = 768  # numbers of a row; with more at once, or in a loop, a compiler's kernel takes up to twice the time
 
@@ -54,12 +53,9 @@ class FlatForm:
         favoured = self._favoured(torch.mul(grad, share, out=buffer), of_output, of_input, signs)
         return plain.addcmul_(signs.sign().to(grad.dtype), favoured, value=self.c)
 
-    def bias_part(self, x: Tensor, weight: Tensor, bias: Tensor | None, value: Tensor) -> Tensor | None:
+    def bias_part(self, x: Tensor, weight: Tensor, bias: Tensor, value: Tensor) -> Tensor:
         """Compute the part of the output that is the bias's."""
-        if bias is None:
-            return None
-        share = FlatForm.keep(self, x, weight, bias, value)[0]
-        assert share is not None
+        share: Any = FlatForm.keep(self, x, weight, bias, value)[0]
         return bias_part(by_output(bias, weight), share, value, self.c)
 
     @torch.no_grad()
@@ -152,24 +148,6 @@ def _applies(plain: Gamma, call: Call, input: Tensor, weight: Tensor, *args: Any
     return plain.flat and sees_all_inputs(call, input, weight)
 
 
-@register_substitute(Gamma, applies=_applies, passes=(PassKind.EAGER,))
-def eager_gamma(plain: Gamma, call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Run the flat rule on a copy of the signs: the model may write over its tensors later."""
-    return _run(plain, call, lambda *tensors: FlatForm, lambda input: input.detach().sign(), *args, **kwargs)
-
-
-@register_substitute(Gamma, applies=_applies, passes=(PassKind.RECORDED,))
-def recorded_gamma(plain: Gamma, call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Run the flat rule by kernels, which keep a layer's output as it is."""
-    return _run(plain, call, choose_kernel_form, same_signs, *args, **kwargs)
-
-
-@register_substitute(Gamma, applies=_applies, passes=(PassKind.TRACED,))
-def traced_gamma(plain: Gamma, call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Write the flat rule out for a compiler."""
-    return _run(plain, call, lambda *tensors: TracedForm, same_signs, *args, **kwargs)
-
-
 def choose_kernel_form(x: Tensor, weight: Tensor, *others: Tensor | None) -> type[FlatForm]:
     """Return the form by kernels where they take the tensors of a linear layer: they need the whole weight."""
     return KernelForm if whole_weight(weight)[0] is weight and kernels.take(x, weight, *others) else FlatForm
@@ -182,17 +160,17 @@ def _mean_factors(weight: Tensor) -> tuple[Tensor, Tensor]:
     return of_output[outputs], of_input
 
 
-def _run(
+def flat_gamma(
+    kind: PassKind,
     plain: Gamma,
     call: Call,
-    choose_form: Callable[..., type[FlatForm]],
-    keep_signs: Callable[[Tensor], Tensor],
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    """Run the flat rule in the form that serves a kind of pass."""
     c = plain.favour(call, input, weight, bias)
     if c == 0.0:
         return weighted_sum(call, input, weight, bias, *args, **kwargs)
@@ -203,15 +181,14 @@ def _run(
     def run(layer: Layer, value: Tensor, input: Tensor, weight: Tensor, arrange: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the layer's own value with the derivative of a form of the rule, arranged as the layer does."""
         x = input.detach()
-        form = (choose_form(x, weight, bias, value) if weight.ndim == 2 else FlatForm)(layer, c)
-        saved = (keep_signs(input), weight, *form.keep(x, weight, bias, value))
-        carried = arrange(carry(lambda: value, form.pull_back, input, saved=saved))
-
-        def constant() -> Tensor | None:
-            part = form.bias_part(x, weight, bias, value)
-            return None if part is None else arrange(part)
-
-        return call.mode.record_constant(carried, constant, call.name)
+        form = _choose_form(kind, x, weight, bias, value)(layer, c)
+        # A model that runs itself may write over its tensors later: its signs are copied.
+        signs = x.sign() if kind is PassKind.EAGER else same_signs(input)
+        kept = form.keep(x, weight, bias, value)
+        carried = arrange(carry(lambda: value, form.pull_back, input, saved=(signs, weight, *kept)))
+        if bias is None:
+            return carried
+        return call.mode.record_constant(carried, lambda: arrange(form.bias_part(x, weight, bias, value)), call.name)
 
     if call.name != "conv2d" or not are_windows_adjacent(input, weight, *args, **kwargs):
         return run(layer, layer(input.detach(), weight, bias), input, weight, lambda outputs: outputs)
@@ -221,3 +198,13 @@ def _run(
     else:
         value = layer(input.detach(), weight, bias).flatten(2).transpose(1, 2)
     return run(F.linear, value, windows, matrix, partial(arrange_in_grid, input=input, weight=weight))
+
+
+for _kind in PassKind:
+    register_substitute(Gamma, applies=_applies, passes=(_kind,))(partial(flat_gamma, _kind))
+
+
+def _choose_form(kind: PassKind, x: Tensor, weight: Tensor, *others: Tensor | None) -> type[FlatForm]:
+    if kind is PassKind.EAGER or weight.ndim != 2:
+        return FlatForm
+    return TracedForm if kind is PassKind.TRACED else choose_kernel_form(x, weight, *others)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dave_vit.engine.calls import Call
+from dave_vit._internal.torch_private import is_dispatch_traced
+from dave_vit.engine.calls import Call, carry
 from dave_vit.engine.fast import PassKind, kernels, register_substitute
 from dave_vit.engine.rules.activations import GateRule
 from dave_vit.engine.states import State, mark
-from dave_vit.engine.surrogate import carry
 
 _SIGNS = "_dave_signs"
 _HALVES = (torch.bfloat16, torch.float16)
@@ -43,50 +43,35 @@ def _normal_cdf(x: Tensor) -> Tensor:
     return torch.where(x > 0, 1 - tail, tail)
 
 
-def silu_gate(x: Tensor, **options: Any) -> Tensor:
-    """Compute the gate of SiLU."""
-    return torch.sigmoid(x)
-
-
-_GATES: dict[str, Callable[..., Tensor]] = {"gelu": gelu_gate, "silu": silu_gate}
+_GATES: dict[str, Callable[..., Tensor]] = {"gelu": gelu_gate, "silu": lambda x, **options: torch.sigmoid(x)}
 
 
 def _has_closed_form(plain: GateRule, call: Call, *args: Any, **kwargs: Any) -> bool:
     return call.name in _GATES
 
 
-@register_substitute(GateRule, applies=_has_closed_form, passes=(PassKind.TRACED,))
-def traced_gate(plain: GateRule, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Write the gate out for a compiler, which recomputes it rather than keep it."""
-    x, gate = input.detach(), _GATES[call.name]
-    if call.name == "gelu" and x.dtype in _HALVES and _kernel_kind(call, *args, **kwargs) == "gelu":
-        value = (x * gelu_gate(x)).to(x.dtype)  # compilers compute GELU of half types through ``erf``
-    else:
-        value = call.func(x, *args, **kwargs)
-
-    def pullback(grad: Tensor, x: Tensor) -> Tensor:
-        return grad * torch.where(x == 0, plain.at_zero, gate(x, *args, **kwargs))
-
-    return _keep_signs(mark(carry(lambda: value, pullback, input, saved=(x,)), State.GATE), x)
-
-
 def _kernel_applies(plain: GateRule, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> bool:
     return call.name in _GATES and kernel_takes(input)
 
 
+@register_substitute(GateRule, applies=_has_closed_form, passes=(PassKind.TRACED,))
 @register_substitute(GateRule, applies=_kernel_applies, passes=(PassKind.RECORDED,))
-def fused_gate(plain: GateRule, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Recompute the gate in the kernel that multiplies by it; the input must not be written to later."""
-    x = input.detach()
-    kind = _kernel_kind(call, *args, **kwargs)
+def closed_gate(plain: GateRule, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Recompute the gate in the kernel that multiplies by it, or a compiler's; the input must not be written to."""
+    x, kind = input.detach(), _kernel_kind(call, *args, **kwargs)
+    if kind == "gelu" and x.dtype in _HALVES and is_dispatch_traced():
+        value = (x * gelu_gate(x)).to(x.dtype)  # compilers compute GELU of half types through ``erf``
+    else:
+        value = call.func(x, *args, **kwargs)
 
     def pullback(grad: Tensor, x: Tensor) -> Tensor:
         if kernel_takes(grad, x):
             return kernels.load().gate_gradient(grad, x, kind=kind, at_zero=plain.at_zero)  # type: ignore[no-any-return]
         return grad * torch.where(x == 0, plain.at_zero, _GATES[call.name](x, *args, **kwargs))
 
-    value = call.func(x, *args, **kwargs)
-    return _keep_signs(mark(carry(lambda: value, pullback, input, saved=(x,)), State.GATE), x)
+    result = mark(carry(lambda: value, pullback, input, saved=(x,)), State.GATE)
+    setattr(result, _SIGNS, x)  # which is kept anyway
+    return result
 
 
 def kernel_takes(*tensors: Tensor) -> bool:
@@ -97,12 +82,6 @@ def kernel_takes(*tensors: Tensor) -> bool:
 def _kernel_kind(call: Call, approximate: str = "none", **options: Any) -> str:
     """Return the gate's name in the kernel."""
     return "tanh" if approximate == "tanh" else call.name
-
-
-def _keep_signs(result: Tensor, source: Tensor) -> Tensor:
-    """Remember that a result has the signs of a tensor that is kept anyway."""
-    setattr(result, _SIGNS, source)
-    return result
 
 
 def same_signs(value: Tensor) -> Tensor:

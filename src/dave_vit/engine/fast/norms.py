@@ -1,4 +1,8 @@
-"""Layer norm by the kernel behind ``F.layer_norm``, which returns 1 / sigma too, and one kernel for its gradient."""
+"""Layer norms by the kernel behind ``F.layer_norm``, which returns 1 / sigma too, and residual streams in bfloat16.
+
+Autocast would widen every sum of a residual stream to float32. The range of bfloat16 is that of float32, so that
+residual streams fit into it.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,10 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
-from dave_vit.engine.calls import Call, Rule
+from dave_vit.engine.calls import Call, Rule, carry
 from dave_vit.engine.fast import kernels, register_substitute
-from dave_vit.engine.fast.residual_stream import is_bfloat16_autocast
 from dave_vit.engine.rules import norms
-from dave_vit.engine.states import depends_on_input
-from dave_vit.engine.surrogate import carry
+from dave_vit.engine.states import depends_on_input, map_tensors, mark, state_of, tensors
 
 _MAX_WIDTH = 16384  # numbers up to which a row stays in registers
 
@@ -74,3 +76,26 @@ def center_gradient(grad: Tensor, inverse: Tensor, weight: Tensor | None, *, dty
     flat = None if weight is None else weight.reshape(-1).contiguous()
     pulled: Tensor = kernels.load().center_gradient(rows, inverse.reshape(-1), flat, dtype)
     return pulled.view(grad.shape)
+
+
+def is_bfloat16_autocast(tensor: Tensor) -> bool:
+    """Return whether autocast works in bfloat16 on the device of a tensor."""
+    device = tensor.device.type
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
+
+
+def _has_bfloat16(plain: Rule, call: Call, *args: Any, **kwargs: Any) -> bool:
+    terms = tensors((args, kwargs))
+    return any(term.dtype is torch.bfloat16 for term in terms) and is_bfloat16_autocast(terms[0])
+
+
+def _narrow(tensor: Tensor) -> Tensor:
+    return mark(tensor.to(torch.bfloat16), state_of(tensor)) if tensor.dtype is torch.float32 else tensor
+
+
+# Residual streams pass through these, and they return the widest type of their arguments.
+@register_substitute("add", "sub", "cat", "mul", applies=_has_bfloat16)
+def keep_bfloat16(plain: Rule, call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Run a sum or product in bfloat16 where one argument is in it already."""
+    args, kwargs = map_tensors(_narrow, (args, kwargs))
+    return plain(call, *args, **kwargs)

@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dave_vit.engine.calls import Call, Rule
+from dave_vit.engine.calls import Call, Rule, carry
 from dave_vit.engine.fast import register_substitute
 from dave_vit.engine.rules.gamma import Gamma
 from dave_vit.engine.rules.products import weighted_sum
 from dave_vit.engine.states import depends_on_input, is_carrier
-from dave_vit.engine.surrogate import carry
 
 
 def are_windows_adjacent(

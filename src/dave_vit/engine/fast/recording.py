@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dave_vit.engine.arguments import place_tensors
+from dave_vit.engine.calls import ModuleCall, ModulePaths, place_tensors
 from dave_vit.engine.fingerprint import forget_fingerprints
-from dave_vit.engine.module_paths import ModuleCall, ModulePaths
 from dave_vit.engine.operators import FunctionName, function_name
 from dave_vit.engine.states import map_tensors, tensors
 

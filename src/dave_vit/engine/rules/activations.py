@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dave_vit.engine.calls import Call
+from dave_vit.engine.calls import Call, carry
 from dave_vit.engine.states import State, mark
-from dave_vit.engine.surrogate import carry
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
-from dave_vit.engine.calls import Call
+from dave_vit.engine.calls import Call, carry
 from dave_vit.engine.states import is_carrier, map_tensors
-from dave_vit.engine.surrogate import carry
 from dave_vit.errors import training_error
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)

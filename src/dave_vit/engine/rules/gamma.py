@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
-from dave_vit.engine.calls import Call
+from dave_vit.engine.calls import Call, carry
 from dave_vit.engine.rules.products import weighted_sum
 from dave_vit.engine.states import depends_on_input, is_carrier
-from dave_vit.engine.surrogate import carry
 from dave_vit.errors import OptionError
 
 _IN_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
@@ -76,7 +75,9 @@ class Gamma:
         share = share_of(value, layer(x.abs(), absolute, None if bias is None else bias.abs()), c)
         pullback = partial(_pull_back, layer=layer, c=c)
         carried = carry(lambda: value, pullback, input, saved=(x.sign(), weight, absolute, share))
-        own = None if bias is None else by_output(bias, weight)
+        if bias is None:
+            return carried
+        own = by_output(bias, weight)
         return call.mode.record_constant(carried, lambda: bias_part(own, share, value, c), call.name)
 
     def favour(self, call: Call, input: Tensor, weight: Tensor, bias: Tensor | None) -> float:
@@ -107,9 +108,9 @@ def share_of(value: Tensor, size: Tensor, c: float) -> Tensor:
     return (z / (z.abs() + c * size).clamp_min(torch.finfo(z.dtype).tiny)).to(value.dtype)
 
 
-def bias_part(bias: Tensor | None, share: Tensor, value: Tensor, c: float) -> Tensor | None:
+def bias_part(bias: Tensor, share: Tensor, value: Tensor, c: float) -> Tensor:
     """Compute the part of the output that is the bias's: times the derivative it is the bias's relevance."""
-    return None if bias is None else share.abs() * (bias + c * value.sign() * bias.abs())
+    return share.abs() * (bias + c * value.sign() * bias.abs())
 
 
 def by_output(values: Tensor, weight: Tensor) -> Tensor:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
 from dave_vit._internal.torch_private import default_rms_norm_eps
-from dave_vit.engine.calls import Call
+from dave_vit.engine.calls import Call, carry
 from dave_vit.engine.states import depends_on_input, is_carrier, mark, state_of
-from dave_vit.engine.surrogate import carry
 from dave_vit.errors import training_error
 
 

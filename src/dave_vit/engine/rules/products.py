@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dave_vit.engine.calls import Call
+from dave_vit.engine.calls import Call, carry
 from dave_vit.engine.rules.linear import affine
 from dave_vit.engine.states import (
     State,
@@ -22,7 +22,6 @@ from dave_vit.engine.states import (
     tensors,
     without_gates,
 )
-from dave_vit.engine.surrogate import carry
 
 
 def product(call: Call, *args: Any, **kwargs: Any) -> Any:

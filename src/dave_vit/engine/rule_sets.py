@@ -1,10 +1,11 @@
-"""Layer-wise relevance propagation through attention: AttnLRP and CP-LRP as rule sets.
+"""Rule sets: which rule each torch function meets.
 
-Relevance is the product of a value and its derivative, so that every propagation rule is a changed derivative. Both
-methods propagate through norms and activations by the identity rule, which is what the effective transformation does;
-CP-LRP also freezes the attention matrices, so that without gamma it *is* the effective transformation. AttnLRP lets
-relevance through the matrices: by the Taylor rule through softmax, whose derivative is the ordinary one, and by the
-uniform rule through products of two input-dependent tensors, which get half of the relevance each.
+The effective transformation (METHOD: eq. (3), appendix A) freezes every operator. Relevance is the product of a value
+and its derivative, so that layer-wise relevance propagation is a rule set too. AttnLRP and CP-LRP propagate through
+norms and activations by the identity rule, which is what the effective transformation does; CP-LRP also freezes the
+attention matrices, so that without gamma it *is* the effective transformation. AttnLRP lets relevance through the
+matrices: by the Taylor rule through softmax, whose derivative is the ordinary one, and by the uniform rule through
+products of two input-dependent tensors, which get half of the relevance each.
 """
 
 from __future__ import annotations
@@ -14,15 +15,25 @@ from typing import Any
 
 from torch import Tensor
 
-from dave_vit.engine.calls import Call, RuleSet
-from dave_vit.engine.operators import OperatorKind, names_of_kind
-from dave_vit.engine.rule_sets.effective import EFFECTIVE
+from dave_vit.engine.calls import Call, RuleSet, carry
+from dave_vit.engine.operators import OPERATORS, OperatorKind, names_of_kind
+from dave_vit.engine.rules import norms
+from dave_vit.engine.rules.activations import GateRule
 from dave_vit.engine.rules.attention import AttentionArguments
 from dave_vit.engine.rules.gamma import Gamma
 from dave_vit.engine.rules.linear import ordinary
 from dave_vit.engine.rules.products import fused_product, product
 from dave_vit.engine.states import is_carrier, is_operator, map_tensors, tensors
-from dave_vit.engine.surrogate import carry
+
+EFFECTIVE = RuleSet("effective", {name: entry.rule for name, entry in OPERATORS.items() if entry.rule is not None})
+"""Every operator frozen: DAVE's effective transformation."""
+
+OFFICIAL_GATE = EFFECTIVE.extend("effective, GELU gate 1 at zero", {"gelu": GateRule(1.0)})
+"""As the authors' public code has it: the GELU gate at x = 0 is 1 instead of its limit 0.5."""
+
+
+PLAIN = RuleSet("plain", {"batch_norm": norms.batch_norm}, strict=False)
+"""Nothing frozen; batch normalisation has its derivative written out (see there)."""
 
 
 def _scale_gradient(tensor: Tensor, share: float) -> Tensor:

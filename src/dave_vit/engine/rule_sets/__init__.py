@@ -1,1 +1,0 @@
-"""Rule sets: which rule each torch function meets."""
