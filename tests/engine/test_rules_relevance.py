@@ -11,7 +11,7 @@ import tiny_models
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.observation import observe
 from dave_vit.errors import UnsupportedOperator
-from dave_vit.methods.chefer_rules import alpha_beta
+from dave_vit.methods.chefer import alpha_beta
 
 GENERATOR = torch.Generator().manual_seed(0)
 

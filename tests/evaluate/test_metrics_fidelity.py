@@ -11,8 +11,7 @@ from dave_vit.errors import InputError
 from dave_vit.metrics import Case, average_precision, cascade, create_metric, impute, region_deletion, road, similarity
 from dave_vit.metrics.fidelity import infidelity, masked_sums, random_pixels, random_squares, score_drops, sensitivity
 from dave_vit.metrics.perturbation import Perturbation
-from dave_vit.metrics.regions import region_means, square_regions
-from dave_vit.metrics.road import FRACTIONS
+from dave_vit.metrics.removal import FRACTIONS, region_means, square_regions
 
 DRAW = torch.Generator().manual_seed(5)
 X = torch.randn(3, 3, 20, 24, generator=DRAW, dtype=torch.float64)

@@ -11,7 +11,7 @@ from torch import nn
 
 from dave_vit.errors import InputError
 from dave_vit.metrics import cascade, consistency, similarity, small_warp
-from dave_vit.metrics.consistency import warp_images
+from dave_vit.metrics.stability import warp_images
 from dave_vit.neighborhood import Warp
 
 DRAW = torch.Generator().manual_seed(0)

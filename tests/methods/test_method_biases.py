@@ -12,7 +12,7 @@ import tiny_models
 from dave_vit import create_method
 from dave_vit.engine.observation import find_token_grid
 from dave_vit.errors import OptionError
-from dave_vit.methods.bias_placement import spread_evenly
+from dave_vit.methods.constants import spread_evenly
 
 FAMILIES = dict(tiny_models.FAMILIES)
 X = tiny_models.images(2, torch.float64)

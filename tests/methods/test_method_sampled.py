@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import tiny_models
 from dave_vit import create_method
 from dave_vit.errors import DaveError, OptionError
-from dave_vit.methods.tis import kmeans_centres
+from dave_vit.methods.block_tokens import kmeans_centres
 from dave_vit.metrics import area, deletion
 from dave_vit.metrics.perturbation import Perturbation
 from dave_vit.neighborhood.draws import sample_generator

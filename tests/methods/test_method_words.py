@@ -13,7 +13,7 @@ from dave_vit import METHODS, create_method, load_model
 from dave_vit.engine.targets import ScoreSet
 from dave_vit.errors import DaveError
 from dave_vit.methods.options import filter_options
-from dave_vit.methods.tam import filter_by_rank
+from dave_vit.methods.words import filter_by_rank
 
 pytest.importorskip("transformers", reason="needs the extra hf")
 QUESTION = "what is on the table ?"

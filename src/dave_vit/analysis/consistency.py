@@ -13,7 +13,7 @@ from dave_vit.analysis.inputs import ImageBatch, MapAnalysisOptions, count_flag,
 from dave_vit.evaluate.scoring import MapMaker
 from dave_vit.evaluate.statistics.intervals import MeanEstimate, estimate_means
 from dave_vit.maps import positive, smooth
-from dave_vit.metrics.consistency import consistency, small_warp, warp_images
+from dave_vit.metrics.stability import consistency, small_warp, warp_images
 from dave_vit.models import Adapter, traits_of
 from dave_vit.viz import Drawing, draw_grid, image_cell, map_cell
 from dave_vit.viz.pages import format_estimate

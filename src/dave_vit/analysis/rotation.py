@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.sensitivity import SensitivityOptions, SensitivityStudy, run_study
-from dave_vit.metrics.consistency import small_warp, warp_images
+from dave_vit.metrics.stability import small_warp, warp_images
 from dave_vit.models import traits_of
 from dave_vit.viz.report_section import Section
 

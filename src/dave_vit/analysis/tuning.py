@@ -16,9 +16,9 @@ from dave_vit.data.grids import GridCandidate, GridOptions, choose_grids, compos
 from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import InputError
 from dave_vit.methods import DAVE
-from dave_vit.methods.clean_prediction import CleanPrediction
 from dave_vit.methods.pass_size import PassSize, clean_logits
 from dave_vit.methods.presets import LEVELS, neighborhood_levels
+from dave_vit.methods.sampling import CleanPrediction
 from dave_vit.metrics import Perturbation, area, deletion, gridpg, insertion
 from dave_vit.models.adapter import ImageLike
 from dave_vit.neighborhood import Neighborhood

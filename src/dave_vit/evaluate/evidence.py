@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dave_vit.engine.observation import observe
 from dave_vit.errors import UnsupportedOperator, first_line
 from dave_vit.evaluate.store import DamagedFile
-from dave_vit.methods.gradcam import features
+from dave_vit.methods.cams import features
 
 CELL = 8  # pixels along a side
 

@@ -22,8 +22,7 @@ from dave_vit.errors import DataError
 from dave_vit.explanations.explainer import Explainer
 from dave_vit.methods import DAVE, Explanation
 from dave_vit.methods.masking import MaskingMethod
-from dave_vit.methods.options import declared_options
-from dave_vit.methods.settings import method_settings, to_json_value
+from dave_vit.methods.options import declared_options, method_settings, to_json_value
 from dave_vit.models import Adapter
 from dave_vit.viz import Cell, Drawing, Panel, Photo, Scales, View
 from dave_vit.viz.rendering import as_image

@@ -21,8 +21,7 @@ from dave_vit.engine.gradient import Gradient
 from dave_vit.engine.rule_sets import EFFECTIVE, PLAIN
 from dave_vit.engine.targets import Target, TargetLike, class_names
 from dave_vit.errors import InputError, OptionError, OutputError
-from dave_vit.methods.certainty import ExplainedBatch
-from dave_vit.methods.explanation import Explanation, join_explanations
+from dave_vit.methods.explanation import ExplainedBatch, Explanation, join_explanations
 from dave_vit.methods.memory import Kept, Memory, PassForm, memory_budget, parse_memory
 from dave_vit.methods.pass_size import PassSize, clean_logits
 

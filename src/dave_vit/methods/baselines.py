@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.methods.base import METHODS, Method, MethodInfo
-from dave_vit.methods.bias_placement import per_channel
+from dave_vit.methods.constants import per_channel
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize, clean_logits
 from dave_vit.neighborhood.draws import normal_samples

@@ -18,7 +18,6 @@ from dave_vit.engine.fingerprint import cache_fingerprints
 from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import OptionError, TargetError
-from dave_vit.methods.adaptive_sampling import AdaptiveSampler, SampleGroup, merge_groups
 from dave_vit.methods.base import (
     METHODS,
     Inputs,
@@ -28,15 +27,14 @@ from dave_vit.methods.base import (
     check_option_names,
     multiply_by_input,
 )
-from dave_vit.methods.clean_evidence import keep_target, resolve_by_evidence
-from dave_vit.methods.clean_prediction import CleanPrediction
+from dave_vit.methods.constants import keep_target, resolve_by_evidence
 from dave_vit.methods.explanation import Explanation, join_explanations
 from dave_vit.methods.memory import Memory
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.presets import NOISE_SWITCHES, SWITCHES, Against, load_preset
-from dave_vit.methods.sampling import SampleEstimate
+from dave_vit.methods.sampling import AdaptiveSampler, CleanPrediction, SampleEstimate, SampleGroup, merge_groups
 from dave_vit.neighborhood import Neighborhood, Views
-from dave_vit.neighborhood.view_cache import ViewCache
+from dave_vit.neighborhood.views import ViewCache
 from dave_vit.reduce import REDUCERS, Mean, Reducer, uses_clean
 
 

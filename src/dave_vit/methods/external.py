@@ -23,10 +23,10 @@ from dave_vit.engine.observation import find_token_layout
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, OutputError, UnknownName, import_optional
 from dave_vit.methods.base import METHODS, Method, MethodInfo, create_method
-from dave_vit.methods.bias_placement import per_channel, upsample
-from dave_vit.methods.block_hooks import list_blocks
+from dave_vit.methods.constants import per_channel, upsample
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
+from dave_vit.methods.tokens import list_blocks
 
 _LAYERS = ("layer", "target_layers")
 _CAPTUM_OWN = {"self", "inputs", "target", "additional_forward_args", "return_convergence_delta"}

@@ -1,22 +1,30 @@
-"""Plain gradients: alone, times the input, integrated along a path, or averaged over noise."""
+"""Plain gradients: alone, times the input, integrated, averaged over noise, or with other rules for rectifiers.
+
+A rectifier is f(x) = x * phi(x) with a gate phi. For ReLU the gate is 1 or 0 and both rules are the published ones. For
+GELU, SiLU and their kin the same rules act on the gate phi(x) = f(x) / x: guided backpropagation passes positive
+gradients through the gate, deconvolution passes positive gradients and ignores the gate. All other functions
+keep their ordinary derivative.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
+from dave_vit.engine.calls import Call, RuleSet, carry
 from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.targets import Target, TargetLike
-from dave_vit.errors import InputError, OptionError
+from dave_vit.errors import InputError, OptionError, UnsupportedOperator
 from dave_vit.methods.base import METHODS, Method, MethodInfo, check_at_least_one, multiply_by_input
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize, clean_logits
 from dave_vit.methods.sampling import SampleEstimate
-from dave_vit.neighborhood.draws import normal_samples
+from dave_vit.neighborhood.draws import normal_samples, sample_generator
 from dave_vit.reduce import Mean
 
 
@@ -191,3 +199,126 @@ class SmoothGrad(Method):
     def noise(self, shape: tuple[int, ...], start: int, stop: int) -> Tensor:
         """Return standard normal draws ``start`` to ``stop`` of this seed, shared by all images: ``[n, C, H, W]``."""
         return normal_samples(self.seed, shape, start, stop)
+
+
+@METHODS.register("expected_gradients")
+class ExpectedGradients(Method):
+    """The gradient at random points between reference images and the image, times the difference of the two.
+
+    Each sample takes one reference x' and one point x' + a (x - x'), a from U(0, 1). In expectation the attribution
+    sums to the logit of the image minus the mean logit of the references.
+
+    Args:
+        model: any module that maps inputs to logits.
+        samples: pairs of a reference and a point.
+        seed: the same seed draws the same pairs, whatever the batch and the chunk.
+        references: preprocessed images ``[R, C, H, W]``, of the data as published; standard normal noise by default,
+            which has the mean and the spread of normalised images and nothing else of them.
+        options: ``chunk`` (points in one forward pass) and ``autocast``.
+    """
+
+    info = MethodInfo(
+        "Integrated gradients, averaged over many baselines.",
+        "Erion et al., Nature Machine Intelligence 2021",
+        "1 + T forward, T backward",
+        unit="logit",
+    )
+    _budget_option = ("samples", 0)
+
+    def __init__(
+        self, model: nn.Module, samples: int = 50, seed: int = 0, references: Tensor | None = None, **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        self.samples, self.seed, self.references = check_at_least_one("samples", samples), seed, references
+
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        target = self._resolve_target(images, target, pass_size)
+        estimate = SampleEstimate.start(Mean(), target, frames=tuple(images.shape[1:-3]))
+        at_once = pass_size.samples_per_pass(images)
+        for first in range(0, self.samples, at_once):
+            references, places = self.draw(tuple(images.shape[1:]), first, min(first + at_once, self.samples))
+            start = references.to(images.device, images.dtype).unsqueeze(1)  # [n, 1, C, H, W]
+            span = images - start  # [n, b, C, H, W]
+            at = places.to(images.device, images.dtype).view(-1, *[1] * images.ndim)
+            slopes = slopes_of(self, start + at * span, target, pass_size)  # [n, b, K, C, H, W]
+            estimate.add(slopes * span.unsqueeze(2))
+        return estimate.explanation()
+
+    def draw(self, shape: tuple[int, ...], start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return references ``[n, C, H, W]`` and places ``[n]`` from 0 to 1 of the samples ``start`` to ``stop``."""
+        if self.references is not None and self.references.shape[1:] != shape:
+            raise InputError(
+                f"references have shape {tuple(self.references.shape)}; give images [R, {', '.join(map(str, shape))}], "
+                "preprocessed as the inputs are"
+            )
+        uniform = torch.stack(
+            [torch.rand(2, generator=sample_generator(self.seed, i, "spatial")) for i in range(start, stop)]
+        )
+        if self.references is None:
+            return normal_samples(self.seed, shape, start, stop), uniform[:, 0]
+        chosen = (uniform[:, 1] * len(self.references)).long()
+        return self.references[chosen.to(self.references.device)], uniform[:, 0]
+
+
+RECTIFIERS = frozenset("relu relu6 leaky_relu gelu silu hardswish mish elu celu selu".split())
+_NEAR_ZERO = 1e-6
+
+
+def guided_gate(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Pass positive gradients through the gate (guided backpropagation)."""
+    x = torch.where(input == 0, -_NEAR_ZERO, input).detach()  # f(x) / x has its limit there, which for ReLU is 0
+    gate = call.func(x, *args, **kwargs) / x  # phi(x)
+    compute = partial(call.func, input.detach(), *args, **kwargs)
+    return carry(compute, lambda grad, gate: grad.clamp(min=0) * gate, input, saved=(gate,))
+
+
+def positive_gradient(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Pass positive gradients whatever the input was (deconvolution)."""
+    return carry(lambda: call.func(input.detach(), *args, **kwargs), lambda grad: grad.clamp(min=0), input)
+
+
+GUIDED = PLAIN.extend("guided backpropagation", dict.fromkeys(RECTIFIERS, guided_gate))
+DECONVOLUTION = PLAIN.extend("deconvolution", dict.fromkeys(RECTIFIERS, positive_gradient))
+
+
+class _Rectified(Method):
+    rules: ClassVar[RuleSet]
+
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        passed = self._gradient(images, target, self.rules)
+        if not RECTIFIERS & passed.functions.keys():
+            raise UnsupportedOperator(
+                f"the model has no rectifier for {self.rules.name} to act on, so the map would be the plain gradient; "
+                f"use the method saliency, or a model with one of {', '.join(sorted(RECTIFIERS))}"
+            )
+        return Explanation(passed.weight, target.resolve(passed.logits).indices)
+
+
+@METHODS.register("guided_backprop")
+class GuidedBackprop(_Rectified):
+    """The gradient with rectifiers that pass only positive gradients through their gate.
+
+    For ReLU this is the published method; for GELU and its kin the gate is f(x) / x.
+    """
+
+    info = MethodInfo(
+        "Gradient whose rectifiers pass positive gradients through their gate only.",
+        "Springenberg et al., ICLR 2015 workshop",
+        "1 forward, 1 backward",
+    )
+    rules = GUIDED
+
+
+@METHODS.register("deconvolution")
+class Deconvolution(_Rectified):
+    """The gradient with rectifiers that pass all positive gradients, whatever their input is.
+
+    For ReLU this is the published method; GELU and its kin are treated alike.
+    """
+
+    info = MethodInfo(
+        "Gradient whose rectifiers pass all positive gradients.",
+        "Zeiler and Fergus, ECCV 2014",
+        "1 forward, 1 backward",
+    )
+    rules = DECONVOLUTION

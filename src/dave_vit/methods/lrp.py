@@ -1,4 +1,4 @@
-"""Layer-wise relevance propagation through attention: AttnLRP and CP-LRP."""
+"""Relevance propagation: AttnLRP and CP-LRP, and the inherent explanation of B-cos networks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.rule_sets import ATTN_LRP, CP_LRP, with_gamma
 from dave_vit.engine.rules.gamma import Gamma
 from dave_vit.engine.targets import Target
+from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, Method, MethodInfo, multiply_by_input
+from dave_vit.methods.dave import Effective
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
 
@@ -72,3 +74,30 @@ class CPLRP(_LRP):
         unit="logit",
     )
     base = CP_LRP
+
+
+@METHODS.register("bcos")
+class Bcos(Effective):
+    """The dynamic linear weights of a B-cos network times the input.
+
+    A B-cos network is linear once its dynamic weights are held, and holding them is what the effective transformation
+    does; so the map equals that of the method ``effective``, and of the network's own explanation mode.
+
+    Args:
+        model: a B-cos network.
+        options: ``chunk`` and ``autocast``, as for every method.
+    """
+
+    info = MethodInfo(
+        "Dynamic linear weights of a B-cos network, times the input.",
+        "Böhle et al., TPAMI 2024",
+        "1 forward, 1 backward",
+        unit="logit",
+    )
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        if not any(hasattr(module, "set_explanation_mode") for module in model.modules()):
+            raise UnsupportedOperator(
+                "bcos explains B-cos networks, and this model has no B-cos module; use effective, its generalisation"
+            )

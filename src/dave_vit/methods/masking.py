@@ -1,22 +1,27 @@
-"""Masking: scores of images with parts hidden by many masks, in passes that fit into memory."""
+"""Masking: scores of images with parts hidden by many masks, in passes that fit into memory; occlusion and RISE."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import working_dtype
 from dave_vit._internal.schema import check_choice
 from dave_vit.engine.observation import find_patch_side
 from dave_vit.engine.targets import Target
-from dave_vit.methods.base import Method
-from dave_vit.methods.bias_placement import per_channel
+from dave_vit.errors import OptionError
+from dave_vit.methods.base import METHODS, Method, MethodInfo, check_at_least_one
+from dave_vit.methods.constants import per_channel
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize, clean_logits
+from dave_vit.neighborhood.draws import sample_generator
 
 Masks = Callable[[int, int], Tensor]
 """Function that returns masks ``start`` to ``stop``: ``[n, 1, H, W]`` for all images, or ``[n, b, H, W]``; 0 hides."""
@@ -155,3 +160,120 @@ def to_explanation(maps: Tensor, images: Tensor, target: Target) -> Explanation:
     """Return maps ``[b, K, H, W]`` as an explanation, divided evenly among the channels."""
     attribution = per_channel(maps, images.shape[1]).to(images.dtype).contiguous()  # [b, K, C, H, W]
     return Explanation(attribution, target.indices)
+
+
+@METHODS.register("occlusion")
+class Occlusion(MaskingMethod):
+    """The drop of the score under each window; pixels under several windows get the mean of their drops.
+
+    Args:
+        model: any module that maps inputs to logits.
+        window: side of the window in pixels; two patches of the model, or a seventh of the image.
+        stride: pixels from one window to the next; half of the window by default.
+        options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
+    """
+
+    info = MethodInfo(
+        "Fall of the class's probability when a window is hidden.",
+        "Zeiler and Fergus, ECCV 2014",
+        "1 + windows forward",
+        resolution="patch",
+        unit="range",
+    )
+
+    def __init__(self, model: nn.Module, window: int | None = None, stride: int | None = None, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.window = check_at_least_one("window", window)
+        self.stride = check_at_least_one("stride", stride)
+        if self.window is not None and self.stride is not None and self.stride > self.window:
+            raise OptionError(
+                f"stride is {stride} and window is {window}; no pixel may be skipped, give a stride up to it"
+            )
+
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        places = self._places(images)
+        target, clean = score_images(self, images, target, pass_size, self.score)  # [b, K]
+
+        def masks(start: int, stop: int) -> Tensor:
+            shown = images.new_ones(stop - start, 1, *images.shape[-2:])
+            for mask, (rows, columns) in zip(shown, places[start:stop], strict=True):
+                mask[:, rows, columns] = 0
+            return shown
+
+        drops, covered = clean.new_zeros(*clean.shape, *images.shape[-2:]), clean.new_zeros(images.shape[-2:])
+        for shown, scores in self._score_under_masks(images, target, pass_size, masks, len(places)):
+            hidden = 1 - shown[:, 0].to(scores.dtype)  # [n, H, W]
+            drops += torch.einsum("nbk,nhw->bkhw", clean - scores, hidden)
+            covered += hidden.sum(0)
+        return to_explanation(drops / covered, images, target)
+
+    def _places(self, images: Tensor) -> list[tuple[slice, slice]]:
+        """Return the windows; those at the right and lower edge may be cropped."""
+        window = self.window or 2 * Squares.of(self.model, images, None).side
+        stride = min(self.stride or max(1, window // 2), window)
+        sides = [
+            [slice(start, start + window) for start in range(0, max(extent - window, 0) + stride, stride)]
+            for extent in images.shape[-2:]
+        ]
+        return list(product(*sides))
+
+
+@METHODS.register("rise")
+class RISE(MaskingMethod):
+    """The mean of smooth random masks, each weighted by the score of the image masked with it.
+
+    Args:
+        model: any module that maps inputs to logits.
+        samples: masks.
+        seed: the same seed gives the same masks, whatever the batch and the chunk.
+        cells: number of cells of a mask along each side, before it is enlarged and shifted.
+        shown: probability with which a cell shows the image.
+        options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
+    """
+
+    info = MethodInfo(
+        "Mean of random masks, weighted by the class's probability under them.",
+        "Petsiuk et al., BMVC 2018",
+        "1 + T forward",
+        resolution="patch",
+        unit="range",
+    )
+    _budget_option = ("samples", 0)
+
+    def __init__(
+        self, model: nn.Module, samples: int = 4000, seed: int = 0, cells: int = 7, shown: float = 0.5, **options: Any
+    ) -> None:
+        super().__init__(model, **options)
+        if not 0 < shown < 1:
+            raise OptionError(f"shown is {shown}; give a probability between 0 and 1, such as 0.5")
+        self.samples, self.cells = check_at_least_one("samples", samples), check_at_least_one("cells", cells)
+        self.seed, self.shown = seed, shown
+
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        target = self._resolve_target(images, target, pass_size)
+        total, squares = torch.zeros(2, 1, dtype=images.dtype, device=images.device)
+        masks_of = partial(self.masks, (images.shape[-2], images.shape[-1]))
+        parts = self._score_under_masks(images, target, pass_size, masks_of, self.samples)
+        for masks, scores in parts:
+            shown = masks[:, 0].to(scores.dtype) / self.shown  # [n, H, W]
+            total = total + torch.einsum("nbk,nhw->bkhw", scores, shown)
+            squares = squares + torch.einsum("nbk,nhw->bkhw", scores.square(), shown.square())
+        mean = total / self.samples  # eq. (6)
+        spread = (squares / self.samples - mean.square()).clamp(min=0)
+        error = (spread / max(self.samples - 1, 1)).sqrt()
+        mean, error = (part.to(images.dtype) for part in (mean, error))  # [b, K, H, W]
+        explanation = to_explanation(mean, images, target)
+        return replace(explanation, samples=self.samples, mean=mean, standard_error=error)
+
+    def masks(self, size: tuple[int, int], start: int, stop: int) -> Tensor:
+        """Return masks ``start`` to ``stop`` of this seed, for images of one size: ``[n, 1, H, W]``."""
+        return torch.stack([self._mask(size, index) for index in range(start, stop)])
+
+    def _mask(self, size: tuple[int, int], index: int) -> Tensor:
+        """Draw random cells, enlarge them beyond the image by one cell, and crop a random window."""
+        drawn = torch.rand(1, 1, self.cells, self.cells, generator=sample_generator(self.seed, index, "noise"))
+        cell = [-(-extent // self.cells) for extent in size]
+        wide = F.interpolate((drawn < self.shown).float(), [(self.cells + 1) * side for side in cell], mode="bilinear")
+        moves = sample_generator(self.seed, index, "spatial")
+        top, left = (int(torch.randint(side, (1,), generator=moves)) for side in cell)
+        return wide[0, :, top : top + size[0], left : left + size[1]]

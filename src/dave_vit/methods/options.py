@@ -1,17 +1,17 @@
-"""Options of methods, derived from their signatures, for the command line, the page and plans."""
+"""Options of methods: derived from their signatures, parsed, checked, and as plain data for records."""
 
 from __future__ import annotations
 
 import inspect
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import nn
 
 from dave_vit._internal.schema import check_values, matches_type
-from dave_vit.methods.base import METHODS
+from dave_vit.methods.base import METHODS, Method
 from dave_vit.methods.dave import DAVE
 from dave_vit.methods.presets import SWITCHES, load_preset
 
@@ -100,3 +100,21 @@ def parse_value(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text.strip()
+
+
+def method_settings(method: Method) -> dict[str, Any]:
+    """Return the resolved options of a method, defaults included."""
+    public = {name: to_json_value(value) for name, value in vars(method).items() if not name.startswith("_")}
+    return {name: value for name, value in public.items() if value is not None}
+
+
+def to_json_value(value: Any) -> Any:
+    """Convert a value to JSON types; None for anything else, such as the model."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        fields = {name: to_json_value(part) for name, part in vars(value).items()}
+        return {"type": type(value).__name__, **{name: part for name, part in fields.items() if part is not None}}
+    if isinstance(value, tuple | list):
+        return [to_json_value(part) for part in value]
+    return None

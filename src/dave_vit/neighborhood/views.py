@@ -1,9 +1,11 @@
-"""The seeded sequence of views around an image, and the way back."""
+"""Views around an image: warps, noise, their seeded sequence, and the way back."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,9 +13,110 @@ from torch import Tensor
 from dave_vit._internal.precision import working_dtype
 from dave_vit.errors import InputError, OptionError
 from dave_vit.neighborhood.draws import sample_generator
-from dave_vit.neighborhood.noise import Noise
-from dave_vit.neighborhood.spatial import Spatial
-from dave_vit.neighborhood.warp import Warp
+from dave_vit.neighborhood.warp import Size, Warp, affine_matrix
+
+NoiseKind = Literal["variance_preserving", "additive", "none"]
+Schedule = Literal["uniform", "linspace"]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Gaussian noise on a view: x_t = signal(t) x + spread(t) eps.
+
+    Args:
+        kind: "variance_preserving": (1-t) x + sqrt(1-(1-t)^2) eps; "additive": x + level eps; "none".
+        level: the largest t (at most 1), or the standard deviation of additive noise.
+        schedule: t of variance-preserving noise: drawn from U[0, level], or evenly spaced from 0 to level.
+    """
+
+    kind: NoiseKind = "variance_preserving"
+    level: float = 0.5
+    schedule: Schedule = "uniform"
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(NoiseKind):
+            raise OptionError(f"noise kind {self.kind!r}; expected one of {', '.join(get_args(NoiseKind))}")
+        if self.schedule not in get_args(Schedule):
+            raise OptionError(f"noise schedule {self.schedule!r}; expected one of {', '.join(get_args(Schedule))}")
+        top = 1.0 if self.kind == "variance_preserving" else float("inf")
+        if not (0 <= self.level <= top and self.level != float("inf")):
+            raise OptionError(f"noise level {self.level}; expected a number from 0 to {top} for {self.kind} noise")
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether views have no noise."""
+        return self.kind == "none" or self.level == 0
+
+    def time(self, uniform: float, index: int, count: int) -> float:
+        """Return the t of draw ``index`` of ``count``; a single evenly spaced draw is the clean one, t = 0.
+
+        Args:
+            uniform: a draw from U[0, 1), used by the uniform schedule.
+            index: number of the draw.
+            count: how many draws the schedule spans.
+        """
+        if self.is_silent:
+            return 0.0
+        if self.kind == "additive":
+            return self.level
+        if self.schedule == "uniform":
+            return self.level * uniform
+        return self.level * index / max(count - 1, 1)
+
+    def weights(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return signal and spread at t: [n] each, in t's type."""
+        if self.kind == "variance_preserving":
+            signal = 1 - t
+            return signal, torch.sqrt(t * (2 - t))  # 1 - (1-t)^2 without the cancellation at small t
+        return torch.ones_like(t), t
+
+
+@dataclass(frozen=True)
+class Spatial:
+    """Ranges from which a view's warp is drawn.
+
+    Args:
+        flip: probability of a left-right flip.
+        rotation: the angle is drawn from U(-rotation, rotation), in degrees.
+        scale: (low, high); the factor is drawn from U(low, high).
+        translation: the shift is drawn from U(-translation, translation) of each side.
+        wrap: shift by whole pixels that come back at the other side, instead of filling up with zeros.
+    """
+
+    flip: float = 0.5
+    rotation: float = 20.0
+    scale: tuple[float, float] = (1.0, 1.0)
+    translation: float = 0.1
+    wrap: bool = True
+
+    draws: ClassVar[int] = 5  # uniform numbers that one warp takes
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.flip <= 1:
+            raise OptionError(f"flip probability {self.flip}; expected a number from 0 to 1")
+        if not 0 <= self.rotation <= 180:
+            raise OptionError(f"rotation {self.rotation}; expected degrees from 0 to 180")
+        if not 0 < self.scale[0] <= self.scale[1] < float("inf"):
+            raise OptionError(f"scale {self.scale}; expected (low, high) with 0 < low <= high")
+        if not 0 <= self.translation < 1:
+            raise OptionError(f"translation {self.translation}; expected a fraction of the side, from 0 to below 1")
+
+    def warp(self, uniform: Tensor, size: Size) -> Warp:
+        """Return the warps of uniform draws [n,5] in float64, for images of size (H, W)."""
+        flip, angle, factor = uniform[:, :3].unbind(1)
+        low, high = self.scale
+        side = torch.tensor([size[1], size[0]], dtype=torch.float64, device="cpu")  # (x, y)
+        shift = (2 * uniform[:, 3:] - 1) * self.translation * side  # [n,2]
+        matrix = affine_matrix(
+            size,
+            flip=flip < self.flip,
+            rotation=(2 * angle - 1) * self.rotation,
+            scale=low + factor * (high - low),
+            translation=torch.zeros_like(shift) if self.wrap else shift,
+        )
+        roll = shift.round().flip(1).to(torch.int64)  # (dy, dx)
+        return Warp(matrix, roll if self.wrap else torch.zeros_like(roll))
+
 
 PullBack = Literal["inverse", "adjoint"]
 
@@ -183,3 +286,40 @@ def _uniform(generator: torch.Generator, count: int) -> Tensor:
 def _per_sample(values: Tensor, like: Tensor) -> Tensor:
     """Reshape [n] to [n,1,1,...] in the type and on the device of ``like``, with as many dimensions."""
     return values.to(like.device, like.dtype, non_blocking=True).view(-1, *[1] * (like.ndim - 1))
+
+
+_CACHE_BYTES = 256 * 2**20  # draws of one neighbourhood up to this size are kept
+_BYTES_PER_PIXEL = 24  # beside the noise: coordinates to sample from, for a view and in two steps for the way back
+
+
+class ViewCache:
+    """Views of several neighbourhoods for images of one shape.
+
+    Args:
+        levels: the neighbourhoods.
+        samples: number of views of each.
+        seed: of the draws.
+    """
+
+    def __init__(self, levels: Sequence[Neighborhood], samples: int, seed: int) -> None:
+        self.levels, self.samples, self.seed = levels, samples, seed
+        self._views: dict[tuple[Any, ...], Views] = {}
+
+    def views(self, images: Tensor, level: int, start: int, stop: int) -> Views:
+        """Return the draws ``start`` to ``stop`` of a neighbourhood, for images of this form."""
+        shape = tuple(images.shape[1:])
+        key = (shape, images.device, images.dtype)
+        views = self._views.get((level, *key))
+        if views is not None:
+            return views.part(start, stop)
+        bytes_per_view = math.prod(shape) * images.element_size() + math.prod(shape[-2:]) * _BYTES_PER_PIXEL
+        is_kept = self.samples * bytes_per_view <= _CACHE_BYTES
+        drawn = {"start": 0, "stop": self.samples} if is_kept else {"start": start, "stop": stop}
+        views = self.levels[level].views(
+            shape, samples=self.samples, seed=self.seed, device=images.device, dtype=images.dtype, **drawn
+        )
+        if not is_kept:
+            return views
+        self._views = {known: value for known, value in self._views.items() if known[1:] == key}
+        self._views[(level, *key)] = views
+        return views.part(start, stop)

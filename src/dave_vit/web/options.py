@@ -16,7 +16,7 @@ from dave_vit.errors import OptionError
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import declared_options, max_samples
 from dave_vit.methods.presets import PRESETS, Preset
-from dave_vit.neighborhood.noise import NoiseKind
+from dave_vit.neighborhood.views import NoiseKind
 from dave_vit.reduce import REDUCERS
 from dave_vit.web.schema import FormOption, ImageQuery, Limits
 

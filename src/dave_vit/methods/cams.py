@@ -1,4 +1,4 @@
-"""Class activation maps by gradients: features of the last block, weighted by how the class depends on them."""
+"""Class activation maps by features and gradients: Grad-CAM and its kin, Eigen-CAM, Finer-CAM."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any, ClassVar, get_args
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit._internal.schema import check_choice
 from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.observation import Observation, guess_token_layout, observe
 from dave_vit.engine.targets import Target
-from dave_vit.errors import UnsupportedOperator
-from dave_vit.methods.base import METHODS, Method, MethodInfo
+from dave_vit.errors import OptionError, UnsupportedOperator
+from dave_vit.methods.base import METHODS, Method, MethodInfo, check_at_least_one
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import Resolution, TokenMethod, explain_grids
@@ -190,3 +191,90 @@ def features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[T
     if observed.pooled.ndim == 4:
         return observed.pooled, lambda grid: grid
     return observed.pooled, guess_token_layout(observed, observed.pooled.shape[-1], images).to_grid
+
+
+@METHODS.register("eigencam")
+class EigenCAM(ActivationMap):
+    """The projection of the features at each place onto their first right singular vector.
+
+    The features are those of ``gradcam``. A singular vector has no sign of its own: the place farthest from zero is
+    made positive.
+
+    Args:
+        model: any module that maps inputs to logits.
+        centred: subtract the mean over all places from each channel first, as the grad-cam package does.
+        options: ``positive``, ``resolution``, ``chunk`` and ``autocast``, as for every `ActivationMap`.
+    """
+
+    info = MethodInfo(
+        "First principal component of the last block's tokens.",
+        "Muhammad and Yeasin, IJCNN 2020",
+        "1 forward",
+        resolution="patch",
+        class_specific=False,
+    )
+
+    def __init__(self, model: nn.Module, *, centred: bool = False, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.centred = centred
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        source, to_grid = features(observed, images)
+        values = to_grid(source.detach()).to(precise_dtype(images.device))  # [b, D, h, w]
+        grid = principal_component(values.flatten(2).mT, centred=self.centred).reshape(
+            len(images), 1, *values.shape[2:]
+        )
+        return grid.expand(-1, target.count, -1, -1)
+
+
+def principal_component(places: Tensor, *, centred: bool) -> Tensor:
+    """Project features ``[b, P, D]`` onto their first right singular vector: ``[b, P]``, the largest value positive."""
+    values = places - places.mean(1, keepdim=True) if centred else places
+    direction = torch.linalg.svd(values, full_matrices=False).Vh[:, 0]  # [b, D]
+    projection = torch.einsum("bpd,bd->bp", values, direction)
+    farthest = projection.gather(1, projection.abs().argmax(1, keepdim=True))
+    return projection * farthest.sign()
+
+
+@METHODS.register("finercam")
+class FinerCAM(ActivationMap):
+    """Grad-CAM of the difference between the logit of the class and those of similar classes.
+
+    Classes are similar if their logits are near to that of the class. As in the authors' code, the differences are
+    averaged with the probabilities of the similar classes as weights. Contrasts and score functions say themselves what
+    is compared: their maps are those of ``gradcam``.
+
+    Args:
+        model: any module that maps inputs to logits.
+        references: how many similar classes the class is compared with.
+        strength: factor of their logits; 0 is Grad-CAM.
+        options: ``positive``, ``resolution``, ``chunk`` and ``autocast``, as for every `ActivationMap`.
+    """
+
+    info = MethodInfo(
+        "Grad-CAM of the difference between a class and the classes most similar to it.",
+        "Zhang et al., CVPR 2025",
+        "1 forward, 1 backward",
+        resolution="patch",
+    )
+
+    def __init__(self, model: nn.Module, *, references: int = 3, strength: float = 1.0, **options: Any) -> None:
+        super().__init__(model, **options)
+        if not 0 <= strength < float("inf"):
+            raise OptionError(f"strength is {strength}; give a factor of at least 0, such as 1")
+        self.references, self.strength = check_at_least_one("references", references), strength
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        return weigh_features(observed, images, self._compare(observed.logits, target), mean_slope)
+
+    def _compare(self, logits: Tensor, target: Target) -> Tensor:
+        """Return the score that is explained, ``[b, K]``, from logits ``[b, classes]``."""
+        count = min(self.references, logits.shape[1] - 1)
+        if target.score is not None or target.has_contrast or count == 0:
+            return target.scores(logits)
+        wide, classes = logits.to(working_dtype(logits.dtype)), target.class_indices.clone()  # [b, K]
+        own = wide.gather(1, classes).unsqueeze(2)  # [b, K, 1]
+        apart = (wide.unsqueeze(1) - own).abs().scatter(2, classes.unsqueeze(2), float("inf"))
+        similar = apart.topk(count, dim=2, largest=False).indices  # [b, K, R]
+        others, weights = (part.gather(1, similar.flatten(1)).view_as(similar) for part in (wide, wide.softmax(1)))
+        return (weights * (own - self.strength * others)).sum(2) / weights.sum(2)
