@@ -15,7 +15,7 @@ from dave_vit.errors import OptionError, TargetError, UnknownName
 from dave_vit.maps import collapse
 from dave_vit.methods.presets import PRESETS
 from dave_vit.models import Traits
-from dave_vit.neighborhood import Neighborhood, Noise, Spatial, Views, Warp, resample
+from dave_vit.neighborhood import Neighborhood, Noise, Spatial, Views, Warp, warp
 from dave_vit.reduce import Mean, Shrinkage, SoftThreshold, TrimmedMean
 from tiny_models import images as tiny_images
 from tiny_models import vit
@@ -170,8 +170,8 @@ class TestInterface:
             assert torch.equal(dave.attribute(inputs, 0), DAVE(model, samples=3, chunk=4).attribute(inputs, 0))
 
     def test_where_pixels_are_read_is_computed_once(self, model, images, monkeypatch):
-        made, compute = [], resample._points
-        monkeypatch.setattr(resample, "_points", lambda *args: made.append(1) or compute(*args))
+        made, compute = [], warp._points
+        monkeypatch.setattr(warp, "_points", lambda *args: made.append(1) or compute(*args))
         dave = DAVE(model, samples=7, preset="paper", chunk=4)
         first = dave.attribute(images[:1], 0)
         assert made
