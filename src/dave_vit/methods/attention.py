@@ -46,7 +46,7 @@ def _repeat_for_classes(scores: Tensor, graph: TokenGraph, target: Target) -> Te
 
 @METHODS.register("raw_attention")
 class RawAttention(TokenMethod):
-    """The attention of the class token in one layer.
+    """Attention from the class token to each patch, in the last layer.
 
     Args:
         model: a model with softmax attention among all tokens.
@@ -56,11 +56,7 @@ class RawAttention(TokenMethod):
     """
 
     info = MethodInfo(
-        "Attention from the class token to each patch, in the last layer.",
-        "Vaswani et al., NeurIPS 2017",
-        "1 forward",
-        resolution="patch",
-        class_specific=False,
+        paper="Vaswani et al., NeurIPS 2017", passes="1 forward", resolution="patch", class_specific=False
     )
 
     def __init__(self, model: nn.Module, *, layer: int = -1, heads: Heads = "mean", **options: Any) -> None:
@@ -82,7 +78,7 @@ class RawAttention(TokenMethod):
 
 @METHODS.register("rollout")
 class Rollout(TokenMethod):
-    """The product of all layers' attention, each averaged with the residual path.
+    """Product of all attention matrices, each mixed with the residual path.
 
     For a word of an answer it is read out where the language model predicts the word, and rolled out through the
     language model and the vision encoder.
@@ -95,13 +91,7 @@ class Rollout(TokenMethod):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(
-        "Product of all attention matrices, each mixed with the residual path.",
-        "Abnar and Zuidema, ACL 2020",
-        "1 forward",
-        resolution="patch",
-        class_specific=False,
-    )
+    info = MethodInfo(paper="Abnar and Zuidema, ACL 2020", passes="1 forward", resolution="patch", class_specific=False)
 
     def __init__(
         self, model: nn.Module, *, heads: Heads = "mean", discard: float = 0.0, start_layer: int = 0, **options: Any
@@ -147,10 +137,11 @@ def rollout(matrices: Sequence[Tensor], readout: Tensor) -> Tensor:
 
 @METHODS.register("attention_flow")
 class AttentionFlow(TokenMethod):
-    """The maximum flow from each token to the read-out, with attention as the capacity of the edges between layers.
+    """Maximum flow from each patch to the class token, attention being capacity.
 
-    Each token takes one maximum flow on the CPU: together 2 to 10 s per image for the 197 tokens of a 12-layer model.
-    At most one unit can reach the read-out, and in deep models nearly every token reaches it with the whole capacity of
+    The maximum flow from each token to the read-out, with attention as the capacity of the edges between layers. Each
+    token takes one maximum flow on the CPU: together 2 to 10 s per image for the 197 tokens of a 12-layer model. At
+    most one unit can reach the read-out, and in deep models nearly every token reaches it with the whole capacity of
     its edges in the first block: such maps show the attention of the first block and are rather flat.
 
     Args:
@@ -162,9 +153,8 @@ class AttentionFlow(TokenMethod):
     """
 
     info = MethodInfo(
-        "Maximum flow from each patch to the class token, attention being capacity.",
-        "Abnar and Zuidema, ACL 2020",
-        "1 forward, and one maximum flow a token",
+        paper="Abnar and Zuidema, ACL 2020",
+        passes="1 forward, and one maximum flow a token",
         resolution="patch",
         class_specific=False,
     )

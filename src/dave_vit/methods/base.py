@@ -35,7 +35,7 @@ class MethodInfo:
     """Description of a method for tables and help texts.
 
     Attributes:
-        summary: one sentence.
+        summary: one sentence; the first line of the method's docstring by default.
         paper: where it was published.
         passes: forward and backward passes a map costs, as a phrase such as "1 forward, 1 backward".
         resolution: whether it resolves pixels or patches.
@@ -45,9 +45,9 @@ class MethodInfo:
             one unit can share a colour scale.
     """
 
-    summary: str
-    paper: str
-    passes: str
+    summary: str = ""
+    paper: str = ""
+    passes: str = "unknown"
     resolution: Literal["pixel", "patch"] = "pixel"
     class_specific: bool = True
     unit: Literal["logit", "own", "range"] = "own"
@@ -88,6 +88,11 @@ class Method(ABC):
         self.model, self.autocast = model, autocast
         self.chunk = check_at_least_one("chunk", chunk)
         self.memory = memory if memory is None else parse_memory(memory)
+
+    def __init_subclass__(cls) -> None:
+        info = vars(cls).get("info")
+        if info is not None and not info.summary:
+            cls.info = replace(info, summary=(cls.__doc__ or "").partition("\n")[0])
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Remember the arguments, of which copies are made anew: what is recorded or compiled cannot be pickled."""

@@ -18,7 +18,9 @@ from dave_vit.neighborhood.draws import normal_samples
 
 @METHODS.register("random")
 class Random(Method):
-    """Independent normal values, the same for every image and every class of a seed.
+    """Random values: the floor of every score.
+
+    Independent normal values, the same for every image and every class of a seed.
 
     Args:
         model: used for the predicted class only.
@@ -26,12 +28,7 @@ class Random(Method):
         options: ``chunk`` and ``autocast``, as for every method.
     """
 
-    info = MethodInfo(
-        "Random values: the floor of every score.",
-        "baseline",
-        "1 forward, for the predicted class",
-        class_specific=False,
-    )
+    info = MethodInfo(paper="baseline", passes="1 forward, for the predicted class", class_specific=False)
     _kept = "nothing"
 
     def __init__(self, model: nn.Module, seed: int = 0, **options: Any) -> None:
@@ -53,9 +50,7 @@ class Center(Method):
         options: ``chunk`` and ``autocast``, as for every method.
     """
 
-    info = MethodInfo(
-        "A Gaussian in the middle of the image.", "baseline", "1 forward, for the predicted class", class_specific=False
-    )
+    info = MethodInfo(paper="baseline", passes="1 forward, for the predicted class", class_specific=False)
     _kept = "nothing"
 
     def __init__(self, model: nn.Module, width: float = 0.25, **options: Any) -> None:

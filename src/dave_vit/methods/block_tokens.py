@@ -35,7 +35,7 @@ _READOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @METHODS.register("legrad")
 class LeGrad(TokenMethod):
-    """The positive gradient of each layer's own class score with respect to its attention, averaged over all layers.
+    """Positive gradient of every layer's class score with respect to its attention.
 
     The tokens after each block go through the model's final norm and head, which gives a class score for every layer.
     Its gradient with respect to the attention of this block alone is clamped at zero and averaged over heads and
@@ -49,12 +49,7 @@ class LeGrad(TokenMethod):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(
-        "Positive gradient of every layer's class score with respect to its attention.",
-        "Bousselham et al., ICCV 2025",
-        "1 forward, 1 backward",
-        resolution="patch",
-    )
+    info = MethodInfo(paper="Bousselham et al., ICCV 2025", passes="1 forward, 1 backward", resolution="patch")
 
     def __init__(
         self, model: nn.Module, *, layers: Sequence[int] | None = None, readout: Readout = "model", **options: Any
@@ -159,11 +154,11 @@ _ROUNDS = 100  # of k-means, which comes to rest long before
 
 @METHODS.register("tis")
 class TIS(TokenMethod):
-    """The mean score of the samples that contain a token.
+    """Mean probability of the class over samples of tokens that a patch is part of.
 
-    Each channel of each block's tokens is a map of the patches. These maps are clustered by k-means; each centre gives
-    a sample, which keeps the patches where the centre is highest. The other tokens are removed from the sequence, not
-    masked in the image.
+    The mean score of the samples that contain a token. Each channel of each block's tokens is a map of the patches.
+    These maps are clustered by k-means; each centre gives a sample, which keeps the patches where the centre is
+    highest. The other tokens are removed from the sequence, not masked in the image.
 
     Args:
         model: a model with softmax attention among all tokens, whose blocks are modules in a list.
@@ -174,12 +169,7 @@ class TIS(TokenMethod):
         options: ``resolution``, ``chunk`` (samples in one forward pass) and ``autocast``.
     """
 
-    info = MethodInfo(
-        "Mean probability of the class over samples of tokens that a patch is part of.",
-        "Englebert et al., ICCV 2023 workshop",
-        "1 + T forward",
-        resolution="patch",
-    )
+    info = MethodInfo(paper="Englebert et al., ICCV 2023 workshop", passes="1 + T forward", resolution="patch")
     _budget_option = ("samples", 1)
 
     def __init__(

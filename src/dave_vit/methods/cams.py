@@ -82,10 +82,11 @@ class ActivationMap(Method):
 
 @METHODS.register("gradcam")
 class GradCAM(ActivationMap):
-    """The channels of a feature map, weighted by the mean of their gradient over all places, and added up.
+    """Channels of the last block's tokens, weighted by their mean gradient.
 
-    In a Vision Transformer these are the normed tokens that enter the last attention, without class and register
-    tokens. In a model without attention among all tokens (a CNN, a mixer) they are what is averaged for the head.
+    The channels of a feature map, weighted by the mean of their gradient over all places, and added up. In a Vision
+    Transformer these are the normed tokens that enter the last attention, without class and register tokens. In a model
+    without attention among all tokens (a CNN, a mixer) they are what is averaged for the head.
 
     Args:
         model: any module that maps inputs to logits.
@@ -93,21 +94,17 @@ class GradCAM(ActivationMap):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(
-        "Channels of the last block's tokens, weighted by their mean gradient.",
-        "Selvaraju et al., ICCV 2017",
-        "1 forward, 1 backward",
-        resolution="patch",
-    )
+    info = MethodInfo(paper="Selvaraju et al., ICCV 2017", passes="1 forward, 1 backward", resolution="patch")
     _weigh = mean_slope
 
 
 @METHODS.register("gradcam_plus_plus")
 class GradCAMPlusPlus(ActivationMap):
-    """As ``gradcam``, with positive gradients weighted by second and third derivatives.
+    """Channels of the last block's tokens, weighted by positive gradients of places that count most.
 
-    The derivatives are those of the exponential of the logit, as published, in closed form. Its value, one positive
-    factor of the whole map, is left out.
+    As ``gradcam``, with positive gradients weighted by second and third derivatives. The derivatives are those of the
+    exponential of the logit, as published, in closed form. Its value, one positive factor of the whole map, is left
+    out.
 
     Args:
         model: any module that maps inputs to logits.
@@ -115,18 +112,15 @@ class GradCAMPlusPlus(ActivationMap):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(
-        "Channels of the last block's tokens, weighted by positive gradients of places that count most.",
-        "Chattopadhyay et al., WACV 2018",
-        "1 forward, 1 backward",
-        resolution="patch",
-    )
+    info = MethodInfo(paper="Chattopadhyay et al., WACV 2018", passes="1 forward, 1 backward", resolution="patch")
     _weigh = _plus_plus_slope
 
 
 @METHODS.register("layercam")
 class LayerCAM(ActivationMap):
-    """Features times their positive gradient at each place, added up over the channels.
+    """The last block's tokens, weighted by their positive gradient place by place.
+
+    Features times their positive gradient at each place, added up over the channels.
 
     Args:
         model: any module that maps inputs to logits.
@@ -134,20 +128,16 @@ class LayerCAM(ActivationMap):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(
-        "The last block's tokens, weighted by their positive gradient place by place.",
-        "Jiang et al., TIP 2021",
-        "1 forward, 1 backward",
-        resolution="patch",
-    )
+    info = MethodInfo(paper="Jiang et al., TIP 2021", passes="1 forward, 1 backward", resolution="patch")
     _weigh = _positive_slope
 
 
 @METHODS.register("hirescam")
 class HiResCAM(ActivationMap):
-    """Features times their gradient at each place, added up over the channels.
+    """The last block's tokens, weighted by their gradient place by place.
 
-    Where the head is linear in the features, the map sums to the logit, up to the head's bias.
+    Features times their gradient at each place, added up over the channels. Where the head is linear in the features,
+    the map sums to the logit, up to the head's bias.
 
     Args:
         model: any module that maps inputs to logits.
@@ -155,12 +145,7 @@ class HiResCAM(ActivationMap):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(
-        "The last block's tokens, weighted by their gradient place by place.",
-        "Draelos and Carin, 2020",
-        "1 forward, 1 backward",
-        resolution="patch",
-    )
+    info = MethodInfo(paper="Draelos and Carin, 2020", passes="1 forward, 1 backward", resolution="patch")
     _weigh = _place_slope
 
     def __init__(self, model: nn.Module, *, positive: bool = False, **options: Any) -> None:
@@ -195,10 +180,10 @@ def features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[T
 
 @METHODS.register("eigencam")
 class EigenCAM(ActivationMap):
-    """The projection of the features at each place onto their first right singular vector.
+    """First principal component of the last block's tokens.
 
-    The features are those of ``gradcam``. A singular vector has no sign of its own: the place farthest from zero is
-    made positive.
+    The projection of the features at each place onto their first right singular vector. The features are those of
+    ``gradcam``. A singular vector has no sign of its own: the place farthest from zero is made positive.
 
     Args:
         model: any module that maps inputs to logits.
@@ -207,11 +192,7 @@ class EigenCAM(ActivationMap):
     """
 
     info = MethodInfo(
-        "First principal component of the last block's tokens.",
-        "Muhammad and Yeasin, IJCNN 2020",
-        "1 forward",
-        resolution="patch",
-        class_specific=False,
+        paper="Muhammad and Yeasin, IJCNN 2020", passes="1 forward", resolution="patch", class_specific=False
     )
 
     def __init__(self, model: nn.Module, *, centred: bool = False, **options: Any) -> None:
@@ -238,11 +219,12 @@ def principal_component(places: Tensor, *, centred: bool) -> Tensor:
 
 @METHODS.register("finercam")
 class FinerCAM(ActivationMap):
-    """Grad-CAM of the difference between the logit of the class and those of similar classes.
+    """Grad-CAM of the difference between a class and the classes most similar to it.
 
-    Classes are similar if their logits are near to that of the class. As in the authors' code, the differences are
-    averaged with the probabilities of the similar classes as weights. Contrasts and score functions say themselves what
-    is compared: their maps are those of ``gradcam``.
+    Grad-CAM of the difference between the logit of the class and those of similar classes. Classes are similar if their
+    logits are near to that of the class. As in the authors' code, the differences are averaged with the probabilities
+    of the similar classes as weights. Contrasts and score functions say themselves what is compared: their maps are
+    those of ``gradcam``.
 
     Args:
         model: any module that maps inputs to logits.
@@ -251,12 +233,7 @@ class FinerCAM(ActivationMap):
         options: ``positive``, ``resolution``, ``chunk`` and ``autocast``, as for every `ActivationMap`.
     """
 
-    info = MethodInfo(
-        "Grad-CAM of the difference between a class and the classes most similar to it.",
-        "Zhang et al., CVPR 2025",
-        "1 forward, 1 backward",
-        resolution="patch",
-    )
+    info = MethodInfo(paper="Zhang et al., CVPR 2025", passes="1 forward, 1 backward", resolution="patch")
 
     def __init__(self, model: nn.Module, *, references: int = 3, strength: float = 1.0, **options: Any) -> None:
         super().__init__(model, **options)

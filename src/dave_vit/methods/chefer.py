@@ -241,7 +241,9 @@ def _relevance(graph: TokenGraph, slopes: Sequence[Tensor], values: Sequence[Ten
 
 @METHODS.register("chefer_generic")
 class CheferGeneric(TokenMethod):
-    """Attention times its gradient, accumulated over all layers: R = R + E_h (dA * A)^+ R.
+    """Attention times its gradient, gathered over all layers.
+
+    Attention times its gradient, accumulated over all layers: R = R + E_h (dA * A)^+ R.
 
     Args:
         model: a model with softmax attention among all tokens.
@@ -249,12 +251,7 @@ class CheferGeneric(TokenMethod):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(
-        "Attention times its gradient, gathered over all layers.",
-        "Chefer et al., ICCV 2021",
-        "1 forward, 1 backward",
-        resolution="patch",
-    )
+    info = MethodInfo(paper="Chefer et al., ICCV 2021", passes="1 forward, 1 backward", resolution="patch")
 
     def __init__(self, model: nn.Module, *, start_layer: int = 0, **options: Any) -> None:
         super().__init__(model, **options)
@@ -271,8 +268,9 @@ class CheferGeneric(TokenMethod):
 
 @METHODS.register("chefer_lrp")
 class CheferLRP(TokenMethod):
-    """Transformer attribution: relevance of the attention matrices times their gradient, accumulated over all layers.
+    """Relevance of attention matrices times their gradient, gathered over all layers.
 
+    Transformer attribution: relevance of the attention matrices times their gradient, accumulated over all layers.
     Relevance is propagated back through the whole model by the alpha-beta rule, image by image and in float64 whatever
     the model's type is: in float32 it is ill-conditioned, and maps can differ visibly from one machine to the next.
     Autocast applies to the gradient only. Of a class against others the relevance is that of the class by itself: sums
@@ -285,12 +283,7 @@ class CheferLRP(TokenMethod):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(
-        "Relevance of attention matrices times their gradient, gathered over all layers.",
-        "Chefer et al., CVPR 2021",
-        "2 forward, 2 backward",
-        resolution="patch",
-    )
+    info = MethodInfo(paper="Chefer et al., CVPR 2021", passes="2 forward, 2 backward", resolution="patch")
 
     def __init__(self, model: nn.Module, *, start_layer: int = 0, alpha: float = 1.0, **options: Any) -> None:
         super().__init__(model, **options)

@@ -244,14 +244,9 @@ def _max_views(samples: int | str, limit: int) -> int:
 
 @METHODS.register("equivariant")
 class Equivariant(DAVE):
-    """The effective transformation averaged over spatial views only (eq. (6)), times the input."""
+    """Effective transformation, averaged over flips, rotations and shifts without noise, times the input."""
 
-    info = MethodInfo(
-        "Effective transformation, averaged over flips, rotations and shifts without noise, times the input.",
-        "Wróbel et al., ICML 2026, eq. (6)",
-        "1 + T forward, T backward",
-        unit="logit",
-    )
+    info = MethodInfo(paper="Wróbel et al., ICML 2026, eq. (6)", passes="1 + T forward, T backward", unit="logit")
     fixed_options = tuple(NOISE_SWITCHES)
 
     def __init__(
@@ -270,14 +265,9 @@ class Equivariant(DAVE):
 
 @METHODS.register("effective")
 class Effective(Method):
-    """The effective transformation alone (eq. (4)), times the input."""
+    """Input times the gradient with all operators frozen."""
 
-    info = MethodInfo(
-        "Input times the gradient with all operators frozen.",
-        "Wróbel et al., ICML 2026, eq. (4)",
-        "1 forward, 1 backward",
-        unit="logit",
-    )
+    info = MethodInfo(paper="Wróbel et al., ICML 2026, eq. (4)", passes="1 forward, 1 backward", unit="logit")
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         return multiply_by_input(self._gradient(images, target, EFFECTIVE), images, target)

@@ -260,6 +260,6 @@ def _build(name: str, kind: Any, base: type[ExternalMethod], parameters: Sequenc
     common = list(inspect.signature(constructor).parameters.values())
     own = [one.replace(kind=Parameter.KEYWORD_ONLY, annotation=Any) for one in parameters]
     vars(constructor)["__signature__"] = inspect.Signature([*common[:-1], *own, common[-1]])
-    info = MethodInfo(f"{kind.__name__}, computed by {kind.__module__.partition('.')[0]}.", "", "unknown")
-    members = {"__init__": constructor, "__doc__": info.summary, "__module__": __name__, "info": info}
+    summary = f"{kind.__name__}, computed by {kind.__module__.partition('.')[0]}."
+    members = {"__init__": constructor, "__doc__": summary, "__module__": __name__, "info": MethodInfo()}
     return type(kind.__name__, (base,), {**members, "_name": name, "_kind": kind})

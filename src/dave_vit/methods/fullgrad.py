@@ -40,10 +40,11 @@ _RULES: dict[str, RuleSet] = {
 
 @METHODS.register("fullgrad")
 class FullGrad(Method):
-    """Input times gradient, and bias times gradient of every layer, brought to the size of the image and added up.
+    """Input times gradient plus bias times gradient of every layer.
 
-    As published, each channel of each layer is taken by its absolute value and rescaled to [0, 1] before it is brought
-    to the image's size and added, so the map is never negative. What has no place in the image (class tokens, pooled
+    Input times gradient, and bias times gradient of every layer, brought to the size of the image and added up. As
+    published, each channel of each layer is taken by its absolute value and rescaled to [0, 1] before it is brought to
+    the image's size and added, so the map is never negative. What has no place in the image (class tokens, pooled
     features, the head) stays out. With ``rescale=False`` everything keeps its sign and size and what has no place is
     spread evenly: the attribution of a piecewise linear model (ReLU, max-pool, batch norm) then sums to its logit.
 
@@ -56,11 +57,7 @@ class FullGrad(Method):
             and ``autocast``.
     """
 
-    info = MethodInfo(
-        "Input times gradient plus bias times gradient of every layer.",
-        "Srinivas and Fleuret, NeurIPS 2019",
-        "1 forward, 1 backward",
-    )
+    info = MethodInfo(paper="Srinivas and Fleuret, NeurIPS 2019", passes="1 forward, 1 backward")
     _why_no_clips = "puts every constant at its place in the image"
     _rows, _kept = CONSTANT_ROWS, "constants"
 
@@ -89,12 +86,13 @@ def scaled_sum(direct: Tensor, parts: Iterable[Contribution]) -> Tensor:
 
 @METHODS.register("omenn")
 class OMENN(Method):
-    """One matrix to explain a network: C = C_w * x + C_b, with sum(C) = logit.
+    """Effective transformation times input, plus every bias at the place where it acts; sums to the logit.
 
-    With all operators frozen (dynamic linearity) the logit is affine in the input. C_w is the effective transformation.
-    C_b holds what each additive constant contributes (biases, position embeddings, class and register tokens),
-    at the place where it acts: a value of a feature map or token is shared evenly by the pixels of its place and by
-    their channels; what has no place in the image (class token, pooled features, windows) by all pixels. Hence
+    One matrix to explain a network: C = C_w * x + C_b, with sum(C) = logit. With all operators frozen (dynamic
+    linearity) the logit is affine in the input. C_w is the effective transformation. C_b holds what each additive
+    constant contributes (biases, position embeddings, class and register tokens), at the place where it acts: a value
+    of a feature map or token is shared evenly by the pixels of its place and by their channels; what has no place in
+    the image (class token, pooled features, windows) by all pixels. Hence
 
         sum(C) = <W, x> + sum over constants <ds/db, b> = logit
 
@@ -106,12 +104,7 @@ class OMENN(Method):
             and ``autocast``.
     """
 
-    info = MethodInfo(
-        "Effective transformation times input, plus every bias at the place where it acts; sums to the logit.",
-        "Wróbel et al., 2024",
-        "1 forward, 1 backward",
-        unit="logit",
-    )
+    info = MethodInfo(paper="Wróbel et al., 2024", passes="1 forward, 1 backward", unit="logit")
     _why_no_clips = "puts every constant at its place in the image"
     _rows, _kept = CONSTANT_ROWS, "constants"
 
@@ -157,12 +150,13 @@ LIBRA_OBSERVED = LIBRA.extend("LibraGrad, attention observed", dict.fromkeys(_MA
 
 @METHODS.register("libragrad")
 class LibraGrad(Method):
-    """FullGrad, Grad-CAM or input times gradient on balanced derivatives.
+    """FullGrad, or another gradient method, on derivatives under which every layer is complete.
 
-    Attention matrices, scales of norms and gates of activations are held; of a stream that is multiplied by the
-    activation of another one, both get half of the derivative. Value times derivative is then the same sum in every
-    layer, so that with the base "fullgrad" the attribution sums to the logit. In a model without gated products
-    "fullgrad" equals ``omenn``, and "input_x_gradient" equals ``effective``.
+    FullGrad, Grad-CAM or input times gradient on balanced derivatives. Attention matrices, scales of norms and gates of
+    activations are held; of a stream that is multiplied by the activation of another one, both get half of the
+    derivative. Value times derivative is then the same sum in every layer, so that with the base "fullgrad" the
+    attribution sums to the logit. In a model without gated products "fullgrad" equals ``omenn``, and "input_x_gradient"
+    equals ``effective``.
 
     Args:
         model: any module that maps inputs to logits.
@@ -171,11 +165,7 @@ class LibraGrad(Method):
             constants by image) and ``autocast``.
     """
 
-    info = MethodInfo(
-        "FullGrad, or another gradient method, on derivatives under which every layer is complete.",
-        "Mehri et al., CVPR 2025",
-        "1 forward, 1 backward",
-    )
+    info = MethodInfo(paper="Mehri et al., CVPR 2025", passes="1 forward, 1 backward")
     _rows, _kept = CONSTANT_ROWS, "constants"
 
     def __init__(self, model: nn.Module, *, base: Base = "fullgrad", **options: Any) -> None:

@@ -30,9 +30,9 @@ from dave_vit.reduce import Mean
 
 @METHODS.register("input_x_gradient")
 class InputXGradient(Method):
-    """The gradient times the input."""
+    """Input times gradient."""
 
-    info = MethodInfo("Input times gradient.", "Shrikumar et al., 2016", "1 forward, 1 backward", unit="logit")
+    info = MethodInfo(paper="Shrikumar et al., 2016", passes="1 forward, 1 backward", unit="logit")
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         return multiply_by_input(self._gradient(images, target, PLAIN), images, target)
@@ -40,7 +40,7 @@ class InputXGradient(Method):
 
 @METHODS.register("saliency")
 class Saliency(Method):
-    """Absolute gradient of the logit with respect to each value of the input.
+    """Absolute gradient of the logit.
 
     Args:
         model: any module that maps inputs to logits.
@@ -48,7 +48,7 @@ class Saliency(Method):
         options: ``chunk`` and ``autocast``, as for every method.
     """
 
-    info = MethodInfo("Absolute gradient of the logit.", "Simonyan et al., ICLR 2014 workshop", "1 forward, 1 backward")
+    info = MethodInfo(paper="Simonyan et al., ICLR 2014 workshop", passes="1 forward, 1 backward")
 
     def __init__(self, model: nn.Module, *, absolute: bool = True, **options: Any) -> None:
         super().__init__(model, **options)
@@ -62,7 +62,7 @@ class Saliency(Method):
 
 @METHODS.register("integrated_gradients")
 class IntegratedGradients(Method):
-    """Gradients integrated along the straight line from a baseline to the image, times the difference of the two.
+    """Gradients integrated from a baseline to the image, times the difference.
 
     The attribution sums to the logit of the image minus that of the baseline, as far as the steps suffice: see
     ``completeness_gap``.
@@ -80,12 +80,7 @@ class IntegratedGradients(Method):
         >>> method.completeness_gap(images, attribution, 207)
     """
 
-    info = MethodInfo(
-        "Gradients integrated from a baseline to the image, times the difference.",
-        "Sundararajan et al., ICML 2017",
-        "1 + steps forward, steps backward",
-        unit="logit",
-    )
+    info = MethodInfo(paper="Sundararajan et al., ICML 2017", passes="1 + steps forward, steps backward", unit="logit")
     _budget_option = ("steps", 0)
 
     def __init__(self, model: nn.Module, steps: int = 50, baseline: float | Tensor = 0.0, **options: Any) -> None:
@@ -144,7 +139,7 @@ def slopes_of(method: Method, rows: Tensor, target: Target, pass_size: PassSize)
 
 @METHODS.register("smoothgrad")
 class SmoothGrad(Method):
-    """The gradient averaged over noisy copies of the image, times the image.
+    """Gradient averaged over noisy copies of the image, times the input.
 
     The original method is the average alone. Here it is multiplied by the image by default, since the other methods of
     a comparison return contributions, whose sign a gradient alone does not have.
@@ -158,12 +153,7 @@ class SmoothGrad(Method):
         options: ``chunk`` (noisy copies in one forward pass) and ``autocast``.
     """
 
-    info = MethodInfo(
-        "Gradient averaged over noisy copies of the image, times the input.",
-        "Smilkov et al., 2017",
-        "1 + T forward, T backward",
-        unit="logit",
-    )
+    info = MethodInfo(paper="Smilkov et al., 2017", passes="1 + T forward, T backward", unit="logit")
     _budget_option = ("samples", 0)
 
     def __init__(
@@ -203,10 +193,11 @@ class SmoothGrad(Method):
 
 @METHODS.register("expected_gradients")
 class ExpectedGradients(Method):
-    """The gradient at random points between reference images and the image, times the difference of the two.
+    """Integrated gradients, averaged over many baselines.
 
-    Each sample takes one reference x' and one point x' + a (x - x'), a from U(0, 1). In expectation the attribution
-    sums to the logit of the image minus the mean logit of the references.
+    The gradient at random points between reference images and the image, times the difference of the two. Each sample
+    takes one reference x' and one point x' + a (x - x'), a from U(0, 1). In expectation the attribution sums to the
+    logit of the image minus the mean logit of the references.
 
     Args:
         model: any module that maps inputs to logits.
@@ -218,10 +209,7 @@ class ExpectedGradients(Method):
     """
 
     info = MethodInfo(
-        "Integrated gradients, averaged over many baselines.",
-        "Erion et al., Nature Machine Intelligence 2021",
-        "1 + T forward, T backward",
-        unit="logit",
+        paper="Erion et al., Nature Machine Intelligence 2021", passes="1 + T forward, T backward", unit="logit"
     )
     _budget_option = ("samples", 0)
 
@@ -296,29 +284,21 @@ class _Rectified(Method):
 
 @METHODS.register("guided_backprop")
 class GuidedBackprop(_Rectified):
-    """The gradient with rectifiers that pass only positive gradients through their gate.
+    """Gradient whose rectifiers pass positive gradients through their gate only.
 
     For ReLU this is the published method; for GELU and its kin the gate is f(x) / x.
     """
 
-    info = MethodInfo(
-        "Gradient whose rectifiers pass positive gradients through their gate only.",
-        "Springenberg et al., ICLR 2015 workshop",
-        "1 forward, 1 backward",
-    )
+    info = MethodInfo(paper="Springenberg et al., ICLR 2015 workshop", passes="1 forward, 1 backward")
     rules = GUIDED
 
 
 @METHODS.register("deconvolution")
 class Deconvolution(_Rectified):
-    """The gradient with rectifiers that pass all positive gradients, whatever their input is.
+    """Gradient whose rectifiers pass all positive gradients.
 
     For ReLU this is the published method; GELU and its kin are treated alike.
     """
 
-    info = MethodInfo(
-        "Gradient whose rectifiers pass all positive gradients.",
-        "Zeiler and Fergus, ECCV 2014",
-        "1 forward, 1 backward",
-    )
+    info = MethodInfo(paper="Zeiler and Fergus, ECCV 2014", passes="1 forward, 1 backward")
     rules = DECONVOLUTION

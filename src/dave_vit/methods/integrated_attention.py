@@ -24,13 +24,14 @@ from dave_vit.methods.tokens import TokenMethod, gradients, token_graph, wide
 
 @METHODS.register("iia")
 class IIA(TokenMethod):
-    """Iterated integrated attributions of a vision transformer.
+    """Gradient times attention, integrated over the input and the last block's attention, then rolled out.
 
-    The integrals run over the input and over the attention of the last blocks, each from zero. At every point, with the
-    image at i/n of itself and the attention A of each interpolated block at j/n of itself, the positive part of
-    attention times its gradient is taken in all blocks (gradient rollout). Its average over points and heads then goes
-    through rollout: as in the authors' code, rollout comes after the integrals. Unlike there, interpolated attention
-    still depends on the blocks before it, as the definition has it.
+    Iterated integrated attributions of a vision transformer. The integrals run over the input and over the attention of
+    the last blocks, each from zero. At every point, with the image at i/n of itself and the attention A of each
+    interpolated block at j/n of itself, the positive part of attention times its gradient is taken in all blocks
+    (gradient rollout). Its average over points and heads then goes through rollout: as in the authors' code, rollout
+    comes after the integrals. Unlike there, interpolated attention still depends on the blocks before it, as the
+    definition has it.
 
     Args:
         model: a model with softmax attention among all tokens.
@@ -39,12 +40,7 @@ class IIA(TokenMethod):
         options: ``resolution``, ``chunk`` (points in one forward pass) and ``autocast``.
     """
 
-    info = MethodInfo(
-        "Gradient times attention, integrated over the input and the last block's attention, then rolled out.",
-        "Barkan et al., ICCV 2023",
-        "1 + n^2 forward, 1 + n^2 backward",
-        resolution="patch",
-    )
+    info = MethodInfo(paper="Barkan et al., ICCV 2023", passes="1 + n^2 forward, 1 + n^2 backward", resolution="patch")
 
     def __init__(self, model: nn.Module, steps: int = 10, layers: int = 1, **options: Any) -> None:
         super().__init__(model, **options)
@@ -118,11 +114,12 @@ def scale_attention(scales: dict[int, Tensor]) -> RuleSet:
 
 @METHODS.register("beyond_intuition")
 class BeyondIntuition(TokenMethod):
-    """Token attributions by attention perception and reasoning feedback, the head-wise form.
+    """Attention weighted by the importance of its heads, times the last attention's integrated gradient.
 
-    Perception: R = R + A R over the blocks, where A is the mean of the heads' attention weighted by their importance
-    E|A_h^T dA_h|. Feedback: the positive part of the last attention's gradient, averaged over scaled copies of the
-    image. The map is the read-out's row of their product, entry by entry.
+    Token attributions by attention perception and reasoning feedback, the head-wise form. Perception: R = R + A R over
+    the blocks, where A is the mean of the heads' attention weighted by their importance E|A_h^T dA_h|. Feedback: the
+    positive part of the last attention's gradient, averaged over scaled copies of the image. The map is the read-out's
+    row of their product, entry by entry.
 
     Args:
         model: a model with softmax attention among all tokens.
@@ -131,12 +128,7 @@ class BeyondIntuition(TokenMethod):
         options: ``resolution``, ``chunk`` (scaled copies in one forward pass) and ``autocast``.
     """
 
-    info = MethodInfo(
-        "Attention weighted by the importance of its heads, times the last attention's integrated gradient.",
-        "Chen et al., TMLR 2023",
-        "1 + n forward, 1 + n backward",
-        resolution="patch",
-    )
+    info = MethodInfo(paper="Chen et al., TMLR 2023", passes="1 + n forward, 1 + n backward", resolution="patch")
     _budget_option = ("steps", 1)
 
     def __init__(self, model: nn.Module, steps: int = 20, start_layer: int | None = None, **options: Any) -> None:

@@ -38,10 +38,10 @@ class _LRP(Method):
 
 @METHODS.register("attn_lrp")
 class AttnLRP(_LRP):
-    """Relevance propagated through values, keys and queries.
+    """Relevance propagated back through values, keys and queries, with the gamma rule for linear layers.
 
-    The defaults of gamma are the recipe of the authors' example for vision transformers; 0 everywhere is the method
-    without gamma.
+    Relevance propagated through values, keys and queries. The defaults of gamma are the recipe of the authors' example
+    for vision transformers; 0 everywhere is the method without gamma.
 
     Args:
         model: any module that maps inputs to logits.
@@ -52,33 +52,28 @@ class AttnLRP(_LRP):
     """
 
     info = MethodInfo(
-        "Relevance propagated back through values, keys and queries, with the gamma rule for linear layers.",
-        "Achtibat et al., ICML 2024",
-        "1 forward, 1 backward (with gamma twice the work)",
-        unit="logit",
+        paper="Achtibat et al., ICML 2024", passes="1 forward, 1 backward (with gamma twice the work)", unit="logit"
     )
     base = ATTN_LRP
 
 
 @METHODS.register("cp_lrp")
 class CPLRP(_LRP):
-    """Relevance propagated through values only, attention matrices held; arguments as for ``attn_lrp``.
+    """Relevance propagated back through values with attention held, with the gamma rule for linear layers.
 
-    With gamma 0 everywhere it equals the method ``effective``.
+    Relevance propagated through values only, attention matrices held; arguments as for ``attn_lrp``. With gamma 0
+    everywhere it equals the method ``effective``.
     """
 
     info = MethodInfo(
-        "Relevance propagated back through values with attention held, with the gamma rule for linear layers.",
-        "Ali et al., ICML 2022",
-        "1 forward, 1 backward (with gamma twice the work)",
-        unit="logit",
+        paper="Ali et al., ICML 2022", passes="1 forward, 1 backward (with gamma twice the work)", unit="logit"
     )
     base = CP_LRP
 
 
 @METHODS.register("bcos")
 class Bcos(Effective):
-    """The dynamic linear weights of a B-cos network times the input.
+    """Dynamic linear weights of a B-cos network, times the input.
 
     A B-cos network is linear once its dynamic weights are held, and holding them is what the effective transformation
     does; so the map equals that of the method ``effective``, and of the network's own explanation mode.
@@ -88,12 +83,7 @@ class Bcos(Effective):
         options: ``chunk`` and ``autocast``, as for every method.
     """
 
-    info = MethodInfo(
-        "Dynamic linear weights of a B-cos network, times the input.",
-        "Böhle et al., TPAMI 2024",
-        "1 forward, 1 backward",
-        unit="logit",
-    )
+    info = MethodInfo(paper="Böhle et al., TPAMI 2024", passes="1 forward, 1 backward", unit="logit")
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)

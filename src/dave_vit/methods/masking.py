@@ -164,7 +164,9 @@ def to_explanation(maps: Tensor, images: Tensor, target: Target) -> Explanation:
 
 @METHODS.register("occlusion")
 class Occlusion(MaskingMethod):
-    """The drop of the score under each window; pixels under several windows get the mean of their drops.
+    """Fall of the class's probability when a window is hidden.
+
+    The drop of the score under each window; pixels under several windows get the mean of their drops.
 
     Args:
         model: any module that maps inputs to logits.
@@ -174,11 +176,7 @@ class Occlusion(MaskingMethod):
     """
 
     info = MethodInfo(
-        "Fall of the class's probability when a window is hidden.",
-        "Zeiler and Fergus, ECCV 2014",
-        "1 + windows forward",
-        resolution="patch",
-        unit="range",
+        paper="Zeiler and Fergus, ECCV 2014", passes="1 + windows forward", resolution="patch", unit="range"
     )
 
     def __init__(self, model: nn.Module, window: int | None = None, stride: int | None = None, **options: Any) -> None:
@@ -220,7 +218,9 @@ class Occlusion(MaskingMethod):
 
 @METHODS.register("rise")
 class RISE(MaskingMethod):
-    """The mean of smooth random masks, each weighted by the score of the image masked with it.
+    """Mean of random masks, weighted by the class's probability under them.
+
+    The mean of smooth random masks, each weighted by the score of the image masked with it.
 
     Args:
         model: any module that maps inputs to logits.
@@ -231,13 +231,7 @@ class RISE(MaskingMethod):
         options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
     """
 
-    info = MethodInfo(
-        "Mean of random masks, weighted by the class's probability under them.",
-        "Petsiuk et al., BMVC 2018",
-        "1 + T forward",
-        resolution="patch",
-        unit="range",
-    )
+    info = MethodInfo(paper="Petsiuk et al., BMVC 2018", passes="1 + T forward", resolution="patch", unit="range")
     _budget_option = ("samples", 0)
 
     def __init__(

@@ -26,10 +26,11 @@ Goal = Literal["deletion", "insertion"]
 
 @METHODS.register("greedy")
 class Greedy(MaskingMethod):
-    """The order in which patches are hidden if every round hides those that lower the score least.
+    """Order in which patches can go at the least cost of probability: an upper reference of deletion.
 
-    It optimises what the metric measures, so it shows how high deletion or insertion can get and explains nothing
-    beyond that. Values are positions in the order, from 0 to 1; the patch that is hidden last has the highest.
+    The order in which patches are hidden if every round hides those that lower the score least. It optimises what the
+    metric measures, so it shows how high deletion or insertion can get and explains nothing beyond that. Values are
+    positions in the order, from 0 to 1; the patch that is hidden last has the highest.
 
     Args:
         model: any module that maps inputs to logits.
@@ -40,10 +41,7 @@ class Greedy(MaskingMethod):
     """
 
     info = MethodInfo(
-        "Order in which patches can go at the least cost of probability: an upper reference of deletion.",
-        "reference",
-        "1 + P (R + 1) / 2 forward, of P patches in R rounds",
-        resolution="patch",
+        paper="reference", passes="1 + P (R + 1) / 2 forward, of P patches in R rounds", resolution="patch"
     )
 
     def __init__(
@@ -97,12 +95,13 @@ _DENSE_FROM = 0.005  # value from which a patch counts by its place in the order
 
 @METHODS.register("mda")
 class MDA(MaskingMethod):
-    """The order of patches that raises insertion and lowers deletion most, with the slope of the curves as magnitude.
+    """Order of patches by a search for the best insertion and deletion, valued by the slope of both curves.
 
-    From the blurred image, the search shows the patch that raises the score most until ``cutoff`` of the score is back.
-    From the hidden image, it shows those of the other patches that raise it least, one after the other; the last of
-    them come next in the order. Each step tries the patches that ``beyond_intuition`` ranks next. The curves of the
-    whole order are averaged and made convex; their slope is the magnitude of each patch.
+    The order of patches that raises insertion and lowers deletion most, with the slope of the curves as magnitude. From
+    the blurred image, the search shows the patch that raises the score most until ``cutoff`` of the score is back. From
+    the hidden image, it shows those of the other patches that raise it least, one after the other; the last of them
+    come next in the order. Each step tries the patches that ``beyond_intuition`` ranks next. The curves of the whole
+    order are averaged and made convex; their slope is the magnitude of each patch.
 
     Args:
         model: a model with softmax attention among all tokens.
@@ -113,9 +112,8 @@ class MDA(MaskingMethod):
     """
 
     info = MethodInfo(
-        "Order of patches by a search for the best insertion and deletion, valued by the slope of both curves.",
-        "Walker et al., ICLR 2025",
-        "26 + 2 P + S forward, 21 backward, of P patches and S tries of the search",
+        paper="Walker et al., ICLR 2025",
+        passes="26 + 2 P + S forward, 21 backward, of P patches and S tries of the search",
         resolution="patch",
     )
 

@@ -24,10 +24,11 @@ from dave_vit.neighborhood.draws import normal_samples
 
 @METHODS.register("scorecam")
 class ScoreCAM(ActivationMap):
-    """The channels of a feature map, weighted by the score of the image masked with each of them.
+    """Channels of the last block's tokens, weighted by the score of the image seen through them.
 
-    The features are those of ``gradcam``. Each channel, enlarged to the image and scaled from 0 to 1, is a mask; the
-    softmax of the scores over the channels weighs them.
+    The channels of a feature map, weighted by the score of the image masked with each of them. The features are those
+    of ``gradcam``. Each channel, enlarged to the image and scaled from 0 to 1, is a mask; the softmax of the scores
+    over the channels weighs them.
 
     Args:
         model: any module that maps inputs to logits.
@@ -36,10 +37,7 @@ class ScoreCAM(ActivationMap):
     """
 
     info = MethodInfo(
-        "Channels of the last block's tokens, weighted by the score of the image seen through them.",
-        "Wang et al., CVPR 2020 workshop",
-        "1 + D forward, D being the channels",
-        resolution="patch",
+        paper="Wang et al., CVPR 2020 workshop", passes="1 + D forward, D being the channels", resolution="patch"
     )
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
@@ -56,9 +54,10 @@ class ScoreCAM(ActivationMap):
 
 @METHODS.register("ablationcam")
 class AblationCAM(ActivationMap):
-    """The channels of a feature map, weighted by the share of the score that is lost where a channel is set to zero.
+    """Channels of the last block's tokens, weighted by the fall of the score without them.
 
-    The features are those of ``gradcam``; in a Vision Transformer a channel is set to zero in all tokens.
+    The channels of a feature map, weighted by the share of the score that is lost where a channel is set to zero. The
+    features are those of ``gradcam``; in a Vision Transformer a channel is set to zero in all tokens.
 
     Args:
         model: any module that maps inputs to logits, and has a module that returns the features.
@@ -66,10 +65,7 @@ class AblationCAM(ActivationMap):
     """
 
     info = MethodInfo(
-        "Channels of the last block's tokens, weighted by the fall of the score without them.",
-        "Desai and Ramaswamy, WACV 2020",
-        "1 + D forward, D being the channels",
-        resolution="patch",
+        paper="Desai and Ramaswamy, WACV 2020", passes="1 + D forward, D being the channels", resolution="patch"
     )
 
     def _subject(self) -> nn.Module:
@@ -168,11 +164,12 @@ def _find_axis(output: Tensor, source: Tensor, axis: int) -> int:
 
 @METHODS.register("vit_cx")
 class ViTCX(Method):
-    """Clusters of feature maps used as masks, weighted by the score under them and divided by coverage.
+    """Clusters of the last block's feature maps, weighted by the class's probability under them.
 
-    The features are those of ``gradcam``. Each channel, enlarged to the image and scaled from 0 to 1, is a mask; masks
-    that point in nearly the same direction are added up. Hidden pixels get noise, and the effect of the noise alone is
-    subtracted from the score.
+    Clusters of feature maps used as masks, weighted by the score under them and divided by coverage. The features are
+    those of ``gradcam``. Each channel, enlarged to the image and scaled from 0 to 1, is a mask; masks that point in
+    nearly the same direction are added up. Hidden pixels get noise, and the effect of the noise alone is subtracted
+    from the score.
 
     Args:
         model: any module that maps inputs to logits.
@@ -184,10 +181,7 @@ class ViTCX(Method):
     """
 
     info = MethodInfo(
-        "Clusters of the last block's feature maps, weighted by the class's probability under them.",
-        "Xie et al., IJCAI 2023",
-        "1 + 2 N forward, N being the clusters",
-        resolution="patch",
+        paper="Xie et al., IJCAI 2023", passes="1 + 2 N forward, N being the clusters", resolution="patch"
     )
     _why_no_clips = "hides places of one image"
     _kept = "attention"

@@ -20,10 +20,11 @@ from dave_vit.neighborhood.draws import sample_generator
 
 @METHODS.register("lime")
 class LIME(MaskingMethod):
-    """The weights of a ridge regression of the score on which squares of the image are shown.
+    """Weights of a linear model of which patches are shown, fitted near the image.
 
-    Images that show more squares count more, by a kernel of the cosine distance to the whole image, which is the first
-    of the samples' rows. Each weight is divided among the pixels of its square.
+    The weights of a ridge regression of the score on which squares of the image are shown. Images that show more
+    squares count more, by a kernel of the cosine distance to the whole image, which is the first of the samples' rows.
+    Each weight is divided among the pixels of its square.
 
     Args:
         model: any module that maps inputs to logits.
@@ -35,12 +36,7 @@ class LIME(MaskingMethod):
         options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
     """
 
-    info = MethodInfo(
-        "Weights of a linear model of which patches are shown, fitted near the image.",
-        "Ribeiro et al., KDD 2016",
-        "1 + T forward",
-        resolution="patch",
-    )
+    info = MethodInfo(paper="Ribeiro et al., KDD 2016", passes="1 + T forward", resolution="patch")
     _budget_option = ("samples", 1)
 
     def __init__(
@@ -101,11 +97,12 @@ def ridge_regression(shown: Tensor, weights: Tensor, scores: Tensor, penalty: fl
 
 @METHODS.register("kernel_shap")
 class KernelSHAP(MaskingMethod):
-    """Shapley values of squares, by a regression weighted with the Shapley kernel.
+    """Shapley values of patches, by a weighted regression.
 
-    They sum to the score of the image minus that of the image with everything hidden. Where all combinations of squares
-    fit into the samples, all are taken and the values are exact; otherwise combinations are drawn by the kernel, each
-    followed by its complement. Each value is divided among the pixels of its square.
+    Shapley values of squares, by a regression weighted with the Shapley kernel. They sum to the score of the image
+    minus that of the image with everything hidden. Where all combinations of squares fit into the samples, all are
+    taken and the values are exact; otherwise combinations are drawn by the kernel, each followed by its complement.
+    Each value is divided among the pixels of its square.
 
     Args:
         model: any module that maps inputs to logits.
@@ -116,13 +113,7 @@ class KernelSHAP(MaskingMethod):
         options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
     """
 
-    info = MethodInfo(
-        "Shapley values of patches, by a weighted regression.",
-        "Lundberg and Lee, NeurIPS 2017",
-        "2 + T forward",
-        resolution="patch",
-        unit="logit",
-    )
+    info = MethodInfo(paper="Lundberg and Lee, NeurIPS 2017", passes="2 + T forward", resolution="patch", unit="logit")
     _budget_option = ("samples", 2)
 
     def __init__(

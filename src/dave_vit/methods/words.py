@@ -144,24 +144,19 @@ _TINY = 1e-8
 
 @METHODS.register("tam")
 class TAM(Method):
-    """The logits of a word at the image's tokens, minus what the tokens before it explain.
+    """Logits of a word at the image's tokens, without the interference of the words before.
 
-    The map of a token holds its logits, above zero, at the image's tokens. From it the interference is subtracted: the
-    average of the maps of other tokens before it, weighted by the token's logit where these stand (in the prompt) or
-    are predicted (in the answer), and scaled by least squares. A rank Gaussian filter removes noise. The maps of a
-    word's tokens are added up.
+    The logits of a word at the image's tokens, minus what the tokens before it explain. The map of a token holds its
+    logits, above zero, at the image's tokens. From it the interference is subtracted: the average of the maps of other
+    tokens before it, weighted by the token's logit where these stand (in the prompt) or are predicted (in the answer),
+    and scaled by least squares. A rank Gaussian filter removes noise. The maps of a word's tokens are added up.
 
     Args:
         model: a vision-language model with one answer, whose language model has the image in its sequence.
         options: ``chunk`` and ``autocast``, as for every method.
     """
 
-    info = MethodInfo(
-        "Logits of a word at the image's tokens, without the interference of the words before.",
-        "Li et al., ICCV 2025",
-        "1 forward",
-        resolution="patch",
-    )
+    info = MethodInfo(paper="Li et al., ICCV 2025", passes="1 forward", resolution="patch")
     _why_no_clips = TokenMethod._why_no_clips
 
     @torch.no_grad()
