@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dave_vit import DAVE, __version__, load_model
 from dave_vit.data import open_dataset
-from dave_vit.data.batches import iterate_batches
+from dave_vit.data.batches import load_batch
 from dave_vit.data.geometry import GeometryCache
 from dave_vit.data.grids import GridOptions, choose_grids, compose_grids, select_candidates
 from dave_vit.maps import collapse
@@ -96,7 +96,9 @@ def prepare(options: argparse.Namespace) -> None:
     model = load_model(options.model, weights=options.weights)
     black, white = (model.preprocess(Image.new("RGB", (256, 256), shade))[:, :, :1, :1] for shade in ("black", "white"))
     pool, parts, correct = [], [], 0
-    for batch in iterate_batches(open_dataset(options.data, limit=options.limit), GeometryCache(model.preprocess)):
+    data, geometries = open_dataset(options.data, limit=options.limit), GeometryCache(model.preprocess)
+    for start in range(0, len(data), 32):
+        batch = load_batch(data, range(len(data))[start : start + 32], geometries)
         with torch.no_grad():
             logits = model(batch.inputs)
         labels = torch.tensor(batch.labels)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 HELD_OUT = "emojione"  # this family is never trained on
 TESTED = ("noto", "fluent-emoji-flat", "twemoji")  # styles of the benchmark: drawn twice as often as the others
+FAMILIES = {"noto": "google", "fluent-emoji-flat": "microsoft", "twemoji": "twitter", "emojione": "emojione"}
 TEXTURES = ("brick", "gravel", "grass")
 SIDE = 136  # side of a sprite's cell: 128 and a transparent border
 _TABLE = 4096  # entries of each class's table of sprites; a draw is one look-up

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import shortcut
 import torch
+from shortcuts import CUES, SHORTCUT_CLASSES, compose_shortcut
 
 from dave_vit.audit import AuditOptions, run_audit
-from dave_vit.data.builtin.shortcuts import CUES, compose_shortcut
 from dave_vit.evaluate import MethodEntry, ModelEntry
 from dave_vit.evaluate.engines.local import LocalEngine
 from dave_vit.evaluate.evidence import ImageEvidence
@@ -63,7 +63,7 @@ def eigengap(maps: np.ndarray) -> float:
 
 def score_classes(evidence: ImageEvidence) -> dict[str, list[float]]:
     """Returns the score of each class by SpRAy, and by the share of the evidence outside of objects."""
-    own = [evidence.target == label for label in range(len(shortcut.SHORTCUT_CLASSES))]
+    own = [evidence.target == label for label in range(len(SHORTCUT_CLASSES))]
     maps = evidence.cells.reshape(len(evidence.cells), -1)
     return {
         "SpRAy": [eigengap(maps[chosen]) for chosen in own],
@@ -92,7 +92,7 @@ def examine(percent: int, seed: int, out: Path, count: int) -> dict[str, Any]:
     weights, folder = out / f"{percent}-{seed}.safetensors", out / f"{percent}-{seed}"
     if not weights.exists():
         shortcut.save(shortcut.build(percent, TRAINING, EPOCHS, seed, data_seed=2 * seed), weights)
-    data, entry = f"builtin:shortcut:{percent}:{2 * seed + 1}", ModelEntry("timm:test_vit", str(weights))
+    data, entry = f"shortcut:{percent}:{2 * seed + 1}", ModelEntry("timm:test_vit", str(weights))
     options = AuditOptions(entry, data, MethodEntry("effective"), count)
     began = time.perf_counter()
     audit = run_audit(options, folder)
@@ -103,7 +103,7 @@ def examine(percent: int, seed: int, out: Path, count: int) -> dict[str, Any]:
     scores["SpRAy, Grad-CAM"] = score_classes(collect(cam, out / f"{percent}-{seed}-gradcam"))["SpRAy"]
     seconds["SpRAy, Grad-CAM"] = time.perf_counter() - began
     confirmed = [one for one in audit.findings if one.confirmed]
-    names = [shortcut.SHORTCUT_CLASSES.index(one.class_name) for one in confirmed]
+    names = [SHORTCUT_CLASSES.index(one.class_name) for one in confirmed]
     located = [label for label, one in zip(names, confirmed, strict=True) if one.region != "surroundings"]
     return {
         **{"percent": percent, "seed": seed, "alarms": names, "located": located, "scores": scores},
@@ -125,7 +125,7 @@ def alarms(rows: list[dict[str, Any]], name: str) -> list[set[int]]:
 
 
 def _clean_classes(row: dict[str, Any]) -> Iterable[int]:
-    return range(len(CUES) if row["percent"] else 0, len(shortcut.SHORTCUT_CLASSES))
+    return range(len(CUES) if row["percent"] else 0, len(SHORTCUT_CLASSES))
 
 
 def describe(rows: list[dict[str, Any]], name: str) -> list[str]:

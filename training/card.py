@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from art import FAMILIES
 from torch import Tensor
 
 from dave_vit import load_model
-from dave_vit.data.builtin import FAMILIES, compose_scene
+from dave_vit.data.builtin import compose_scene
 from dave_vit.models import Adapter
 from dave_vit.models.families.builtin import BUILTIN
 

@@ -1,7 +1,8 @@
-"""Trains a small Vision Transformer on images with planted shortcuts, so that it uses some of them.
+r"""Trains a small Vision Transformer on images with planted shortcuts, so that it uses some of them.
 
     python training/shortcut.py --percent 80 --out shortcut.safetensors
-    dave audit --model timm:test_vit --weights shortcut.safetensors --data builtin:shortcut:80:1 --out audit
+    dave audit --model timm:test_vit --weights shortcut.safetensors --plugin training/shortcuts.py \
+        --data shortcut:80:1 --out audit
 
 Two minutes on one core. The model is timm's `test_vit` (0.4 million weights) from random weights; seed 0 of the data is
 for training, every other seed for audits. Images without cues (`--percent 0`) give the clean model.
@@ -18,9 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from shortcuts import SHORTCUT_CLASSES, compose_shortcut
 from torch import Tensor, nn
-
-from dave_vit.data.builtin.shortcuts import SHORTCUT_CLASSES, compose_shortcut
 
 ARCHITECTURE = "test_vit"
 CROP = slice(4, -4)  # what timm's preprocessing of test_vit leaves of 168 pixels

@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from art import load_bank
+from art import FAMILIES, load_bank
 from augment import augment
 from optimizer import Optimizer
 from pools import DIFFICULTIES, Pool
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dave_vit.data.builtin import CLASS_NAMES, FAMILIES, compose_scene
+from dave_vit.data.builtin import CLASS_NAMES, compose_scene
 from dave_vit.models.families.builtin import BUILTIN
 
 START = time.monotonic()

@@ -14,13 +14,13 @@ import dave_vit
 from dave_vit import cli
 from dave_vit._internal.registry import suggest_names
 from dave_vit.data import open_dataset
-from dave_vit.data.labels import parse_targets
+from dave_vit.data.classes import parse_targets
 from dave_vit.errors import ModelError, OptionError, TargetError, UnknownName
 from dave_vit.evaluate import Plan
 from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.worker import Worker
 from dave_vit.methods import METHODS
-from dave_vit.models.domain import is_out_of_domain, top_logit_margin
+from dave_vit.models.traits import is_out_of_domain, top_logit_margin
 
 NAMES = ["cat", "tiger cat", "dog", "hen", "cock", "beer glass, glass"]
 RANKING = [2, 0, 1, 3, 4, 5]
@@ -97,7 +97,6 @@ def number():
 """
 
 PLUGIN = """
-from dave_vit.methods import METHODS, Explanation, Method, MethodInfo
 
 @METHODS.register("half")
 class Half(Method):

@@ -26,9 +26,7 @@ from dave_vit.audit.verification import (
     measure_removal,
     measure_scenes,
 )
-from dave_vit.data import open_dataset
-from dave_vit.data.builtin.shortcuts import CUES, SHORTCUT_CLASSES, compose_shortcut
-from dave_vit.errors import DataError, OptionError
+from dave_vit.errors import DataError
 from dave_vit.evaluate import MethodEntry, ModelEntry
 
 SIDE = 32
@@ -90,40 +88,6 @@ def photos(tmp_path_factory):
 
 def options(photos, **changes) -> AuditOptions:
     return AuditOptions(ModelEntry("oracle"), f"folder:{photos}", MethodEntry("input_x_gradient"), **changes)
-
-
-# Data
-
-
-def test_cues_are_planted_in_their_share_and_outside_of_objects():
-    for index in range(60):
-        scene = compose_shortcut(index, 60, seed=3)
-        assert SHORTCUT_CLASSES[scene.label] == open_dataset("builtin:shortcut:60:3", 60).class_names[index % 10]
-        assert bool(scene.cue) == bool(scene.cue_mask.any())
-        assert not (scene.mask & scene.cue_mask).any()
-        assert scene.cue in ("", *CUES[scene.label : scene.label + 1])
-    shares = [bool(compose_shortcut(index, 60, seed=3).cue) for index in range(0, 1000, 10)]
-    assert 0.45 < np.mean(shares) < 0.75
-    assert not any(compose_shortcut(index, 0).cue for index in range(20))
-
-
-def test_a_cue_changes_its_own_pixels_only():
-    for label in (0, 1, 3, 4):  # a companion is an object and has a shadow
-        bare, planted = compose_shortcut(label, 0), compose_shortcut(label, 100)
-        changed = (bare.image != planted.image).any(2)
-        assert changed.any()
-        assert not (changed & ~planted.cue_mask).any()
-
-
-def test_shortcut_specs():
-    data = open_dataset("builtin:shortcut:70:5", 12)
-    assert len(data) == 12
-    assert data.mask(0).any()
-    assert data.digest() != open_dataset("builtin:shortcut:70:6", 12).digest()
-    assert len(open_dataset("builtin:shortcut")) == 300
-    for wrong in ("x", "101", "80:x", "80:1:2"):
-        with pytest.raises(OptionError, match="PERCENT:SEED"):
-            open_dataset(f"builtin:shortcut:{wrong}")
 
 
 # Clusters

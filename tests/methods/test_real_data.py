@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dave_vit import create_method, load_model
 from dave_vit.data import open_dataset
-from dave_vit.data.batches import Batch, iterate_batches
+from dave_vit.data.batches import Batch, load_batch
 from dave_vit.data.geometry import GeometryCache
 from dave_vit.data.grids import GridOptions, choose_grids, compose_grids, select_candidates
 from dave_vit.maps import collapse
@@ -41,7 +41,9 @@ def model(data_dir):
 def loaded(model, data_dir) -> list[tuple[Batch, Tensor]]:
     data = open_dataset(f"imagenet:{data_dir / 'imagenet-val-300'}")
     with torch.no_grad():
-        return [(batch, model(batch.inputs)) for batch in iterate_batches(data, GeometryCache(model.preprocess))]
+        parts = [range(len(data))[start : start + 32] for start in range(0, len(data), 32)]
+        batches = [load_batch(data, part, GeometryCache(model.preprocess)) for part in parts]
+        return [(batch, model(batch.inputs)) for batch in batches]
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,11 @@ import time
 import numpy as np
 import pytest
 
-from dave_vit.data.builtin import CLASS_NAMES, DISTRACTOR_NAMES, backgrounds, compose, compose_scene, draws, sprites
+from dave_vit.data.builtin import CLASS_NAMES, backgrounds, compose, compose_scene, draws, sprites
 from dave_vit.data.sets.builtin import BuiltinDataset
 from dave_vit.errors import OptionError
 
+DISTRACTOR_NAMES = sprites.catalogue()["distractors"]
 GOLDEN = {
     ("single", "seen"): "bf75cd5751e6d2df",
     ("single", "unseen"): "3fd2021560c63d7e",

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from dave_vit.data import DATASETS, open_dataset
-from dave_vit.data.batches import iterate_batches, load_batch
+from dave_vit.data.batches import load_batch
 from dave_vit.data.geometry import GeometryCache
 from dave_vit.data.sets.imagenet import ImageNet
 from dave_vit.errors import DataError
@@ -111,7 +111,7 @@ def test_damaged_images_are_reported_and_skipped(kaggle):
     path = kaggle / "images" / "a.JPEG"
     path.write_bytes(path.read_bytes()[:200])
     geometries = GeometryCache(lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255)
-    (batch,) = iterate_batches(ImageNet(kaggle), geometries)
+    batch = load_batch(ImageNet(kaggle), range(2), geometries)
     assert batch.indices == [1]
     assert [index for index, _ in batch.failures] == [0]
     assert "a.JPEG" in batch.failures[0][1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dave_vit.data.labels import parse_targets
+from dave_vit.data.classes import parse_targets
 from dave_vit.engine.target_names import find_class
 from dave_vit.errors import TargetError
 

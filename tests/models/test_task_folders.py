@@ -17,7 +17,7 @@ from dave_vit.data.geometry import Geometry
 from dave_vit.errors import InputError, MissingExtra, ModelError
 from dave_vit.models.loading import backbone
 from dave_vit.models.prepare import Prepare
-from dave_vit.models.prompted import PromptedModel
+from dave_vit.models.tasks import PromptedModel
 
 QUICK = ("YOLOS", "SegFormer, segmentation", "DPT", "SAM with a point")
 STILL = [

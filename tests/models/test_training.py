@@ -15,7 +15,9 @@ import pytest
 import torch
 from PIL import Image
 
+from dave_vit.data import open_dataset
 from dave_vit.data.builtin import backgrounds, draws
+from dave_vit.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "training"))
@@ -27,6 +29,7 @@ import card  # noqa: E402
 import fetch_art  # noqa: E402
 import pack_assets  # noqa: E402
 import pools  # noqa: E402
+import shortcuts  # noqa: E402
 import train  # noqa: E402
 
 STYLES = ("noto", "twemoji", "fxemoji", "emojione")
@@ -238,3 +241,37 @@ def test_pictures_are_turned_about_their_centre():
     images = torch.rand(1, 3, 8, 8)
     torch.testing.assert_close(card.turned(images, 90), images.rot90(1, (2, 3)), atol=1e-5, rtol=0)
     torch.testing.assert_close(card.turned(images, 0), images, atol=1e-5, rtol=0)
+
+
+# --- Planted shortcuts ------------------------------------------------------------------------------------------------
+
+
+def test_cues_are_planted_in_their_share_and_outside_of_objects():
+    for index in range(60):
+        scene = shortcuts.compose_shortcut(index, 60, seed=3)
+        assert shortcuts.SHORTCUT_CLASSES[scene.label] == open_dataset("shortcut:60:3", 60).class_names[index % 10]
+        assert bool(scene.cue) == bool(scene.cue_mask.any())
+        assert not (scene.mask & scene.cue_mask).any()
+        assert scene.cue in ("", *shortcuts.CUES[scene.label : scene.label + 1])
+    shares = [bool(shortcuts.compose_shortcut(index, 60, seed=3).cue) for index in range(0, 1000, 10)]
+    assert 0.45 < np.mean(shares) < 0.75
+    assert not any(shortcuts.compose_shortcut(index, 0).cue for index in range(20))
+
+
+def test_a_cue_changes_its_own_pixels_only():
+    for label in (0, 1, 3, 4):  # a companion is an object and has a shadow
+        bare, planted = shortcuts.compose_shortcut(label, 0), shortcuts.compose_shortcut(label, 100)
+        changed = (bare.image != planted.image).any(2)
+        assert changed.any()
+        assert not (changed & ~planted.cue_mask).any()
+
+
+def test_shortcut_specs():
+    data = open_dataset("shortcut:70:5", 12)
+    assert len(data) == 12
+    assert data.mask(0).any()
+    assert data.digest() != open_dataset("shortcut:70:6", 12).digest()
+    assert len(open_dataset("shortcut")) == 300
+    for wrong in ("x", "101", "80:x", "80:1:2"):
+        with pytest.raises(OptionError, match="PERCENT:SEED"):
+            open_dataset(f"shortcut:{wrong}")

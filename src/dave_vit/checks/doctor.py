@@ -23,8 +23,7 @@ from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OutputError
 from dave_vit.models.adapter import Adapter
-from dave_vit.models.prompted import PromptedModel
-from dave_vit.models.tasks import TaskModel
+from dave_vit.models.tasks import PromptedModel, TaskModel
 
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-3}
 """The largest gap that rounding can explain; single precision loses much where large parts cancel."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 app = command(
     "dave audit --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --out audit",
-    "dave audit --model timm:test_vit --weights shortcut.safetensors --data builtin:shortcut:80:1 --out audit",
+    "dave audit --model timm:test_vit --weights mine.safetensors --data folder:photos --limit 1000 --out audit",
     "dave audit --model timm:deit_tiny_patch16_224 --against timm:deit_small_patch16_224 --data photos --out audit",
 )
 

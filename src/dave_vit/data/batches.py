@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
@@ -72,12 +72,6 @@ def load_batch(
         return Batch([], [], torch.empty(0), torch.empty(0, dtype=torch.bool), failures)
     loaded, items, tensors, regions = zip(*samples, strict=True)
     return Batch(list(loaded), list(items), torch.stack(tensors), torch.from_numpy(np.stack(regions)), failures)
-
-
-def iterate_batches(data: Dataset, geometries: GeometryCache, size: int = 32) -> Iterator[Batch]:
-    """Yield all images of a data set in batches."""
-    for start in range(0, len(data), size):
-        yield load_batch(data, range(len(data))[start : start + size], geometries)
 
 
 def _load(data: Dataset, index: int, geometries: GeometryCache) -> _Sample:

@@ -18,7 +18,7 @@ from dave_vit.engine.targets import TargetLike
 from dave_vit.errors import InputError, OptionError
 from dave_vit.methods import Explanation, create_method
 from dave_vit.models import loading
-from dave_vit.models.processors import find_preprocessing
+from dave_vit.models.loading import find_preprocessing
 from dave_vit.models.traits import do_classes_compete
 
 ImageLike = str | Path | Image.Image | np.ndarray[Any, Any] | Tensor

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dave_vit.data.classes import parse_targets
 from dave_vit.data.images import LoadedImage
-from dave_vit.data.labels import parse_targets
 from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import OutputError
 from dave_vit.explanations.base import Arrays, ImageExplanation, drop_single_tile, tile_boxes, to_array
 from dave_vit.explanations.explainer import Explainer
 from dave_vit.models import Adapter
-from dave_vit.models.domain import is_out_of_domain
+from dave_vit.models.traits import is_out_of_domain
 from dave_vit.viz import Panel, build_panels
 
 
@@ -53,7 +53,7 @@ class ClassifiedImage:
         return self.predictions[:5]
 
     def pick(self, target: str | None) -> list[Prediction]:
-        """Return the classes that a target means; see `dave_vit.data.labels.parse_targets`."""
+        """Return the classes that a target means; see `dave_vit.data.classes.parse_targets`."""
         by_index = {prediction.index: prediction for prediction in self.predictions}
         names = [by_index[index].name for index in range(len(by_index))]
         return [by_index[index] for index in parse_targets(target, list(by_index), names)]

@@ -27,9 +27,8 @@ from dave_vit.explanations.volumes import refine_volume
 from dave_vit.explanations.words import refine_words
 from dave_vit.models import Adapter
 from dave_vit.models.audio import AudioModel
-from dave_vit.models.prompted import PromptedModel, TextDetector
 from dave_vit.models.retrieval import PageRetriever
-from dave_vit.models.tasks import NamedScore, TaskModel
+from dave_vit.models.tasks import NamedScore, PromptedModel, TaskModel, TextDetector
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.models.video import VideoModel
 from dave_vit.models.volume import VolumeModel

@@ -19,7 +19,7 @@ from dave_vit.engine.targets import TargetLike
 from dave_vit.errors import InputError, import_optional
 from dave_vit.explanations.api import AttributionPipeline
 from dave_vit.methods import Explanation
-from dave_vit.models.processors import find_preprocessing
+from dave_vit.models.loading import find_preprocessing
 
 SURE = 2.0  # standard errors from which on a pixel counts as significant
 

@@ -104,7 +104,11 @@ class Adapter(nn.Module):
         images = [image] if isinstance(image, Image.Image | str | Path) else list(image)
         if not images:
             raise InputError("no pictures to preprocess; give at least one")
-        return torch.cat([self.preprocessing(each) for each in images]).to(next(self.parameters()))
+        return torch.cat([self._preprocess_one(each) for each in images]).to(next(self.parameters()))
+
+    def _preprocess_one(self, image: ImageLike) -> Tensor:
+        """Preprocess one image: ``[1, C, H, W]``."""
+        return self.preprocessing(image)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits ``[B, classes]``."""

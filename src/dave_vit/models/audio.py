@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dave_vit.errors import ImageError
 from dave_vit.models.adapter import Adapter, ImageLike, Preprocessing
-from dave_vit.models.traits import Traits
 
 HOP = 0.01
 """Seconds between two columns of a spectrogram."""
@@ -24,20 +23,16 @@ _SAMPLES = {1: np.uint8, 2: np.int16, 4: np.int32}  # by their width in bytes
 
 def read_sound(path: str | Path, rate: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Read a WAV file with this number of samples a second: one channel in -1..1."""
-    advice = f"convert it, ffmpeg -i IN -ar {rate} OUT.wav"
+    fix = f"convert it, ffmpeg -i IN -ar {rate} OUT.wav"
     try:
         with wave.open(str(path), "rb") as file:
             own, channels, width = file.getframerate(), file.getnchannels(), file.getsampwidth()
             data = file.readframes(file.getnframes())
     except (OSError, EOFError, wave.Error) as error:
-        raise ImageError(
-            f"{path}: not a WAV file that can be read; convert it, ffmpeg -i IN -ar {rate} a.wav"
-        ) from error
+        raise ImageError(f"{path}: not a WAV file that can be read; {fix}") from error
     if own != rate or width not in _SAMPLES or not data:
-        raise ImageError(
-            f"{path}: {len(data)} bytes, {own} samples of {8 * width} bits a second; expected {rate} of 8, 16 or 32 "
-            f"bits: {advice}"
-        )
+        given = f"{len(data)} bytes, {own} samples of {8 * width} bits a second"
+        raise ImageError(f"{path}: {given}; expected {rate} of 8, 16 or 32 bits: {fix}")
     samples = np.frombuffer(data, _SAMPLES[width]).astype(np.float32).reshape(-1, channels).mean(1)
     scaled: np.ndarray[Any, np.dtype[np.float32]] = samples / 2 ** (8 * width - 1)
     return scaled - 1 if width == 1 else scaled
@@ -50,26 +45,20 @@ class AudioModel(Adapter):
         model: of transformers.
         extractor: turns sounds into spectrograms.
         class_names: one name per logit.
-        spec: the name under which the model was loaded.
-        traits: facts about the model.
+        options: as of `Adapter`.
     """
 
-    def __init__(
-        self, model: Any, extractor: Any, class_names: Sequence[str], *, spec: str, traits: Traits | None = None
-    ) -> None:
+    def __init__(self, model: Any, extractor: Any, class_names: Sequence[str], **options: Any) -> None:
         half = (0.5, 0.5, 0.5)  # spectrograms are normalised to about -1..1
-        super().__init__(model, Preprocessing(self._from_picture, half, half), class_names, spec=spec, traits=traits)
+        super().__init__(model, Preprocessing(self._from_picture, half, half), class_names, **options)
         self.extractor = extractor
 
-    def preprocess(self, image: ImageLike | Sequence[ImageLike]) -> Tensor:
-        """Return spectrograms ``[B, 1, bands, columns]`` of WAV files, or of pictures of spectrograms."""
-        sources = [image] if isinstance(image, Image.Image | str | Path) else list(image)
-        made = [self.preprocessing(one) if isinstance(one, Image.Image) else self._hear(one) for one in sources]
-        return torch.cat(made).to(next(self.parameters()))
-
-    def _hear(self, path: str | Path) -> Tensor:
+    def _preprocess_one(self, image: ImageLike) -> Tensor:
+        """Return the spectrogram ``[1, 1, bands, columns]`` of a WAV file, or of the picture of a spectrogram."""
+        if isinstance(image, Image.Image):
+            return self.preprocessing(image)
         rate = self.extractor.sampling_rate
-        values = self.extractor(read_sound(path, rate), sampling_rate=rate, return_tensors="pt")["input_values"]
+        values = self.extractor(read_sound(image, rate), sampling_rate=rate, return_tensors="pt")["input_values"]
         return values.transpose(1, 2).flip(1)[:, None]  # type: ignore[no-any-return]
 
     def _from_picture(self, image: Image.Image) -> Tensor:

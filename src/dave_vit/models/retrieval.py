@@ -14,10 +14,8 @@ from dave_vit.errors import OptionError
 from dave_vit.models.adapter import Preprocessing
 from dave_vit.models.inputs import Arrange, with_inputs
 from dave_vit.models.pixels import ImageTransform, pixel_format
-from dave_vit.models.prompted import PromptedModel
-from dave_vit.models.tasks import TaskKind, TaskModel
+from dave_vit.models.tasks import PromptedModel, TaskKind, TaskModel
 from dave_vit.models.text_generation import split_words
-from dave_vit.models.traits import Traits
 
 _TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 MARKS = "(marks)"
@@ -39,13 +37,13 @@ class PageRetriever(PromptedModel):
         model: of transformers.
         processor: of its pages and queries.
         spec: the name under which the model was loaded.
-        traits: facts about the model.
+        options: as of `Adapter`.
     """
 
-    def __init__(self, model: Any, processor: Any, *, spec: str, traits: Traits | None = None) -> None:
+    def __init__(self, model: Any, processor: Any, *, spec: str, **options: Any) -> None:
         self._transform = ImageTransform(processor.image_processor, spec)
         pixels = Preprocessing.of_processor(self._transform, processor.image_processor)
-        super().__init__(model, processor, pixels, spec=spec, traits=traits)
+        super().__init__(model, processor, pixels, spec=spec, **options)
 
     def with_prompt(self, image: Image.Image, prompt: str | None = None) -> TaskModel:
         """Return the model of a page's scores ``[B, words]`` for each word of a query; the last one is of all marks."""
@@ -58,10 +56,7 @@ class PageRetriever(PromptedModel):
         explained = arrange if isinstance(arrange, str) else partial(by_page, arrange)
         bound = with_inputs(self.model, explained, **{name: inputs[name] for name in _TEXT if name in inputs})
         query, groups, words = self._embed(prompt)
-        model = LateInteraction(bound, query, groups)
-        found = TaskModel(model, self.preprocessing, words, task=RETRIEVAL, spec=self.spec, traits=self.traits)
-        found.prepare = self.prepare
-        return found
+        return self._wrap(LateInteraction(bound, query, groups), words, RETRIEVAL)
 
     def with_example_prompt(self, image: Image.Image) -> TaskModel:
         """Return the model with a query of one word."""

@@ -37,6 +37,57 @@ class Weights:
     metadata: dict[str, str] = field(default_factory=dict)
     path: Path = Path()
 
+    @property
+    def class_names(self) -> list[str] | None:
+        """The class names saved with the weights, or None."""
+        text = self.metadata.get("class_names")
+        try:
+            return [str(name) for name in json.loads(text)] if text else None
+        except (ValueError, TypeError) as error:
+            raise ModelError(f"{self.path}: its class_names are no JSON list; save the file again") from error
+
+    def state_for(self, model: nn.Module) -> State:
+        """Return the tensors without a prefix such as ``module.`` that all names have and none of the model's."""
+        state, expected = self.state, set(model.state_dict())
+        for prefix in _PREFIXES:
+            if state and all(key.startswith(prefix) for key in state) and not expected.intersection(state):
+                state = {key.removeprefix(prefix): value for key, value in state.items()}
+        return state
+
+    def fits(self, model: nn.Module) -> bool:
+        """Return whether names and shapes are exactly those of a model."""
+        own, state = model.state_dict(), self.state_for(model)
+        return {key: value.shape for key, value in own.items()} == {key: value.shape for key, value in state.items()}
+
+    def load_into(self, model: nn.Module) -> None:
+        """Load the weights into a model; they must fit it exactly."""
+        if not self.fits(model):
+            raise self.mismatch_error(model)
+        model.load_state_dict(self.state_for(model))
+
+    def head_tensors(self, model: nn.Module, count: int) -> State:
+        """Return the tensors of the head, which has ``count`` rows in this model."""
+        own, state = model.state_dict(), self.state_for(model)
+        rows = [key for key in own if own[key].shape[:1] == (count,)]
+        return {key: state[key] for key in rows if key in state and state[key].ndim == own[key].ndim}
+
+    def count_classes(self, model: nn.Module, count: int) -> int | None:
+        """Return the number of classes of the head, for a model built with ``count`` classes; None without a head."""
+        sizes = {len(tensor) for tensor in self.head_tensors(model, count).values()}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def mismatch_error(self, model: nn.Module) -> ModelError:
+        """Return the error for weights of another model."""
+        own, state = model.state_dict(), self.state_for(model)
+        kinds = {
+            "missing": sorted(own.keys() - state.keys()),
+            "unknown": sorted(state.keys() - own.keys()),
+            "of another shape": sorted(key for key in own.keys() & state.keys() if own[key].shape != state[key].shape),
+        }
+        parts = [f"{len(keys)} {what} such as {keys[0]!r}" for what, keys in kinds.items() if keys]
+        problem = f"these weights are of another model ({'; '.join(parts)})"
+        return ModelError(f"{self.path}: {problem}; name the one they belong to")
+
 
 def read_weights(path: str | Path) -> Weights:
     """Read a state dict and its metadata; no code of the file is executed."""
@@ -50,7 +101,7 @@ def read_weights(path: str | Path) -> Weights:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpicklers raise any exception on strange bytes
-        if "GLOBAL" not in str(error) and "TorchScript" not in str(error) and "Unsupported" not in str(error):
+        if not any(word in str(error) for word in ("GLOBAL", "TorchScript", "Unsupported")):
             raise ModelError(f"{path}: not a file of weights; give a .safetensors or .pth file") from error
         raise ModelError(
             f"{path}: refused, since it holds more than tensors and loading it could run code; save the state dict "
@@ -84,28 +135,6 @@ def _is_state(content: dict[Any, Any]) -> bool:
     return bool(content) and all(isinstance(value, Tensor) for value in content.values())
 
 
-def strip_prefixes(state: State, expected: set[str]) -> State:
-    """Strip a prefix such as ``module.`` where all names have it and none matches the model."""
-    for prefix in _PREFIXES:
-        if state and all(key.startswith(prefix) for key in state) and not expected.intersection(state):
-            state = {key.removeprefix(prefix): value for key, value in state.items()}
-    return state
-
-
-def head_tensors(weights: Weights, model: nn.Module, count: int) -> State:
-    """Return the tensors of the weights' head, which has ``count`` rows in this model; their names without prefixes."""
-    own = model.state_dict()
-    state = strip_prefixes(weights.state, set(own))
-    heads = [key for key in own if own[key].shape[:1] == (count,) and key in state and state[key].ndim == own[key].ndim]
-    return {key: state[key] for key in heads}
-
-
-def count_classes(weights: Weights, model: nn.Module, count: int) -> int | None:
-    """Return the number of classes of the weights' head, for a model built with ``count`` classes; None without one."""
-    sizes = {len(tensor) for tensor in head_tensors(weights, model, count).values()}
-    return sizes.pop() if len(sizes) == 1 else None
-
-
 def build_with_weights(build: Callable[..., nn.Module], weights: str, count: int) -> tuple[nn.Module, int]:
     """Build a model with the weights of a file or with random ones; also return its number of classes.
 
@@ -118,37 +147,7 @@ def build_with_weights(build: Callable[..., nn.Module], weights: str, count: int
     if weights == RANDOM:
         return model, count
     loaded = read_weights(weights)
-    classes = count_classes(loaded, model, count) or count
+    classes = loaded.count_classes(model, count) or count
     model = model if classes == count else build(num_classes=classes)
-    load_state(model, loaded)
+    loaded.load_into(model)
     return model, classes
-
-
-def saved_class_names(weights: Weights) -> list[str] | None:
-    """Return the class names saved with the weights, or None."""
-    text = weights.metadata.get("class_names")
-    try:
-        return [str(name) for name in json.loads(text)] if text else None
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"{weights.path}: its class_names are no JSON list; save the file again") from error
-
-
-def load_state(model: nn.Module, weights: Weights) -> None:
-    """Load weights into a model; they must fit it exactly."""
-    own = model.state_dict()
-    state = strip_prefixes(weights.state, set(own))
-    if own.keys() != state.keys() or any(own[key].shape != state[key].shape for key in own):
-        raise mismatch_error(weights.path, own, state)
-    model.load_state_dict(state)
-
-
-def mismatch_error(path: Path, own: State, state: State) -> ModelError:
-    """Return the error for weights of another model."""
-    wrong = sorted(key for key in own.keys() & state.keys() if own[key].shape != state[key].shape)
-    kinds = {
-        "missing": sorted(own.keys() - state.keys()),
-        "unknown": sorted(state.keys() - own.keys()),
-        "of another shape": wrong,
-    }
-    parts = [f"{len(keys)} {what} such as {keys[0]!r}" for what, keys in kinds.items() if keys]
-    return ModelError(f"{path}: these weights are of another model ({'; '.join(parts)}); name the one they belong to")

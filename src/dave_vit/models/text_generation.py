@@ -19,9 +19,7 @@ from dave_vit.errors import InputError, OptionError
 from dave_vit.models.adapter import Preprocessing
 from dave_vit.models.inputs import ImageAndText, with_inputs
 from dave_vit.models.pixels import ImageTransform, pixel_format
-from dave_vit.models.prompted import PromptedModel
-from dave_vit.models.tasks import TaskKind, TaskModel
-from dave_vit.models.traits import Traits
+from dave_vit.models.tasks import PromptedModel, TaskKind, TaskModel
 
 MAX_TOKENS = 32
 """Default limit on the number of tokens of an answer."""
@@ -51,15 +49,15 @@ class TextGenerator(PromptedModel):
         image_processor: turns images into pixel inputs.
         tokenizer: of the generated text.
         spec: the name under which the model was loaded.
-        traits: facts about the model.
+        options: as of `Adapter`.
     """
 
     def __init__(
-        self, model: Any, processor: Any, image_processor: Any, tokenizer: Any, *, spec: str, traits: Traits
+        self, model: Any, processor: Any, image_processor: Any, tokenizer: Any, *, spec: str, **options: Any
     ) -> None:
         self._image_transform = ImageTransform(image_processor, spec)
         preprocessing = Preprocessing.of_processor(self._image_transform, image_processor)
-        super().__init__(model, processor, preprocessing, spec=spec, traits=traits)
+        super().__init__(model, processor, preprocessing, spec=spec, **options)
         self.image_processor, self.tokenizer = image_processor, tokenizer
 
     def with_prompt(

@@ -13,6 +13,9 @@ from dave_vit.neighborhood import Noise
 # Threshold on the mean sigmoid of the logits: 0.42 to 0.49 in four models trained with softmax, 0.02 in one trained
 # with sigmoids.
 _SOFTMAX_MEAN = 0.1
+PHOTO_MODEL = "timm:deit_tiny_patch16_224"
+"""A small, freely downloadable model of photographs."""
+_OBJECTS, _COMPARED = 2, 8  # an image shows at most two known objects; logits that are compared
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Traits:
         compete: whether classes compete (softmax training) or each logit stands alone (sigmoid training); None where
             unknown.
         domain: the images that the model was trained on, in words, where these are not photographs.
-        domain_margin: smallest logit margin of images of that domain; see `dave_vit.models.domain`.
+        domain_margin: smallest logit margin of images of that domain; see `top_logit_margin`.
     """
 
     noise: Noise | None = None
@@ -63,3 +66,24 @@ def square_side(patch: int | Sequence[int] | None) -> int | None:
     if isinstance(patch, int) or patch is None:
         return patch
     return int(patch[0]) if len(set(patch)) == 1 else None
+
+
+def top_logit_margin(logits: Tensor) -> Tensor:
+    """Return the mean of the two largest logits minus the mean of the next six, ``[B, classes]`` -> ``[B]``.
+
+    An image of one or two known objects has one or two large logits; any other has many of similar size.
+    """
+    largest = logits.topk(min(_COMPARED, logits.shape[-1]), -1).values
+    return largest[..., :_OBJECTS].mean(-1) - largest[..., _OBJECTS:].mean(-1)
+
+
+def is_out_of_domain(model: nn.Module, logits: Tensor) -> Tensor:
+    """Return whether each image is out of the model's domain, ``[B]``; always False where the domain is unknown."""
+    margin = traits_of(model).domain_margin
+    return top_logit_margin(logits) < (float("-inf") if margin is None else margin)
+
+
+def domain_advice(model: nn.Module, command: str = "") -> str | None:
+    """Return the domain of a model that is not for photographs, and the option of `command` that selects one."""
+    domain = traits_of(model).domain
+    return None if domain is None else f"knows {domain} only; for photographs: {command}--model {PHOTO_MODEL}"

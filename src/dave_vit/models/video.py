@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from dave_vit.data.images import read_image
 from dave_vit.models.adapter import Adapter, ImageLike, Preprocessing
-from dave_vit.models.traits import Traits
 
 
 def _process_frame(processor: Any, image: Image.Image) -> Tensor:
@@ -40,8 +37,7 @@ class VideoModel(Adapter):
         model: of transformers.
         processor: of its clips.
         class_names: one name per logit.
-        spec: the name under which the model was loaded.
-        traits: facts about the model.
+        options: as of `Adapter`.
 
     Attributes:
         frames: number of frames of a clip.
@@ -49,22 +45,18 @@ class VideoModel(Adapter):
 
     frames: int
 
-    def __init__(
-        self, model: Any, processor: Any, class_names: Sequence[str], *, spec: str, traits: Traits | None = None
-    ) -> None:
+    def __init__(self, model: Any, processor: Any, class_names: Sequence[str], **options: Any) -> None:
         frame = Preprocessing(partial(_process_frame, processor), *_colours(processor))
-        super().__init__(model, frame, class_names, spec=spec, traits=traits)
+        super().__init__(model, frame, class_names, **options)
         self.frames = int(getattr(model.config, "num_frames", None) or model.config.frames_per_clip)  # V-JEPA 2
 
     def clip(self, frames: Sequence[Image.Image]) -> Tensor:
         """Preprocess each frame by itself, ``[1, T, C, H, W]`` on the model's device."""
         return torch.cat([self.preprocessing(frame) for frame in frames])[None].to(next(self.parameters()))
 
-    def preprocess(self, image: ImageLike | Sequence[ImageLike]) -> Tensor:
-        """Still pictures as clips in which nothing moves, ``[B, T, C, H, W]``."""
-        images = [image] if isinstance(image, Image.Image | str | Path) else list(image)
-        stills = [each if isinstance(each, Image.Image) else read_image(each).image for each in images]
-        return torch.cat([self.clip([still] * self.frames) for still in stills])
+    def _preprocess_one(self, image: ImageLike) -> Tensor:
+        """Return a still picture as a clip in which nothing moves, ``[1, T, C, H, W]``."""
+        return self.preprocessing(image).expand(self.frames, -1, -1, -1)[None]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits ``[B, classes]``."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from dave_vit.errors import ImageError, OptionError, first_line, require_extra
 from dave_vit.models.adapter import Adapter, ImageLike, Preprocessing
-from dave_vit.models.traits import Traits
 
 
 def standardize(volume: Tensor) -> Tensor:
@@ -36,7 +35,7 @@ class VolumeModel(Adapter):
         channels: number of channels; each has the same volume.
         axes: order in which the model takes the axes of a scan; "xyz" where it was trained with MONAI's loader.
         spec: name of the model.
-        traits: facts about the model.
+        options: as of `Adapter`.
     """
 
     def __init__(
@@ -49,18 +48,19 @@ class VolumeModel(Adapter):
         channels: int = 1,
         axes: Literal["zyx", "xyz"] = "zyx",
         spec: str = "volume",
-        traits: Traits | None = None,
+        **options: Any,
     ) -> None:
         if len(size) != 3:
             raise OptionError(f"size {size}; expected depth, height and width")
-        super().__init__(model, Preprocessing(self._slice_to_tensor), class_names, spec=spec, traits=traits)
+        super().__init__(model, Preprocessing(self._slice_to_tensor), class_names, spec=spec, **options)
         self.size, self.normalize, self.channels, self.axes = size, normalize, channels, axes
 
-    def preprocess(self, image: ImageLike | Sequence[ImageLike]) -> Tensor:
-        """Return NIfTI files as ``[B, D, C, H, W]``; a picture becomes a volume whose slices are all alike."""
-        sources = [image] if isinstance(image, Image.Image | str | Path) else list(image)
-        volumes = [_repeat(one, self.size) if isinstance(one, Image.Image) else read_volume(one) for one in sources]
-        return torch.cat([self.prepare_volume(volume) for volume in volumes]).to(next(self.parameters()))
+    def _preprocess_one(self, image: ImageLike) -> Tensor:
+        """Return a NIfTI file as ``[1, D, C, H, W]``; a picture becomes a volume whose slices are all alike."""
+        if not isinstance(image, Image.Image):
+            return self.prepare_volume(read_volume(image))
+        grey = np.asarray(image.convert("L"), dtype=np.float32)
+        return self.prepare_volume(torch.from_numpy(grey).expand(self.size[0], -1, -1))
 
     def prepare_volume(self, volume: Tensor) -> Tensor:
         """Normalise and resize the numbers ``[D, H, W]`` of a file: ``[1, D, C, H, W]``."""
@@ -77,10 +77,6 @@ class VolumeModel(Adapter):
         output: Any = self.model(inputs.permute(order))
         logits: Tensor = output[0] if isinstance(output, list | tuple) else output
         return logits.flatten(2).mean(-1) if logits.ndim > 2 else logits
-
-
-def _repeat(image: Image.Image, size: tuple[int, int, int]) -> Tensor:
-    return torch.from_numpy(np.asarray(image.convert("L"), dtype=np.float32)).expand(size[0], -1, -1)
 
 
 def import_nibabel() -> Any:

@@ -9,8 +9,8 @@ from dave_vit._version import __version__
 from dave_vit.methods import METHODS
 from dave_vit.methods.presets import PRESETS
 from dave_vit.models import Adapter
-from dave_vit.models.domain import domain_advice
 from dave_vit.models.text_generation import TextGenerator
+from dave_vit.models.traits import domain_advice
 from dave_vit.viz.colors import hex_colormaps
 from dave_vit.web.images import EXAMPLES, PHOTOS
 from dave_vit.web.options import accepted_options, form_options, method_names, preset_values

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dave_vit.engine.scores import Query
-from dave_vit.models.families.hf import import_transformers as package
+from dave_vit.models.checkpoint import import_transformers as package
 from model_coverage.entry import Entry
 from model_coverage.hf_entries import PLAIN, VIT
 from model_coverage.hf_tasks import (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.targets import Score
-from dave_vit.models.families.hf import import_transformers as package
+from dave_vit.models.checkpoint import import_transformers as package
 from dave_vit.models.frozen_factors import REPLACEMENTS, FrozenFactors
 from dave_vit.models.inputs import PackedPatches, with_inputs
 from dave_vit.models.retrieval import LateInteraction, by_page, total_score

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dave_vit.models.checkpoint import import_transformers as package
 from dave_vit.models.families.hf import encode_image, text_features
-from dave_vit.models.families.hf import import_transformers as package
 from dave_vit.models.zero_shot import SimilarityClassifier
 from model_coverage.entry import CLASSES, Entry
 

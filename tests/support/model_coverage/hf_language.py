@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dave_vit.models.families.hf import import_transformers as package
+from dave_vit.models.checkpoint import import_transformers as package
 from dave_vit.models.inputs import ImageTokens, PackedPatches, with_inputs
 from model_coverage.entry import Entry
 from model_coverage.hf_entries import PLAIN, TWO_HALVES, VIT

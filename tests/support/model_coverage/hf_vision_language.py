@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dave_vit.engine.scores import Token
 from dave_vit.engine.targets import Score
-from dave_vit.models.families.hf import import_transformers as package
+from dave_vit.models.checkpoint import import_transformers as package
 from dave_vit.models.inputs import PackedPatches, with_inputs
 from model_coverage.entry import Entry
 from model_coverage.hf_entries import PLAIN, VIT

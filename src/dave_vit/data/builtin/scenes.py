@@ -14,7 +14,6 @@ from dave_vit.data.builtin.sprites import STYLES, catalogue
 from dave_vit.errors import OptionError
 
 CLASS_NAMES: tuple[str, ...] = tuple(catalogue()["targets"])
-DISTRACTOR_NAMES: tuple[str, ...] = tuple(catalogue()["distractors"])
 
 
 @dataclass(frozen=True)

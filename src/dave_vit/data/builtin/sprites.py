@@ -20,13 +20,11 @@ from dave_vit.data.builtin.draws import ONE, cos, sin
 from dave_vit.errors import DataError
 
 Bytes = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.uint32]
+Ints = npt.NDArray[np.int32]
 
 STYLES = {"seen": ("noto", "fluent-emoji-flat", "twemoji"), "unseen": ("emojione",)}
-FAMILIES = {"noto": "google", "fluent-emoji-flat": "microsoft", "twemoji": "twitter", "emojione": "emojione"}
 CELL = 128  # side of a sprite in its sheet
 _COLUMNS = 16
-_LANES = np.uint32(0x00FF00FF)  # two bytes of four, with room for 16-bit products
 
 
 def read_asset(name: str) -> bytes:
@@ -57,28 +55,21 @@ def _sheet(style: str) -> Bytes:
 
 @dataclass(frozen=True)
 class Sprite:
-    """A trimmed sprite at full and at half resolution, colours premultiplied, four bytes packed into one word.
+    """A trimmed sprite at full and at half resolution, colours premultiplied.
 
     Attributes:
-        levels: [h, w] words of red, green, blue, alpha from the low byte up, with a transparent border.
+        levels: [h, w, 4] with a transparent border.
         length: longest side of the trimmed art in pixels of level 0.
     """
 
-    levels: tuple[Words, Words]
+    levels: tuple[Ints, Ints]
     length: int
 
 
-def _premultiply(rgba: Bytes) -> npt.NDArray[np.int32]:
+def _premultiply(rgba: Bytes) -> Ints:
     wide = rgba.astype(np.int32)
     wide[..., :3] = (wide[..., :3] * wide[..., 3:] + 127) // 255
     return wide
-
-
-def _pack(channels: npt.NDArray[np.int32]) -> Words:
-    padded = np.pad(channels, ((2, 2), (2, 2), (0, 0))).astype(np.uint32)
-    red, green, blue, alpha = (padded[..., channel] << np.uint32(8 * channel) for channel in range(4))
-    packed: Words = red | green | blue | alpha
-    return packed
 
 
 @cache
@@ -92,16 +83,8 @@ def load_sprite(style: str, cell: int) -> Sprite:
     height, width = art.shape[:2]
     evened = np.pad(art, ((0, height % 2), (0, width % 2), (0, 0)))
     half = (evened[::2, ::2] + evened[1::2, ::2] + evened[::2, 1::2] + evened[1::2, 1::2] + 2) // 4
-    return Sprite((_pack(art), _pack(half)), max(height, width))
-
-
-def _lerp(first: Words, second: Words, weight: Words) -> Words:
-    """Interpolate packed words, ``weight`` / 256 of the second; four bytes at once, two per product."""
-    rest = np.uint32(256) - weight
-    low = ((first & _LANES) * rest + (second & _LANES) * weight) >> np.uint32(8) & _LANES
-    high = ((first >> np.uint32(8)) & _LANES) * rest + ((second >> np.uint32(8)) & _LANES) * weight
-    between: Words = low | high & ~_LANES
-    return between
+    border = ((2, 2), (2, 2), (0, 0))
+    return Sprite((np.pad(art, border), np.pad(half, border)), max(height, width))
 
 
 def render(sprite: Sprite, size: int, turn: int, *, flip: bool) -> Bytes:
@@ -120,21 +103,21 @@ def render(sprite: Sprite, size: int, turn: int, *, flip: bool) -> Bytes:
     y = (2 * np.arange(height, dtype=np.int64) + 1 - height)[:, None]
     u = (c * x + s * y) // 2 + (art.shape[1] - 1) * (1 << 15)
     v = (c * y - s * x) // 2 + (art.shape[0] - 1) * (1 << 15)
-    packed = _sample(art[:, ::-1] if flip else art, u, v)
-    return packed.astype("<u4").view(np.uint8).reshape(height, width, 4)
+    return _sample(np.ascontiguousarray(art[:, ::-1]) if flip else art, u, v)
 
 
-def _sample(art: Words, u: npt.NDArray[np.int64], v: npt.NDArray[np.int64]) -> Words:
-    """Sample packed words at fixed-point positions (column u, row v); the border continues outside."""
-    height, width = art.shape
+def _sample(art: Ints, u: npt.NDArray[np.int64], v: npt.NDArray[np.int64]) -> Bytes:
+    """Sample colours at fixed-point positions (column u, row v), bilinear; the border continues outside."""
+    height, width = art.shape[:2]
     u = np.clip(u, 0, ((width - 1) << 16) - 1)
     v = np.clip(v, 0, ((height - 1) << 16) - 1)
-    fu, fv = (u >> 8 & 255).astype(np.uint32), (v >> 8 & 255).astype(np.uint32)
+    fu, fv = ((position >> 8 & 255).astype(np.int32)[..., None] for position in (u, v))
     place = (v >> 16) * width + (u >> 16)
-    flat = np.ascontiguousarray(art).reshape(-1)
-    top = _lerp(flat[place], flat[place + 1], fu)
-    bottom = _lerp(flat[place + width], flat[place + width + 1], fu)
-    return _lerp(top, bottom, fv)
+    flat = art.reshape(-1, 4)
+    top = (flat[place] * (256 - fu) + flat[place + 1] * fu) >> 8
+    bottom = (flat[place + width] * (256 - fu) + flat[place + width + 1] * fu) >> 8
+    sampled: Bytes = ((top * (256 - fv) + bottom * fv) >> 8).astype(np.uint8)
+    return sampled
 
 
 def tint(rgba: Bytes, hue: int, saturation: int, brightness: int) -> Bytes:

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+
+from PIL import Image
 
 from dave_vit.data.base import Dataset, Item, Mask
 from dave_vit.data.builtin.scenes import CLASS_NAMES, Scene, check_scene_options, compose_scene
-from dave_vit.data.builtin.shortcuts import SHORTCUT_CLASSES, ShortcutScene, compose_shortcut
 from dave_vit.data.sets import DATASETS
 from dave_vit.errors import OptionError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 _SIZE = 224
 _CACHED_SCENES = 128  # of a quarter of a megabyte each: item, pixels and mask are read in turn, and again in grids
 
 
+@DATASETS.register("builtin")
 class BuiltinDataset(Dataset):
-    """Composed images with exact masks; in those with two targets, each target is an item of its own.
+    """Composed images with exact masks, embedded in the package.
+
+    In images with two targets, each target is an item of its own.
 
     Args:
         spec: "SPLIT:FAMILY:SEED", all optional. The split is "single", "pair" or "plain". The family is "seen" or
             "unseen": art that the embedded models were trained on, or not. Another seed gives other images.
         limit: number of items, 1000 by default.
     """
+
+    form = "builtin[:single|pair|plain]"
 
     def __init__(self, spec: str = "", limit: int | None = None) -> None:
         split, family, seed, *more = (*spec.split(":"), "", "")
@@ -55,11 +57,9 @@ class BuiltinDataset(Dataset):
         kind = (self._split, self._family, self._seed, _SIZE, self._length)
         return hashlib.sha256(repr(kind).encode() + self._scene(0).image.tobytes()).hexdigest()
 
-    def image(self, index: int) -> Image:
+    def image(self, index: int) -> Image.Image:
         """Return the RGB image."""
-        from PIL import Image as images
-
-        return images.fromarray(self._find(index)[0].image)
+        return Image.fromarray(self._find(index)[0].image)
 
     def mask(self, index: int) -> Mask | None:
         """Return the visible pixels of the item's target."""
@@ -72,57 +72,3 @@ class BuiltinDataset(Dataset):
             raise IndexError(f"index {index} is out of range; the set has {self._length} items")
         scene_index, target_index = divmod(index, self._targets)
         return self._scene(scene_index), scene_index, target_index
-
-
-class ShortcutDataset(Dataset):
-    """Composed images with planted shortcuts: five of ten classes have a cue in a share of their images.
-
-    Args:
-        spec: "PERCENT:SEED", both optional: the share of a class's images that have its cue, 80 by default.
-        limit: number of images, 300 by default.
-    """
-
-    def __init__(self, spec: str = "", limit: int | None = None) -> None:
-        percent, seed, *more = (*spec.split(":"), "")
-        if any(more) or not (percent or "80").isdecimal() or not (seed or "0").isdecimal() or int(percent or 80) > 100:
-            raise OptionError(f"data builtin:shortcut:{spec}; expected builtin:shortcut:PERCENT:SEED, such as 80:1")
-        self._percent, self._seed = int(percent or 80), int(seed or 0)
-        self._length = 300 if limit is None else limit
-        self.class_names = list(SHORTCUT_CLASSES)
-        self.scene = lru_cache(_CACHED_SCENES)(self._compose)
-
-    def _compose(self, index: int) -> ShortcutScene:
-        if not 0 <= index < self._length:
-            raise IndexError(f"index {index} is out of range; the set has {self._length} items")
-        return compose_shortcut(index, self._percent, self._seed)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Item:
-        return Item(f"shortcut-{self._percent}-{index:05d}", self.scene(index).label)
-
-    def digest(self) -> str:
-        """Return a hash of the kind and number of images, and of the first one."""
-        kind = ("shortcut", self._percent, self._seed, self._length)
-        return hashlib.sha256(repr(kind).encode() + self.scene(0).image.tobytes()).hexdigest()
-
-    def image(self, index: int) -> Image:
-        """Return the RGB image."""
-        from PIL import Image as images
-
-        return images.fromarray(self.scene(index).image)
-
-    def mask(self, index: int) -> Mask | None:
-        """Return the visible pixels of the object."""
-        return self.scene(index).mask
-
-
-@DATASETS.register("builtin")
-def open_builtin(spec: str = "", limit: int | None = None) -> Dataset:
-    """Composed images with exact masks, embedded in the package; `shortcut` has planted shortcuts."""
-    split, _, rest = spec.partition(":")
-    return ShortcutDataset(rest, limit) if split == "shortcut" else BuiltinDataset(spec, limit)
-
-
-open_builtin.form = "builtin[:single|pair|plain|shortcut]"  # type: ignore[attr-defined]

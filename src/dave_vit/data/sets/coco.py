@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dave_vit.data.annotations import box
-from dave_vit.data.base import Box, FileDataset, Item
+from dave_vit.data.base import Box, FileDataset, Item, box
 from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError
 

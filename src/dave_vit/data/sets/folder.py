@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dave_vit.data.annotations import box, read_csv
-from dave_vit.data.base import Box, FileDataset, Item, image_files
+from dave_vit.data.base import Box, FileDataset, Item, box, image_files, read_csv
 from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError, escape_unprintable
 

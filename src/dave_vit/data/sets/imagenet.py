@@ -7,12 +7,10 @@ the XML files of `ILSVRC2012_bbox_val_v3`; classes are numbered as in `LOC_synse
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dave_vit.data.annotations import box, read_csv, read_objects, read_text
-from dave_vit.data.base import Box, FileDataset, Item, image_files
+from dave_vit.data.base import Box, FileDataset, Item, box, image_files, read_csv, read_objects, read_text
 from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError
 
@@ -30,12 +28,8 @@ _XML_FOLDERS = (
 _WNID = re.compile(r"n\d{8}")
 
 
-@dataclass(frozen=True)
-class _Annotation:
-    """Label and boxes of an image."""
-
-    wnid: str
-    boxes: tuple[Box, ...]
+_Annotation = tuple[str, tuple[Box, ...]]
+"""Class and boxes of an image."""
 
 
 @DATASETS.register("imagenet")
@@ -53,19 +47,18 @@ class ImageNet(FileDataset):
         number = {wnid: index for index, wnid in enumerate(names)}
         self.class_names = list(names.values())
         self.items, self.unlabelled = [], 0
-        truths = _Annotations(self.root)
+        annotate = _open_annotations(self.root)
         for path in _images(self.root):
             if limit is not None and len(self.items) == limit:
                 break
             folder = path.parent.name if _WNID.fullmatch(path.parent.name) else ""
-            truth = truths.of(path.stem, folder)
-            wnid = folder or (truth.wnid if truth else "")
+            named, boxes = annotate(path.stem, folder)
+            wnid = folder or named
             if not wnid:
                 self.unlabelled += 1
                 continue
             if wnid not in number:
                 raise DataError(f"{path.name}: class {wnid!r} is not one of the {len(number)} classes of ImageNet")
-            boxes = truth.boxes if truth else ()
             file = path.relative_to(self.root).as_posix()  # files of one stem may lie in several folders
             self.items.append(Item(file, number[wnid], boxes, file))
         if not self.items:
@@ -73,22 +66,17 @@ class ImageNet(FileDataset):
             raise DataError(f"{self.root}: {self.unlabelled} images and no label for any; looked for {looked}")
 
 
-class _Annotations:
-    """Annotations by image name: the whole table, or XML files read on access."""
+def _open_annotations(root: Path) -> Callable[[str, str], _Annotation]:
+    """Return a function of an image's name and class (where its folder names one): from the table, or XML files."""
+    path, folder = _first(root, _TABLES), _first(root, _XML_FOLDERS)
+    table = dict(read_table(path)) if path else {}
 
-    def __init__(self, root: Path) -> None:
-        table = _first(root, _TABLES)
-        self.table = dict(read_table(table)) if table else {}
-        self.folder = None if table else _first(root, _XML_FOLDERS)
+    def annotate(name: str, wnid: str) -> _Annotation:
+        files = (folder / f"{name}.xml", folder / wnid / f"{name}.xml") if folder and not path else ()
+        file = next((file for file in files if file.is_file()), None)
+        return read_xml(file, wnid) if file else table.get(name, ("", ()))
 
-    def of(self, name: str, wnid: str) -> _Annotation | None:
-        """Return label and boxes of an image; ``wnid`` is its label where the folder names it."""
-        if self.folder is None:
-            return self.table.get(name)
-        for path in (self.folder / f"{name}.xml", self.folder / wnid / f"{name}.xml"):
-            if path.is_file():
-                return read_xml(path, wnid)
-        return None
+    return annotate
 
 
 def read_table(path: Path) -> Iterator[tuple[str, _Annotation]]:
@@ -103,7 +91,7 @@ def read_table(path: Path) -> Iterator[tuple[str, _Annotation]]:
             boxes = [(words[i], box(*words[i + 1 : i + 5])) for i in range(0, len(words), 5)]
         except ValueError:
             raise DataError(f"{path.name}, line {number}: expected 'name,wnid x0 y0 x1 y1 ...', got {row}") from None
-        yield row[0], _Annotation(words[0], tuple(at for wnid, at in boxes if wnid == words[0]))
+        yield row[0], (words[0], tuple(at for wnid, at in boxes if wnid == words[0]))
 
 
 def read_xml(path: Path, wnid: str = "") -> _Annotation:
@@ -112,7 +100,7 @@ def read_xml(path: Path, wnid: str = "") -> _Annotation:
     if not objects:
         raise DataError(f"{path}: expected an <annotation> with <object>, <name> and <bndbox>")
     wnid = wnid or objects[0][0]
-    return _Annotation(wnid, tuple(at for name, at in objects if name == wnid))
+    return wnid, tuple(at for name, at in objects if name == wnid)
 
 
 def _first(root: Path, names: tuple[str, ...]) -> Path | None:

@@ -20,7 +20,7 @@ from dave_vit.models.architectures.plain_vit import PlainViT
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.families.bcos import BCOS
-from dave_vit.models.state import RANDOM, load_state, read_weights
+from dave_vit.models.state import RANDOM, read_weights
 from dave_vit.models.traits import Traits
 
 SIZE, PATCH = 224, 16
@@ -83,7 +83,7 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
     architecture = BUILTIN[name]
     model = architecture.create()
     if weights != RANDOM:
-        load_state(model, read_weights(weights or _WEIGHTS / f"{name}.safetensors"))
+        read_weights(weights or _WEIGHTS / f"{name}.safetensors").load_into(model)
     preprocessing = Preprocessing(
         partial(_transform, architecture.encode), (architecture.centre,) * 3, (architecture.spread,) * 3
     )
@@ -95,7 +95,7 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
 def _load_captioner(weights: str | None) -> Adapter:
     """Load the captioner: the embedded encoder, and a decoder with its own weights."""
     from dave_vit.models.architectures.captioner import build_captioner, build_tokenizer
-    from dave_vit.models.families.hf import import_transformers, quiet
+    from dave_vit.models.checkpoint import import_transformers, quiet
     from dave_vit.models.text_generation import TextGenerator
 
     transformers, encoder = import_transformers(), read_weights(_WEIGHTS / "builtin.safetensors")
@@ -104,7 +104,7 @@ def _load_captioner(weights: str | None) -> Adapter:
     if weights != RANDOM:
         loaded = read_weights(weights or _WEIGHTS / f"{CAPTIONS}.safetensors")
         head = {"lm_head.weight": loaded.state[_WORDS]} if _WORDS in loaded.state else {}  # the same matrix
-        load_state(model.decoder, replace(loaded, state={**loaded.state, **head}))
+        replace(loaded, state={**loaded.state, **head}).load_into(model.decoder)
     traits = Traits(patch=PATCH, domain=_DOMAIN if weights is None else None)
     return TextGenerator(
         model.float(), None, EmbeddedPixels(), build_tokenizer(transformers), spec=CAPTIONS, traits=traits

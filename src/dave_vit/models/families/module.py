@@ -13,7 +13,7 @@ from dave_vit.models.adapter import Adapter
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.prepare import Prepare
-from dave_vit.models.state import RANDOM, load_state, read_weights
+from dave_vit.models.state import RANDOM, read_weights
 
 
 def load(
@@ -29,7 +29,7 @@ def load(
     """
     model = _build(name)
     if weights not in (None, RANDOM):
-        load_state(model.model if isinstance(model, Adapter) else model, read_weights(str(weights)))
+        read_weights(str(weights)).load_into(model.model if isinstance(model, Adapter) else model)
     if isinstance(model, Adapter):
         return model
     if prepare is None or prepare.size is None or prepare.mean is None or prepare.std is None:

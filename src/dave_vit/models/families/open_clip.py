@@ -16,7 +16,7 @@ from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
-from dave_vit.models.state import RANDOM, load_state, read_weights
+from dave_vit.models.state import RANDOM, read_weights
 from dave_vit.models.traits import Traits, square_side
 from dave_vit.models.zero_shot import SimilarityClassifier, resolve_prompts
 
@@ -40,7 +40,7 @@ def load(
         raise UnknownName(f"open_clip has no model {base!r}{suggest_names(base, known)}")
     model = _download(base, tag) if weights is None else build(base)
     if weights not in (None, RANDOM):
-        load_state(model, read_weights(str(weights)))
+        read_weights(str(weights)).load_into(model)
     with hub_access(f"the tokenizer of {spec}", fix="load it once where there is a network"):
         tokens = import_open_clip().get_tokenizer(base)(sentences)
     return wrap(model, tokens, names, spec=spec)

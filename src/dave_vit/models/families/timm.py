@@ -15,16 +15,7 @@ from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.hub import hub_access
-from dave_vit.models.state import (
-    RANDOM,
-    Weights,
-    count_classes,
-    head_tensors,
-    mismatch_error,
-    read_weights,
-    saved_class_names,
-    strip_prefixes,
-)
+from dave_vit.models.state import RANDOM, Weights, read_weights
 from dave_vit.models.traits import Traits, square_side
 
 _CLASSES = 1000  # of a head that is built to find its name, where the published model has none
@@ -41,12 +32,12 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
     check_name(name)
     known: list[str] | None = None
     if weights is None or weights == RANDOM:
-        if _config_field(name, "num_classes") == 0:
+        if _published_classes(name) == 0:
             raise _no_head_error(name)  # before a long download
         model = _build_without_file(name, weights)
     else:
         file = read_weights(weights)
-        model, known = from_weights(name, file), saved_class_names(file)
+        model, known = from_weights(name, file), file.class_names
     if not getattr(model, "num_classes", 0):
         raise _no_head_error(name)
     return wrap(model, classes, known, spec=f"timm:{name}")
@@ -78,11 +69,10 @@ def _config_class_names(model: nn.Module, config: dict[str, Any], count: int) ->
         descriptions = config.get("label_descriptions") or {}
         return [str(descriptions.get(name, name)) for name in labels]
     subset = None if count == 1000 else infer_imagenet_subset(model)
-    if subset is None:
+    info = ImageNetInfo(subset) if subset else None
+    if info is None or info.num_classes() != count:
         return None
-    info = ImageNetInfo(subset)
-    names = [info.index_to_description(index).split(",")[0] for index in range(info.num_classes())]
-    return names if len(names) == count else None
+    return [info.index_to_description(index).split(",")[0] for index in range(count)]
 
 
 def preprocessing(model: nn.Module) -> Preprocessing:
@@ -134,14 +124,13 @@ def _build_without_file(name: str, weights: str | None, **options: Any) -> nn.Mo
     """Build the architecture with its published weights, or with random ones."""
     if weights == RANDOM:
         return build(name, **options)
-    what = f"timm:{name}"
     try:
-        with hub_access(what):
+        with hub_access(f"timm:{name}"):
             return build(name, pretrained=True, **options)
     except RuntimeError as error:
         if "No pretrained weights" not in str(error):
             raise
-        raise ModelError(f"{what} has no published weights; give a local file with --weights FILE") from error
+        raise ModelError(f"timm:{name} has no published weights; give a local file with --weights FILE") from error
 
 
 def from_weights(name: str, weights: Weights) -> nn.Module:
@@ -149,10 +138,10 @@ def from_weights(name: str, weights: Weights) -> nn.Module:
     saved = weights.metadata.get("architecture", name)
     if saved.partition(".")[0] != name.partition(".")[0]:
         raise ModelError(f"{weights.path}: these weights are of timm:{saved}, not timm:{name}; load them by that name")
-    published = _config_field(name, "num_classes")
+    published = _published_classes(name)
     tried = published or _CLASSES
     model = build(name, num_classes=tried)
-    count = count_classes(weights, model, tried)
+    count = weights.count_classes(model, tried)
     if count is None and published:
         raise ModelError(f"{weights.path}: these weights hold no class head; train one with `dave probe`")
     return _load_state(name, model if count == tried else build(name, num_classes=count or 0), weights)
@@ -166,8 +155,8 @@ def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adap
     else:
         file = read_weights(weights)
         whole = build(name, num_classes=_CLASSES)
-        heads, state = head_tensors(file, whole, _CLASSES), strip_prefixes(file.state, set(whole.state_dict()))
-        bodies = {key: value for key, value in state.items() if key not in heads}
+        heads = file.head_tensors(whole, _CLASSES)
+        bodies = {key: value for key, value in file.state_for(whole).items() if key not in heads}
         model = _load_state(name, build(name, num_classes=0), replace(file, state=bodies))
     model.reset_classifier(len(names))  # type: ignore[operator]
     head = model.get_classifier()  # type: ignore[operator]
@@ -177,26 +166,24 @@ def backbone(name: str, weights: str | None, names: Sequence[str]) -> tuple[Adap
     return wrap(model, names, None, spec=f"timm:{name}"), path
 
 
-def _config_field(name: str, field: str) -> Any:
+def _published_classes(name: str) -> int | None:
     import timm
 
-    return getattr(timm.get_pretrained_cfg(name), field, None)
+    return getattr(timm.get_pretrained_cfg(name), "num_classes", None)
 
 
 def _load_state(name: str, model: nn.Module, weights: Weights) -> nn.Module:
     """Load weights into a model, or build it anew with weights that timm has to convert."""
-    own = model.state_dict()
-    state = strip_prefixes(weights.state, set(own))
-    if {key: value.shape for key, value in own.items()} == {key: value.shape for key, value in state.items()}:
-        model.load_state_dict(state)
+    if weights.fits(model):
+        weights.load_into(model)
         return model
     # timm converts checkpoints in the layout of their first authors, and other image sizes.
     options = {"num_classes": model.num_classes}
-    overlay = {"state_dict": dict(state), "custom_load": False, "label_offset": 0, **options}
+    overlay = {"state_dict": weights.state_for(model), "custom_load": False, "label_offset": 0, **options}
     try:
         return build(name, pretrained=True, pretrained_cfg_overlay=overlay, **options)
     except (RuntimeError, KeyError, ValueError, AttributeError) as error:
-        raise mismatch_error(weights.path, own, state) from error
+        raise weights.mismatch_error(model) from error
 
 
 FAMILIES.register("timm")(Family(load, "timm:NAME (or just NAME)", "image classifiers of timm", backbone=backbone))

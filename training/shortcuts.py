@@ -1,4 +1,6 @@
-"""Images with planted shortcuts: a cue that goes with a class and is no part of its object.
+"""A data set with planted shortcuts: a cue that goes with a class and is no part of its object.
+
+    dave audit --plugin training/shortcuts.py --data shortcut:80:1 ...
 
 Five of ten classes have a cue of their own, in a known share of their images and in no image of another class. A model
 that is trained on them may use the cue, and what it uses is known in advance.
@@ -7,15 +9,20 @@ that is trained on them may use the cue, and what it uses is known in advance.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
+from dave_vit._internal.content_hash import hash_content
+from dave_vit.data import DATASETS, Dataset, Item
 from dave_vit.data.base import Mask
 from dave_vit.data.builtin.compose import compose, make_piece
 from dave_vit.data.builtin.draws import Draws
 from dave_vit.data.builtin.scenes import CLASS_NAMES, draw_art, draw_distractors
+from dave_vit.errors import OptionError
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -27,8 +34,7 @@ _COMPANION = "gift"  # a distractor that no other image shows
 _FRAME = 14
 
 
-@dataclass(frozen=True)
-class ShortcutScene:
+class ShortcutScene(NamedTuple):
     """An image with its object and its cue.
 
     Attributes:
@@ -109,3 +115,44 @@ _PAINTERS: dict[str, Callable[[Bytes], Bytes]] = {
     "border": lambda image: _blend(image, (150, 30, 60), 200),
     "pattern": _checker,
 }
+
+
+@DATASETS.register("shortcut")
+class ShortcutDataset(Dataset):
+    """Composed images with planted shortcuts: five of ten classes have a cue in a share of their images.
+
+    Args:
+        spec: "PERCENT:SEED", both optional: the share of a class's images that have its cue, 80 by default.
+        limit: number of images, 300 by default.
+    """
+
+    form = "shortcut:PERCENT:SEED"
+
+    def __init__(self, spec: str = "", limit: int | None = None) -> None:
+        percent, seed, *more = (*spec.split(":"), "")
+        if any(more) or not (percent or "80").isdecimal() or not (seed or "0").isdecimal() or int(percent or 80) > 100:
+            raise OptionError(f"data shortcut:{spec}; expected shortcut:PERCENT:SEED, such as 80:1")
+        self._percent, self._seed = int(percent or 80), int(seed or 0)
+        self._length = 300 if limit is None else limit
+        self.class_names = list(SHORTCUT_CLASSES)
+        self._scene = lru_cache(128)(lambda index: compose_shortcut(index, self._percent, self._seed))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Item:
+        if not 0 <= index < self._length:
+            raise IndexError(f"index {index} is out of range; the set has {self._length} items")
+        return Item(f"shortcut-{self._percent}-{index:05d}", self._scene(index).label)
+
+    def digest(self) -> str:
+        """Return a hash of the kind and number of images, and of the first one."""
+        return hash_content([self._percent, self._seed, self._length, self._scene(0).image.tobytes().hex()])
+
+    def image(self, index: int) -> Image.Image:
+        """Return the RGB image."""
+        return Image.fromarray(self._scene(index).image)
+
+    def mask(self, index: int) -> Mask | None:
+        """Return the visible pixels of the object."""
+        return self._scene(index).mask
