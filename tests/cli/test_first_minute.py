@@ -97,6 +97,7 @@ def number():
 """
 
 PLUGIN = """
+from dave_vit.methods import METHODS, Explanation, Method, MethodInfo
 
 @METHODS.register("half")
 class Half(Method):
