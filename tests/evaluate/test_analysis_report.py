@@ -265,9 +265,10 @@ def double(options: DoublingOptions) -> Section:
 """
 
 
-def test_an_analysis_of_a_plugin_is_a_command(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("first", ["", "from __future__ import annotations"])
+def test_an_analysis_of_a_plugin_is_a_command(first, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(ANALYSES, "_entries", dict(ANALYSES._entries))
-    (tmp_path / "doubling.py").write_text(PLUGIN)
+    (tmp_path / "doubling.py").write_text(first + PLUGIN)
     line = ["analyze", "--plugin", str(tmp_path / "doubling.py"), "doubling", "--number", "4", "--json"]
     assert cli.run([*line, "--out", str(tmp_path / "out")]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == "8"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -53,6 +54,7 @@ def import_file(path: str | Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise OptionError(f"{path}: not a Python file; its name must end in .py")
     module = module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)  # dataclasses with postponed annotations look their module up
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever a user's own code raises
