@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import ModuleType
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from dave_vit import load_model
+from dave_vit import cli, load_model
+from dave_vit._internal import registry
 from dave_vit.analysis import ANALYSES
-from dave_vit.analysis.grounding import GroundingOptions, attention_shares, roc_area, score_picture
 from dave_vit.data.builtin import compose_edited_scene, compose_scene
 
 SEED = 63_000
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "grounding.py"
+
+
+@pytest.fixture
+def grounding(monkeypatch) -> ModuleType:
+    """The script, whose analysis no other test knows of."""
+    monkeypatch.setattr(ANALYSES, "_entries", dict(ANALYSES._entries))
+    return registry.import_file(SCRIPT)
 
 
 def test_only_the_edited_object_changes():
@@ -27,18 +38,18 @@ def test_only_the_edited_object_changes():
     assert (removed != swapped).any()
 
 
-def test_area_under_the_roc_curve():
+def test_area_under_the_roc_curve(grounding):
     draws = np.random.default_rng(0)
     values, shown = draws.integers(0, 6, 60).astype(float), draws.random(60) < 0.4
     pairs = [(a > b) + 0.5 * (a == b) for a in values[shown] for b in values[~shown]]
-    assert roc_area(values, shown) == pytest.approx(np.mean(pairs))
-    assert roc_area(np.array([1.0, 0.0]), np.array([True, False])) == 1
-    assert np.isnan(roc_area(np.ones(2), np.array([True, True])))
+    assert grounding.roc_area(values, shown) == pytest.approx(np.mean(pairs))
+    assert grounding.roc_area(np.array([1.0, 0.0]), np.array([True, False])) == 1
+    assert np.isnan(grounding.roc_area(np.ones(2), np.array([True, True])))
 
 
-def test_words_of_a_removed_object_lose_their_evidence():
+def test_words_of_a_removed_object_lose_their_evidence(grounding):
     writer = load_model("builtin-captions")
-    words = list(score_picture(writer, 0, GroundingOptions(n=1, views=2)))
+    words = list(grounding.score_picture(writer, 0, grounding.GroundingOptions(n=1, views=2)))
     assert {word.edit for word in words} == {"none", "removed", "swapped"}
     assert all(word.is_shown for word in words if word.edit == "none")
     lost = {(word.edit, word.word): word.image for word in words if not word.is_shown}
@@ -46,19 +57,22 @@ def test_words_of_a_removed_object_lose_their_evidence():
     assert len(lost) >= 2
     assert all(value < before[word] for (_, word), value in lost.items())
     answered = writer.with_prompt(Image.fromarray(compose_scene(0, "pair", seed=SEED).image))
-    shares = attention_shares(answered)
+    shares = grounding.attention_shares(answered)
     assert len(shares) == len(answered.words)
     assert all(0 < share < 1 for share in shares)
 
 
-def test_it_is_a_command_but_no_section_of_the_papers_report():
-    assert not ANALYSES["grounding"].in_suites
-    assert ANALYSES["noise"].in_suites
+def test_it_is_a_command_of_a_plugin_and_no_section_of_the_papers_report(monkeypatch, capsys):
+    assert "grounding" not in ANALYSES
+    monkeypatch.setattr(ANALYSES, "_entries", dict(ANALYSES._entries))
+    monkeypatch.setattr(registry, "_PLUGINS", {})
+    assert cli.run(["analyze", "--plugin", str(SCRIPT), "grounding", "--help"]) == 0
+    assert "--views" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_the_table_has_an_area_for_each_signal():
-    section = ANALYSES["grounding"].run(GroundingOptions(n=3, views=2))
+def test_the_table_has_an_area_for_each_signal(grounding):
+    section = ANALYSES["grounding"].run(grounding.GroundingOptions(n=3, views=2))
     (table,) = section.tables
     assert [row[0] for row in table.rows] == ["removed", "swapped"]
     assert float(table.rows[0][3].split()[0]) > 0.7

@@ -46,7 +46,6 @@ class Analysis:
         options: a frozen dataclass; all fields have defaults.
         run: function from options to a section.
         first_model: whether a suite of several models runs it for the first one only.
-        in_suites: whether `dave reproduce` runs it although no suite names it.
     """
 
     name: str
@@ -54,7 +53,6 @@ class Analysis:
     options: type[Any]
     run: Run
     first_model: bool = False
-    in_suites: bool = True
 
     @property
     def flags(self) -> dict[str, Flag]:
@@ -65,18 +63,17 @@ class Analysis:
 ANALYSES: Registry[Analysis] = Registry("analysis")
 
 
-def analysis(name: str, *, first_model: bool = False, in_suites: bool = True) -> Callable[[Run], Run]:
+def analysis(name: str, *, first_model: bool = False) -> Callable[[Run], Run]:
     """Register a function from options to a section as an analysis.
 
     Args:
         name: name of the analysis.
         first_model: whether a suite of several models runs it for the first one only.
-        in_suites: whether `dave reproduce` runs it although no suite names it.
     """
 
     def register(run: Run) -> Run:
         summary = (run.__doc__ or "").partition("\n")[0]
-        ANALYSES.register(name)(Analysis(name, summary, get_type_hints(run)["options"], run, first_model, in_suites))
+        ANALYSES.register(name)(Analysis(name, summary, get_type_hints(run)["options"], run, first_model))
         return run
 
     return register

@@ -98,7 +98,7 @@ def _list_sections(suite: Suite, options: ReproduceOptions, images: int) -> Iter
     settings = localization.RunSettings(suite.data, options.out / "runs", options.device, options.seed)
     for group in suite.groups:
         yield group.name, partial(localization.score_group, group, counts, settings, options.progress)
-    for name in dict.fromkeys([*suite.analyses, *(one for one in ANALYSES if ANALYSES[one].in_suites)]):
+    for name in dict.fromkeys([*suite.analyses, *ANALYSES]):
         yield name, partial(ANALYSES[name].run, _analysis_options(ANALYSES[name], suite, options))
 
 

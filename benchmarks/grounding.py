@@ -1,4 +1,7 @@
-"""Whether the sources of a word tell that its object is not in the picture, beside its probability and attention."""
+"""Whether the sources of a word tell that its object is not in the picture, beside its probability and attention.
+
+`dave analyze --plugin benchmarks/grounding.py grounding` computes the table of docs/howto/vlm.md.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ SIGNALS = {
 }
 
 
-@analysis("grounding", in_suites=False)
+@analysis("grounding")
 def analyze_grounding(options: GroundingOptions) -> Section:
     """Measure how well the sources of a word tell that its object was removed from the picture or swapped."""
     model = load_model(_SPEC, device=options.device)
