@@ -10,17 +10,15 @@ import torch
 
 from dave_vit.analysis import (
     MapAnalysisOptions,
-    construction,
     convergence,
     cost,
+    map_sheets,
     meter,
-    noise,
-    rotation,
     sensitivity,
     toy,
 )
-from dave_vit.analysis.catalog import method_entry
 from dave_vit.analysis.consistency import compare_warped_maps
+from dave_vit.analysis.inputs import method_entry
 from dave_vit.analysis.paper import suites
 from dave_vit.errors import OptionError, UnknownName
 from dave_vit.maps import collapse
@@ -75,7 +73,7 @@ def test_estimators_are_compared_at_powers_of_two_and_at_the_end(samples, expect
 
 
 def test_nothing_changes_at_zero_and_something_elsewhere(pair):
-    for change, points in ((rotation.rotate_images, [0.0, 40.0]), (noise.add_noise, [0.0, 1.0])):
+    for change, points in ((sensitivity.rotate_images, [0.0, 40.0]), (sensitivity.add_noise, [0.0, 1.0])):
         changes = sensitivity.sensitivity(*pair, points, change)
         assert (changes[:, 0] == 0).all()
         assert (changes[:, 1] > 0).all()
@@ -85,16 +83,16 @@ def test_four_right_turns_are_none(pair):
     _, inputs, _ = pair
     turned = inputs
     for _ in range(4):
-        turned = rotation.rotate_images(turned, 90.0)
+        turned = sensitivity.rotate_images(turned, 90.0)
     torch.testing.assert_close(turned, inputs)
-    torch.testing.assert_close(rotation.rotate_images(inputs, 90.0), inputs.rot90(-1, (2, 3)))
+    torch.testing.assert_close(sensitivity.rotate_images(inputs, 90.0), inputs.rot90(-1, (2, 3)))
 
 
 def test_noise_grows_in_proportion_and_is_seeded(pair):
     _, inputs, _ = pair
-    once, twice = (noise.add_noise(inputs, sigma) - inputs for sigma in (1.0, 2.0))
+    once, twice = (sensitivity.add_noise(inputs, sigma) - inputs for sigma in (1.0, 2.0))
     torch.testing.assert_close(twice, 2 * once)
-    assert not torch.equal(noise.add_noise(inputs, 1.0, seed=1), noise.add_noise(inputs, 1.0, seed=2))
+    assert not torch.equal(sensitivity.add_noise(inputs, 1.0, seed=1), sensitivity.add_noise(inputs, 1.0, seed=2))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +106,7 @@ def test_the_stable_range_needs_both_sides(median, expected):
 
 def test_equal_ratios_of_noise_to_signal_give_equal_times():
     sigma = 0.75
-    t = noise.equivalent_noise_time(sigma)
+    t = sensitivity.equivalent_noise_time(sigma)
     assert np.isclose(np.sqrt(1 - (1 - t) ** 2) / (1 - t), sigma)
 
 
@@ -176,8 +174,8 @@ def test_the_meter_sees_what_a_backward_pass_keeps(pair):
 
 def test_the_last_steps_of_the_construction_are_dave(pair):
     model, inputs, target = pair
-    maps = construction.construction(model, inputs, target, samples=3, seed=5)
-    assert list(maps) == list(construction.STEPS)
+    maps = map_sheets.construction(model, inputs, target, samples=3, seed=5)
+    assert list(maps) == list(map_sheets.STEPS)
     expected = collapse(DAVE(model, 3, 5, "paper").attribute(inputs, target))
     torch.testing.assert_close(maps["DAVE, as in the paper"], expected)
 

@@ -19,15 +19,11 @@ from dave_vit.analysis import (
     ANALYSES,
     AnalysisOptions,
     analysis,
-    classes,
-    consistency,
-    construction,
     flag,
     inputs,
-    models,
 )
 from dave_vit.analysis.paper import localization, reproduce, suites
-from dave_vit.analysis.paper.page import render_report
+from dave_vit.analysis.paper.reproduce import render_report
 from dave_vit.errors import DataError
 from dave_vit.evaluate import ModelEntry, evaluate
 from dave_vit.models import Adapter, Preprocessing
@@ -170,11 +166,11 @@ def test_a_finished_section_is_not_computed_again(tmp_path):
     assert (tmp_path / "tables" / "x.csv").read_text() == "a\n1\n"
 
 
-@pytest.mark.parametrize("module", [construction, consistency, models, classes])
-def test_pictures_that_must_not_be_shown_are_not(tiny, squares, module, monkeypatch):
+@pytest.mark.parametrize("name", ["construction", "consistency", "models", "classes"])
+def test_pictures_that_must_not_be_shown_are_not(tiny, squares, name, monkeypatch):
     shown = []
-    monkeypatch.setattr(module, "image_cell", lambda *args: shown.append(args) or image_cell(*args))
-    entry = ANALYSES[module.__name__.rpartition(".")[2]]
+    entry = ANALYSES[name]
+    monkeypatch.setitem(entry.run.__globals__, "image_cell", lambda *args: shown.append(args) or image_cell(*args))
     options = entry.options(data=f"folder:{squares}", n=2, samples=2)
     with_pictures = entry.run(options).pictures[0].drawing
     assert shown

@@ -12,7 +12,7 @@ import pytest
 
 from dave_vit._internal import content_hash
 from dave_vit.errors import OptionError
-from dave_vit.evaluate import MethodEntry, MetricEntry, ModelEntry, Plan, evaluate, provenance
+from dave_vit.evaluate import MethodEntry, MetricEntry, ModelEntry, Plan, evaluate, job
 from dave_vit.metrics import METRICS, Metric, Scores
 from evaluation_fixtures import build_plan, load, paint
 
@@ -179,17 +179,24 @@ def test_code_without_a_file_is_known_by_its_name(monkeypatch):
 
 
 def test_code_that_no_row_depends_on_does_not_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
-    files = ("engine/rules.py", "evaluate/worker.py", "evaluate/report.py", "viz/pages.py", "methods/methods.toml")
+    monkeypatch.setattr(job, "PACKAGE", tmp_path)
+    files = (
+        "engine/rules.py",
+        "evaluate/worker.py",
+        "evaluate/report.py",
+        "viz/pages.py",
+        "explanations/pages.py",
+        "methods/methods.toml",
+    )
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x = 1\n")
 
     def version() -> str:
-        return provenance.software_versions.__wrapped__()["code"]
+        return job.software_versions.__wrapped__()["code"]
 
     first = version()
-    for name in ("evaluate/report.py", "viz/pages.py"):
+    for name in ("evaluate/report.py", "viz/pages.py", "explanations/pages.py"):
         (tmp_path / name).write_text("title = 'A better caption'\n")
     (tmp_path / "engine/rules.py").write_text('"""Rules."""\n\nx = 1  # one\n')
     assert version() == first

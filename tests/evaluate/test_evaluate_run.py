@@ -23,8 +23,7 @@ from dave_vit.data.grids import GridOptions
 from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.errors import DataError, DaveError, OptionError
 from dave_vit.evaluate import evaluate
-from dave_vit.evaluate.job import EvalJob
-from dave_vit.evaluate.provenance import software_versions
+from dave_vit.evaluate.job import EvalJob, software_versions
 from dave_vit.evaluate.report import build_model_report, render_report
 from dave_vit.evaluate.scoring import MapMaker
 from dave_vit.evaluate.statistics.rows import Row, ScannedImage

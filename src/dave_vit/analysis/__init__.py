@@ -1,4 +1,4 @@
-"""The paper's tables and figures, computed again. Each analysis is one file, which registers itself in `ANALYSES`.
+"""The paper's tables and figures, computed again. Analyses register themselves in `ANALYSES`.
 
 `dave analyze NAME` runs one analysis, `dave reproduce` all of them; `paper` holds the suites of `dave reproduce`.
 """

@@ -53,7 +53,7 @@ class ConsistencyOptions(MapAnalysisOptions):
     """Options of the analysis.
 
     Attributes:
-        methods: labels of `dave_vit.analysis.catalog`.
+        methods: labels of `dave_vit.analysis.inputs`.
     """
 
     images: tuple[str, ...] = files_flag()

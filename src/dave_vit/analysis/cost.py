@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.analysis.base import analysis, flag
-from dave_vit.analysis.catalog import method_entry
-from dave_vit.analysis.inputs import AnalysisOptions
+from dave_vit.analysis.inputs import AnalysisOptions, method_entry
 from dave_vit.analysis.meter import ResourceUse, measure
 from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import OptionError

@@ -1,4 +1,4 @@
-"""Options that analyses share, and the models and images that these options name."""
+"""Options that analyses share, and the models, images and methods that these options name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from dave_vit.analysis.base import flag
-from dave_vit.analysis.catalog import method_entry
 from dave_vit.data import Dataset, open_dataset
 from dave_vit.data.classes import map_classes
 from dave_vit.data.images import read_image
 from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import DataError, ImageError, OptionError
-from dave_vit.evaluate import ModelEntry, Smoothing
+from dave_vit.evaluate import MethodEntry, ModelEntry, Smoothing
 from dave_vit.evaluate.scoring import MapMaker
+from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter
 
 
@@ -74,7 +74,7 @@ class MapAnalysisOptions(AnalysisOptions):
     samples: int = flag(50, "Samples of each image.", least=1, metavar="N")
 
     def maker(self, method: str) -> MapMaker:
-        """Return the map maker of a label of `dave_vit.analysis.catalog`."""
+        """Return the map maker of a label of `dave_vit.analysis.inputs`."""
         return MapMaker(method_entry(method, self.samples), Smoothing(), self.seed)
 
 
@@ -183,3 +183,18 @@ def _iter_candidates(model: Adapter, options: AnalysisOptions) -> Iterator[tuple
         label = data[index].label
         if label is None or label in classes:
             yield preprocess_image(model, data, index), None if label is None else classes[label]
+
+
+_PRESETS = {"dave-paper": "paper", "dave-official": "official"}
+
+
+def method_entry(label: str, samples: int) -> MethodEntry:
+    """Return the plan's entry for a label; methods that take samples or steps get that many.
+
+    Args:
+        label: name of a method, or "dave-paper" and "dave-official" for DAVE with that preset.
+        samples: the paper's T.
+    """
+    preset = {"preset": _PRESETS[label]} if label in _PRESETS else {}
+    name = "dave" if preset else label
+    return MethodEntry(name, {**filter_options(name, samples=samples, steps=samples), **preset}, label)

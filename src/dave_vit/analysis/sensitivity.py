@@ -1,20 +1,24 @@
-"""How far an image may be changed before the prediction changes: shared by the analyses of rotation and noise."""
+"""How far an image may be rotated, and how much noise it takes, before the model's prediction changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dave_vit.analysis.base import flag
+from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.inputs import AnalysisOptions, count_flag
 from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import OptionError
 from dave_vit.metrics.perturbation import class_score
+from dave_vit.metrics.stability import small_warp, warp_images
+from dave_vit.models import traits_of
+from dave_vit.neighborhood.draws import sample_generator
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import SERIES, Band, Floats, add_legend, compute_quartiles, create_plots, draw_band
 from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
@@ -136,3 +140,89 @@ def _table(study: SensitivityStudy, bands: Mapping[str, Band], ranges: Mapping[s
         rows.append((label, f"{ranges[label]:g}", *extra, *medians))
     heads = (*study.extra_columns, *(f"median at {point:g}" for point in study.table_points))
     return ReportTable(("model", f"within tolerance ({study.unit})", *heads), tuple(rows))
+
+
+PAPER_ANGLE = 20.0
+
+
+@dataclass(frozen=True)
+class RotationOptions(SensitivityOptions):
+    """Options of the analysis.
+
+    Attributes:
+        step: degrees between angles.
+    """
+
+    step: float = flag(10.0, "Degrees between angles.", least=1, most=90)
+
+
+@analysis("rotation")
+def analyze_rotation(options: RotationOptions) -> Section:
+    """Measure how the probability changes when images are rotated, and the interval in which it hardly does."""
+    study = SensitivityStudy(
+        "rotation",
+        "Rotation sensitivity",
+        "rotation in degrees",
+        "degrees",
+        "Absolute change of the target's probability when the image is rotated about its centre, with grey outside "
+        "(the mean colour of the training data, or half of every channel where zero is no colour). Shaded per model: "
+        "the widest interval around 0 in which the median stays within {tolerance:g}. Dotted: the paper's choice, "
+        "20 degrees.",
+        lambda model: partial(rotate_images, fill=traits_of(model).fill),
+        table_points=(10.0, 20.0, 90.0, 180.0),
+        annotate=_mark_paper_angle,
+    )
+    right = np.arange(0, 180 + options.step / 2, options.step, dtype=np.float64)
+    return run_study(options, study, [*(-right[:0:-1]).tolist(), *right.tolist()])
+
+
+def rotate_images(inputs: Tensor, angle: float, *, fill: float = 0.0) -> Tensor:
+    """Rotate images about their centre by degrees, with a colour outside: [B,C,H,W] -> [B,C,H,W]."""
+    warp = small_warp((inputs.shape[2], inputs.shape[3]), rotation=angle, shift=(0.0, 0.0))
+    return warp_images(inputs, warp, fill=fill)
+
+
+def _mark_paper_angle(axes: Any) -> None:
+    for angle, label in ((-PAPER_ANGLE, None), (PAPER_ANGLE, "the paper's choice")):
+        axes.axvline(angle, color="#555555", linewidth=1.0, linestyle=":", label=label)
+    axes.set_xticks(range(-180, 181, 60))
+
+
+@dataclass(frozen=True)
+class NoiseOptions(SensitivityOptions):
+    """Options of the analysis.
+
+    Attributes:
+        step: distance of levels of noise, which go up to 2.
+    """
+
+    step: float = flag(0.1, "Distance of levels of noise.", least=0.01, most=2)
+
+
+@analysis("noise")
+def analyze_noise(options: NoiseOptions) -> Section:
+    """Measure how the probability changes under additive noise, and the level up to which it hardly does."""
+    study = SensitivityStudy(
+        "noise",
+        "Noise sensitivity",
+        "standard deviation of additive noise (preprocessed input)",
+        "sigma",
+        "Absolute change of the target's softmax probability under additive Gaussian noise on the preprocessed input. "
+        "Shaded per model: the levels at which the median stays within {tolerance:g}; the table gives the t of "
+        "variance-preserving noise with the same ratio of noise to signal.",
+        lambda model: partial(add_noise, seed=options.seed),
+        table_points=(0.2, 0.5, 1.0, 2.0),
+        extra_columns={"as t": equivalent_noise_time},
+    )
+    return run_study(options, study, np.arange(0, 2 + options.step / 2, options.step).round(4).tolist())
+
+
+def add_noise(inputs: Tensor, sigma: float, seed: int = 0) -> Tensor:
+    """Add Gaussian noise to images, the same draw for all images and all levels: [B,C,H,W] -> [B,C,H,W]."""
+    noise = torch.randn(inputs.shape[1:], generator=sample_generator(seed, 0, "noise"))
+    return inputs + sigma * noise.to(inputs)
+
+
+def equivalent_noise_time(sigma: float) -> float:
+    """Return the t of variance-preserving noise with the same ratio of noise to signal as additive noise."""
+    return float(1 - 1 / np.sqrt(1 + sigma**2))

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, max_pool2d
 
 from dave_vit.audit.findings import SURROUNDINGS, AuditOptions, Finding
-from dave_vit.audit.groups import POOLED, Group, Pair, Positions
-from dave_vit.audit.regions import name_place
+from dave_vit.audit.groups import POOLED, Group, Pair, Positions, name_place
 from dave_vit.audit.verification import (
     REFERENCE,
     Floats,

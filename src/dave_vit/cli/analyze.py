@@ -27,7 +27,7 @@ class _Analyses(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         from dave_vit.analysis import ANALYSES
 
-        return list(ANALYSES)
+        return sorted(ANALYSES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         from dave_vit.analysis import ANALYSES

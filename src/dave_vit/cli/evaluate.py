@@ -196,7 +196,7 @@ def _flags(
 
 def _run(plan: Plan, out: Path, how: dict[str, Any], *, watch: bool, output: Output) -> None:
     from dave_vit.evaluate import evaluate as run_plan
-    from dave_vit.evaluate.progress import PartialResults
+    from dave_vit.evaluate.statistics.summary import PartialResults
 
     partial = PartialResults(plan, out)
     quiet = Output(quiet=output.quiet or output.as_json)
@@ -218,7 +218,7 @@ def _run(plan: Plan, out: Path, how: dict[str, Any], *, watch: bool, output: Out
 
 def _tables(plan: Plan, results: Sequence[Any], *, brief: bool = False, sizes_in_cells: bool = False) -> list[Any]:
     """Return a table of the results of each model; without intervals if brief."""
-    from dave_vit.evaluate.results_table import build_results_table
+    from dave_vit.evaluate.statistics.summary import build_results_table
 
     models = dict.fromkeys(one["model"] for one in results)
     tables = [build_results_table(plan, results, model, sizes_in_cells=sizes_in_cells) for model in models]

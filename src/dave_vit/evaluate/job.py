@@ -1,10 +1,12 @@
-"""What all workers of a run share: the job, and a loaded model with what its preprocessing does."""
+"""What all workers of a run share: the job, a loaded model, and the versions and weights that rows depend on."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,14 +15,44 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from dave_vit._internal.content_hash import PACKAGE, hash_code, hash_file
+from dave_vit._internal.environment import versions
 from dave_vit.data import Dataset
 from dave_vit.data.classes import map_classes
 from dave_vit.data.geometry import GeometryCache
 from dave_vit.errors import OptionError, UnsupportedOperator
 from dave_vit.evaluate.plan import Plan
 from dave_vit.evaluate.plan_entries import ModelEntry
-from dave_vit.evaluate.provenance import hash_weights
 from dave_vit.methods import create_method
+
+# Files that no row depends on: what runs tasks, summarises rows and shows results.
+_NOT_IN_ROWS = (
+    *("analysis", "audit", "cli", "explanations", "viz", "web", "evaluate/dispatch.py", "evaluate/engines"),
+    *(f"evaluate/{name}.py" for name in ("report", "run", "store")),
+    *(f"evaluate/statistics/{name}.py" for name in ("compare", "intervals", "scores", "summary")),
+)
+
+
+@cache
+def software_versions() -> dict[str, str]:
+    """Return the versions of the libraries, and a hash of this package's own code."""
+    code = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.*")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if path.suffix in (".py", ".toml") and not name.startswith(_NOT_IN_ROWS):
+            code.update(f"{name} {hash_code(path) if path.suffix == '.py' else hash_file(path)}".encode())
+    return {**versions(), "code": code.hexdigest()[:12]}
+
+
+def hash_weights(model: nn.Module) -> str:
+    """Return a hash of all parameters and buffers: weights on a hub may change under the same name."""
+    weights = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        weights.update(f"{name} {getattr(value, 'dtype', '')} {list(getattr(value, 'shape', ()))}".encode())
+        if isinstance(value, torch.Tensor):
+            weights.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return weights.hexdigest()[:12]
+
 
 ModelLoader = Callable[[ModelEntry, str], nn.Module]
 

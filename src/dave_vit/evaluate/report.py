@@ -15,11 +15,10 @@ from PIL import Image
 from dave_vit.errors import first_line
 from dave_vit.evaluate.plan import Plan
 from dave_vit.evaluate.plan_entries import MetricEntry
-from dave_vit.evaluate.results_table import build_results_table, format_title
 from dave_vit.evaluate.statistics.intervals import describe_comparisons, excludes_zero
 from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.evaluate.statistics.scores import ModelScores, rank_columns
-from dave_vit.evaluate.statistics.summary import Result
+from dave_vit.evaluate.statistics.summary import Result, build_results_table, format_title
 from dave_vit.evaluate.store import DamagedFile
 from dave_vit.methods.options import declared_options, max_samples
 from dave_vit.metrics import GridMetric

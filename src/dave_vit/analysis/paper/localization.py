@@ -7,14 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dave_vit.analysis.catalog import method_entry
-from dave_vit.analysis.inputs import hide_folders
+from dave_vit.analysis.inputs import hide_folders, method_entry
 from dave_vit.analysis.paper.suites import ModelGroup, SuiteCounts, find_published_mean
 from dave_vit.evaluate import MetricEntry, Plan, Smoothing, create_engine, evaluate
-from dave_vit.evaluate.results_table import build_metric_column
 from dave_vit.evaluate.run import ProgressCallback
 from dave_vit.evaluate.statistics.scores import read_scores
-from dave_vit.evaluate.statistics.summary import Result
+from dave_vit.evaluate.statistics.summary import Result, build_metric_column
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import Floats, create_plots, draw_curves, method_style
 from dave_vit.viz.report_section import Column, DetailedTable, Number, ReportFigure, ReportTable, Section, TableCell

@@ -1,28 +1,29 @@
-"""Computes all tables and figures of a suite; sections that an earlier command finished are not computed again."""
+"""Computes all tables and figures of a suite, and its report; sections that an earlier command finished are kept."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from dave_vit._internal.atomic_files import json_bytes, write_files
 from dave_vit._internal.content_hash import hash_content
-from dave_vit._internal.environment import device_name, versions
+from dave_vit._internal.environment import device_name, format_facts, versions
 from dave_vit._version import __version__
 from dave_vit.analysis import ANALYSES, Analysis, MapAnalysisOptions
 from dave_vit.analysis.paper import localization
-from dave_vit.analysis.paper.page import Record, render_report
 from dave_vit.analysis.paper.suites import Suite
 from dave_vit.data import open_dataset
 from dave_vit.errors import OptionError
 from dave_vit.evaluate.run import ProgressCallback
+from dave_vit.viz.pages import render
 from dave_vit.viz.report_section import Section, csv_bytes
 
 Compute = Callable[[], Section]
@@ -112,3 +113,48 @@ def _analysis_options(analysis: Analysis, suite: Suite, options: ReproduceOption
     known = {field.name for field in fields(analysis.options)}
     own = {name: value for name, value in shared.items() if name in known}
     return analysis.options(**{**own, **suite.analyses.get(analysis.name, {})})
+
+
+Record = dict[str, Any]
+"""A section as JSON, with its key, command, device, versions and seconds."""
+
+
+def render_report(kind: str, suite: Suite, records: Sequence[Record], command: str, figures: Path) -> str:
+    """Render the report of a suite.
+
+    Args:
+        kind: "md", with links to figures, or "html", with figures inside.
+        suite: the suite that was run.
+        records: its sections, in their order.
+        command: the command that ran it.
+        figures: folder of the figures' files.
+    """
+    return render(
+        f"suite.{kind}",
+        title=f"DAVE, reproduced: suite {suite.name}{' (quick)' if suite.quick else ''}",
+        facts=_facts(suite, records, command),
+        notes=suite.notes,
+        records=records,
+        figures=figures.name,
+        figure=lambda picture: Image.open(figures / f"{picture['name']}.png"),
+        ran=_format_run,
+    )
+
+
+def _facts(suite: Suite, records: Sequence[Record], command: str) -> list[tuple[str, str]]:
+    total = sum(record["seconds"] for record in records)
+    return [
+        ("command", command),
+        ("models", ", ".join(f"{entry.label} ({entry.spec})" for entry in suite.models)),
+        ("time", f"{total / 60:.1f} minutes, reports and loading left out"),
+        ("device", "; ".join(dict.fromkeys(record["device"] for record in records))),
+        ("versions", "; ".join(dict.fromkeys(format_facts(record["versions"]) for record in records))),
+    ]
+
+
+def _format_run(record: Record) -> str:
+    """Describe how a section was computed."""
+    return (
+        f"Run: {format_facts(record['facts'])}; {record['seconds']:.0f} s on {record['device']}; "
+        f"{format_facts(record['versions'])}; {record['command']}"
+    )

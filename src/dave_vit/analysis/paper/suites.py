@@ -43,7 +43,7 @@ class ModelGroup:
         name: name of its files.
         title: title of its section.
         models: models to explain.
-        methods: labels of `dave_vit.analysis.catalog`.
+        methods: labels of `dave_vit.analysis.inputs`.
         baseline: value of a removed pixel in deletion, see `dave_vit.metrics.Perturbation`.
     """
 

@@ -20,7 +20,7 @@ import torch
 
 from dave_vit.errors import OptionError
 from dave_vit.evaluate.dispatch import Cluster, Dispatcher, WorkerLost
-from dave_vit.evaluate.engines.base import ENGINES, EngineOptions, TaskCallback
+from dave_vit.evaluate.engines import ENGINES, EngineOptions, TaskCallback
 from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.store import RunFolder
 from dave_vit.evaluate.tasks import EvalTask

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dave_vit.evaluate.statistics.intervals import Floats
 from dave_vit.evaluate.statistics.rows import empty_table, import_pyarrow, read_tables
-from dave_vit.evaluate.statistics.variance import Floats
 
 _COSTS = ("passes", "map_seconds", "seconds")
 _COLUMNS = ("method", "image", "unit", "pictures", "target", "value", "dropped", *_COSTS)

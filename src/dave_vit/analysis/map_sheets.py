@@ -1,17 +1,18 @@
-"""Class-consistency sheets: several images of one class and their maps, to see what recurs."""
+"""Sheets of images and their maps: the steps to DAVE (figure 4 of the paper), several models, images of one class."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.inputs import (
     ImageBatch,
     MapAnalysisOptions,
     count_flag,
+    files_flag,
     hide_folders,
     method_flag,
     preprocess_image,
@@ -22,9 +23,107 @@ from dave_vit.data.classes import map_classes
 from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.target_names import find_class
 from dave_vit.errors import DataError
+from dave_vit.evaluate import ModelEntry
+from dave_vit.maps import collapse
+from dave_vit.methods import create_method
+from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter
 from dave_vit.viz import Cell, Drawing, draw_grid, image_cell, map_cell
 from dave_vit.viz.report_section import ReportFigure, Section
+
+STEPS = {
+    "input x gradient": ("input_x_gradient", {}),
+    "effective transformation": ("effective", {}),
+    "equivariant": ("equivariant", {"preset": "paper"}),
+    "DAVE, as in the paper": ("dave", {"preset": "paper"}),
+    "DAVE, default": ("dave", {}),
+}
+
+
+@dataclass(frozen=True)
+class ConstructionOptions(MapAnalysisOptions):
+    """Options of the analysis."""
+
+    images: tuple[str, ...] = files_flag()
+    n: int = count_flag(3)
+
+
+def construction(model: nn.Module, inputs: Tensor, target: Tensor, *, samples: int, seed: int) -> dict[str, Tensor]:
+    """Compute the maps of each step, [B,H,W]."""
+    maps = {}
+    for title, (name, options) in STEPS.items():
+        method = create_method(name, model, **options, **filter_options(name, samples=samples, seed=seed))
+        maps[title] = collapse(method.attribute(inputs, target))
+    return maps
+
+
+@analysis("construction", first_model=True)
+def analyze_construction(options: ConstructionOptions) -> Section:
+    """Show what each step from the gradient to DAVE does to a map (figure 4)."""
+    figures = []
+    for index, (label, model, images) in enumerate(options.load_with_images()):
+        maps = construction(model, images.inputs, images.target, samples=options.samples, seed=options.seed)
+        name = "construction" if index == 0 else f"construction-{index + 1}"
+        caption = f"{label}: positive part of the map, each over its own 99 % quantile."
+        figures.append(ReportFigure(name, draw_steps(images, maps, show=options.show), caption, is_plot=False))
+    facts = options.facts(images=len(options.images) or options.n, samples=options.samples)
+    text = (
+        "From the gradient to DAVE. Freezing the operators removes their variation (effective transformation), the "
+        "average over flips, turns and shifts removes what belongs to the patch grid (equivariant), and noise removes "
+        "what does not survive it. The last column is this package's default, which also sets the class against its "
+        "rivals, favours in each layer what speaks for it (the gamma rule), and keeps what is significant at every "
+        "scale."
+    )
+    return Section("construction", "Progressive construction (figure 4)", text, facts, pictures=figures)
+
+
+def draw_steps(images: ImageBatch, maps: dict[str, Tensor], *, show: bool = True) -> Drawing:
+    """Draw a row for each image and a column for each step."""
+    rows = []
+    for index, colours in enumerate(images.colours):
+        picture = [image_cell(colours, "picture")] if show else []
+        rows.append(picture + [map_cell(column[index], title) for title, column in maps.items()])
+    return draw_grid(rows, labels=images.titles, width=1.7)
+
+
+@dataclass(frozen=True)
+class ModelComparisonOptions(MapAnalysisOptions):
+    """Options of the analysis.
+
+    Attributes:
+        method: label of `dave_vit.analysis.inputs`.
+    """
+
+    images: tuple[str, ...] = files_flag()
+    method: str = method_flag()
+    models: tuple[ModelEntry, ...] = tuple(ModelEntry(name, label=name) for name in ("builtin", "builtin-bcos"))
+    n: int = count_flag(3)
+
+
+@analysis("models")
+def compare_models(options: ModelComparisonOptions) -> Section:
+    """Show maps of the same images for several models; by default builtin and builtin-bcos."""
+    maker = options.maker(options.method)
+    columns: dict[str, tuple[ImageBatch, Tensor]] = {}
+    for label, model, images in options.load_with_images(recognised=False):
+        columns[label] = (images, maker.maps(model, images.inputs, images.target))
+    facts = options.facts(images=len(images), samples=options.samples, method=options.method)
+    text = "Each row is an image, each column a model; above a map, the predicted class, which is explained."
+    caption = "Positive part of each map over its own 99 % quantile."
+    figure = ReportFigure("models", draw_models(columns, show=options.show), caption, is_plot=False)
+    return Section("models", "One image, several models", text, facts, pictures=[figure])
+
+
+def draw_models(columns: dict[str, tuple[ImageBatch, Tensor]], *, show: bool = True) -> Drawing:
+    """Draw a row for each image and a column for each model."""
+    first = next(iter(columns.values()))[0]
+    rows = []
+    for index in range(len(first)):
+        cells = [image_cell(first.colours[index], "picture" if index == 0 else "")] if show else []
+        cells += [map_cell(maps[index], f"{label}: {own.titles[index]}") for label, (own, maps) in columns.items()]
+        rows.append(cells)
+    return draw_grid(rows, width=1.9)
+
 
 _CLASSES = 3  # number of classes where none are named
 
@@ -35,7 +134,7 @@ class ClassesOptions(MapAnalysisOptions):
 
     Attributes:
         names: names or indices of classes; by default those with the most images.
-        method: label of `dave_vit.analysis.catalog`.
+        method: label of `dave_vit.analysis.inputs`.
     """
 
     names: tuple[str, ...] = flag((), "Names or indices of classes.", metavar="CLASS", positional=True)
