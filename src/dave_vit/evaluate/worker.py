@@ -318,8 +318,13 @@ class TaskServer:
     """
 
     def __init__(self, job: EvalJob, device: str) -> None:
+        torch.set_num_threads(job.threads or 1)
         self._job, self._device = job, device
         self._worker: Worker | None = None
+
+    def ready(self) -> Files:
+        """Return no files when the process has started."""
+        return {}
 
     def compute(self, task: EvalTask, following: EvalTask | None) -> Files | Exception:
         """Return the files of a task, or what went wrong; read the images of the following one meanwhile."""

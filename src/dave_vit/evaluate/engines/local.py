@@ -9,8 +9,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from threading import Thread
@@ -87,17 +87,6 @@ def pick_devices(device: str, workers: int | None = None) -> list[str]:
     return [names[i % len(names)] for i in range(workers or len(names))]
 
 
-@contextmanager
-def torch_threads(count: int | None) -> Iterator[None]:
-    """Set the number of torch threads within a block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 class _ThisProcess:
     """A cluster of one worker in this process, which computes a task when its result is asked for.
 
@@ -128,8 +117,12 @@ class _ThisProcess:
 
     def result(self, call: _Call) -> Files:
         """Compute the task of a call."""
-        with torch_threads(self._threads):
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads or before)
+        try:
             return self._worker.compute(*call) if call else {}
+        finally:
+            torch.set_num_threads(before)
 
     def release_memory(self, worker: Worker) -> None:
         """Free what the worker does not need while it waits."""
@@ -216,11 +209,10 @@ def _serve(job: EvalJob, device: str, pipe: Connection, share: float) -> None:
     """Compute the tasks that the parent sends, in a process with a share of the device's memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the pool
     Thread(target=_exit_with_parent, daemon=True).start()
-    torch.set_num_threads(job.threads or 1)
     if device.startswith("cuda") and share < 1:  # else one process would keep what the others need
         torch.cuda.set_per_process_memory_fraction(_MEMORY_SHARE * share, torch.device(device).index or 0)
     worker = TaskServer(job, device)
-    pipe.send({})  # ready
+    pipe.send(worker.ready())
     with suppress(EOFError, OSError):  # of the pipe: the parent is gone
         while True:
             message = pipe.recv()

@@ -15,8 +15,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from dave_vit.errors import OptionError, first_line, require_extra
 from dave_vit.evaluate.dispatch import Dispatcher, WorkerLost
 from dave_vit.evaluate.engines import ENGINES, EngineOptions, TaskCallback
@@ -65,18 +63,6 @@ def _create_ray(options: EngineOptions) -> RayEngine:
     return RayEngine(options.address, options.device, options.workers)
 
 
-class _Actor(TaskServer):
-    """Ray actor that computes tasks with one worker."""
-
-    def __init__(self, job: EvalJob, device: str) -> None:
-        torch.set_num_threads(job.threads or 1)
-        super().__init__(job, device)
-
-    def ready(self) -> Files:
-        """Return no files when the actor has started."""
-        return {}
-
-
 class _RayCluster:
     """The cluster that `Dispatcher` uses.
 
@@ -104,7 +90,7 @@ class _RayCluster:
     def start_worker(self) -> tuple[Any, Any]:
         """Start an actor, which Ray places as soon as it fits."""
         pool = self._pool
-        actor = self.ray.remote(**pool.resources)(_Actor).remote(self.job, pool.device)
+        actor = self.ray.remote(**pool.resources)(TaskServer).remote(self.job, pool.device)
         self._actors.append(actor)
         return actor, actor.ready.remote()
 
