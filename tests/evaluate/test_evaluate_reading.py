@@ -11,12 +11,12 @@ from threading import Event, current_thread
 import pytest
 from torch import nn
 
+from dave_vit.data import batches as reading
 from dave_vit.data.base import FileDataset
 from dave_vit.data.batches import load_batch
 from dave_vit.data.grids import Grid
 from dave_vit.errors import ImageError
 from dave_vit.evaluate import LocalEngine, dispatch, scoring
-from dave_vit.evaluate import prefetch as reading
 from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.evaluate.store import RunFolder

@@ -1,9 +1,9 @@
-"""Load batches of a data set as tensors."""
+"""Load batches of a data set as tensors, and those that are likely needed next in advance."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +13,8 @@ from torch import Tensor
 from dave_vit.data.base import Dataset, Item, Mask
 from dave_vit.data.geometry import GeometryCache
 from dave_vit.errors import DataError, DaveError, ImageError, first_line
+
+_READERS = 4  # threads that decode images
 
 
 @dataclass(frozen=True)
@@ -92,3 +94,59 @@ def _load(data: Dataset, index: int, geometries: GeometryCache) -> _Sample:
     geometry = geometries.get(*image.size)
     region = geometry.mask_to_input(mask) if mask is not None else geometry.boxes_to_mask(item.boxes)
     return item, tensor, region
+
+
+class BatchPrefetcher:
+    """Reads images in threads; keeps those of one request and of the likely next one, never more.
+
+    Args:
+        data: the data set.
+        size: images of a batch.
+    """
+
+    def __init__(self, data: Dataset, size: int) -> None:
+        self.data, self.size = data, size
+        self._readers = ThreadPoolExecutor(_READERS, "dave-reader")
+        self._stacker = ThreadPoolExecutor(1, "dave-stacker")  # one: batches are read in turn, by all readers
+        self._cache: dict[tuple[GeometryCache, tuple[int, ...]], list[Future[Batch]]] = {}
+
+    def batches(
+        self, images: tuple[int, ...], geometries: GeometryCache, following: tuple[int, ...] = ()
+    ) -> Iterator[Batch]:
+        """Yield batches of images, each as soon as it is read; those of the last call are still cached.
+
+        An error in a thread is raised here, where its images are needed.
+
+        Args:
+            images: their indices; each is read once.
+            geometries: geometry of the model's preprocessing.
+            following: images of the likely next call, which are read meanwhile.
+        """
+        keys = [(geometries, images), *([(geometries, following)] if following else [])]
+        for key in self._cache.keys() - set(keys):  # before others come
+            for future in self._cache.pop(key):
+                future.cancel()
+        for key in keys:
+            if key not in self._cache:
+                self._cache[key] = self._submit(*key)
+        for future in self._cache[geometries, images]:
+            try:
+                batch = future.result()
+            except BaseException:
+                self.clear()  # else the same error would come again, whatever has changed
+                raise
+            yield batch
+
+    def clear(self) -> None:
+        """Forget all images; an iteration still gets all of its own."""
+        self._cache.clear()
+
+    def close(self) -> None:
+        """Stop the threads after the images that they are reading."""
+        for pool in (self._stacker, self._readers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(self, geometries: GeometryCache, images: tuple[int, ...]) -> list[Future[Batch]]:
+        indices = list(dict.fromkeys(images))
+        parts = [indices[start : start + self.size] for start in range(0, len(indices), self.size)]
+        return [self._stacker.submit(load_batch, self.data, part, geometries, self._readers) for part in parts]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from dave_vit.errors import OutOfMemory
+import torch
+
+from dave_vit.errors import DaveError, OutOfMemory
+from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.store import RunFolder
 from dave_vit.evaluate.tasks import EvalTask
-from dave_vit.evaluate.worker import Files
+from dave_vit.evaluate.worker import Files, Worker
 
 _MAX_DEATHS = 3  # of workers at one task, or of new workers before they are ready
 _MAX_ATTEMPTS = 6  # at a task that runs out of memory, which others may have used
@@ -22,6 +26,39 @@ MEMORY_PAUSE = 10.0  # seconds at least until a task that ran out of memory is r
 
 class WorkerLost(Exception):
     """The worker of a call has died."""
+
+
+class TaskServer:
+    """A worker of another process: errors are its answer, since raised ones would arrive inside a long traceback.
+
+    Args:
+        job: what is computed.
+        device: device of the worker, which is created for the first task.
+    """
+
+    def __init__(self, job: EvalJob, device: str) -> None:
+        torch.set_num_threads(job.threads or 1)
+        self._job, self._device = job, device
+        self._worker: Worker | None = None
+
+    def ready(self) -> Files:
+        """Return no files when the process has started."""
+        return {}
+
+    def compute(self, task: EvalTask, following: EvalTask | None) -> Files | Exception:
+        """Return the files of a task, or what went wrong; read the images of the following one meanwhile."""
+        try:
+            self._worker = self._worker or Worker(self._job, self._device)
+            return self._worker.compute(task, following)
+        except (DaveError, OSError) as error:  # of the user, of the disk
+            return error
+        except Exception:
+            return RuntimeError(f"a worker failed:\n{traceback.format_exc()}")
+
+    def release_memory(self) -> None:
+        """Free memory for other processes while there is nothing to do."""
+        if self._worker is not None:
+            self._worker.release_memory()
 
 
 class Cluster(Protocol):

@@ -134,8 +134,11 @@ def _add_labels(entries: Sequence[E], names: Sequence[str]) -> tuple[E, ...]:
 def _add_patch_metrics(entries: Sequence[MetricEntry]) -> tuple[MetricEntry, ...]:
     """Return each metric followed by itself at patch resolution, unless the plan already has that one."""
     by_label = {entry.label: entry for entry in entries}
-    pairs = (pair for one in entries for pair in ((one,) if one.smoothing else (one, one.at_patch_resolution())))
-    return tuple({entry.label: by_label.get(entry.label, entry) for entry in pairs}.values())
+    every = []
+    for entry in entries:
+        patched = replace(entry, label=f"{entry.label}/patch", smoothing=Smoothing("patch"))
+        every += [entry] if entry.smoothing else [entry, patched]
+    return tuple({entry.label: by_label.get(entry.label, entry) for entry in every}.values())
 
 
 METHOD_FLAGS = ("samples", "preset", "against")  # go to every method that takes them

@@ -134,10 +134,6 @@ class MetricEntry:
         """Content that decides its results: a user's metric by its code."""
         return {**asdict(self), "code": hash_own_code(METRICS[self.metric])}
 
-    def at_patch_resolution(self) -> MetricEntry:
-        """Return a copy that scores maps smoothed to the resolution of patches."""
-        return replace(self, label=f"{self.label}/patch", smoothing=Smoothing("patch"))
-
     def create(self) -> Metric:
         """Create the metric."""
         return create_metric(self.metric, **self.options)

@@ -92,7 +92,7 @@ class EvaluationRun:
         data = open_dataset(self.plan.data, self.plan.limit)
         read_hashes(folder / "hashes.json")
         document = self.plan.document(data.digest())
-        weights = {} if folder.has_plan and not allow_mixed else check_models(job, data)
+        weights = {} if (folder / "plan.json").exists() and not allow_mixed else check_models(job, data)
         folder.write_plan(document)
         folder.write({"hashes.json": pack_hashes()})
         software = software_versions()

@@ -20,9 +20,11 @@ from dave_vit.maps import collapse, official_postprocess, smooth, to_patches
 from dave_vit.methods import Method, create_method
 from dave_vit.methods.options import filter_options
 from dave_vit.metrics import Case, Metric
-from dave_vit.metrics.base import NO_MASS, NOT_FINITE, Explain
+from dave_vit.metrics.base import NO_MASS, NOT_FINITE
 from dave_vit.models import traits_of
 
+KnownMaps = list[tuple[list[Tensor], Tensor]]
+"""Weights, inputs and targets, with their maps."""
 _DEFAULT_TOKENS = 14  # along a side, for models whose patch size is not known
 
 
@@ -33,18 +35,28 @@ class MapMaker:
         entry: the method.
         smoothing: smoothing of the maps.
         seed: seed of methods that draw samples.
-        cache: maps that were computed before, if the same ones are needed again.
+        known: maps that were computed before, for a metric that is in the plan with two smoothings.
     """
 
-    def __init__(self, entry: MethodEntry, smoothing: Smoothing, seed: int, cache: MapCache | None = None) -> None:
-        self.entry, self.smoothing, self.seed, self.cache = entry, smoothing, seed, cache
+    def __init__(self, entry: MethodEntry, smoothing: Smoothing, seed: int, known: KnownMaps | None = None) -> None:
+        self.entry, self.smoothing, self.seed, self.known = entry, smoothing, seed, known
         self.options = filter_options(entry.method, seed=seed) | dict(entry.options)
         self._method: Method | None = None  # for the last model; it may keep what it has drawn
 
     def maps(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
         """Return smoothed maps ``[B, H, W]`` of targets ``[B]``, or ``[B, K, H, W]`` of targets ``[B, K]``."""
-        compute = self.raw if self.cache is None else self.cache.wrap(self.raw)
-        return self.smooth(model, compute(model, inputs, target))
+        return self.smooth(model, self._find_or_compute(model, inputs, target))
+
+    def _find_or_compute(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
+        """Return the maps before smoothing; known ones for the same weights, inputs and targets."""
+        if self.known is None:
+            return self.raw(model, inputs, target)
+        key = [_fingerprint(model), inputs, target]
+        for known, maps in self.known:
+            if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(known, key, strict=True)):
+                return maps
+        self.known.append((key, self.raw(model, inputs, target)))
+        return self.known[-1][1]
 
     def raw(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
         """Return the maps before smoothing, ``[B, H, W]`` or ``[B, K, H, W]``."""
@@ -64,26 +76,6 @@ class MapMaker:
             patch = traits_of(model).patch or find_patch_side(model) or max(1, raw.shape[-1] // _DEFAULT_TOKENS)
             return to_patches(maps, patch).view_as(raw)
         return smooth(maps, smoothing.kind, smoothing.size, smoothing.sigma).view_as(raw)
-
-
-class MapCache:
-    """Caches maps that metrics compute themselves, for a metric that is in the plan with two smoothings."""
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[list[Tensor], Tensor]] = []
-
-    def wrap(self, compute: Explain) -> Explain:
-        """Return a function that computes maps once for the same weights, inputs and targets."""
-
-        def compute_once(model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
-            key = [_fingerprint(model), inputs, target]
-            for known, maps in self._entries:
-                if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(known, key, strict=True)):
-                    return maps
-            self._entries.append((key, compute(model, inputs, target)))
-            return self._entries[-1][1]
-
-        return compute_once
 
 
 def _fingerprint(model: nn.Module) -> Tensor:

@@ -58,11 +58,6 @@ class RunFolder:
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
-    @property
-    def has_plan(self) -> bool:
-        """Whether a run was started here."""
-        return (self / "plan.json").exists()
-
     def write_plan(self, document: Mapping[str, Any]) -> None:
         """Write the plan, or raise an error if the folder has another one."""
         self.path.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,14 +15,13 @@ from dave_vit._internal.content_hash import hash_content
 from dave_vit._internal.environment import device_name, format_facts
 from dave_vit._internal.registry import import_plugins
 from dave_vit.data import Item, open_dataset
-from dave_vit.data.batches import Batch
+from dave_vit.data.batches import Batch, BatchPrefetcher
 from dave_vit.data.grids import compose_grids
 from dave_vit.engine.forward import count_passes
 from dave_vit.errors import DaveError, ImageError, OutOfMemory, is_out_of_memory
 from dave_vit.evaluate.evidence import compute_evidence
 from dave_vit.evaluate.job import EvalJob, EvaluatedModel, software_versions
-from dave_vit.evaluate.prefetch import BatchPrefetcher
-from dave_vit.evaluate.scoring import MapCache, MapMaker, Scorer, synchronized_time
+from dave_vit.evaluate.scoring import KnownMaps, MapMaker, Scorer, synchronized_time
 from dave_vit.evaluate.statistics.rows import Row, ScannedImage, pack_rows
 from dave_vit.evaluate.tasks import EvalTask
 from dave_vit.methods.pass_size import PassSize
@@ -236,10 +234,10 @@ class Worker:
         if self.plan.save_maps:
             maps = maker.smooth(model.model, raw).flatten(0, -3).cpu()
             output.maps.append(([row.image for row in rows], maps))
-        cache = MapCache() if self._repeats_metrics else None
+        known: KnownMaps | None = [] if self._repeats_metrics else None
         for scorer in self._scorers(task):
             if some := scorer.count_images(batch.positions):
-                smoothed = MapMaker(maker.entry, scorer.smoothing, maker.seed, cache)
+                smoothed = MapMaker(maker.entry, scorer.smoothing, maker.seed, known)
                 maps, part = smoothed.smooth(model.model, raw[:some]), batch.slice(0, some)
                 case = Case(model.model, part.inputs, part.target, maps, part.regions, smoothed.maps, model.black)
                 output.rows += scorer.score(case, rows[: len(part.rows)])
@@ -262,11 +260,9 @@ class Worker:
 
     def _compute_examples(self, task: EvalTask) -> Files:
         model, maker = self._load_model(task), self._load_maker(task)
-        target_of = dict(zip(task.images, task.targets, strict=True))
         arrays: dict[str, Any] = {}
         for batch in self._batches(task):
-            target = torch.tensor([target_of[index] for index in batch.indices], device=self.device)
-            maps = maker.maps(model.model, batch.inputs, target).float().cpu().numpy()
+            maps = maker.maps(model.model, batch.inputs, self._targets(task, batch)).float().cpu().numpy()
             for i, index in enumerate(batch.indices):
                 arrays[f"map-{index}"] = maps[i]
                 arrays[f"region-{index}"] = batch.regions[i].cpu().numpy()
@@ -275,14 +271,13 @@ class Worker:
 
     def _collect_evidence(self, task: EvalTask) -> Files:
         model, maker = self._load_model(task), self._load_maker(task)
-        target_of = dict(zip(task.images, task.targets, strict=True))
         parts: list[dict[str, Any]] = []
         for batch in self._batches(task):
             if batch.indices:
-                targets = np.array([target_of[index] for index in batch.indices])
-                maps = maker.maps(model.model, batch.inputs, torch.from_numpy(targets).to(self.device))
+                target = self._targets(task, batch)
+                maps = maker.maps(model.model, batch.inputs, target)
                 own = compute_evidence(model.model, batch.inputs, maps, batch.regions)
-                parts.append({"index": np.array(batch.indices), "target": targets, **own})
+                parts.append({"index": np.array(batch.indices), "target": target.cpu().numpy(), **own})
         if not parts:
             raise ImageError(f"the images of {task.name} can no longer be read")
         return {task.file: npz_bytes({name: np.concatenate([one[name] for one in parts]) for name in parts[0]})}
@@ -297,6 +292,7 @@ class Worker:
     def _load_model(self, task: EvalTask) -> EvaluatedModel:
         if self._model is None or self._model[0] != task.model:
             self._model = self._maker = None  # free the old one before the new one is loaded
+            self._prefetcher.clear()  # its images go through the old one's preprocessing
             model = self.job.load(self.plan.models[task.model], str(self.device))
             self._model = (task.model, EvaluatedModel(model, self.data))
         return self._model[1]
@@ -305,41 +301,14 @@ class Worker:
         """Yield the images of a task on the device."""
         model = self._load_model(task)
         following, self._following = self._following, None
-        for batch in self._prefetcher.batches(task, model.geometries, following):
+        ahead = following.images if following and following.model == task.model else ()
+        for batch in self._prefetcher.batches(task.images, model.geometries, ahead):
             yield batch.to(self.device)
 
-
-class TaskServer:
-    """A worker of another process: errors are its answer, since raised ones would arrive inside a long traceback.
-
-    Args:
-        job: what is computed.
-        device: device of the worker, which is created for the first task.
-    """
-
-    def __init__(self, job: EvalJob, device: str) -> None:
-        torch.set_num_threads(job.threads or 1)
-        self._job, self._device = job, device
-        self._worker: Worker | None = None
-
-    def ready(self) -> Files:
-        """Return no files when the process has started."""
-        return {}
-
-    def compute(self, task: EvalTask, following: EvalTask | None) -> Files | Exception:
-        """Return the files of a task, or what went wrong; read the images of the following one meanwhile."""
-        try:
-            self._worker = self._worker or Worker(self._job, self._device)
-            return self._worker.compute(task, following)
-        except (DaveError, OSError) as error:  # of the user, of the disk
-            return error
-        except Exception:
-            return RuntimeError(f"a worker failed:\n{traceback.format_exc()}")
-
-    def release_memory(self) -> None:
-        """Free memory for other processes while there is nothing to do."""
-        if self._worker is not None:
-            self._worker.release_memory()
+    def _targets(self, task: EvalTask, batch: Batch) -> Tensor:
+        """Return the explained classes of a batch, ``[B]``."""
+        target_of = dict(zip(task.images, task.targets, strict=True))
+        return torch.tensor([target_of[index] for index in batch.indices], device=self.device)
 
 
 def pack_maps(parts: Sequence[tuple[Sequence[str], Tensor]]) -> bytes:

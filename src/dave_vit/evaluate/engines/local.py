@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from dave_vit.errors import OptionError
-from dave_vit.evaluate.dispatch import Cluster, Dispatcher, WorkerLost
+from dave_vit.evaluate.dispatch import Cluster, Dispatcher, TaskServer, WorkerLost
 from dave_vit.evaluate.engines import ENGINES, EngineOptions, TaskCallback
 from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.store import RunFolder
 from dave_vit.evaluate.tasks import EvalTask
-from dave_vit.evaluate.worker import Files, TaskServer, Worker
+from dave_vit.evaluate.worker import Files, Worker
 from dave_vit.models.loading import resolve_device
 
 _POLL_SECONDS = 5.0  # between checks of processes

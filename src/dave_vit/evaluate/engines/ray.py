@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dave_vit.errors import OptionError, first_line, require_extra
-from dave_vit.evaluate.dispatch import Dispatcher, WorkerLost
+from dave_vit.evaluate.dispatch import Dispatcher, TaskServer, WorkerLost
 from dave_vit.evaluate.engines import ENGINES, EngineOptions, TaskCallback
 from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.store import RunFolder
 from dave_vit.evaluate.tasks import EvalTask
-from dave_vit.evaluate.worker import Files, TaskServer
+from dave_vit.evaluate.worker import Files
 
 _TOKEN = secrets.token_hex(32)  # one secret for all clusters: Ray keeps the first one of a process
 _POLL_SECONDS = 5.0  # between checks of the resources of the cluster
