@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -36,32 +36,22 @@ class _ErrorTracker:
     """Reducer that averages, and compares all estimators with the long run after some numbers of samples."""
 
     def __init__(self, reference: Tensor, at: Sequence[int]) -> None:
-        self.reference, self.at = reference, tuple(at)
+        self._mean, self.reference, self.at = Mean().accumulator(), reference, tuple(at)
         self.errors: dict[str, list[Floats]] = {name: [] for name in ESTIMATORS}
         self._running = {name: reducer.accumulator() for name, reducer in ESTIMATORS.items()}
 
     def accumulator(self) -> Accumulator:
-        return cast(Accumulator, _ObservedMean(self.observe))
+        return cast(Accumulator, self)
 
-    def observe(self, samples: Tensor) -> None:
-        """Update all estimators with samples, and record their errors."""
+    def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
+        """Update the average and all estimators with samples, and record their errors."""
+        self._mean.update(samples, weights)
         for name, running in self._running.items():
             running.update(samples)
             if running.count in self.at:
                 difference = collapse(running.attribution()).double() - self.reference
                 energy = self.reference.square().flatten(1).sum(1)
                 self.errors[name].append((difference.square().flatten(1).sum(1) / energy).cpu().numpy())
-
-
-class _ObservedMean:
-    """Accumulator of the average that passes all samples on to a callback."""
-
-    def __init__(self, observe: Callable[[Tensor], None]) -> None:
-        self._mean, self._observe = Mean().accumulator(), observe
-
-    def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
-        self._mean.update(samples, weights)
-        self._observe(samples)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mean, name)

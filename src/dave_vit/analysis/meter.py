@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.torch_private import TorchDispatchMode, tree_leaves
+from dave_vit.evaluate.scoring import synchronized_time
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,9 @@ def measure(work: Callable[[], Any], device: torch.device, repeats: int = 3) -> 
 
 
 def _time(work: Callable[[], Any], device: torch.device) -> float:
-    _synchronize(device)
-    start = time.perf_counter()
+    start = synchronized_time(device)
     work()
-    _synchronize(device)
-    return time.perf_counter() - start
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    return synchronized_time(device) - start
 
 
 def _peak_on_gpu(work: Callable[[], Any], device: torch.device) -> int:
@@ -62,7 +55,6 @@ def _peak_on_gpu(work: Callable[[], Any], device: torch.device) -> int:
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     work()
-    _synchronize(device)
     return int(torch.cuda.max_memory_allocated(device) - before)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,6 @@ _FEW, _MANY = 6, 48  # pictures of a finding on the first page, and on the page 
 _EMPTY: dict[str, Any] = {"title": "dave audit", "facts": [], "notes": [], "summary": "", "limits": [], "settings": []}
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A finding on a page."""
-
-    finding: Finding
-    title: str
-    text: str
-    pictures: list[Image]
-    page: str = ""
-
-
 def write_report(audit: Audit, options: AuditOptions, draw: Draw, out: Path, command: str = "") -> list[Path]:
     """Write audit.json, audit.md, index.html and a page for each class; return the first three."""
     facts, limits = _list_facts(audit, options, command), list(describe_limits(audit))
@@ -43,7 +31,7 @@ def write_report(audit: Audit, options: AuditOptions, draw: Draw, out: Path, com
         "summary": summarise(audit),
         "notes": limits,
     }
-    entries = list(_list_entries(audit.findings, draw, _FEW, linked=True))
+    entries = _list_entries(audit.findings, draw, _FEW, linked=True)
     first = {"heading": f"What {options.model.spec} relies on", "summary": summarise(audit), "entries": entries}
     files = {out / "audit.json": json_bytes(record)}
     for name in ("index.html", "audit.md"):
@@ -51,10 +39,8 @@ def write_report(audit: Audit, options: AuditOptions, draw: Draw, out: Path, com
         files[out / name] = page.encode()
     pages: dict[Path, bytes] = {}
     for index in dict.fromkeys(one.class_index for one in audit.findings):
-        own = list(
-            _list_entries([one for one in audit.findings if one.class_index == index], draw, _MANY, linked=False)
-        )
-        content = {"heading": own[0].finding.class_name, "entries": own}
+        own = [one for one in audit.findings if one.class_index == index]
+        content = {"heading": own[0].class_name, "entries": _list_entries(own, draw, _MANY, linked=False)}
         pages[out / _page(index)] = render("audit.html", **_EMPTY | content).encode()
     write_files({**files, **pages})  # the record, named first, appears last
     return list(files)
@@ -125,11 +111,18 @@ def _compare_accuracy(finding: Finding) -> str:
     return f" The prediction is right in {own:.0%} of them{other}."
 
 
-def _list_entries(findings: Sequence[Finding], draw: Draw, most: int, *, linked: bool) -> Iterator[_Entry]:
-    for one in findings:
-        title = f"{one.class_name}: {one.region}"
-        pictures = [draw(index) for index in one.members[: most if one.confirmed or not linked else 0]]
-        yield _Entry(one, title, describe_finding(one), pictures, _page(one.class_index) if linked else "")
+def _list_entries(findings: Sequence[Finding], draw: Draw, most: int, *, linked: bool) -> list[dict[str, Any]]:
+    """Return what the templates show of findings; a page of all classes links those of single ones."""
+    return [
+        {
+            "finding": one,
+            "title": f"{one.class_name}: {one.region}",
+            "text": describe_finding(one),
+            "pictures": [draw(index) for index in one.members[: most if one.confirmed or not linked else 0]],
+            "page": _page(one.class_index) if linked else "",
+        }
+        for one in findings
+    ]
 
 
 def _page(class_index: int) -> str:

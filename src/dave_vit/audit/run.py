@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from dave_vit.evaluate.evidence import ImageEvidence
 from dave_vit.evaluate.job import EvalJob, ModelLoader
 from dave_vit.evaluate.plan_entries import ModelEntry
 from dave_vit.evaluate.run import EvaluationRun, ProgressCallback
-from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.evaluate.store import RunFolder
 
 
@@ -45,22 +44,15 @@ def run_audit(
         progress: called as the audit advances.
         command: command line, for the report.
     """
-    start, report = time.perf_counter(), progress or (lambda *state: None)
-    job, engine = EvalJob(options.plan(), loader, threads), engine or LocalEngine()
+    start, job, engine = time.perf_counter(), EvalJob(options.plan(), loader, threads), engine or LocalEngine()
     with engine:
-        run = EvaluationRun(RunFolder(Path(out) / "run"), job, engine, report, allow_mixed=False)
+        run = EvaluationRun(RunFolder(Path(out) / "run"), job, engine, progress, allow_mixed=False)
         images = run.scan_images()
-        pairs = [(one.index, _class_of(one)) for one in images]
+        pairs = [(one.index, int(one.predicted or 0) if one.label is None else one.label) for one in images]
         evidence = _keep_known(run.collect_evidence("collecting evidence", [pairs]))
         groups = list(build_groups(evidence, options))
         tester = GroupTester(options, job, images, evidence, groups, getattr(engine, "devices", ("cpu",))[0])
-
-        def collect_controls(chosen: Sequence[Group]) -> None:
-            if chosen:
-                controls = [tester.choose_controls(group) for group in chosen]
-                tester.add_controls(run.collect_evidence("collecting controls", controls))
-
-        findings = _test_groups(tester, groups, collect_controls, report)
+        findings = _test_groups(tester, groups, run)
     audit = Audit(
         findings=tuple(sorted(findings, key=lambda one: (not one.confirmed, -one.effect[0]))),
         images=len(images),
@@ -73,11 +65,6 @@ def run_audit(
     return audit
 
 
-def _class_of(image: ScannedImage) -> int:
-    """Return the class to explain: the label, or the prediction of an image without one."""
-    return int(image.predicted or 0) if image.label is None else image.label
-
-
 def _keep_known(evidence: ImageEvidence) -> ImageEvidence:
     """Return the images whose object is known and visible, or all if no object is known."""
     known = np.isfinite(evidence.object_share)
@@ -85,28 +72,29 @@ def _keep_known(evidence: ImageEvidence) -> ImageEvidence:
     return ImageEvidence(*(getattr(evidence, field.name)[chosen] for field in fields(evidence)))
 
 
-def _test_groups(
-    tester: GroupTester,
-    groups: Sequence[Group],
-    collect_controls: Callable[[Sequence[Group]], None],
-    report: ProgressCallback,
-) -> list[Finding]:
+def _collect_controls(tester: GroupTester, groups: Sequence[Group], run: EvaluationRun) -> None:
+    if groups:
+        controls = [tester.choose_controls(group) for group in groups]
+        tester.add_controls(run.collect_evidence("collecting controls", controls))
+
+
+def _test_groups(tester: GroupTester, groups: Sequence[Group], run: EvaluationRun) -> list[Finding]:
     """Return the findings of all groups.
 
     Clusters are tested only in a group that is confirmed as a whole, which keeps the error rate of all findings. Only
     groups whose evidence is tested need controls.
     """
-    collect_controls([group for group in groups if not tester.has_scenes(group)])
+    _collect_controls(tester, [group for group in groups if not tester.has_scenes(group)], run)
     wholes = []
     for done, group in enumerate(groups):
-        report("testing classes", done, len(groups), 0)
+        run.progress("testing classes", done, len(groups), 0)
         wholes.append(tester.test_whole(group))
     wholes = _confirm(wholes)
     confirmed = [group for group, whole in zip(groups, wholes, strict=True) if whole.confirmed]
-    collect_controls([group for group in confirmed if tester.has_scenes(group)])
+    _collect_controls(tester, [group for group in confirmed if tester.has_scenes(group)], run)
     findings: list[Finding] = []
     for done, (group, whole) in enumerate(zip(groups, wholes, strict=True)):
-        report("testing clusters", done, len(groups), 0)
+        run.progress("testing clusters", done, len(groups), 0)
         findings += _locate(tester, group, whole) if whole.confirmed else [whole]
     return findings
 

@@ -212,9 +212,7 @@ def compare_gains(own: Floats, controls: Floats) -> GainComparison:
 
 def correct_p_values(values: Sequence[float]) -> list[float]:
     """Correct p-values for their number (Holm, 1979)."""
-    corrected = [1.0] * len(values)
-    largest = 0.0
-    for rank, index in enumerate(np.argsort(values, kind="stable").tolist()):
-        largest = max(largest, min(1.0, (len(values) - rank) * values[index]))
-        corrected[index] = largest
+    order = np.argsort(values, kind="stable")
+    scaled = np.arange(len(values), 0, -1) * np.asarray(values)[order]
+    corrected: list[float] = np.maximum.accumulate(scaled.clip(max=1.0))[np.argsort(order)].tolist()
     return corrected

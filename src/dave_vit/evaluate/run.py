@@ -57,8 +57,8 @@ def evaluate(
     Returns:
         The content of ``summary.json``.
     """
-    job, report = EvalJob(plan, loader, threads), progress or (lambda *state: None)
-    run = EvaluationRun(RunFolder(out), job, engine or LocalEngine(), report, allow_mixed=allow_mixed)
+    job, engine = EvalJob(plan, loader, threads), engine or LocalEngine()
+    run = EvaluationRun(RunFolder(out), job, engine, progress, allow_mixed=allow_mixed)
     with run.engine:
         return run.complete(command)
 
@@ -86,9 +86,10 @@ class EvaluationRun:
     """The phases of a run: each finds what is done and computes the rest."""
 
     def __init__(
-        self, folder: RunFolder, job: EvalJob, engine: Engine, progress: ProgressCallback, *, allow_mixed: bool
+        self, folder: RunFolder, job: EvalJob, engine: Engine, progress: ProgressCallback | None, *, allow_mixed: bool
     ) -> None:
-        self.plan, self.folder, self.engine, self.progress = job.plan, folder, engine, progress
+        self.plan, self.folder, self.engine = job.plan, folder, engine
+        self.progress = progress or (lambda *state: None)
         data = open_dataset(self.plan.data, self.plan.limit)
         read_hashes(folder / "hashes.json")
         document = self.plan.document(data.digest())

@@ -114,12 +114,12 @@ class Scorer:
             case: the maps and what the metric needs besides them.
             maps: the incomplete row of each map.
         """
-        started = synchronized_time(case.inputs)
+        started = synchronized_time(case.inputs.device)
         try:
             scores = self.metric.score(case)
         except DaveError as error:
             return self.drop(maps, str(error))
-        seconds = (synchronized_time(case.inputs) - started) / len(maps)
+        seconds = (synchronized_time(case.inputs.device) - started) / len(maps)
         curves = None if scores.curves is None else scores.curves.float().tolist()
         rows = []
         for i, (one, value) in enumerate(zip(maps, scores.values.flatten().double().tolist(), strict=True)):
@@ -138,8 +138,8 @@ class Scorer:
         return [replace(one, metric=self.label, options=self.options, dropped=line) for one in maps]
 
 
-def synchronized_time(tensor: Tensor) -> float:
-    """Return the time in seconds, after the device of a tensor has finished its work."""
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
+def synchronized_time(device: torch.device) -> float:
+    """Return the time in seconds, after a device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter()

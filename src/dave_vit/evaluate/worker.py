@@ -222,13 +222,13 @@ class Worker:
     def _score_batch(self, task: EvalTask, batch: _ScoringBatch) -> _Output:
         """Return the rows of a batch, whose maps are computed once, and the maps if they are kept."""
         model, maker, output = self._load_model(task), self._load_maker(task), _Output()
-        started = synchronized_time(batch.inputs)
+        started = synchronized_time(batch.inputs.device)
         try:
             with count_passes() as count:
                 raw = maker.raw(model.model, batch.inputs, batch.target)
         except DaveError as error:  # such as a method that does not support this model
             return _Output(self._drop(task, batch.rows, batch.positions, str(error)))
-        seconds = (synchronized_time(batch.inputs) - started) / len(batch.rows)
+        seconds = (synchronized_time(batch.inputs.device) - started) / len(batch.rows)
         passes = count.passes / len(batch.inputs)
         rows = [replace(row, passes=passes, map_seconds=seconds) for row in batch.rows]
         if self.plan.save_maps:

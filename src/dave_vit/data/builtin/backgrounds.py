@@ -6,9 +6,6 @@ textures come from the other half of each photograph, so no background of a test
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-
 import numpy as np
 import numpy.typing as npt
 
@@ -29,15 +26,13 @@ def _blend(weight: Ints, first: Ints, second: Ints) -> Bytes:
     """Blend from ``first`` to ``second`` by ``weight`` [n, n], 0 to 255; by table, since it has few values."""
     steps = np.arange(256, dtype=np.int32)[:, None]
     table = (first * (255 - steps) + second * steps + 127) // 255
-    blended: Bytes = table.astype(np.uint8)[weight]
-    return blended
+    return np.asarray(table.astype(np.uint8)[weight])
 
 
 def _along(size: int, angle: int) -> Ints:
     """Return the distance [n, n] of each pixel from the centre along a direction, in 1/16 pixel."""
     ruler = 2 * np.arange(size, dtype=np.int32) + 1 - size
-    projected: Ints = (ruler * cos(angle) + ruler[:, None] * sin(angle)) * 8 // ONE
-    return projected
+    return np.asarray((ruler * cos(angle) + ruler[:, None] * sin(angle)) * 8 // ONE)
 
 
 def gradient(size: int, draws: Draws) -> Bytes:
@@ -64,8 +59,7 @@ def _smooth(size: int, cells: int, lattice: Ints) -> Ints:
     rows = (left * (256 - t)[:, None] + right * t[:, None]) >> 4  # [cells + 1, n, C], times 16
     top, bottom = rows[cell], rows[cell + 1]
     t = t[:, None, None]
-    smooth: Ints = (top * (256 - t) + bottom * t) >> 12
-    return smooth
+    return np.asarray((top * (256 - t) + bottom * t) >> 12)
 
 
 def _octaves(size: int, draws: Draws, channels: int) -> Bytes:
@@ -109,8 +103,7 @@ def voronoi(size: int, draws: Draws) -> Bytes:
     nearest = squares.argmin(axis=0)
     shade = 255 - np.minimum(squares.min(axis=0) * 1200 // (size * size), 110)
     colours = draws.bytes(3 * count).reshape(count, 3).astype(np.int32)
-    painted: Bytes = (colours[nearest] * shade[..., None] // 255).astype(np.uint8)
-    return painted
+    return np.asarray((colours[nearest] * shade[..., None] // 255).astype(np.uint8))
 
 
 def shapes(size: int, draws: Draws) -> Bytes:
@@ -138,14 +131,9 @@ def _shape(canvas: Bytes, draws: Draws) -> None:
     canvas[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1][inside] = draws.bytes(3)
 
 
-@cache
-def _photograph(name: str) -> Bytes:
-    return decode(f"{name}.webp", "L")
-
-
 def texture(size: int, draws: Draws) -> Bytes:
     """Paint a crop of a photographed surface in two colours; mirrored where the image is larger."""
-    photograph = _photograph(draws.choice(TEXTURES))
+    photograph = decode(f"{draws.choice(TEXTURES)}.webp", "L")
     rows, columns = (_mirror_indices(size, length, draws) for length in photograph.shape)
     piece = photograph[rows[:, None], columns]
     return _blend(piece.astype(np.int32), _colour(draws), _colour(draws))
@@ -157,8 +145,7 @@ def _mirror_indices(size: int, length: int, draws: Draws) -> Ints:
     return place[::-1] if draws.integer(0, 1) else place
 
 
-Painter = Callable[[int, Draws], Bytes]
-PAINTERS: tuple[Painter, ...] = (gradient, radial, clouds, confetti, stripes, voronoi, shapes, texture)
+PAINTERS = (gradient, radial, clouds, confetti, stripes, voronoi, shapes, texture)
 
 
 def paint(size: int, draws: Draws) -> Bytes:

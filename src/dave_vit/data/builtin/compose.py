@@ -122,8 +122,7 @@ def _box(values: Ints, radius: int) -> Ints:
     width = 2 * radius + 1
     sums = np.cumsum(values, axis=0, dtype=np.int32)
     sums[width:] -= sums[:-width].copy()
-    mean: Ints = (sums[width - 1 :] // width).T
-    return mean
+    return np.asarray((sums[width - 1 :] // width).T)
 
 
 def _shadow(canvas: Bytes, piece: Piece, corner: tuple[int, int], draws: Draws) -> None:
@@ -146,8 +145,7 @@ def _grain(canvas: Bytes, draws: Draws) -> Bytes:
     level = draws.integer(0, 24)
     noise = draws.bytes(2 * canvas.size).reshape(2, *canvas.shape).astype(np.int16)
     spread = (noise[0] + noise[1] - 255) * np.int16(level) >> 8
-    grained: Bytes = np.clip(canvas + spread, 0, 255).astype(np.uint8)
-    return grained
+    return np.asarray(np.clip(canvas + spread, 0, 255).astype(np.uint8))
 
 
 def compose(

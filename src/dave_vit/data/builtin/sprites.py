@@ -35,8 +35,9 @@ def read_asset(name: str) -> bytes:
     return file.read_bytes()
 
 
+@cache
 def decode(name: str, mode: str) -> Bytes:
-    """Decode an image of the benchmark: [H, W] or [H, W, C]."""
+    """Decode an image of the benchmark: [H, W] or [H, W, C], read-only."""
     with Image.open(io.BytesIO(read_asset(name))) as image:
         return np.asarray(image.convert(mode))
 
@@ -46,11 +47,6 @@ def catalogue() -> dict[str, dict[str, dict[str, list[int]]]]:
     """Return targets and distractors: class name -> style -> cells of the style's sheet."""
     content: dict[str, dict[str, dict[str, list[int]]]] = json.loads(read_asset("classes.json"))
     return content
-
-
-@cache
-def _sheet(style: str) -> Bytes:
-    return decode(f"{style}.webp", "RGBA")
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ def _premultiply(rgba: Bytes) -> Ints:
 def load_sprite(style: str, cell: int) -> Sprite:
     """Load a sprite by its style and its cell in the sheet."""
     row, column = divmod(cell, _COLUMNS)
-    rgba = _sheet(style)[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
+    rgba = decode(f"{style}.webp", "RGBA")[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
     rows = np.flatnonzero((rgba[..., 3] >= 128).any(axis=1))
     columns = np.flatnonzero((rgba[..., 3] >= 128).any(axis=0))
     art = _premultiply(rgba[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
@@ -116,8 +112,7 @@ def _sample(art: Ints, u: npt.NDArray[np.int64], v: npt.NDArray[np.int64]) -> By
     flat = art.reshape(-1, 4)
     top = (flat[place] * (256 - fu) + flat[place + 1] * fu) >> 8
     bottom = (flat[place + width] * (256 - fu) + flat[place + width + 1] * fu) >> 8
-    sampled: Bytes = ((top * (256 - fv) + bottom * fv) >> 8).astype(np.uint8)
-    return sampled
+    return np.asarray(((top * (256 - fv) + bottom * fv) >> 8).astype(np.uint8))
 
 
 def tint(rgba: Bytes, hue: int, saturation: int, brightness: int) -> Bytes:
