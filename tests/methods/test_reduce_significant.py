@@ -153,7 +153,7 @@ def test_memory_does_not_grow_with_the_samples():
     accumulator = Significant(patch=8).accumulator()
 
     def held():
-        moments = (accumulator._fine, *accumulator._coarser)
+        moments = (accumulator._moments, *accumulator._coarser)
         return sum(v.numel() for m in moments for v in vars(m).values() if v is not None)
 
     accumulator.update(samples(2))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import types
+import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 from dave_vit._internal.registry import suggest_names
 from dave_vit.errors import OptionError
@@ -16,6 +18,68 @@ Name = TypeVar("Name", bound=str)
 SEEDS = 2**31
 """Seeds are below this number: tables and random generators store 31 bits."""
 _LIMITS: dict[Any, Any] = {int: 2**63, float: math.inf}  # torch takes values below these; NaN is below nothing
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a number in an annotation, such as ``Annotated[float, Limits(above=0, at_most=1)]``."""
+
+    at_least: float = -math.inf
+    above: float = -math.inf
+    at_most: float = math.inf
+    below: float = math.inf
+
+    def __contains__(self, value: float) -> bool:
+        return self.at_least <= value <= self.at_most and self.above < value < self.below
+
+    def __str__(self) -> str:
+        limits = {name.replace("_", " "): limit for name, limit in vars(self).items() if math.isfinite(limit)}
+        return "".join(f", {name} {limit:g}" for name, limit in limits.items())
+
+
+Count = Annotated[int, Limits(at_least=1)]
+
+
+class Checked:
+    """Base of dataclasses whose values must match their annotations."""
+
+    def __post_init__(self) -> None:
+        for name, annotation in _type_hints(type(self)).items():
+            if name in vars(self):
+                check_option(name, vars(self)[name], annotation)
+
+
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
+class Options(Checked):
+    """Base of classes whose annotated attributes are options: their constructors take and check them.
+
+    A class that has a constructor of its own keeps it, and so do its subclasses that declare no options.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        hints = _type_hints(cls)
+        own = vars(cls).get("__annotations__", {})
+        declared = [name for name in own if get_origin(hints.get(name, ClassVar[Any])) is not ClassVar]
+        if declared and "__init__" not in vars(cls):
+            cls.__annotations__ = {name: hints[name] for name in declared}  # so that the constructor has no bare names
+            dataclass(eq=False, repr=False)(cls)
+
+
+def _type_hints(kind: type) -> dict[str, Any]:
+    """Return the annotations of a class; none where names cannot be resolved, as in plugins."""
+    try:
+        return get_type_hints(kind, include_extras=True)
+    except NameError:
+        return {}
+
+
+def check_option(name: str, value: Any, annotation: Any) -> None:
+    """Raise OptionError for a value that does not match its annotation."""
+    if get_origin(annotation) is Literal:
+        check_choice(name, value, get_args(annotation))
+    if not matches_type(value, annotation):
+        raise OptionError(f"{name} is {_short(value)}; expected {describe_type(annotation)}")
 
 
 def check_choice(name: str, value: Name, known: Collection[str]) -> Name:
@@ -57,8 +121,10 @@ def check_seed(seed: int) -> None:
 def matches_type(value: Any, annotation: Any) -> bool:
     """Return whether a value matches an annotation; numbers must be finite, and a list matches any sequence."""
     kind, parts = get_origin(annotation) or annotation, get_args(annotation)
-    if kind in (Union, types.UnionType):
+    if kind in (typing.Union, types.UnionType):
         return any(matches_type(value, one) for one in parts)
+    if kind is Annotated:
+        return matches_type(value, parts[0]) and value in parts[1]
     if kind is Literal:
         return any(value == one and type(value) is type(one) for one in parts)
     if kind in (int, float):
@@ -89,8 +155,10 @@ def _is_instance(value: Any, kind: Any) -> bool:
 def describe_type(annotation: Any) -> str:
     """Describe a type for messages."""
     kind, parts = get_origin(annotation) or annotation, get_args(annotation)
-    if kind in (Union, types.UnionType):
+    if kind in (typing.Union, types.UnionType):
         return " or ".join(describe_type(one) for one in parts if one is not type(None))
+    if kind is Annotated:
+        return f"{describe_type(parts[0])}{parts[1]}"
     if kind is Literal:
         return f"one of {', '.join(map(str, parts))}"
     if kind is tuple and parts and parts[-1] is not Ellipsis:

@@ -8,12 +8,12 @@ and the last block, the only backward step, shows which of them it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dave_vit._internal.schema import check_choice
+from dave_vit._internal.schema import Limits
 from dave_vit.engine.observation import AttentionMatrix, Observation
 from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, OptionError, require_extra
@@ -59,9 +59,8 @@ class RawAttention(TokenMethod):
         paper="Vaswani et al., NeurIPS 2017", passes="1 forward", resolution="patch", class_specific=False
     )
 
-    def __init__(self, model: nn.Module, *, layer: int = -1, heads: Heads = "mean", **options: Any) -> None:
-        super().__init__(model, **options)
-        self.layer, self.heads = layer, check_choice("heads", heads, _FUSE)
+    layer: int = -1
+    heads: Heads = "mean"
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
@@ -93,13 +92,9 @@ class Rollout(TokenMethod):
 
     info = MethodInfo(paper="Abnar and Zuidema, ACL 2020", passes="1 forward", resolution="patch", class_specific=False)
 
-    def __init__(
-        self, model: nn.Module, *, heads: Heads = "mean", discard: float = 0.0, start_layer: int = 0, **options: Any
-    ) -> None:
-        super().__init__(model, **options)
-        if not 0 <= discard < 1:
-            raise OptionError(f"discard is {discard}; give a share from 0 to below 1")
-        self.heads, self.discard, self.start_layer = check_choice("heads", heads, _FUSE), discard, start_layer
+    heads: Heads = "mean"
+    discard: Annotated[float, Limits(at_least=0, below=1)] = 0.0
+    start_layer: int = 0
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         if observed.decoder is not None and self.start_layer == 0:
@@ -159,11 +154,9 @@ class AttentionFlow(TokenMethod):
         class_specific=False,
     )
 
-    def __init__(
-        self, model: nn.Module, *, heads: Heads = "mean", start_layer: int = 0, max_tokens: int = 256, **options: Any
-    ) -> None:
-        super().__init__(model, **options)
-        self.heads, self.start_layer, self.max_tokens = check_choice("heads", heads, _FUSE), start_layer, max_tokens
+    heads: Heads = "mean"
+    start_layer: int = 0
+    max_tokens: int = 256
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit._internal.registry import Registry
+from dave_vit._internal.schema import Count, Options
 from dave_vit.engine import gradient
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.forward import autocast_context, check_inputs
@@ -25,7 +26,7 @@ from dave_vit.methods.explanation import ExplainedBatch, Explanation, join_expla
 from dave_vit.methods.memory import Kept, Memory, PassForm, memory_budget, parse_memory
 from dave_vit.methods.pass_size import PassSize, clean_logits
 
-Count = TypeVar("Count", int, int | None)
+Number = TypeVar("Number", int, int | None)
 Inputs: TypeAlias = Tensor | str | Path | Image.Image
 """Preprocessed images ``[B, C, H, W]`` or clips ``[B, T, C, H, W]``; or one image, for models with ``preprocess``."""
 
@@ -53,8 +54,10 @@ class MethodInfo:
     unit: Literal["logit", "own", "range"] = "own"
 
 
-class Method(ABC):
+class Method(Options, ABC):
     """Base of all methods: options that never change, and one step that explains a chunk of images.
+
+    Annotated attributes of a subclass are its options, unless it has a constructor of its own.
 
     Args:
         model: any module that maps inputs ``[B, C, H, W]`` to logits ``[B, classes]``, or to anything else that a score
@@ -69,27 +72,26 @@ class Method(ABC):
     """
 
     info: ClassVar[MethodInfo]
-    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    model: nn.Module
+    _: KW_ONLY
+    chunk: Count | None = None
+    memory: Memory | None = None
+    autocast: torch.dtype | None = None
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]] = field(init=False)
     _budget_option: ClassVar[tuple[str, int] | None] = None  # sets the number of passes; passes beside these
     _why_no_clips: ClassVar[str | None] = None  # what the method does that needs one image, if it takes no clips
     _rows: ClassVar[Mapping[str, int]] = {"cuda": 288, "cpu": 20}  # of a pass, at most; more are not faster
     _kept: ClassVar[Kept] = "graph"  # by a pass until its derivatives are taken
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        chunk: int | None = None,
-        memory: Memory | None = None,
-        autocast: torch.dtype | None = None,
-    ) -> None:
-        if not isinstance(model, nn.Module):
-            raise InputError(f"the model is {model!r}; give a module, such as dave_vit.load_model({model!r})")
-        self.model, self.autocast = model, autocast
-        self.chunk = check_at_least_one("chunk", chunk)
-        self.memory = memory if memory is None else parse_memory(memory)
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise InputError(f"the model is {self.model!r}; give a module, such as dave_vit.load_model({self.model!r})")
+        if self.memory is not None:
+            parse_memory(self.memory)
+        super().__post_init__()
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         info = vars(cls).get("info")
         if info is not None and not info.summary:
             cls.info = replace(info, summary=(cls.__doc__ or "").partition("\n")[0])
@@ -240,7 +242,7 @@ def check_no_clips(images: Tensor, name: str, why: str) -> None:
         )
 
 
-def check_at_least_one(name: str, value: Count) -> Count:
+def check_at_least_one(name: str, value: Number) -> Number:
     """Return the value of a counting option if it is at least 1, or None."""
     if value is not None and value < 1:
         raise OptionError(f"{name} is {value}; it must be at least 1")

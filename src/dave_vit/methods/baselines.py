@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dave_vit._internal.schema import Limits
 from dave_vit.engine.targets import Target
-from dave_vit.errors import OptionError
 from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.constants import per_channel
 from dave_vit.methods.explanation import Explanation
@@ -30,10 +30,7 @@ class Random(Method):
 
     info = MethodInfo(paper="baseline", passes="1 forward, for the predicted class", class_specific=False)
     _kept = "nothing"
-
-    def __init__(self, model: nn.Module, seed: int = 0, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.seed = seed
+    seed: int = 0
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         values = normal_samples(self.seed, images.shape[1:], 0, 1)[0]
@@ -52,12 +49,7 @@ class Center(Method):
 
     info = MethodInfo(paper="baseline", passes="1 forward, for the predicted class", class_specific=False)
     _kept = "nothing"
-
-    def __init__(self, model: nn.Module, width: float = 0.25, **options: Any) -> None:
-        super().__init__(model, **options)
-        if not 0 < width < float("inf"):
-            raise OptionError(f"width is {width}; give a fraction of the image's side above 0, such as 0.25")
-        self.width = width
+    width: Annotated[float, Limits(above=0)] = 0.25
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         row, column = (self._profile(extent).to(images.dtype) for extent in images.shape[-2:])

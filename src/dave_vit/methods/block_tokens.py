@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
-from dave_vit._internal.schema import check_choice
+from dave_vit._internal.schema import Count, Limits
 from dave_vit.engine.calls import Call, RuleSet, carry
 from dave_vit.engine.forward import Read
 from dave_vit.engine.observation import AttentionMatrix, Observation, find_text_decoder, observe
@@ -18,7 +18,7 @@ from dave_vit.engine.rules.attention import is_attention
 from dave_vit.engine.rules.linear import ordinary
 from dave_vit.engine.targets import Target, class_logits
 from dave_vit.errors import OptionError, UnsupportedOperator, first_line
-from dave_vit.methods.base import METHODS, MethodInfo, check_at_least_one
+from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.masking import Score, target_scores
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, gradients, refuse_words, tap_blocks, token_graph
@@ -51,12 +51,8 @@ class LeGrad(TokenMethod):
 
     info = MethodInfo(paper="Bousselham et al., ICCV 2025", passes="1 forward, 1 backward", resolution="patch")
 
-    def __init__(
-        self, model: nn.Module, *, layers: Sequence[int] | None = None, readout: Readout = "model", **options: Any
-    ) -> None:
-        super().__init__(model, **options)
-        self.layers = None if layers is None else tuple(layers)
-        self.readout = check_choice("readout", readout, _READOUTS)
+    layers: Sequence[int] | None = None
+    readout: Readout = "model"
 
     def _subject(self, target: Target) -> nn.Module:
         if find_text_decoder(self.model) is not None:
@@ -171,22 +167,10 @@ class TIS(TokenMethod):
 
     info = MethodInfo(paper="Englebert et al., ICCV 2023 workshop", passes="1 + T forward", resolution="patch")
     _budget_option = ("samples", 1)
-
-    def __init__(
-        self,
-        model: nn.Module,
-        samples: int = 1024,
-        seed: int = 0,
-        kept: float = 0.5,
-        *,
-        score: Score = "probability",
-        **options: Any,
-    ) -> None:
-        super().__init__(model, **options)
-        if not 0 < kept <= 1:
-            raise OptionError(f"kept is {kept}; give a share of the patches above 0, up to 1")
-        self.samples, self.seed, self.kept = check_at_least_one("samples", samples), seed, kept
-        self.score: Score = check_choice("score", score, get_args(Score))
+    samples: Count = 1024
+    seed: int = 0
+    kept: Annotated[float, Limits(above=0, at_most=1)] = 0.5
+    score: Score = "probability"
 
     def _subject(self, target: Target) -> nn.Module:
         return BlockRecorder(getattr(self.model, "_orig_mod", self.model))

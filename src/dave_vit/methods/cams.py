@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, field
 from functools import partial
-from typing import Any, ClassVar, get_args
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
-from dave_vit._internal.schema import check_choice
+from dave_vit._internal.schema import Count, Limits
 from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.observation import Observation, guess_token_layout, observe
 from dave_vit.engine.targets import Target
-from dave_vit.errors import OptionError, UnsupportedOperator
-from dave_vit.methods.base import METHODS, Method, MethodInfo, check_at_least_one
+from dave_vit.errors import UnsupportedOperator
+from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import Resolution, TokenMethod, explain_grids
@@ -58,12 +59,9 @@ class ActivationMap(Method):
     _why_no_clips = TokenMethod._why_no_clips
     _rows, _kept = TokenMethod._rows, TokenMethod._kept
     _weigh: ClassVar[Weigh]
-
-    def __init__(
-        self, model: nn.Module, *, positive: bool = True, resolution: Resolution = "input", **options: Any
-    ) -> None:
-        super().__init__(model, **options)
-        self.positive, self.resolution = positive, check_choice("resolution", resolution, get_args(Resolution))
+    _: KW_ONLY
+    positive: bool = True
+    resolution: Resolution = "input"
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         with observe(self._subject(), images, autocast=self.autocast, read=target.read) as observed:
@@ -147,9 +145,7 @@ class HiResCAM(ActivationMap):
 
     info = MethodInfo(paper="Draelos and Carin, 2020", passes="1 forward, 1 backward", resolution="patch")
     _weigh = _place_slope
-
-    def __init__(self, model: nn.Module, *, positive: bool = False, **options: Any) -> None:
-        super().__init__(model, positive=positive, **options)
+    positive: bool = field(default=False, kw_only=True)
 
 
 def weigh_features(observed: Observation, images: Tensor, scores: Tensor, weigh: Weigh) -> Tensor:
@@ -195,9 +191,7 @@ class EigenCAM(ActivationMap):
         paper="Muhammad and Yeasin, IJCNN 2020", passes="1 forward", resolution="patch", class_specific=False
     )
 
-    def __init__(self, model: nn.Module, *, centred: bool = False, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.centred = centred
+    centred: bool = False
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)
@@ -235,11 +229,8 @@ class FinerCAM(ActivationMap):
 
     info = MethodInfo(paper="Zhang et al., CVPR 2025", passes="1 forward, 1 backward", resolution="patch")
 
-    def __init__(self, model: nn.Module, *, references: int = 3, strength: float = 1.0, **options: Any) -> None:
-        super().__init__(model, **options)
-        if not 0 <= strength < float("inf"):
-            raise OptionError(f"strength is {strength}; give a factor of at least 0, such as 1")
-        self.references, self.strength = check_at_least_one("references", references), strength
+    references: Count = 3
+    strength: Annotated[float, Limits(at_least=0)] = 1.0
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         return weigh_features(observed, images, self._compare(observed.logits, target), mean_slope)

@@ -14,19 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
+from dave_vit._internal.schema import Limits
 from dave_vit.engine.calls import Call, Rule, RuleSet, carry
 from dave_vit.engine.observation import Observation, observe
 from dave_vit.engine.operators import OperatorKind, names_of_kind
 from dave_vit.engine.rules import linear
 from dave_vit.engine.states import is_carrier, map_tensors, tensors
 from dave_vit.engine.targets import Target
-from dave_vit.errors import OptionError
 from dave_vit.methods.attention import from_layer
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.pass_size import PassSize
@@ -253,9 +253,7 @@ class CheferGeneric(TokenMethod):
 
     info = MethodInfo(paper="Chefer et al., ICCV 2021", passes="1 forward, 1 backward", resolution="patch")
 
-    def __init__(self, model: nn.Module, *, start_layer: int = 0, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.start_layer = start_layer
+    start_layer: int = 0
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
@@ -285,11 +283,8 @@ class CheferLRP(TokenMethod):
 
     info = MethodInfo(paper="Chefer et al., CVPR 2021", passes="2 forward, 2 backward", resolution="patch")
 
-    def __init__(self, model: nn.Module, *, start_layer: int = 0, alpha: float = 1.0, **options: Any) -> None:
-        super().__init__(model, **options)
-        if not 1 <= alpha < float("inf"):
-            raise OptionError(f"alpha is {alpha}; give a number of at least 1 (beta is alpha - 1)")
-        self.start_layer, self.alpha = start_layer, alpha
+    start_layer: int = 0
+    alpha: Annotated[float, Limits(at_least=1)] = 1.0
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)

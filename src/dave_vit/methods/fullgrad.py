@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from dave_vit._internal.schema import check_choice
 from dave_vit.engine.calls import Call, RuleSet, carry
 from dave_vit.engine.observation import observe
 from dave_vit.engine.operators import OPERATORS, OperatorKind, names_of_kind
@@ -60,10 +59,8 @@ class FullGrad(Method):
     info = MethodInfo(paper="Srinivas and Fleuret, NeurIPS 2019", passes="1 forward, 1 backward")
     _why_no_clips = "puts every constant at its place in the image"
     _rows, _kept = CONSTANT_ROWS, "constants"
-
-    def __init__(self, model: nn.Module, *, biases: Biases = "all", rescale: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.biases, self.rescale = check_choice("biases", biases, _RULES), rescale
+    biases: Biases = "all"
+    rescale: bool = True
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         return attributions(self, images, target, scaled_sum if self.rescale else signed_sum, _RULES[self.biases])
@@ -167,10 +164,7 @@ class LibraGrad(Method):
 
     info = MethodInfo(paper="Mehri et al., CVPR 2025", passes="1 forward, 1 backward")
     _rows, _kept = CONSTANT_ROWS, "constants"
-
-    def __init__(self, model: nn.Module, *, base: Base = "fullgrad", **options: Any) -> None:
-        super().__init__(model, **options)
-        self.base: Base = check_choice("base", base, get_args(Base))
+    base: Base = "fullgrad"
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         if self.base == "input_x_gradient":

@@ -9,18 +9,19 @@ keep their ordinary derivative.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
+from dave_vit._internal.schema import Count, Limits
 from dave_vit.engine.calls import Call, RuleSet, carry
 from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.targets import Target, TargetLike
-from dave_vit.errors import InputError, OptionError, UnsupportedOperator
-from dave_vit.methods.base import METHODS, Method, MethodInfo, check_at_least_one, multiply_by_input
+from dave_vit.errors import InputError, UnsupportedOperator
+from dave_vit.methods.base import METHODS, Method, MethodInfo, multiply_by_input
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize, clean_logits
 from dave_vit.methods.sampling import SampleEstimate
@@ -50,9 +51,7 @@ class Saliency(Method):
 
     info = MethodInfo(paper="Simonyan et al., ICLR 2014 workshop", passes="1 forward, 1 backward")
 
-    def __init__(self, model: nn.Module, *, absolute: bool = True, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.absolute = absolute
+    absolute: bool = True
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         passed = self._gradient(images, target, PLAIN)
@@ -82,10 +81,8 @@ class IntegratedGradients(Method):
 
     info = MethodInfo(paper="Sundararajan et al., ICML 2017", passes="1 + steps forward, steps backward", unit="logit")
     _budget_option = ("steps", 0)
-
-    def __init__(self, model: nn.Module, steps: int = 50, baseline: float | Tensor = 0.0, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.steps, self.baseline = check_at_least_one("steps", steps), baseline
+    steps: Count = 50
+    baseline: float | Tensor = 0.0
 
     def completeness_gap(self, inputs: Tensor, attribution: Tensor, target: TargetLike = None) -> Tensor:
         """Return the attribution's sum minus the rise of the logit: ``[B]``, or ``[B, K]`` for ``[B, K]`` targets.
@@ -155,22 +152,10 @@ class SmoothGrad(Method):
 
     info = MethodInfo(paper="Smilkov et al., 2017", passes="1 + T forward, T backward", unit="logit")
     _budget_option = ("samples", 0)
-
-    def __init__(
-        self,
-        model: nn.Module,
-        samples: int = 50,
-        level: float = 0.15,
-        seed: int = 0,
-        *,
-        times_input: bool = True,
-        **options: Any,
-    ) -> None:
-        super().__init__(model, **options)
-        if not 0 <= level < float("inf"):
-            raise OptionError(f"level is {level}; give the noise as a fraction of the input's range, such as 0.15")
-        self.samples, self.level = check_at_least_one("samples", samples), level
-        self.seed, self.times_input = seed, times_input
+    samples: Count = 50
+    level: Annotated[float, Limits(at_least=0)] = 0.15
+    seed: int = 0
+    times_input: bool = True
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         target = self._resolve_target(images, target, pass_size)
@@ -212,12 +197,9 @@ class ExpectedGradients(Method):
         paper="Erion et al., Nature Machine Intelligence 2021", passes="1 + T forward, T backward", unit="logit"
     )
     _budget_option = ("samples", 0)
-
-    def __init__(
-        self, model: nn.Module, samples: int = 50, seed: int = 0, references: Tensor | None = None, **options: Any
-    ) -> None:
-        super().__init__(model, **options)
-        self.samples, self.seed, self.references = check_at_least_one("samples", samples), seed, references
+    samples: Count = 50
+    seed: int = 0
+    references: Tensor | None = None
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         target = self._resolve_target(images, target, pass_size)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from dave_vit._internal.schema import Count, Limits
 from dave_vit.engine.calls import Call, RuleSet
 from dave_vit.engine.observation import Observation, observe
 from dave_vit.engine.rule_sets import PLAIN
@@ -17,7 +18,7 @@ from dave_vit.engine.rules.attention import is_attention
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.methods.attention import from_layer, rollout
-from dave_vit.methods.base import METHODS, MethodInfo, check_at_least_one
+from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenMethod, gradients, token_graph, wide
 
@@ -42,11 +43,8 @@ class IIA(TokenMethod):
 
     info = MethodInfo(paper="Barkan et al., ICCV 2023", passes="1 + n^2 forward, 1 + n^2 backward", resolution="patch")
 
-    def __init__(self, model: nn.Module, steps: int = 10, layers: int = 1, **options: Any) -> None:
-        super().__init__(model, **options)
-        if steps < 1 or layers < 0:
-            raise OptionError(f"steps is {steps} and layers is {layers}; give at least 1 step and 0 layers")
-        self.steps, self.layers = steps, layers
+    steps: Count = 10
+    layers: Annotated[int, Limits(at_least=0)] = 1
 
     @classmethod
     def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
@@ -130,10 +128,8 @@ class BeyondIntuition(TokenMethod):
 
     info = MethodInfo(paper="Chen et al., TMLR 2023", passes="1 + n forward, 1 + n backward", resolution="patch")
     _budget_option = ("steps", 1)
-
-    def __init__(self, model: nn.Module, steps: int = 20, start_layer: int | None = None, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.steps, self.start_layer = check_at_least_one("steps", steps), start_layer
+    steps: Count = 20
+    start_layer: int | None = None
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)

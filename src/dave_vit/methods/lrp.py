@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -19,18 +20,14 @@ from dave_vit.methods.pass_size import PassSize
 
 class _LRP(Method):
     base: ClassVar[RuleSet]
+    _: KW_ONLY
+    conv_gamma: float = Gamma.conv
+    linear_gamma: float = Gamma.linear
+    attention_gamma: float = Gamma.attention
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        conv_gamma: float = Gamma.conv,
-        linear_gamma: float = Gamma.linear,
-        attention_gamma: float = Gamma.attention,
-        **options: Any,
-    ) -> None:
-        super().__init__(model, **options)
-        self.rules = with_gamma(self.base, Gamma(conv_gamma, linear_gamma, attention_gamma))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rules = with_gamma(self.base, Gamma(self.conv_gamma, self.linear_gamma, self.attention_gamma))
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         return multiply_by_input(self._gradient(images, target, self.rules), images, target)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import working_dtype
-from dave_vit._internal.schema import check_choice
+from dave_vit._internal.schema import Count, Limits
 from dave_vit.engine.observation import find_patch_side
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
-from dave_vit.methods.base import METHODS, Method, MethodInfo, check_at_least_one
+from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.constants import per_channel
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize, clean_logits
@@ -42,13 +42,9 @@ class MaskingMethod(Method):
 
     _why_no_clips = "hides places of one image"
     _kept = "nothing"
-
-    def __init__(
-        self, model: nn.Module, *, baseline: float = 0.0, score: Score = "probability", **options: Any
-    ) -> None:
-        super().__init__(model, **options)
-        self.baseline = baseline
-        self.score: Score = check_choice("score", score, get_args(Score))
+    _: KW_ONLY
+    baseline: float = 0.0
+    score: Score = "probability"
 
     def _score_under_masks(
         self, images: Tensor, target: Target, pass_size: PassSize, masks: Masks, count: int
@@ -179,13 +175,14 @@ class Occlusion(MaskingMethod):
         paper="Zeiler and Fergus, ECCV 2014", passes="1 + windows forward", resolution="patch", unit="range"
     )
 
-    def __init__(self, model: nn.Module, window: int | None = None, stride: int | None = None, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.window = check_at_least_one("window", window)
-        self.stride = check_at_least_one("stride", stride)
+    window: Count | None = None
+    stride: Count | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.window is not None and self.stride is not None and self.stride > self.window:
             raise OptionError(
-                f"stride is {stride} and window is {window}; no pixel may be skipped, give a stride up to it"
+                f"stride is {self.stride} and window is {self.window}; no pixel may be skipped, give a stride up to it"
             )
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
@@ -233,15 +230,10 @@ class RISE(MaskingMethod):
 
     info = MethodInfo(paper="Petsiuk et al., BMVC 2018", passes="1 + T forward", resolution="patch", unit="range")
     _budget_option = ("samples", 0)
-
-    def __init__(
-        self, model: nn.Module, samples: int = 4000, seed: int = 0, cells: int = 7, shown: float = 0.5, **options: Any
-    ) -> None:
-        super().__init__(model, **options)
-        if not 0 < shown < 1:
-            raise OptionError(f"shown is {shown}; give a probability between 0 and 1, such as 0.5")
-        self.samples, self.cells = check_at_least_one("samples", samples), check_at_least_one("cells", cells)
-        self.seed, self.shown = seed, shown
+    samples: Count = 4000
+    seed: int = 0
+    cells: Count = 7
+    shown: Annotated[float, Limits(above=0, below=1)] = 0.5
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         target = self._resolve_target(images, target, pass_size)

@@ -56,7 +56,7 @@ def declared_options(method: str) -> dict[str, Option]:
 
 def _options(constructor: Any) -> Iterator[Option]:
     try:
-        hints = get_type_hints(constructor)
+        hints = get_type_hints(constructor, include_extras=True)
     except NameError:  # a name that only type checkers import; values of these options are not looked into
         hints = {}
     for name, one in list(inspect.signature(constructor).parameters.items())[2:]:  # after self and the model

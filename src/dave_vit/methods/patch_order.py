@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit._internal.schema import check_choice
+from dave_vit._internal.schema import Count, Limits
 from dave_vit.engine.targets import Target
-from dave_vit.errors import OptionError, require_extra
-from dave_vit.methods.base import METHODS, MethodInfo, check_at_least_one
+from dave_vit.errors import require_extra
+from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.constants import upsample
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.integrated_attention import BeyondIntuition
@@ -44,13 +44,9 @@ class Greedy(MaskingMethod):
         paper="reference", passes="1 + P (R + 1) / 2 forward, of P patches in R rounds", resolution="patch"
     )
 
-    def __init__(
-        self, model: nn.Module, rounds: int = 14, goal: Goal = "deletion", patch: int | None = None, **options: Any
-    ) -> None:
-        super().__init__(model, **options)
-        self.rounds = check_at_least_one("rounds", rounds)
-        self.patch = check_at_least_one("patch", patch)
-        self.goal: Goal = check_choice("goal", goal, get_args(Goal))
+    rounds: Count = 14
+    goal: Goal = "deletion"
+    patch: Count | None = None
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         squares = Squares.of(self.model, images, self.patch)
@@ -117,13 +113,9 @@ class MDA(MaskingMethod):
         resolution="patch",
     )
 
-    def __init__(
-        self, model: nn.Module, *, cutoff: float = 0.9, density: float = 0.0, patch: int | None = None, **options: Any
-    ) -> None:
-        super().__init__(model, **options)
-        if not (0 < cutoff <= 1 and 0 <= density <= 1):
-            raise OptionError(f"cutoff is {cutoff} and density is {density}; give shares from 0 to 1")
-        self.cutoff, self.density, self.patch = cutoff, density, check_at_least_one("patch", patch)
+    cutoff: Annotated[float, Limits(above=0, at_most=1)] = 0.9
+    density: Annotated[float, Limits(at_least=0, at_most=1)] = 0.0
+    patch: Count | None = None
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         squares = Squares.of(self.model, images, self.patch)

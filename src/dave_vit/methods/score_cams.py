@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, cast, get_args
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from dave_vit._internal.schema import check_choice
+from dave_vit._internal.schema import Limits
 from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.observation import Observation, observe
 from dave_vit.engine.targets import Target
-from dave_vit.errors import OptionError, UnsupportedOperator, require_extra
+from dave_vit.errors import UnsupportedOperator, require_extra
 from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.cams import ActivationMap, features
 from dave_vit.methods.constants import scale_to_unit, upsample
@@ -185,22 +185,10 @@ class ViTCX(Method):
     )
     _why_no_clips = "hides places of one image"
     _kept = "attention"
-
-    def __init__(
-        self,
-        model: nn.Module,
-        seed: int = 0,
-        distance: float = 0.1,
-        noise: float = 0.1,
-        *,
-        score: Score = "probability",
-        **options: Any,
-    ) -> None:
-        super().__init__(model, **options)
-        if distance < 0 or noise < 0:
-            raise OptionError(f"distance is {distance} and noise is {noise}; give numbers of at least 0")
-        self.seed, self.distance, self.noise = seed, distance, noise
-        self.score: Score = check_choice("score", score, get_args(Score))
+    seed: int = 0
+    distance: Annotated[float, Limits(at_least=0)] = 0.1
+    noise: Annotated[float, Limits(at_least=0)] = 0.1
+    score: Score = "probability"
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         with observe(self.model, images, autocast=self.autocast, read=target.read) as observed:

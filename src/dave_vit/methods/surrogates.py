@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import field
+from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
+from dave_vit._internal.schema import Count, Limits
 from dave_vit.engine.targets import Target
-from dave_vit.errors import OptionError
-from dave_vit.methods.base import METHODS, MethodInfo, check_at_least_one
+from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.masking import MaskingMethod, Score, Squares, score_images, to_explanation
 from dave_vit.methods.pass_size import PassSize
@@ -38,23 +39,11 @@ class LIME(MaskingMethod):
 
     info = MethodInfo(paper="Ribeiro et al., KDD 2016", passes="1 + T forward", resolution="patch")
     _budget_option = ("samples", 1)
-
-    def __init__(
-        self,
-        model: nn.Module,
-        samples: int = 1000,
-        seed: int = 0,
-        patch: int | None = None,
-        width: float = 0.25,
-        ridge: float = 1.0,
-        **options: Any,
-    ) -> None:
-        super().__init__(model, **options)
-        if not width > 0 or not ridge > 0:
-            raise OptionError(f"width is {width} and ridge is {ridge}; give numbers above 0")
-        self.samples, self.seed = check_at_least_one("samples", samples), seed
-        self.patch = check_at_least_one("patch", patch)
-        self.width, self.ridge = width, ridge
+    samples: Count = 1000
+    seed: int = 0
+    patch: Count | None = None
+    width: Annotated[float, Limits(above=0)] = 0.25
+    ridge: Annotated[float, Limits(above=0)] = 1.0
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         squares = Squares.of(self.model, images, self.patch)
@@ -115,20 +104,10 @@ class KernelSHAP(MaskingMethod):
 
     info = MethodInfo(paper="Lundberg and Lee, NeurIPS 2017", passes="2 + T forward", resolution="patch", unit="logit")
     _budget_option = ("samples", 2)
-
-    def __init__(
-        self,
-        model: nn.Module,
-        samples: int = 2048,
-        seed: int = 0,
-        patch: int | None = None,
-        *,
-        score: Score = "logit",
-        **options: Any,
-    ) -> None:
-        super().__init__(model, score=score, **options)
-        self.samples, self.seed = check_at_least_one("samples", samples), seed
-        self.patch = check_at_least_one("patch", patch)
+    samples: Count = 2048
+    seed: int = 0
+    patch: Count | None = None
+    score: Score = field(default="logit", kw_only=True)
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         squares = Squares.of(self.model, images, self.patch)

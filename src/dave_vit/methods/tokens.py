@@ -6,13 +6,12 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import working_dtype
-from dave_vit._internal.schema import check_choice
 from dave_vit.engine.forward import Read
 from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.observation import AttentionMatrix, Observation, TokenLayout, guess_token_layout, observe
@@ -179,10 +178,8 @@ class TokenMethod(Method):
     _why_no_clips = "scores the patches of one image"
     _rows = {"cuda": 32, "cpu": 8}  # noqa: RUF012 - their attention matrices are held with the graph
     _kept = "attention"
-
-    def __init__(self, model: nn.Module, *, resolution: Resolution = "input", **options: Any) -> None:
-        super().__init__(model, **options)
-        self.resolution = check_choice("resolution", resolution, get_args(Resolution))
+    _: KW_ONLY
+    resolution: Resolution = "input"
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         with observe(self._subject(target), images, autocast=self.autocast, read=self._read(target)) as observed:

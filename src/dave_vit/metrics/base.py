@@ -5,15 +5,14 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_type_hints
 
 from torch import Tensor, nn
 
 from dave_vit._internal.registry import Registry
-from dave_vit._internal.schema import check_values
+from dave_vit._internal.schema import Options, check_values
 from dave_vit.data.grids import Cell, GridOptions
-from dave_vit.errors import OptionError
 
 Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """Function from a model, inputs [B,C,H,W] and targets [B] to maps [B,H,W]."""
@@ -65,8 +64,8 @@ class Scores:
 NO_MASS, NOT_FINITE, CONSTANT = "no positive mass", "map is not finite", "map is constant"
 
 
-class Metric(ABC):
-    """Base of all metrics.
+class Metric(Options, ABC):
+    """Base of all metrics. Annotated attributes of a subclass are its options.
 
     Attributes:
         summary: one sentence.
@@ -81,12 +80,12 @@ class Metric(ABC):
 
     summary: ClassVar[str]
     axis: ClassVar[str] = ""
-    higher_is_better: bool = True
+    higher_is_better: bool = field(default=True, init=False)
     bounds: ClassVar[tuple[float, float] | None] = None
     worst: ClassVar[float | None] = None
     unscored: ClassVar[str] = NO_MASS
-    images: int | None = None
-    passes: int = 0
+    images: int | None = field(default=None, init=False)
+    passes: int = field(default=0, init=False)
 
     @abstractmethod
     def score(self, case: Case) -> Scores:
@@ -113,11 +112,16 @@ class GridMetric(Metric):
         seed: seed of the draw of the classes.
     """
 
-    def __init__(
-        self, grids: int = 500, cells: int = 2, confidence: float | None = None, cell: Cell = "resize", seed: int = 0
-    ) -> None:
-        self.fixed = confidence is not None
-        self.options = GridOptions(grids, cells, 0.95 if confidence is None else confidence, cell, seed)
+    grids: int = 500
+    cells: int = 2
+    confidence: float | None = None
+    cell: Cell = "resize"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.fixed, confidence = (False, 0.95) if self.confidence is None else (True, self.confidence)
+        self.options = GridOptions(self.grids, self.cells, confidence, self.cell, self.seed)
 
 
 METRICS: Registry[type[Metric]] = Registry("metric")
@@ -131,14 +135,7 @@ def create_metric(name: str, **options: Any) -> Metric:
         options: the metric's own options.
     """
     metric = METRICS[name]
-    hints = get_type_hints(metric.__init__)
+    hints = get_type_hints(metric.__init__, include_extras=True)
     known = {option: hints.get(option, Any) for option in inspect.signature(metric).parameters}
     check_values(options, known, f"metric {name!r}")
     return metric(**options)
-
-
-def check_at_least(least: float, **values: float | None) -> None:
-    """Raise an OptionError for a value below ``least``; None is allowed."""
-    for name, value in values.items():
-        if value is not None and value < least:
-            raise OptionError(f"{name} {value}; expected {least} or more")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit._internal.schema import check_choice
-from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores, check_at_least
+from dave_vit._internal.schema import Count, Limits
+from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores
 from dave_vit.metrics.perturbation import (
     Baseline,
     Model,
@@ -26,6 +26,7 @@ from dave_vit.metrics.stability import correlation, mean_ranks
 from dave_vit.neighborhood.draws import sample_generator
 
 Output = Literal["logit", "probability"]
+Several = Annotated[int, Limits(at_least=2)]
 
 
 @torch.no_grad()
@@ -90,20 +91,13 @@ class _FidelityMetric(Metric):
     """Base of metrics that compare sums of a map under masks with drops of the score.
 
     Args:
-        samples: number of masks.
         of: the drop of the target's "logit" or "probability".
         images: number of images of the data set to score; each costs one pass per mask.
-        seed: seed of the masks, the same for every image.
     """
 
     unscored = CONSTANT
-
-    def __init__(self, samples: int, of: Output, images: int | None, seed: int) -> None:
-        check_at_least(2, samples=samples)
-        check_at_least(1, images=images)
-        check_choice("of", of, get_args(Output))
-        self.samples, self.images, self.seed = samples, images, seed
-        self.of: Output = of
+    of: Output = "logit"
+    images: Count | None = 32
 
     def _sums_and_drops(self, case: Case, masks: Tensor) -> tuple[Tensor, Tensor]:
         check_batch(case.inputs, case.maps, case.target)
@@ -126,11 +120,13 @@ class Infidelity(_FidelityMetric):
     summary = "Mean squared difference of the map's sum over a square and the fall of the score without it."
     higher_is_better = False
 
-    def __init__(
-        self, samples: int = 50, of: Output = "logit", images: int = 32, seed: int = 0, *, scaled: bool = True
-    ) -> None:
-        super().__init__(samples, of, images, seed)
-        self.scaled, self.passes = scaled, 1 + samples
+    samples: Several = 50
+    seed: int = 0
+    scaled: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.passes = 1 + self.samples
 
     def score(self, case: Case) -> Scores:
         """Return [B]."""
@@ -154,13 +150,14 @@ class SensitivityN(_FidelityMetric):
     bounds = (-1.0, 1.0)
     axis = "share of the pixels"
 
-    def __init__(
-        self, samples: int = 100, sizes: int = 6, of: Output = "logit", images: int = 32, seed: int = 0
-    ) -> None:
-        super().__init__(samples, of, images, seed)
-        check_at_least(1, sizes=sizes)
-        self.shares = tuple(0.01 * 80 ** (step / max(1, sizes - 1)) for step in range(sizes))
-        self.passes = (1 + samples) * sizes
+    samples: Several = 100
+    sizes: Count = 6
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.shares = tuple(0.01 * 80 ** (step / max(1, self.sizes - 1)) for step in range(self.sizes))
+        self.passes = (1 + self.samples) * self.sizes
 
     def score(self, case: Case) -> Scores:
         """Return the mean over the sizes, [B], with curves over the sizes."""
@@ -185,10 +182,12 @@ class SingleDeletion(_FidelityMetric):
     summary = "Rank correlation of the map's sum over a patch with the fall of the score without it."
     bounds = (-1.0, 1.0)
 
-    def __init__(self, patches: int = 4, of: Output = "logit", images: int | None = None) -> None:
-        check_at_least(2, patches=patches)
-        super().__init__(patches**2, of, images, 0)
-        self.patches, self.passes = patches, 1 + patches**2
+    patches: Several = 4
+    images: Count | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.passes = 1 + self.patches**2
 
     def score(self, case: Case) -> Scores:
         """Return [B]."""
@@ -248,9 +247,8 @@ class SaCo(Metric):
     unscored = CONSTANT
 
     def __init__(
-        self, groups: int = 10, baseline: Baseline = "mean", score: Score = "probability", seed: int = 0
+        self, groups: Several = 10, baseline: Baseline = "mean", score: Score = "probability", seed: int = 0
     ) -> None:
-        check_at_least(2, groups=groups)
         self.groups, self.passes = groups, 1 + groups
         self._perturbation = Perturbation(baseline=baseline, score=score, black=(0.0,), seed=seed)
 

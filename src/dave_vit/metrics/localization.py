@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
+from dave_vit._internal.schema import Limits
 from dave_vit.data.grids import cell_bounds
-from dave_vit.errors import InputError, OptionError
+from dave_vit.errors import InputError
 from dave_vit.metrics.base import METRICS, Case, GridMetric, Metric, Scores
 
 
@@ -131,11 +132,7 @@ class _RegionMetric(Metric):
     bounds = (0.0, 1.0)
     worst = 0.0
     function: ClassVar[Callable[..., Tensor]]
-
-    def __init__(self, largest: float = 1.0) -> None:
-        if not 0 < largest <= 1:
-            raise OptionError(f"largest region {largest}; expected a share of the crop above 0, up to 1")
-        self.largest = largest
+    largest: Annotated[float, Limits(above=0, at_most=1)] = 1.0
 
     def reason(self, case: Case, index: int) -> str:
         """Return why a map has no score."""

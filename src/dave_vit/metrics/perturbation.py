@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dave_vit._internal.schema import check_choice
+from dave_vit._internal.schema import Checked, Count, check_choice
 from dave_vit.errors import InputError, OptionError
-from dave_vit.metrics.base import METRICS, Case, Metric, Scores, check_at_least
+from dave_vit.metrics.base import METRICS, Case, Metric, Scores
 
 Model = Callable[[Tensor], Tensor]
 Order = Literal["least", "most"]
@@ -24,7 +24,7 @@ PAPER_FRACTIONS = tuple(i / 20 for i in range(21))
 
 
 @dataclass(frozen=True)
-class Perturbation:
+class Perturbation(Checked):
     """How pixels are removed.
 
     Attributes:
@@ -45,8 +45,7 @@ class Perturbation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, choices in (("order", Order), ("baseline", Baseline), ("score", Score)):
-            check_choice(name, getattr(self, name), get_args(choices))
+        super().__post_init__()
         if len(self.fractions) < 2 or list(self.fractions) != sorted(set(self.fractions)):
             raise OptionError(f"fractions {list(self.fractions)}; expected two or more, rising")
         if self.fractions[0] < 0 or self.fractions[-1] > 1:
@@ -216,7 +215,6 @@ def check_batch(inputs: Tensor, maps: Tensor, target: Tensor) -> None:
 
 def equal_steps(steps: int) -> tuple[float, ...]:
     """Return ``steps + 1`` fractions from 0 to 1 at equal distances."""
-    check_at_least(1, steps=steps)
     return tuple(i / steps for i in range(steps + 1))
 
 
@@ -241,7 +239,7 @@ class Deletion(Metric):
     def __init__(
         self,
         protocol: Protocol = "paper",
-        steps: int | None = None,
+        steps: Count | None = None,
         order: Order | None = None,
         baseline: Baseline | None = None,
         score: Score | None = None,
@@ -282,7 +280,7 @@ class Insertion(Deletion):
 
     def __init__(
         self,
-        steps: int = 20,
+        steps: Count = 20,
         order: Order = "most",
         baseline: Baseline = "blur",
         score: Score = "probability",

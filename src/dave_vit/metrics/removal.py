@@ -5,15 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
+from dave_vit._internal.schema import Count, Limits
 from dave_vit.errors import OptionError
-from dave_vit.metrics.base import METRICS, Case, Metric, Scores, check_at_least
+from dave_vit.metrics.base import METRICS, Case, Metric, Scores
 from dave_vit.metrics.perturbation import (
     Baseline,
     Model,
@@ -66,7 +67,7 @@ def square_regions(size: tuple[int, int], across: int, device: torch.device | No
     return row[:, None] * (int(column[-1]) + 1) + column
 
 
-Regions = int | Literal["pixels"]
+Regions = Count | Literal["pixels"]
 
 
 def relevance_gain(
@@ -126,13 +127,11 @@ class _RemovalMetric(Metric):
         self,
         baseline: Baseline | Sequence[Baseline] = ("zero", "blur"),
         regions: Regions = 14,
-        steps: int = 14,
+        steps: Annotated[int, Limits(at_least=3)] = 14,
         score: Score = "probability",
-        images: int | None = None,
+        images: Count | None = None,
         seed: int = 0,
     ) -> None:
-        check_at_least(3, steps=steps)
-        check_at_least(1, images=images, regions=None if regions == "pixels" else regions)
         baselines: Sequence[Baseline] = [baseline] if isinstance(baseline, str) else baseline
         if not baselines:
             raise OptionError(f"no baseline; expected one or more of {', '.join(get_args(Baseline))}")
@@ -175,8 +174,8 @@ class IROF(_RemovalMetric):
 
     def __init__(
         self,
-        regions: int = 14,
-        steps: int = 20,
+        regions: Count = 14,
+        steps: Count = 20,
         baseline: Baseline = "mean",
         score: Score = "probability",
         seed: int = 0,
@@ -331,10 +330,12 @@ class ROAD(Metric):
     passes = 2 * len(FRACTIONS)
 
     def __init__(
-        self, score: Score = "probability", noise: float = 0.01, images: int | None = None, seed: int = 0
+        self,
+        score: Score = "probability",
+        noise: Annotated[float, Limits(at_least=0)] = 0.01,
+        images: Count | None = None,
+        seed: int = 0,
     ) -> None:
-        check_at_least(0, noise=noise)
-        check_at_least(1, images=images)
         self.noise, self.images = noise, images
         self._least_first = Perturbation(FRACTIONS, "least", score=score, seed=seed)
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Literal, get_args
+from dataclasses import field
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit._internal.schema import check_choice
+from dave_vit._internal.schema import Count
 from dave_vit.errors import InputError, OptionError
 from dave_vit.maps import positive
-from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores, check_at_least
+from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores
 from dave_vit.metrics.localization import last_equal_index
 from dave_vit.models.traits import traits_of
 from dave_vit.neighborhood import Warp, affine_matrix
@@ -104,13 +105,13 @@ class Consistency(Metric):
     summary = "Correlation of the map with the map of a slightly turned and shifted image, moved back."
     bounds = (-1.0, 1.0)
     unscored = CONSTANT
-
-    def __init__(self, rotation: float = 5.0, shift_x: float = 20.0, shift_y: float = 8.0) -> None:
-        self.rotation, self.shift = rotation, (shift_x, shift_y)
+    rotation: float = 5.0
+    shift_x: float = 20.0
+    shift_y: float = 8.0
 
     def score(self, case: Case) -> Scores:
         """Return [B]."""
-        warp = small_warp(case.size, rotation=self.rotation, shift=self.shift)
+        warp = small_warp(case.size, rotation=self.rotation, shift=(self.shift_x, self.shift_y))
         others = case.explain(case.model, warp_images(case.inputs, warp, fill=traits_of(case.model).fill), case.target)
         return Scores(consistency(case.maps, others, warp))
 
@@ -191,12 +192,10 @@ class Sanity(Metric):
     higher_is_better = False
     bounds = (-1.0, 1.0)
     unscored = CONSTANT
-
-    def __init__(self, stages: int = 3, images: int = 16, seed: int = 0, layers: Layers = "cascading") -> None:
-        check_at_least(1, stages=stages, images=images)
-        check_choice("layers", layers, get_args(Layers))
-        self.stages, self.images, self.seed = stages, images, seed
-        self.layers: Layers = layers
+    stages: Count = 3
+    images: Count | None = 16
+    seed: int = 0
+    layers: Layers = "cascading"
 
     def score(self, case: Case) -> Scores:
         """Return the mean similarity over the stages, [B], with curves over the stages."""
@@ -219,11 +218,9 @@ class RandomLogit(Metric):
     higher_is_better = False
     bounds = (-1.0, 1.0)
     unscored = CONSTANT
-
-    def __init__(self, seed: int = 0, images: int | None = None) -> None:
-        check_at_least(1, images=images)
-        self.seed, self.images = seed, images
-        self._class_counts: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+    seed: int = 0
+    images: Count | None = None
+    _class_counts: WeakKeyDictionary[nn.Module, int] = field(default_factory=WeakKeyDictionary, init=False)
 
     def score(self, case: Case) -> Scores:
         """Return [B]."""

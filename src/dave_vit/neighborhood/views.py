@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
+from dave_vit._internal.schema import Checked, Limits
 from dave_vit.errors import InputError, OptionError
 from dave_vit.neighborhood.draws import sample_generator
 from dave_vit.neighborhood.warp import Size, Warp, affine_matrix
@@ -20,7 +21,7 @@ Schedule = Literal["uniform", "linspace"]
 
 
 @dataclass(frozen=True)
-class Noise:
+class Noise(Checked):
     """Gaussian noise on a view: x_t = signal(t) x + spread(t) eps.
 
     Args:
@@ -34,12 +35,9 @@ class Noise:
     schedule: Schedule = "uniform"
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(NoiseKind):
-            raise OptionError(f"noise kind {self.kind!r}; expected one of {', '.join(get_args(NoiseKind))}")
-        if self.schedule not in get_args(Schedule):
-            raise OptionError(f"noise schedule {self.schedule!r}; expected one of {', '.join(get_args(Schedule))}")
+        super().__post_init__()
         top = 1.0 if self.kind == "variance_preserving" else float("inf")
-        if not (0 <= self.level <= top and self.level != float("inf")):
+        if not 0 <= self.level <= top:
             raise OptionError(f"noise level {self.level}; expected a number from 0 to {top} for {self.kind} noise")
 
     @property
@@ -72,7 +70,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Spatial:
+class Spatial(Checked):
     """Ranges from which a view's warp is drawn.
 
     Args:
@@ -83,23 +81,18 @@ class Spatial:
         wrap: shift by whole pixels that come back at the other side, instead of filling up with zeros.
     """
 
-    flip: float = 0.5
-    rotation: float = 20.0
+    flip: Annotated[float, Limits(at_least=0, at_most=1)] = 0.5
+    rotation: Annotated[float, Limits(at_least=0, at_most=180)] = 20.0
     scale: tuple[float, float] = (1.0, 1.0)
-    translation: float = 0.1
+    translation: Annotated[float, Limits(at_least=0, below=1)] = 0.1
     wrap: bool = True
 
     draws: ClassVar[int] = 5  # uniform numbers that one warp takes
 
     def __post_init__(self) -> None:
-        if not 0 <= self.flip <= 1:
-            raise OptionError(f"flip probability {self.flip}; expected a number from 0 to 1")
-        if not 0 <= self.rotation <= 180:
-            raise OptionError(f"rotation {self.rotation}; expected degrees from 0 to 180")
-        if not 0 < self.scale[0] <= self.scale[1] < float("inf"):
+        super().__post_init__()
+        if not 0 < self.scale[0] <= self.scale[1]:
             raise OptionError(f"scale {self.scale}; expected (low, high) with 0 < low <= high")
-        if not 0 <= self.translation < 1:
-            raise OptionError(f"translation {self.translation}; expected a fraction of the side, from 0 to below 1")
 
     def warp(self, uniform: Tensor, size: Size) -> Warp:
         """Return the warps of uniform draws [n,5] in float64, for images of size (H, W)."""
@@ -122,7 +115,7 @@ PullBack = Literal["inverse", "adjoint"]
 
 
 @dataclass(frozen=True)
-class Neighborhood:
+class Neighborhood(Checked):
     """Distribution of the views, and how attributions on them are pulled back. The defaults are the paper's.
 
     Args:
@@ -141,10 +134,6 @@ class Neighborhood:
     pull_back: PullBack = "inverse"
     antithetic: bool = False
     fill: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.pull_back not in get_args(PullBack):
-            raise OptionError(f"pull back {self.pull_back!r}; expected one of {', '.join(get_args(PullBack))}")
 
     def views(
         self,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from dave_vit._internal.registry import Registry
-from dave_vit.errors import InputError, OptionError
+from dave_vit.errors import InputError
 
 
 class Accumulator(Protocol):
@@ -59,47 +57,6 @@ def uses_clean(reducer: object) -> bool:
 
 
 REDUCERS: Registry[Callable[..., Reducer]] = Registry("reducer")
-
-
-class MeanAndError(ABC):
-    """Base of accumulators: values derived from the mean of the channel-summed samples and its error."""
-
-    is_signed = True
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._dtype = torch.float32  # of the results
-
-    def mean(self) -> Tensor:
-        """Return the channel-summed average of the samples: [B,H,W]."""
-        check_count(self.count)
-        return self._mean_and_error()[0].to(self._dtype)
-
-    def standard_error(self) -> Tensor:
-        """Return the standard error of the channel-summed mean: [B,H,W]."""
-        check_count(self.count)
-        return self._mean_and_error()[1].to(self._dtype)
-
-    def error_share(self) -> Tensor:
-        """Return the share of the mean map's energy that is sampling error: [B]."""
-        check_count(self.count)
-        return energy_share(*self._mean_and_error())
-
-    @abstractmethod
-    def _mean_and_error(self) -> tuple[Tensor, Tensor]:
-        """Return both in the type of the sums: [B,H,W] each."""
-
-
-def check_count(count: int) -> None:
-    """Raise InputError if there are no samples."""
-    if not count:
-        raise InputError("no samples to reduce; update the accumulator with at least one")
-
-
-def check_finite(name: str, value: float) -> None:
-    """Raise OptionError if an option is negative or not finite."""
-    if not 0 <= value < float("inf"):
-        raise OptionError(f"{name} is {value}; expected a finite number, 0 or above")
 
 
 def check_samples(samples: Tensor, weights: Tensor | None, image: tuple[int, ...] | None) -> Tensor:

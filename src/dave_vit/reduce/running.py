@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from dave_vit._internal.precision import precise_dtype, working_dtype
+from dave_vit._internal.precision import working_dtype
+from dave_vit._internal.schema import Checked, Limits
 from dave_vit.errors import InputError
-from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError, check_count, check_finite, check_samples
-from dave_vit.reduce.weighted import Moments, weighted_sums
+from dave_vit.reduce.base import REDUCERS, Accumulator
+from dave_vit.reduce.moments import MeanAndError
 
 Factor = Callable[[Tensor, Tensor], Tensor]  # (mean map [B,H,W], standard error [B,H,W]) -> factor [B,H,W]
 
@@ -43,7 +43,7 @@ class Shrinkage:
 
 @REDUCERS.register("soft")
 @dataclass(frozen=True)
-class SoftThreshold:
+class SoftThreshold(Checked):
     """The average moved towards zero by k standard errors: times max(0, |a| - k e) / |a| per pixel.
 
     The factor is 0 where a is 0. A single sample has no spread and is left as it is.
@@ -52,10 +52,7 @@ class SoftThreshold:
         k: how many standard errors.
     """
 
-    k: float = 2.0
-
-    def __post_init__(self) -> None:
-        check_finite("k", self.k)
+    k: Annotated[float, Limits(at_least=0)] = 2.0
 
     def accumulator(self) -> Accumulator:
         """Return a new accumulator."""
@@ -64,7 +61,7 @@ class SoftThreshold:
 
 @REDUCERS.register("trimmed")
 @dataclass(frozen=True)
-class TrimmedMean:
+class TrimmedMean(Checked):
     """The average of what is within k robust standard deviations (1.4826 MAD) of the median, element by element.
 
     Medians need all samples at once, so memory grows with their number. The standard error is that of all samples:
@@ -77,12 +74,8 @@ class TrimmedMean:
     """
 
     takes_weights: ClassVar[bool] = False
-    k: float = 2.5
-    floor: float = 1e-8
-
-    def __post_init__(self) -> None:
-        check_finite("k", self.k)
-        check_finite("floor", self.floor)
+    k: Annotated[float, Limits(at_least=0)] = 2.5
+    floor: Annotated[float, Limits(at_least=0)] = 1e-8
 
     def accumulator(self) -> Accumulator:
         """Return a new accumulator."""
@@ -90,71 +83,17 @@ class TrimmedMean:
 
 
 class _Running(MeanAndError):
-    """Mean of the samples, and squared deviations of their channel sums, merged chunk by chunk (Chan et al.).
-
-    The sums are kept in float64, so that how the samples were chunked does not show in the result.
-    """
+    """The mean of the samples, times a factor for each pixel if there is one."""
 
     def __init__(self, factor: Factor | None) -> None:
         super().__init__()
         self._factor = factor
-        self._mean = torch.empty(0)  # [B,C,H,W]
-        self._squares = torch.empty(0)  # [B,H,W]
-        self._moments: Moments | None = None  # used instead if samples have weights
-
-    def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
-        samples = check_samples(samples, weights, tuple(self._mean.shape) if self.count else None)
-        if self.count and (weights is None) != (self._moments is None):
-            raise InputError("some samples have weights and some have none; give weights to all of them or to none")
-        if weights is not None:
-            self._moments = self._moments or Moments()
-            self._moments.add(samples, weights)
-            self._mean, self.count = self._moments.mean, self.count + len(samples)
-        else:
-            self._merge(samples)
-        self._dtype = working_dtype(samples.dtype)
-
-    def _merge(self, samples: Tensor) -> None:
-        wide = precise_dtype(samples.device)
-        n, total = len(samples), self.count + len(samples)
-        if samples.is_cuda:  # in one pass over them
-            added, first, second = weighted_sums(samples, samples.new_ones(samples.shape[:2], dtype=wide))
-            mean, squares = added / n, (second - first.square() / n).clamp(min=0)
-        else:
-            mean = samples.mean(0, dtype=wide)  # [B,C,H,W]
-            sums = samples.sum(2, dtype=wide)  # [n,B,H,W]
-            squares = (sums - sums.mean(0)).square().sum(0)  # [B,H,W]
-        if self.count:
-            step = mean - self._mean
-            squares += self._squares + step.sum(1).square() * (self.count * n / total)
-            mean = self._mean + step * (n / total)
-        self._mean, self._squares, self.count = mean, squares, total
 
     def attribution(self) -> Tensor:
-        check_count(self.count)
-        if self._factor is None or self.count < 2:
-            return self._mean.to(self._dtype)
-        factor = self._factor(*self._mean_and_error())  # [B,H,W]
-        return (self._mean * factor[:, None]).to(self._dtype)
-
-    def significant(self) -> Tensor:
-        check_count(self.count)
-        return torch.ones(len(self._mean), dtype=torch.bool, device=self._mean.device)
-
-    def select(self, images: Tensor) -> Self:
-        part, at = copy(self), images.to(self._mean.device)
-        part._mean = self._mean[at]
-        if self._moments is None:
-            part._squares = self._squares[at]
-        else:
-            part._moments = self._moments.select(images)
-        return part
-
-    def _mean_and_error(self) -> tuple[Tensor, Tensor]:
-        if self._moments is not None:
-            return self._mean.sum(1), self._moments.error
-        # With one sample the squares are zero, and so is the error.
-        return self._mean.sum(1), (self._squares / (max(self.count - 1, 1) * self.count)).sqrt()
+        summed, error = self._mean_and_error()  # [B,H,W] each
+        mean = self._moments.mean  # [B,C,H,W]
+        factor = None if self._factor is None or self.count < 2 else self._factor(summed, error)
+        return (mean if factor is None else mean * factor[:, None]).to(self._dtype)
 
 
 class _Trimmed(_Running):
@@ -172,7 +111,7 @@ class _Trimmed(_Running):
         self._chunks.append(samples.detach().to(working_dtype(samples.dtype)))
 
     def attribution(self) -> Tensor:
-        check_count(self.count)
+        self._mean_and_error()  # refuses to go on without samples
         self._chunks = [torch.cat(self._chunks)]
         # One image at a time: the medians' working memory is several times that of what they look at.
         return torch.stack([_trimmed_mean(samples, self._options) for samples in self._chunks[0].unbind(1)])

@@ -90,7 +90,7 @@ class _Sharpened(ScaleMoments):
     def _patches(self, evidence: Tensor) -> Tensor:
         """Return the evidence of whole patches of the clean image: [B,H,W]."""
         own = self._clean[:, 0]  # [B,2,H,W]
-        seen, views = (average_patches(one, self._patch) for one in (own.sum(1), self._fine.mean.sum(1)))
+        seen, views = (average_patches(one, self._patch) for one in (own.sum(1), self._moments.mean.sum(1)))
         pixels, constants = own.sum((2, 3)).unbind(1)
         missing = (constants / torch.where(pixels == 0, 1, pixels)).square().clamp(max=_MOST)
         amount = 2 - _correlate(seen, views).clamp(min=0) + missing  # [B]

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import Annotated, Self
 
 import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
-from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError, check_count, check_finite, check_samples
-from dave_vit.reduce.weighted import Moments
+from dave_vit._internal.schema import Checked, Limits
+from dave_vit.reduce.base import REDUCERS, Accumulator
+from dave_vit.reduce.moments import MeanAndError, Moments
 
 _MIDDLE, _COARSE = 3 / 16, 1 / 2  # standard deviations of the Gaussians, in patches
 
 
 @REDUCERS.register("significant")
 @dataclass(frozen=True)
-class Significant:
+class Significant(Checked):
     """Net evidence that exceeds k standard errors at its own scale and at the coarser ones.
 
     Three maps of each sample are followed: its channel sums, and these averaged by Gaussians of 3/16 and 1/2 of a
@@ -37,12 +37,8 @@ class Significant:
         patch: side of the model's patches in pixels.
     """
 
-    k: float = 2.0
-    patch: float = 16.0
-
-    def __post_init__(self) -> None:
-        check_finite("k", self.k)
-        check_finite("patch", self.patch)
+    k: Annotated[float, Limits(at_least=0)] = 2.0
+    patch: Annotated[float, Limits(at_least=0)] = 16.0
 
     def accumulator(self) -> Accumulator:
         """Return a new accumulator."""
@@ -58,29 +54,22 @@ class ScaleMoments(MeanAndError):
         super().__init__()
         self._k = options.k
         self._sigmas = (_MIDDLE * options.patch, _COARSE * options.patch)
-        self._fine, self._coarser = Moments(), (Moments(), Moments())
-        self._shape: tuple[int, ...] | None = None
+        self._coarser = (Moments(), Moments())
         self._cached_evidence: tuple[Tensor, Tensor, Tensor] | None = None  # the evidence of all samples so far
 
-    def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
-        """Accumulate samples [n,B,C,H,W] with weights [n,B]."""
-        samples = check_samples(samples, weights, self._shape)
-        weights = samples.new_ones(samples.shape[:2]) if weights is None else weights
-        self._dtype, self._shape = working_dtype(samples.dtype), tuple(samples.shape[1:])
-        self._fine.add(samples, weights)
-        sums = samples.sum(2, dtype=self._dtype)  # [n,B,H,W]
+    def _add(self, samples: Tensor, weights: Tensor) -> None:
+        super()._add(samples, weights)
+        sums = samples.sum(2, dtype=working_dtype(samples.dtype))  # [n,B,H,W]
         for sigma, moments in zip(self._sigmas, self._coarser, strict=True):
             moments.add(blur(sums, sigma).unsqueeze(2), weights)
-        self.count += len(samples)
         self._cached_evidence = None
 
     def attribution(self) -> Tensor:
         """Return the estimate so far: [B,C,H,W]."""
-        check_count(self.count)
-        mean = self._fine.mean  # [B,C,H,W]
+        a, _ = self._mean_and_error()
+        mean = self._moments.mean  # [B,C,H,W]
         fine, rest = self._parts()
         scale = self._scale(fine + rest)
-        a = mean.sum(1)
         shared = mean * (fine / torch.where(a == 0, 1, a)).unsqueeze(1)  # channels as in the mean
         spread = (rest / mean.shape[1]).unsqueeze(1)
         is_significant = self.significant().view(-1, 1, 1, 1)
@@ -88,21 +77,15 @@ class ScaleMoments(MeanAndError):
 
     def significant(self) -> Tensor:
         """Return whether anything is significant in the map of each image, [B]."""
-        check_count(self.count)
         fine, middle, _ = self._evidence()
         return (fine > 0).flatten(1).any(1) | (middle > 0).flatten(1).any(1)
 
     def select(self, images: Tensor) -> Self:
         """Select images by index, to continue with them alone."""
-        part = copy(self)
-        part._fine, part._cached_evidence = self._fine.select(images), None
+        part = super().select(images)
         first, second = (moments.select(images) for moments in self._coarser)
-        part._coarser = (first, second)
-        part._shape = None if self._shape is None else (len(images), *self._shape[1:])
+        part._coarser, part._cached_evidence = (first, second), None
         return part
-
-    def _mean_and_error(self) -> tuple[Tensor, Tensor]:
-        return self._fine.mean.sum(1), self._fine.error
 
     def _evidence(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return fine, middle and coarse evidence, [B,H,W] each."""
@@ -111,7 +94,7 @@ class ScaleMoments(MeanAndError):
         return self._cached_evidence
 
     def _gate_evidence(self) -> tuple[Tensor, Tensor, Tensor]:
-        scales = (self._fine, *self._coarser)
+        scales = (self._moments, *self._coarser)
         means, errors = [one.mean.sum(1) for one in scales], [one.error for one in scales]
         over = [(a - self._k * e).clamp(min=0) for a, e in zip(means, errors, strict=True)]
         gates = [p / torch.where(a == 0, 1, a.abs()) for p, a in zip(over, means, strict=True)]
