@@ -110,7 +110,7 @@ def test_the_trainer_of_transformers_explains_and_trains_as_before(tmp_path):
     pytest.importorskip("accelerate")
     from transformers import Trainer, TrainingArguments
 
-    from dave_vit.integrations.transformers import ExplanationCallback
+    from dave_vit.integrations.transformers import TransformersExplanationCallback
 
     data = [{"pixel_values": image, "labels": number % 5} for number, image in enumerate(images(8))]
 
@@ -131,7 +131,7 @@ def test_the_trainer_of_transformers_explains_and_trains_as_before(tmp_path):
         return model.eval()
 
     plain = train()
-    watched = train(ExplanationCallback(X, every=2, folder=tmp_path / "maps", **OPTIONS))
+    watched = train(TransformersExplanationCallback(X, every=2, folder=tmp_path / "maps", **OPTIONS))
     assert steps(tmp_path / "maps") == [0, 2, 4]
     for one, other in zip(plain.parameters(), watched.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
@@ -143,7 +143,7 @@ def test_the_trainer_of_transformers_explains_and_trains_as_before(tmp_path):
 @pytest.mark.slow
 def test_lightning_explains_and_logs_to_its_loggers(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch")
-    from dave_vit.integrations.lightning import ExplanationCallback
+    from dave_vit.integrations.lightning import LightningExplanationCallback
 
     board = Recorder("add_image", "add_scalar")
 
@@ -164,7 +164,7 @@ def test_lightning_explains_and_logs_to_its_loggers(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    callback = ExplanationCallback(X, every=2, folder=tmp_path, **OPTIONS)
+    callback = LightningExplanationCallback(X, every=2, folder=tmp_path, **OPTIONS)
     quiet = {"enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
     trainer = lightning.Trainer(max_steps=4, accelerator="cpu", logger=Board(), callbacks=[callback], **quiet)
     trainer.fit(Module(), DataLoader(TensorDataset(images(8), torch.arange(8) % 5), batch_size=2))

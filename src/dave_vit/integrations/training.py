@@ -7,7 +7,8 @@ Example:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,38 @@ def log_maps(
     if folder is not None:
         save_step(Path(folder), step, numbers, pictures)
     return numbers
+
+
+class ExplanationCallback:
+    """Base of callbacks that explain images at the start and every so many steps.
+
+    Args:
+        inputs: preprocessed images ``[B, C, H, W]``.
+        every: steps between two explanations.
+        writers: as for `log_maps`.
+        options: the other arguments of `log_maps`.
+    """
+
+    def __init__(self, inputs: Tensor, *, every: int = 100, writers: Sequence[Any] = (), **options: Any) -> None:
+        self.writers = writers
+        self._log = partial(log_maps, inputs=inputs, every=every, **options)
+
+
+def callback_finder(callback: type[ExplanationCallback], find_base: Callable[[], type]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module whose one class is a callback that is also one of a library.
+
+    Args:
+        callback: has the methods that the library calls; the class is named as it is, without the underscore.
+        find_base: imports the library's base class.
+    """
+
+    @cache
+    def find(name: str) -> Any:
+        if name != callback.__name__.lstrip("_"):
+            raise AttributeError(f"module {callback.__module__!r} has no attribute {name!r}")
+        return type(name, (callback, find_base()), {"__doc__": callback.__doc__, "__module__": callback.__module__})
+
+    return find
 
 
 def _score(explanation: Explanation, regions: Tensor | Sequence[Box] | None) -> dict[str, float]:

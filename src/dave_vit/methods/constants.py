@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,24 +35,24 @@ _CHANNELS_LAST = frozenset("linear layer_norm rms_norm".split())
 
 @dataclass(frozen=True)
 class Contribution:
-    """Contribution of one additive constant to the score, value by value.
+    """Contribution of one additive constant to the scores of a batch, value by value.
 
     Attributes:
-        grid: by channel and place ``[D, h, w]``; None where the constant has no place in the image.
-        elsewhere: the sum of what has no place, such as the class token's share.
+        grid: by channel and place ``[b, D, h, w]``; None where the constant has no place in the image.
+        elsewhere: the sum of what has no place, such as the class token's share, ``[b]``.
     """
 
     grid: Tensor | None
     elsewhere: Tensor
 
-    def spread(self, size: tuple[int, int]) -> Tensor:
-        """Return a map ``[H, W]`` with the same sum, or one value ``[]`` for all pixels if nothing has a place."""
-        rest = self.elsewhere / math.prod(size)
-        return rest if self.grid is None else rest + spread_evenly(self.grid.sum(0), size)
+    def spread(self, size: Sequence[int]) -> Tensor:
+        """Return maps ``[b, H, W]`` with the same sums, or one value ``[b, 1, 1]`` for all pixels without a place."""
+        rest = (self.elsewhere / math.prod(size)).view(-1, 1, 1)
+        return rest if self.grid is None else rest + spread_evenly(self.grid.sum(1), size)
 
 
 Make = Callable[[Tensor, Iterable[Contribution]], Tensor]
-"""Function from weight times image ``[C, H, W]`` and the contributions to the attribution of one image."""
+"""Function from weight times images ``[b, C, H, W]`` and the contributions to attributions."""
 
 
 def attributions(method: Method, images: Tensor, target: Target, make: Make, rules: RuleSet) -> Explanation:
@@ -66,85 +65,68 @@ def attributions(method: Method, images: Tensor, target: Target, make: Make, rul
         method: gives the model and its precision.
         images: ``[b, C, H, W]``.
         target: what is explained of them.
-        make: the attribution of one image.
+        make: computes the attributions.
         rules: the derivatives, and which constants are recorded.
     """
-    model, autocast = method.model, method.autocast
-    axes = find_batch_axes(model, images, target, rules=rules, autocast=autocast) if len(images) > 1 else []
-    sides = [side for side in axes or [] if side is not None]
-    if axes is None or len(sides) < len(axes):
-        singles = range(len(images))
-        return join_explanations(
-            [attributions(method, images[i : i + 1], target.part(i, i + 1), make, rules) for i in singles]
-        )
+    model, autocast, is_alone = method.model, method.autocast, len(images) == 1
+    axes = None if is_alone else find_batch_axes(model, images, target, rules=rules, autocast=autocast)
+    if not is_alone and (axes is None or None in axes):
+        parts = [(images[i : i + 1], target.part(i, i + 1)) for i in range(len(images))]
+        return join_explanations([attributions(method, *part, make, rules) for part in parts])
 
     def combine(weight: Tensor, constants: Sequence[Constant]) -> Tensor:
-        return _combine(weight * images, constants, images, make, sides)
+        sides = axes or [_find_single(constant.value) for constant in constants]
+        dtype, size = precise_dtype(images.device), images.shape[-2:]
+        pairs = zip(constants, sides, strict=True)  # one at a time, since contributions are large
+        return make(weight * images, (_place_constant(constant, side, size, dtype) for constant, side in pairs))
 
     passed = gradient(model, images, target, rules=rules, autocast=autocast, combine=combine)
     return Explanation(passed.weight, target.resolve(passed.logits).indices)
 
 
-def _combine(direct: Tensor, constants: Sequence[Constant], images: Tensor, make: Make, sides: Sequence[int]) -> Tensor:
-    """Compute the attributions of a batch for one class: ``[b, C, H, W]``."""
-    functions = [constant.function for constant in constants]
-    parts = [(constant.value, constant.derivative[0]) for constant in constants]
-    if len(images) == 1:
-        return make(direct[0], _contributions(functions, parts, images))[None]
-
-    def one(direct: Tensor, parts: list[tuple[Tensor, Tensor]]) -> Tensor:
-        alone = [tuple(part.unsqueeze(side) for part in pair) for pair, side in zip(parts, sides, strict=True)]
-        return make(direct, _contributions(functions, alone, images))
-
-    attribution: Tensor = torch.vmap(one, in_dims=(0, [(side, side) for side in sides]))(direct, parts)
-    return attribution
+def _find_single(value: Tensor) -> int | None:
+    """Return the dimension of the only image: the first of size 1, if it is where a batch can be."""
+    return next((side for side, size in enumerate(value.shape[: 1 if value.ndim == 4 else 2]) if size == 1), None)
 
 
-def _contributions(functions: list[str], parts: list[Any], images: Tensor) -> Iterator[Contribution]:
-    """Yield the contribution of each constant to one image; one at a time, since they are large."""
-    for function, (value, derivative) in zip(functions, parts, strict=True):
-        amount = torch.where(derivative == 0, 0.0, value * derivative)  # a mask may be -inf
-        yield _place_constant(function, amount.to(precise_dtype(images.device)), (images.shape[-2], images.shape[-1]))
+def _place_constant(
+    constant: Constant, side: int | None, size: Sequence[int], dtype: torch.dtype | None = None
+) -> Contribution:
+    """Find the places of a constant's values by its shape and the layout of the function that added it.
 
-
-def _place_constant(name: str, amount: Tensor, size: tuple[int, int]) -> Contribution:
-    """Find the places of a constant's values by its shape and the layout of the function that added it."""
-    if amount.ndim == 4 and len(amount) == 1:  # [1, D, h, w] or [1, h, w, D]
-        grid = amount[0] if _channels_first(name, amount, size) else amount[0].movedim(-1, 0)
-        if _is_grid(grid.shape[1], grid.shape[2], size):
-            return Contribution(grid, amount.new_zeros(()))
-    elif amount.ndim == 3 and 1 in amount.shape[:2] and name not in _CHANNELS_FIRST:  # [1, N, D] or [N, 1, D]
-        tokens = amount.flatten(0, 1).T  # [D, N]
-        rows, columns = find_token_grid(tokens.shape[1], size) or (1, 1)
-        before = tokens.shape[1] - rows * columns  # class and register tokens come first
-        return Contribution(tokens[:, before:].unflatten(1, (rows, columns)), tokens[:, :before].sum())
-    return Contribution(None, amount.sum())
-
-
-def sum_by_place(name: str, amount: Tensor, size: tuple[int, int]) -> Tensor | None:
-    """Sum the contributions of a constant ``[b, ...]`` over channels: ``[b, h, w]``, or None if it has no place."""
-    if amount.ndim == 4:  # [b, D, h, w] or [b, h, w, D]
-        grid = amount.sum(1 if _channels_first(name, amount, size) else 3)
-        return grid if _is_grid(grid.shape[1], grid.shape[2], size) else None
-    if amount.ndim == 3 and name not in _CHANNELS_FIRST:  # [b, N, D]
+    Args:
+        constant: with its derivative.
+        side: its batch dimension; None for a constant of one image that has none.
+        size: height and width of the images.
+        dtype: of the contribution; that of the constant by default.
+    """
+    name, slope = constant.function, constant.derivative[0]
+    amount = torch.where(slope == 0, 0.0, constant.value * slope)  # a mask may be -inf
+    amount = amount.to(dtype or amount.dtype)
+    amount = amount.unsqueeze(0) if side is None else amount.movedim(side, 0)
+    if side is not None and amount.ndim == 4:  # [b, D, h, w] or [b, h, w, D]
+        grid = amount if _channels_first(name, amount, size) else amount.movedim(-1, 1)
+        if _is_grid(grid.shape[2], grid.shape[3], size):
+            return Contribution(grid, amount.new_zeros(len(amount)))
+    elif side is not None and amount.ndim == 3 and name not in _CHANNELS_FIRST:  # [b, N, D]
         rows, columns = find_token_grid(amount.shape[1], size) or (1, 1)
-        tokens = amount.sum(2)[:, amount.shape[1] - rows * columns :]  # class and register tokens come first
-        return tokens.reshape(-1, rows, columns)
-    return None
+        before = amount.shape[1] - rows * columns  # class and register tokens come first
+        return Contribution(amount[:, before:].mT.unflatten(2, (rows, columns)), amount[:, :before].sum((1, 2)))
+    return Contribution(None, amount.reshape(len(amount), -1).sum(1))
 
 
-def _channels_first(name: str, amount: Tensor, size: tuple[int, int]) -> bool:
+def _channels_first(name: str, amount: Tensor, size: Sequence[int]) -> bool:
     if name in _CHANNELS_FIRST or name in _CHANNELS_LAST:
         return name in _CHANNELS_FIRST
     return _is_grid(amount.shape[2], amount.shape[3], size) and not _is_grid(amount.shape[1], amount.shape[2], size)
 
 
-def _is_grid(rows: int, columns: int, size: tuple[int, int]) -> bool:
+def _is_grid(rows: int, columns: int, size: Sequence[int]) -> bool:
     """Return whether a map has the image's aspect ratio, up to a cropped row, and no more places than pixels."""
     return abs(rows * size[1] - columns * size[0]) <= max(size) and rows <= size[0] and columns <= size[1]
 
 
-def spread_evenly(grid: Tensor, size: tuple[int, int]) -> Tensor:
+def spread_evenly(grid: Tensor, size: Sequence[int]) -> Tensor:
     """Resize maps ``[..., h, w]`` with the same sum: each value is divided evenly among the pixels of its place."""
     shares = []
     for extent, pixels in zip(grid.shape[-2:], size, strict=True):
@@ -161,11 +143,11 @@ def per_channel(maps: Tensor, channels: int) -> Tensor:
 
 
 def sum_maps(maps: Iterable[Tensor], direct: Tensor) -> Tensor:
-    """Add up maps ``[H, W]`` in the widest type; returns an attribution ``[C, H, W]`` like ``direct``."""
-    total = torch.zeros_like(direct[0], dtype=precise_dtype(direct.device))
+    """Add up maps ``[b, H, W]`` in the widest type; returns attributions ``[b, C, H, W]`` like ``direct``."""
+    total = torch.zeros_like(direct[:, 0], dtype=precise_dtype(direct.device))
     for each in maps:
         total = total + each
-    return per_channel(total, len(direct)).to(direct.dtype)
+    return per_channel(total, direct.shape[1]).to(direct.dtype)
 
 
 def upsample(grids: Tensor, size: Sequence[int]) -> Tensor:
@@ -213,18 +195,17 @@ def resolve_by_evidence(
     """
     most = CONSTANT_ROWS.get(images.device.type, CONSTANT_ROWS["cpu"])
 
-    def compute(
-        rules: RuleSet, target: Target, resolve: Resolve, step: int, start: int, stop: int
-    ) -> tuple[Tensor, Tensor]:
-        chunks = [slice(at, min(at + step, stop)) for at in range(start, stop, step)]
-        is_alone = min(rows.rows, step) == 1
-        parts = [_Chunk(images[at], target.part(at.start, at.stop), is_alone, resolve) for at in chunks]
-        return _join([_evidence(method, part, rules) for part in parts])
-
     def evidence(rules: RuleSet, target: Target, resolve: Resolve) -> tuple[Tensor, Tensor]:
         form = PassForm(method.model, "constants", rules, method.autocast, target.read)
         step = rows.limit_rows(most, form, images)
-        return _join(rows.run_chunks(partial(compute, rules, target, resolve, step), len(images)))
+
+        def compute(start: int, stop: int) -> tuple[Tensor, Tensor]:
+            ends = [(at, min(at + step, stop)) for at in range(start, stop, step)]
+            parts = [(images[at:end], target.part(at, end)) for at, end in ends]
+            is_alone = min(rows.rows, step) == 1  # no memory for two images: constants are those of the only one
+            return _join([_evidence(method, *part, rules, resolve, is_alone=is_alone) for part in parts])
+
+        return _join(rows.run_chunks(compute, len(images)))
 
     own, logits = evidence(rules, target, resolve)
     resolved = resolve(target, logits)
@@ -241,51 +222,29 @@ def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return evidence, logits
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Images of one pass.
-
-    Attributes:
-        images: ``[b, C, H, W]``.
-        target: of each of them.
-        is_alone: whether there is no memory for two images, so that constants are those of the only one.
-        resolve: resolves the target on the logits.
-    """
-
-    images: Tensor
-    target: Target
-    is_alone: bool
-    resolve: Resolve
-
-
-def _evidence(method: Method, chunk: _Chunk, rules: RuleSet) -> tuple[Tensor, Tensor]:
+def _evidence(
+    method: Method, images: Tensor, target: Target, rules: RuleSet, resolve: Resolve, *, is_alone: bool
+) -> tuple[Tensor, Tensor]:
     """Return maps of pixels and of constants by one rule set, ``[b, K, 2, H, W]``, and logits ``[b, classes]``."""
-    images, target = chunk.images, chunk.target
     run = getattr(method.model, "_orig_mod", method.model)  # the images were checked already
-    resolve = partial(chunk.resolve, target)
     compute = partial(gradient, method.model, images, target, rules=rules, autocast=method.autocast)
-    compute = partial(compute, run=run, resolve=resolve)
+    compute = partial(compute, run=run, resolve=partial(resolve, target))
     if images.ndim > 4:  # where a constant acts in a clip is not known
         passed = compute()
         pixels = (passed.weight * images.unsqueeze(1)).sum(-3)
         return torch.stack([pixels, torch.zeros_like(pixels)], -3), passed.logits
     axes: Axes = []
-    if not chunk.is_alone:
+    if not is_alone:
         axes = find_batch_axes(method.model, images, target, rules=rules, autocast=method.autocast)
 
     def combine(weight: Tensor, constants: Sequence[Constant]) -> Tensor:
-        sides = [_find_single(constant.value) for constant in constants] if chunk.is_alone else axes or []
+        sides = [_find_single(constant.value) for constant in constants] if is_alone else axes or []
         pairs = [(constant, side) for constant, side in zip(constants, sides, strict=False) if side is not None]
         pixels = (weight * images).sum(1)
         return torch.stack([pixels, place_constants(pairs, pixels)], 1)
 
     passed = compute(combine=combine)
     return passed.weight, passed.logits
-
-
-def _find_single(value: Tensor) -> int | None:
-    """Return the dimension of the only image: the first of size 1, if it is one of the first two."""
-    return next((side for side, size in enumerate(value.shape[:2]) if size == 1), None)
 
 
 def place_constants(constants: Sequence[tuple[Constant, int]], like: Tensor) -> Tensor:
@@ -300,9 +259,8 @@ def place_constants(constants: Sequence[tuple[Constant, int]], like: Tensor) -> 
     for constant, side in constants:
         if constant.value.ndim == 4 and set(constant.value.shape[-2:]) <= lengths:
             continue  # between tokens and tokens, as a position bias of attention
-        slope = constant.derivative[0]
-        amount = torch.where(slope == 0, 0.0, constant.value * slope)  # a mask may be -inf
-        grid = sum_by_place(constant.function, amount.movedim(side, 0), size)
+        grid = _place_constant(constant, side, size).grid
         if grid is not None:
-            grids[grid.shape] = grids.get(grid.shape, 0) + grid
+            summed = grid.sum(1)
+            grids[summed.shape] = grids.get(summed.shape, 0) + summed
     return sum((spread_evenly(grid, size) for grid in grids.values()), torch.zeros_like(like))

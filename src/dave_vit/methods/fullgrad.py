@@ -67,17 +67,15 @@ class FullGrad(Method):
 
 
 def signed_sum(direct: Tensor, parts: Iterable[Contribution]) -> Tensor:
-    """Return input and biases times their derivatives, ``[C, H, W]``; what has no place is spread evenly."""
-    size = (direct.shape[-2], direct.shape[-1])
-    return direct + sum_maps((part.spread(size) for part in parts), direct)
+    """Return input and biases times their derivatives, ``[b, C, H, W]``; what has no place is spread evenly."""
+    return direct + sum_maps((part.spread(direct.shape[-2:]) for part in parts), direct)
 
 
 def scaled_sum(direct: Tensor, parts: Iterable[Contribution]) -> Tensor:
-    """Return the published sum ``[C, H, W]``: absolute values, channels rescaled; what has no place is left out."""
-    size = (direct.shape[-2], direct.shape[-1])
+    """Return the published sum ``[b, C, H, W]``: absolute values, channels rescaled; what has no place is left out."""
     # Channels are added up before the upsampling, which is linear.
-    grids = (scale_to_unit(part.grid.abs()).sum(0) for part in parts if part.grid is not None)
-    maps = (upsample(grid[None, None], size)[0, 0] for grid in grids)
+    grids = (scale_to_unit(part.grid.abs()).sum(1) for part in parts if part.grid is not None)
+    maps = (upsample(grid.unsqueeze(1), direct.shape[-2:])[:, 0] for grid in grids)
     return scale_to_unit(direct.abs()) + sum_maps(maps, direct)
 
 
