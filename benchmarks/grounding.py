@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dave_vit.analysis.base import analysis, flag
+from dave_vit.analysis.inputs import analysis, flag
 from dave_vit.data.builtin import CLASS_NAMES, compose_edited_scene, compose_scene
 from dave_vit.data.builtin.draws import Draws
 from dave_vit.errors import OptionError

@@ -31,9 +31,9 @@ from shortcuts import CUES, SHORTCUT_CLASSES, compose_shortcut
 from dave_vit.audit import AuditOptions, run_audit
 from dave_vit.evaluate import MethodEntry, ModelEntry
 from dave_vit.evaluate.engines.local import LocalEngine
-from dave_vit.evaluate.evidence import ImageEvidence
 from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.run import EvaluationRun
+from dave_vit.evaluate.scoring import ImageEvidence
 from dave_vit.evaluate.store import RunFolder
 
 STRENGTHS = (0, 20, 40, 60, 80, 100)

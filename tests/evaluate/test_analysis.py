@@ -13,7 +13,6 @@ from dave_vit.analysis import (
     convergence,
     cost,
     map_sheets,
-    meter,
     sensitivity,
     toy,
 )
@@ -157,7 +156,7 @@ def test_the_meter_sees_what_is_alive_at_once():
             torch.ones(3000)  # gone again at once
         kept.view(10, 100).add_(1)  # neither a view nor a change in place takes memory
 
-    spent = meter.measure(work, torch.device("cpu"), repeats=1)
+    spent = cost.measure(work, torch.device("cpu"), repeats=1)
     assert spent.peak_bytes == 4 * 4000
     assert spent.seconds > 0
 

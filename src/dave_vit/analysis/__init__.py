@@ -4,8 +4,7 @@
 """
 
 from dave_vit._internal.registry import import_all
-from dave_vit.analysis.base import ANALYSES, Analysis, Flag, analysis, flag
-from dave_vit.analysis.inputs import AnalysisOptions, MapAnalysisOptions
+from dave_vit.analysis.inputs import ANALYSES, Analysis, AnalysisOptions, Flag, MapAnalysisOptions, analysis, flag
 
 __all__ = ["ANALYSES", "Analysis", "AnalysisOptions", "Flag", "MapAnalysisOptions", "analysis", "flag"]
 

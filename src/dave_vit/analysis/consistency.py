@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dave_vit.analysis.base import analysis, flag
-from dave_vit.analysis.inputs import ImageBatch, MapAnalysisOptions, count_flag, files_flag
+from dave_vit.analysis.inputs import ImageBatch, MapAnalysisOptions, analysis, count_flag, files_flag, flag
 from dave_vit.evaluate.scoring import MapMaker
 from dave_vit.evaluate.statistics.intervals import MeanEstimate, estimate_means
 from dave_vit.maps import positive, smooth

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dave_vit.analysis.base import analysis, flag
-from dave_vit.analysis.inputs import AnalysisOptions, count_flag
+from dave_vit.analysis.inputs import AnalysisOptions, analysis, count_flag, flag
 from dave_vit.errors import OptionError
 from dave_vit.maps import collapse
 from dave_vit.methods import DAVE

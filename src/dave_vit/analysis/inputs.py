@@ -1,15 +1,18 @@
-"""Options that analyses share, and the models, images and methods that these options name."""
+"""Registry of analyses, and the options, models, images and methods that they share.
+
+An analysis is a function from options to a section of a report.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
 
-from dave_vit.analysis.base import flag
+from dave_vit._internal.registry import Registry
 from dave_vit.data import Dataset, open_dataset
 from dave_vit.data.classes import map_classes
 from dave_vit.data.images import read_image
@@ -19,6 +22,76 @@ from dave_vit.evaluate import MethodEntry, ModelEntry, Smoothing
 from dave_vit.evaluate.scoring import MapMaker
 from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter
+from dave_vit.viz.report_section import Section
+
+T = TypeVar("T")
+Run = Callable[[Any], Section]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How the command line shows an option; see `flag`."""
+
+    help: str
+    least: float | None = None
+    most: float | None = None
+    metavar: str | None = None
+    positional: bool = False
+
+
+def flag(default: T, text: str, **settings: Any) -> T:
+    """Declare a field of an analysis's options that is also a flag of `dave analyze`.
+
+    Args:
+        default: default value.
+        text: help text.
+        settings: further fields of `Flag`.
+    """
+    option: T = field(default=default, metadata={"flag": Flag(text, **settings)})
+    return option
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A registered analysis.
+
+    Attributes:
+        name: name of the command and of the files.
+        summary: one sentence, the first of the function's docstring.
+        options: a frozen dataclass; all fields have defaults.
+        run: function from options to a section.
+        first_model: whether a suite of several models runs it for the first one only.
+    """
+
+    name: str
+    summary: str
+    options: type[Any]
+    run: Run
+    first_model: bool = False
+
+    @property
+    def flags(self) -> dict[str, Flag]:
+        """Flags by the name of their field."""
+        return {option.name: option.metadata["flag"] for option in fields(self.options) if "flag" in option.metadata}
+
+
+ANALYSES: Registry[Analysis] = Registry("analysis")
+
+
+def analysis(name: str, *, first_model: bool = False) -> Callable[[Run], Run]:
+    """Register a function from options to a section as an analysis.
+
+    Args:
+        name: name of the analysis.
+        first_model: whether a suite of several models runs it for the first one only.
+    """
+
+    def register(run: Run) -> Run:
+        summary = (run.__doc__ or "").partition("\n")[0]
+        ANALYSES.register(name)(Analysis(name, summary, get_type_hints(run)["options"], run, first_model))
+        return run
+
+    return register
 
 
 @dataclass(frozen=True)

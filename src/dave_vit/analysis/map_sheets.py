@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from dave_vit.analysis.base import analysis, flag
 from dave_vit.analysis.inputs import (
     ImageBatch,
     MapAnalysisOptions,
+    analysis,
     count_flag,
     files_flag,
+    flag,
     hide_folders,
     method_flag,
     preprocess_image,

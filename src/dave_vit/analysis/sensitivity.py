@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dave_vit.analysis.base import analysis, flag
-from dave_vit.analysis.inputs import AnalysisOptions, count_flag
+from dave_vit.analysis.inputs import AnalysisOptions, analysis, count_flag, flag
 from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import OptionError
 from dave_vit.metrics.perturbation import class_score

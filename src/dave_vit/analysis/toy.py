@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dave_vit.analysis.base import analysis, flag
+from dave_vit.analysis.inputs import analysis, flag
 from dave_vit.engine.gradient import effective_transformation
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import create_plots

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from dave_vit.audit.findings import AuditOptions
 from dave_vit.errors import DataError
-from dave_vit.evaluate.evidence import ImageEvidence
+from dave_vit.evaluate.scoring import ImageEvidence
 
 Floats = npt.NDArray[np.float64]
 

@@ -16,10 +16,10 @@ from dave_vit.audit.testing import GroupTester
 from dave_vit.audit.verification import correct_p_values
 from dave_vit.evaluate.engines import Engine
 from dave_vit.evaluate.engines.local import LocalEngine
-from dave_vit.evaluate.evidence import ImageEvidence
 from dave_vit.evaluate.job import EvalJob, ModelLoader
 from dave_vit.evaluate.plan_entries import ModelEntry
 from dave_vit.evaluate.run import EvaluationRun, ProgressCallback
+from dave_vit.evaluate.scoring import ImageEvidence
 from dave_vit.evaluate.store import RunFolder
 
 

@@ -28,8 +28,8 @@ from dave_vit.audit.verification import (
 from dave_vit.data import open_dataset
 from dave_vit.data.batches import load_batch
 from dave_vit.errors import DataError
-from dave_vit.evaluate.evidence import ImageEvidence
 from dave_vit.evaluate.job import EvalJob, EvaluatedModel
+from dave_vit.evaluate.scoring import ImageEvidence
 from dave_vit.evaluate.statistics.rows import ScannedImage
 
 _MAX_POOL = 192  # images that regions and objects are moved to

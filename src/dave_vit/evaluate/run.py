@@ -14,11 +14,11 @@ from dave_vit.data import open_dataset
 from dave_vit.errors import DataError
 from dave_vit.evaluate.engines import Engine
 from dave_vit.evaluate.engines.local import LocalEngine
-from dave_vit.evaluate.evidence import ImageEvidence, read_evidence
 from dave_vit.evaluate.job import EvalJob, ModelLoader, check_models, software_versions
 from dave_vit.evaluate.plan import Plan
 from dave_vit.evaluate.plan_entries import ModelEntry
 from dave_vit.evaluate.report import Example, build_model_report, check_examples, render_report, select_examples
+from dave_vit.evaluate.scoring import ImageEvidence, read_evidence
 from dave_vit.evaluate.statistics.rows import ScannedImage, read_scanned_images
 from dave_vit.evaluate.statistics.scores import ModelScores, read_scores
 from dave_vit.evaluate.statistics.summary import describe_budget_overruns, summarise

@@ -19,9 +19,8 @@ from dave_vit.data.batches import Batch, BatchPrefetcher
 from dave_vit.data.grids import compose_grids
 from dave_vit.engine.forward import count_passes
 from dave_vit.errors import DaveError, ImageError, OutOfMemory, is_out_of_memory
-from dave_vit.evaluate.evidence import compute_evidence
 from dave_vit.evaluate.job import EvalJob, EvaluatedModel, software_versions
-from dave_vit.evaluate.scoring import KnownMaps, MapMaker, Scorer, synchronized_time
+from dave_vit.evaluate.scoring import KnownMaps, MapMaker, Scorer, compute_evidence, synchronized_time
 from dave_vit.evaluate.statistics.rows import Row, ScannedImage, pack_rows
 from dave_vit.evaluate.tasks import EvalTask
 from dave_vit.methods.pass_size import PassSize
