@@ -174,12 +174,8 @@ def forward_cost(model: nn.Module, inputs: Tensor) -> ResourceUse:
 def attribution_cost(model: nn.Module, inputs: Tensor, target: Tensor, label: str, samples: int) -> ResourceUse:
     """Measure one map."""
     entry = method_entry(label, samples)
-    options: dict[str, Any] = {**entry.options, **({"chunk": _CHUNK} if _takes_samples(label) else {})}
+    options: dict[str, Any] = {**entry.options, **({"chunk": _CHUNK} if entry.options else {})}  # of samples or steps
     return measure(lambda: create_method(entry.method, model, **options).attribute(inputs, target), inputs.device)
-
-
-def _takes_samples(label: str) -> bool:
-    return bool({"samples", "steps"} & set(method_entry(label, 1).options))
 
 
 def measure_costs(
@@ -188,7 +184,7 @@ def measure_costs(
     """Measure everything on one image [1,C,H,W]."""
     methods = {}
     for label in METHODS:
-        counts = samples if _takes_samples(label) else samples[:1]
+        counts = samples if method_entry(label, 1).options else samples[:1]
         methods[label] = {count: attribution_cost(model, inputs, target, label, count) for count in counts}
     by_depth: dict[str, dict[int, ResourceUse]] = {_FORWARD: {}, "input_x_gradient": {}, "dave": {}}
     image = torch.randn(1, 3, *inputs.shape[2:], generator=torch.Generator().manual_seed(0)).to(inputs.device)
@@ -200,12 +196,11 @@ def measure_costs(
     return Costs(forward_cost(model, inputs), methods, by_depth)
 
 
-def deep_vit(depth: int, size: int = 224) -> nn.Module:
+def deep_vit(depth: int, size: int) -> nn.Module:
     """Build a Vision Transformer of DeiT-Tiny's width with random weights, on which cost does not depend."""
     from timm.models.vision_transformer import VisionTransformer
 
-    sizes = {"img_size": size, "patch_size": 16, "embed_dim": 192, "num_heads": 3, "num_classes": 10}
-    model: nn.Module = VisionTransformer(depth=depth, **sizes)
+    model: nn.Module = VisionTransformer(size, 16, num_classes=10, embed_dim=192, depth=depth, num_heads=3)
     return model.eval()
 
 

@@ -76,7 +76,7 @@ def parse_targets(text: str | None, ranking: Sequence[int], names: Sequence[str]
     """
     if text is None:
         return [ranking[0]]
-    if "," in text and not _is_name(text, names):
+    if "," in text and text.strip().casefold() not in (name.casefold() for name in names):  # some names hold commas
         parts = [part for part in text.split(",") if part.strip()]
         return list(dict.fromkeys(index for part in parts for index in parse_targets(part, ranking, names)))
     folded = text.strip().casefold()
@@ -89,8 +89,3 @@ def parse_targets(text: str | None, ranking: Sequence[int], names: Sequence[str]
     if not 1 <= at <= min(5, len(ranking)):
         raise TargetError(f"target {text!r}; expected top1 to top{min(5, len(ranking))}, an index or a class name")
     return [ranking[at - 1]]
-
-
-def _is_name(text: str, names: Sequence[str]) -> bool:
-    """Return whether the text is the name of a class; some names hold commas."""
-    return text.strip().casefold() in (name.casefold() for name in names)

@@ -139,11 +139,8 @@ def arrays_to_pictures(values: np.ndarray[Any, Any]) -> list[Image.Image]:
         )
     if is_float and not (values.min() >= 0 and values.max() <= 1):
         raise ImageError("colours outside of 0 to 1; divide by 255, or give a preprocessed float tensor [B, C, H, W]")
-    return [Image.fromarray(page.squeeze(-1) if page.shape[-1] == 1 else page) for page in _to_bytes(pages)]
-
-
-def _to_bytes(colours: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return colours if colours.dtype == np.uint8 else (colours * 255).round().astype(np.uint8)
+    pages = (pages * 255).round().astype(np.uint8) if is_float else pages
+    return [Image.fromarray(page.squeeze(-1) if page.shape[-1] == 1 else page) for page in pages]
 
 
 def check_size(size: tuple[int, int], name: str, max_pixels: int = MAX_PIXELS) -> None:

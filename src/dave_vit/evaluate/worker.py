@@ -137,7 +137,10 @@ class Worker:
                 with torch.no_grad():
                     top = _compute_logits(model.model, batch.inputs).softmax(1).max(1)
                 rows = zip(batch.indices, batch.items, top.indices.tolist(), top.values.tolist(), strict=True)
-                images += [_scanned_image(model, *row) for row in rows]
+                for index, item, predicted, confidence in rows:
+                    label = None if item.label is None else model.classes.get(item.label)
+                    dropped = "class is not one of the model's" if label is None and item.label is not None else None
+                    images.append(ScannedImage(index, item.name, _unit(item), label, predicted, confidence, dropped))
         return {task.file: pack_rows(sorted(images, key=lambda one: one.index), ScannedImage)}
 
     def _score_images(self, task: EvalTask) -> Files:
@@ -324,12 +327,6 @@ def _compute_logits(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return logits ``[B, classes]``; in parts if the batch does not fit into memory."""
     parts = PassSize(len(inputs)).run_chunks(lambda start, stop: model(inputs[start:stop]).float(), len(inputs))
     return torch.cat(parts)
-
-
-def _scanned_image(model: EvaluatedModel, index: int, item: Item, predicted: int, confidence: float) -> ScannedImage:
-    label = None if item.label is None else model.classes.get(item.label)
-    dropped = "class is not one of the model's" if item.label is not None and label is None else None
-    return ScannedImage(index, item.name, _unit(item), label, predicted, confidence, dropped)
 
 
 def _unit(item: Item) -> str:

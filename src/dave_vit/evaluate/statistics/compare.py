@@ -71,7 +71,8 @@ def compare_runs(first: StoredRun, second: StoredRun, pairs: Mapping[str, str]) 
         second: the new run.
         pairs: methods of the first run with methods of the second.
     """
-    bounds = {one["label"]: _find_bounds(one["metric"]) for one in first.plan["metrics"]}
+    known = [one for one in first.plan["metrics"] if one["metric"] in METRICS]  # plugins are not loaded
+    bounds = {one["label"]: difference_bounds(METRICS[one["metric"]].bounds) for one in known}
     rows = [
         {"model": model, "metric": metric, **one}
         for model in first.models.keys() & second.models.keys()
@@ -84,11 +85,6 @@ def compare_runs(first: StoredRun, second: StoredRun, pairs: Mapping[str, str]) 
             f"{first.path} and {second.path} share no model, metric and method; name methods with --pair A=B"
         )
     return sorted(rows, key=lambda one: (one["model"], one["metric"]))
-
-
-def _find_bounds(metric: str) -> tuple[float, float] | None:
-    """Return the bounds of a metric's differences; None for a metric of a plugin, which is not loaded."""
-    return difference_bounds(METRICS[metric].bounds) if metric in METRICS else None
 
 
 def describe_changes(first: StoredRun, second: StoredRun, pairs: Mapping[str, str]) -> list[str]:
