@@ -10,9 +10,9 @@ from PIL import Image
 
 import task_folders
 from dave_vit import cli, create_method, load_model
-from dave_vit.data import clips
-from dave_vit.data.clips import read_clip
+from dave_vit.data import images as clips
 from dave_vit.data.geometry import Geometry
+from dave_vit.data.images import read_clip
 from dave_vit.errors import ImageError, MissingExtra
 
 WIDTH, HEIGHT, MARK = 120, 80, 32

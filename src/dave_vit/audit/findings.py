@@ -53,9 +53,8 @@ class AuditOptions:
 
     def plan(self) -> Plan:
         """Return the plan of the run that collects the evidence; its metric is not computed."""
-        entries: dict[str, Any] = {"models": (self.model,), "methods": (self.method,)}
-        rest: dict[str, Any] = {"data": self.data, "limit": self.limit, "seeds": (self.seed,), "batch": self.batch}
-        return Plan(**entries, **rest, metrics=(MetricEntry("energypg"),), plugins=self.plugins)
+        entries = (self.model,), (self.method,), (MetricEntry("energypg"),)
+        return Plan(*entries, self.data, self.limit, (self.seed,), batch=self.batch, plugins=self.plugins)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dave_vit.audit.findings import MIN_EFFECT, SIGNIFICANCE, Audit, AuditOptions, Finding
-from dave_vit.audit.groups import POOLED, Group, build_groups
+from dave_vit.audit.groups import POOLED, Group
 from dave_vit.audit.report import write_report
 from dave_vit.audit.testing import GroupTester
 from dave_vit.audit.verification import correct_p_values
@@ -44,20 +44,20 @@ def run_audit(
         progress: called as the audit advances.
         command: command line, for the report.
     """
-    start, job, engine = time.perf_counter(), EvalJob(options.plan(), loader, threads), engine or LocalEngine()
+    start, engine = time.perf_counter(), engine or LocalEngine()
     with engine:
+        job = EvalJob(options.plan(), loader, threads)
         run = EvaluationRun(RunFolder(Path(out) / "run"), job, engine, progress, allow_mixed=False)
         images = run.scan_images()
         pairs = [(one.index, int(one.predicted or 0) if one.label is None else one.label) for one in images]
         evidence = _keep_known(run.collect_evidence("collecting evidence", [pairs]))
-        groups = list(build_groups(evidence, options))
-        tester = GroupTester(options, job, images, evidence, groups, getattr(engine, "devices", ("cpu",))[0])
-        findings = _test_groups(tester, groups, run)
+        tester = GroupTester(options, run, images, evidence)
+        findings = _test_groups(tester, run)
     audit = Audit(
         findings=tuple(sorted(findings, key=lambda one: (not one.confirmed, -one.effect[0]))),
         images=len(images),
         accuracy=tester.accuracy(np.arange(len(evidence.index))),
-        classes=sum(group.class_index != POOLED for group in groups),
+        classes=sum(group.class_index != POOLED for group in tester.groups),
         knows_objects=tester.knows_objects,
         seconds=time.perf_counter() - start,
     )
@@ -78,12 +78,13 @@ def _collect_controls(tester: GroupTester, groups: Sequence[Group], run: Evaluat
         tester.add_controls(run.collect_evidence("collecting controls", controls))
 
 
-def _test_groups(tester: GroupTester, groups: Sequence[Group], run: EvaluationRun) -> list[Finding]:
+def _test_groups(tester: GroupTester, run: EvaluationRun) -> list[Finding]:
     """Return the findings of all groups.
 
     Clusters are tested only in a group that is confirmed as a whole, which keeps the error rate of all findings. Only
     groups whose evidence is tested need controls.
     """
+    groups = tester.groups
     _collect_controls(tester, [group for group in groups if not tester.has_scenes(group)], run)
     wholes = []
     for done, group in enumerate(groups):

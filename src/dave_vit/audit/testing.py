@@ -11,24 +11,14 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, interpolate, max_pool2d
 
+from dave_vit.audit import verification
 from dave_vit.audit.findings import SURROUNDINGS, AuditOptions, Finding
-from dave_vit.audit.groups import POOLED, Group, Pair, Positions, name_place
-from dave_vit.audit.verification import (
-    REFERENCE,
-    Floats,
-    Others,
-    choose_reference,
-    compare_gains,
-    find_regions,
-    find_spans,
-    measure_gains,
-    measure_removal,
-    measure_scenes,
-)
-from dave_vit.data import open_dataset
+from dave_vit.audit.groups import POOLED, Group, Pair, Positions, build_groups, name_place
+from dave_vit.audit.verification import REFERENCE, Floats, Others
 from dave_vit.data.batches import load_batch
 from dave_vit.errors import DataError
-from dave_vit.evaluate.job import EvalJob, EvaluatedModel
+from dave_vit.evaluate.job import EvaluatedModel
+from dave_vit.evaluate.run import EvaluationRun
 from dave_vit.evaluate.scoring import ImageEvidence
 from dave_vit.evaluate.statistics.rows import ScannedImage
 
@@ -43,40 +33,32 @@ class GroupTester:
 
     Args:
         options: what is audited.
-        job: has the model.
+        run: has the model and the data.
         images: all images, with their predictions.
         evidence: of the images to test.
-        groups: all groups.
-        device: where the model runs.
     """
 
     def __init__(
-        self,
-        options: AuditOptions,
-        job: EvalJob,
-        images: Sequence[ScannedImage],
-        evidence: ImageEvidence,
-        groups: Sequence[Group],
-        device: str,
+        self, options: AuditOptions, run: EvaluationRun, images: Sequence[ScannedImage], evidence: ImageEvidence
     ) -> None:
-        self.options, self.evidence, self.groups, self.device = options, evidence, groups, device
+        self.seed, self.evidence, self.groups = options.seed, evidence, list(build_groups(evidence, options))
+        self.device = getattr(run.engine, "devices", ("cpu",))[0]
         self.knows_objects = bool(np.isfinite(evidence.object_share).any())
         self.scanned = {one.index: one for one in images}
-        self.data = open_dataset(options.data, options.limit)
-        model: Any = job.loader(job.plan.models[0], device)
-        self.model, self.names = EvaluatedModel(model, self.data), model.class_names
+        model: Any = run.job.loader(run.plan.models[0], self.device)
+        self.data, self.model, self.names = run.data, EvaluatedModel(model, run.data), model.class_names
         self.pool = self._choose_pool()
         positions = np.concatenate(list(self.pool.values()))
         pictures, objects = self._load(evidence.index[positions])
         self.others = Others(pictures, evidence.target[positions])
-        self._spans = find_spans(objects) if self.knows_objects else []
+        self._spans = verification.find_spans(objects) if self.knows_objects else []
         self._controls: dict[Pair, tuple[ImageEvidence, int]] = {}
         self._references: dict[int, list[int]] = {}
         self._gains: dict[int, tuple[Floats, Floats]] = {}
 
     def _choose_pool(self) -> dict[int, Positions]:
         """Choose images of some groups that others are compared with; return positions by the group's class."""
-        draw = np.random.default_rng(self.options.seed)
+        draw = np.random.default_rng(self.seed)
         chosen = [self.groups[at] for at in draw.permutation(len(self.groups))[: _MAX_POOL // _LEAST_SCENES]]
         share = _MAX_POOL // len(chosen)
         return {group.class_index: draw.permutation(group.positions)[:share] for group in chosen}
@@ -104,7 +86,7 @@ class GroupTester:
 
     def choose_controls(self, group: Group) -> list[Pair]:
         """Choose as many images of the reference as a group has, each with a class of the group that is not its own."""
-        draw, targets = np.random.default_rng([self.options.seed, group.class_index + 1, 1]), self.evidence.target
+        draw, targets = np.random.default_rng([self.seed, group.class_index + 1, 1]), self.evidence.target
         reference = self._references.get(group.class_index, [one.class_index for one in self.groups])
         order = draw.permutation(np.concatenate([one.positions for one in self.groups if one.class_index in reference]))
         classes = np.resize(draw.permutation(targets[group.positions]), len(order))
@@ -120,19 +102,20 @@ class GroupTester:
     def _compare_scenes(self, group: Group) -> tuple[Floats, Floats]:
         """Return log odds of a class with its objects in its own scenes, and in the scenes of its reference."""
         images, masks = self._load(self.evidence.index[group.positions])
-        spans, target = find_spans(masks), group.class_index
-        draw = np.random.default_rng([self.options.seed, target])
+        spans, target = verification.find_spans(masks), group.class_index
+        draw = np.random.default_rng([self.seed, target])
         sources = draw.permutation(len(images))[:_OBJECTS].tolist()
         objects = [images[at][:, spans[at][0], spans[at][1]] for at in sources]
-        own = measure_scenes(self.model.model, objects, images, spans, target)
+        own = verification.measure_scenes(self.model.model, objects, images, spans, target)
         own[range(len(sources)), sources] = np.nan  # an image as it is shows no seam
-        in_pool = measure_scenes(self.model.model, objects, self.others.images, self._spans, target).mean(0)
+        others = self.others.images
+        in_pool = verification.measure_scenes(self.model.model, objects, others, self._spans, target).mean(0)
         ends = np.cumsum([len(positions) for positions in self.pool.values()])[:-1]
         values = dict(zip(self.pool, np.split(in_pool, ends), strict=True))
         values.pop(target, None)
         ranked = sorted(values, key=lambda name: -values[name].mean())
         self._references[target] = ranked[: -(-len(ranked) // REFERENCE)]
-        return np.nanmean(own, 0), choose_reference(list(values.values()))
+        return np.nanmean(own, 0), verification.choose_reference(list(values.values()))
 
     def _compare_regions(self, group: Group) -> tuple[Floats, Floats]:
         """Return gains by the evidence regions of the group's images, and by those of its controls."""
@@ -144,7 +127,8 @@ class GroupTester:
 
     def _measure_gains(self, evidence: ImageEvidence, positions: Positions, others: Others) -> Floats:
         images, regions, _ = self._find_regions(evidence, positions)
-        return measure_gains(self.model.model, images, regions, evidence.target[positions], others, self.options.seed)
+        targets = evidence.target[positions]
+        return verification.measure_gains(self.model.model, images, regions, targets, others, self.seed)
 
     def _choose_others(self, group: Group) -> Others:
         """Return the images of the group's reference that regions are moved to."""
@@ -156,25 +140,23 @@ class GroupTester:
         """Return images, their evidence regions ``[n, H, W]``, and the evidence inside of these ``[n, h, w]``."""
         images, objects = self._load(evidence.index[positions])
         cells = torch.from_numpy(evidence.cells[positions])
-        regions = find_regions(cells, objects)
+        regions = verification.find_regions(cells, objects)
         return images, regions, adaptive_avg_pool2d(regions.float(), (cells.shape[1], cells.shape[2])) * cells
 
     def _describe(
         self, group: Group, members: Positions, own: Floats, chance: Floats, region: str | None = None
     ) -> Finding:
         """Return the finding of some of a group's images, those with the largest gain first."""
-        comparison = compare_gains(own[members], chance)
+        comparison = verification.compare_gains(own[members], chance)
         positions = group.positions[members[np.argsort(-own[members], kind="stable")]]
         images, regions, inside = self._find_regions(self.evidence, positions)
         targets, on_object = self.evidence.target[positions], self.evidence.object_share[positions]
-        removal = measure_removal(
-            self.model.model, images, regions, targets, self._choose_others(group), self.options.seed
-        )
+        others, is_pooled = self._choose_others(group), group.class_index == POOLED
+        removal = verification.measure_removal(self.model.model, images, regions, targets, others, self.seed)
+        name = "classes with few images" if is_pooled else self.names[group.class_index].split(",")[0]
         return Finding(
             class_index=group.class_index,
-            class_name="classes with few images"
-            if group.class_index == POOLED
-            else self.names[group.class_index].split(",")[0],
+            class_name=name,
             members=tuple(self.evidence.index[positions].tolist()),
             share=float(inside.sum() / len(group.positions)),
             object_share=float(np.nanmean(on_object)) if self.knows_objects else None,

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dave_vit._internal.schema import check_choice
 from dave_vit.errors import InputError, OptionError
 
 Cell = Literal["resize", "full"]
@@ -43,8 +44,7 @@ class GridOptions:
             raise OptionError(f"{self.grids} grids of {self.cells}x{self.cells}; expected 1 or more of 2x2 or larger")
         if not 0 <= self.confidence < 1:
             raise OptionError(f"confidence {self.confidence}; expected 0 or above and below 1")
-        if self.cell not in get_args(Cell):
-            raise OptionError(f"cell {self.cell!r}; expected one of {', '.join(get_args(Cell))}")
+        check_choice("cell", self.cell, get_args(Cell))
 
 
 @dataclass(frozen=True, slots=True)

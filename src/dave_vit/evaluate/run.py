@@ -90,23 +90,22 @@ class EvaluationRun:
     ) -> None:
         self.plan, self.folder, self.engine = job.plan, folder, engine
         self.progress = progress or (lambda *state: None)
-        data = open_dataset(self.plan.data, self.plan.limit)
+        self.data = open_dataset(self.plan.data, self.plan.limit)
         read_hashes(folder / "hashes.json")
-        document = self.plan.document(data.digest())
-        weights = {} if (folder / "plan.json").exists() and not allow_mixed else check_models(job, data)
+        document = self.plan.document(self.data.digest())
+        weights = {} if (folder / "plan.json").exists() and not allow_mixed else check_models(job, self.data)
         folder.write_plan(document)
         folder.write({"hashes.json": pack_hashes()})
         software = software_versions()
         self.provenance = folder.record_provenance(software, weights, allow_mixed=allow_mixed)
         own = next(one for one in reversed(self.provenance) if one["software"] == software)
         self.job = job if allow_mixed else replace(job, provenance=own)
-        self.count = len(data)
         self.tasks = TaskBuilder(self.plan, document)
         self.damage: list[str] = []
 
     def complete(self, command: str | None = None) -> dict[str, Any]:
         """Run all phases and return the content of ``summary.json``."""
-        plan, scan_tasks = self.plan, self.tasks.scans(self.count)
+        plan, scan_tasks = self.plan, self.tasks.scans(len(self.data))
         models = range(len(plan.models))
         scans = self._compute_and_read(
             "scanning images", scan_tasks, lambda: [self._read_scan(model, scan_tasks) for model in models]
@@ -116,7 +115,7 @@ class EvaluationRun:
         by_label = self._compute_and_read("evaluating", tasks, lambda: read_scores(paths, methods))
         scores = [by_label.get(scan.label, ModelScores()) for scan in scans]
         unreadable = {one.name: one for scan in scans for one in scan.images if one.predicted is None}
-        summary = summarise(plan, self.count, scores, [scan.left_out for scan in scans], list(unreadable.values()))
+        summary = summarise(plan, len(self.data), scores, [scan.left_out for scan in scans], list(unreadable.values()))
         summary |= {"command": command, "weights": self.provenance[-1]["models"]}
         changes = ("; ".join(describe_version_changes(before, now)) for before, now in pairwise(self.provenance))
         notes = [f"computed with mixed versions: {change}" for change in changes]
@@ -130,7 +129,7 @@ class EvaluationRun:
 
     def scan_images(self) -> list[ScannedImage]:
         """Return the images that the first model can classify, with its predictions."""
-        tasks = self.tasks.scans(self.count)
+        tasks = self.tasks.scans(len(self.data))
         scan = self._compute_and_read("scanning images", tasks, lambda: self._read_scan(0, tasks))
         return [one for one in scan.images if one.name not in scan.left_out]
 

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 from PIL import Image
 from torch import Tensor
 
-from dave_vit.data.clips import Clip, read_clip
-from dave_vit.data.images import LoadedImage
+from dave_vit.data.images import Clip, LoadedImage, read_clip
 from dave_vit.errors import OptionError
 from dave_vit.explanations.base import Arrays, draw_strip, overlay_maps, to_array
 from dave_vit.explanations.classes import ClassExplanation, classify, refine_classes

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from dave_vit.data.clips import Clip
-from dave_vit.data.images import LoadedImage
+from dave_vit.data.images import Clip, LoadedImage
 from dave_vit.errors import escape_unprintable
 from dave_vit.explanations.base import Arrays, draw_strip, to_array
 from dave_vit.explanations.classes import classify, refine_classes
