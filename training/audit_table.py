@@ -30,11 +30,8 @@ from shortcuts import CUES, SHORTCUT_CLASSES, compose_shortcut
 
 from dave_vit.audit import AuditOptions, run_audit
 from dave_vit.evaluate import MethodEntry, ModelEntry
-from dave_vit.evaluate.engines.local import LocalEngine
-from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.run import EvaluationRun
 from dave_vit.evaluate.scoring import ImageEvidence
-from dave_vit.evaluate.store import RunFolder
 
 STRENGTHS = (0, 20, 40, 60, 80, 100)
 TRAINING, EPOCHS = 1500, 12  # images and epochs
@@ -45,8 +42,8 @@ ALARMS = 0.1  # false alarms that baselines may raise
 
 def collect(options: AuditOptions, out: Path) -> ImageEvidence:
     """Returns the evidence of all images for their labels."""
-    with LocalEngine() as engine:
-        run = EvaluationRun(RunFolder(out), EvalJob(options.plan()), engine, lambda *state: None, allow_mixed=False)
+    run = EvaluationRun(options.plan(), out)
+    with run.engine:
         return run.collect_evidence("maps", [[(one.index, one.label or 0) for one in run.scan_images()]])
 
 

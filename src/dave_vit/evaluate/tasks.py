@@ -60,11 +60,6 @@ class EvalTask:
         return f"{folder}/{self.name}.{'npz' if self.kind in ('examples', 'evidence') else 'parquet'}"
 
     @property
-    def maps_file(self) -> str:
-        """The file of its maps, relative to the run."""
-        return f"maps/{self.name}.npz"
-
-    @property
     def chunk(self) -> tuple[int, str, int]:
         """Key that is shared by tasks on the same images."""
         return self.model, self.kind, self.start

@@ -64,7 +64,7 @@ class _Output:
 
     def files(self, task: EvalTask) -> Files:
         """Return the files of a task, maps first: the file of rows says that it is done."""
-        maps = {task.maps_file: pack_maps(self.maps)} if self.maps else {}
+        maps = {f"maps/{task.name}.npz": pack_maps(self.maps)} if self.maps else {}
         return {**maps, task.file: pack_rows(self.rows)}
 
 
@@ -108,16 +108,10 @@ class Worker:
             following: likely a later task on other images, which are read meanwhile.
         """
         self._following = following
-        kinds: dict[str, Callable[[EvalTask], Files]] = {
-            "scan": self._scan,
-            "images": self._score_images,
-            "grids": self._score_grids,
-            "examples": self._compute_examples,
-            "evidence": self._collect_evidence,
-        }
+        compute: Callable[[EvalTask], Files] = getattr(self, f"_compute_{task.kind}")
         try:
             with torch.inference_mode(False):  # maps need gradients, whatever the caller has set
-                return kinds[task.kind](task)
+                return compute(task)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -127,7 +121,7 @@ class Worker:
             "batch; the same command goes on with what is left"
         )
 
-    def _scan(self, task: EvalTask) -> Files:
+    def _compute_scan(self, task: EvalTask) -> Files:
         model, images = self._load_model(task), []
         for batch in self._batches(task):
             for index, reason in batch.failures:
@@ -143,7 +137,7 @@ class Worker:
                     images.append(ScannedImage(index, item.name, _unit(item), label, predicted, confidence, dropped))
         return {task.file: pack_rows(sorted(images, key=lambda one: one.index), ScannedImage)}
 
-    def _score_images(self, task: EvalTask) -> Files:
+    def _compute_images(self, task: EvalTask) -> Files:
         output = _Output()
         target_of = dict(zip(task.images, task.targets, strict=True))
         position_of = {index: task.start + number for number, index in enumerate(task.images)}
@@ -161,7 +155,7 @@ class Worker:
                 self._score(task, _ScoringBatch(batch.inputs, target, batch.regions, rows, positions), output)
         return output.files(task)
 
-    def _score_grids(self, task: EvalTask) -> Files:
+    def _compute_grids(self, task: EvalTask) -> Files:
         options = next(metric.options for _, metric in self._metrics if isinstance(metric, GridMetric))
         output, cells, images = _Output(), options.cells**2, self._read_grid_images(task)
         step = cells * max(1, self.plan.batch // cells)
@@ -271,7 +265,7 @@ class Worker:
                 arrays[f"image-{index}"] = model.to_pixels(batch.inputs[i : i + 1])[0]
         return {task.file: npz_bytes(arrays)}
 
-    def _collect_evidence(self, task: EvalTask) -> Files:
+    def _compute_evidence(self, task: EvalTask) -> Files:
         model, maker = self._load_model(task), self._load_maker(task)
         parts: list[dict[str, Any]] = []
         for batch in self._batches(task):
