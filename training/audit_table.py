@@ -30,6 +30,7 @@ from shortcuts import CUES, SHORTCUT_CLASSES, compose_shortcut
 
 from dave_vit.audit import AuditOptions, run_audit
 from dave_vit.evaluate import MethodEntry, ModelEntry
+from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.run import EvaluationRun
 from dave_vit.evaluate.scoring import ImageEvidence
 
@@ -42,7 +43,7 @@ ALARMS = 0.1  # false alarms that baselines may raise
 
 def collect(options: AuditOptions, out: Path) -> ImageEvidence:
     """Returns the evidence of all images for their labels."""
-    run = EvaluationRun(options.plan(), out)
+    run = EvaluationRun(EvalJob(options.plan()), out)
     with run.engine:
         return run.collect_evidence("maps", [[(one.index, one.label or 0) for one in run.scan_images()]])
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,20 +14,36 @@ from dave_vit.audit.groups import POOLED, Group
 from dave_vit.audit.report import write_report
 from dave_vit.audit.testing import GroupTester
 from dave_vit.audit.verification import correct_p_values
-from dave_vit.evaluate.run import EvaluationRun
+from dave_vit.evaluate.engines import Engine
+from dave_vit.evaluate.job import EvalJob, ModelLoader
+from dave_vit.evaluate.plan_entries import ModelEntry
+from dave_vit.evaluate.run import EvaluationRun, ProgressCallback
 from dave_vit.evaluate.scoring import ImageEvidence
 
 
-def run_audit(options: AuditOptions, out: str | Path, *, command: str = "", **how: Any) -> Audit:
+def run_audit(
+    options: AuditOptions,
+    out: str | Path,
+    *,
+    engine: Engine | None = None,
+    loader: ModelLoader = ModelEntry.load,
+    threads: int | None = None,
+    progress: ProgressCallback | None = None,
+    command: str = "",
+) -> Audit:
     """Collect the evidence of all images, or what is left of it, test its clusters, and write the report.
 
     Args:
         options: what is audited.
         out: folder of the audit; the same folder resumes.
+        engine: where maps are computed; this process on the CPU by default.
+        loader: returns the model of an entry; for models that no spec names.
+        threads: torch threads of each worker on the CPU.
+        progress: called as the audit advances.
         command: command line, for the report.
-        how: other arguments of `EvaluationRun`, such as ``engine``.
     """
-    start, run = time.perf_counter(), EvaluationRun(options.plan(), Path(out) / "run", **how)
+    start, job = time.perf_counter(), EvalJob(options.plan(), loader, threads)
+    run = EvaluationRun(job, Path(out) / "run", engine, progress)
     with run.engine:
         images = run.scan_images()
         pairs = [(one.index, int(one.predicted or 0) if one.label is None else one.label) for one in images]

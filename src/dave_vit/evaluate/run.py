@@ -31,19 +31,33 @@ ProgressCallback = Callable[[str, int, int, int], None]
 """Called with the phase, the number of maps done, their total, and how many were done before this command."""
 
 
-def evaluate(plan: Plan, out: str | Path, *, command: str | None = None, **how: Any) -> dict[str, Any]:
+def evaluate(
+    plan: Plan,
+    out: str | Path,
+    *,
+    engine: Engine | None = None,
+    loader: ModelLoader = ModelEntry.load,
+    threads: int | None = None,
+    progress: ProgressCallback | None = None,
+    allow_mixed: bool = False,
+    command: str | None = None,
+) -> dict[str, Any]:
     """Run a plan, or what is left of it, and write summary and report.
 
     Args:
         plan: what is computed.
         out: folder of the run; the same folder resumes, another plan in it is an error.
+        engine: where tasks are computed; this process on the CPU by default.
+        loader: returns the model of an entry of the plan; for models that no spec names.
+        threads: torch threads of each worker on the CPU.
+        progress: called as the run advances, see `ProgressCallback`.
+        allow_mixed: continue with other code, libraries or weights than the run was started with; the report says so.
         command: command line, for the report.
-        how: other arguments of `EvaluationRun`, such as ``engine``.
 
     Returns:
         The content of ``summary.json``.
     """
-    run = EvaluationRun(plan, out, **how)
+    run = EvaluationRun(EvalJob(plan, loader, threads), out, engine, progress, allow_mixed=allow_mixed)
     with run.engine:
         return run.complete(command)
 
@@ -71,30 +85,25 @@ class EvaluationRun:
     """The phases of a run: each finds what is done and computes the rest, while ``engine`` is entered.
 
     Args:
-        plan: what is computed.
+        job: plan, loader and threads.
         out: folder of the run.
-        engine: where tasks are computed; this process on the CPU by default.
-        loader: returns the model of an entry of the plan; for models that no spec names.
-        threads: torch threads of each worker on the CPU.
-        progress: called as the run advances, see `ProgressCallback`.
-        allow_mixed: continue with other code, libraries or weights than the run was started with; the report says so.
+        engine: see `evaluate`.
+        progress: see `evaluate`.
+        allow_mixed: see `evaluate`.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        job: EvalJob,
         out: str | Path,
-        *,
         engine: Engine | None = None,
-        loader: ModelLoader = ModelEntry.load,
-        threads: int | None = None,
         progress: ProgressCallback | None = None,
+        *,
         allow_mixed: bool = False,
     ) -> None:
-        self.plan, self.engine = plan, engine or LocalEngine()
-        self.progress = progress or (lambda *state: None)
-        self.folder = folder = RunFolder(out)
-        self.data, job = open_dataset(plan.data, plan.limit), EvalJob(plan, loader, threads)
+        self.plan, self.engine, self.progress = job.plan, engine or LocalEngine(), progress or (lambda *state: None)
+        self.folder, self.data = RunFolder(out), open_dataset(self.plan.data, self.plan.limit)
+        folder = self.folder
         read_hashes(folder / "hashes.json")
         document = self.plan.document(self.data.digest())
         weights = {} if (folder / "plan.json").exists() and not allow_mixed else check_models(job, self.data)
