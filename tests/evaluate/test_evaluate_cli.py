@@ -72,7 +72,7 @@ def test_json_is_the_summary_and_nothing_else(world, tmp_path, capsys):
 
 
 def test_watching_shows_first_numbers_while_the_run_goes_on(world, tmp_path, capsys, monkeypatch):
-    from dave_vit.cli import live_view as watching
+    from dave_vit.cli import common as watching
 
     monkeypatch.setattr(watching, "_EVERY_LINE", 0.0)
     monkeypatch.setattr(watching, "_SHARE", 0)
@@ -90,7 +90,7 @@ def test_watching_shows_first_numbers_while_the_run_goes_on(world, tmp_path, cap
 
 
 def test_a_log_gets_a_line_now_and_then(world, tmp_path, capsys, monkeypatch):
-    from dave_vit.cli import live_view as watching
+    from dave_vit.cli import common as watching
 
     words = ["evaluate", *world, "--metric", "energypg", "--methods", "effective", "--shard", "2", "--threads", "1"]
     assert cli.run([*words, "--out", str(tmp_path / "short")]) == 0
@@ -101,7 +101,7 @@ def test_a_log_gets_a_line_now_and_then(world, tmp_path, capsys, monkeypatch):
 
 
 def test_the_time_left_is_told_in_words():
-    from dave_vit.cli.live_view import _format_duration
+    from dave_vit.cli.common import _format_duration
 
     assert [_format_duration(seconds) for seconds in (4.2, 90, 3600, 9000)] == [
         "4 s",

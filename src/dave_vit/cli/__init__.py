@@ -7,7 +7,7 @@ answers at once. Errors that a user can repair are raised as `DaveError`; `run` 
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import itertools
 import signal
 import sys
@@ -41,14 +41,13 @@ class _Commands(TyperGroup):
     """Commands whose modules are imported only when they are used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name in COMMANDS if importlib.util.find_spec(f"{__name__}.{name}")]
+        return COMMANDS
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        known = self.list_commands(ctx)
-        if cmd_name not in known and ctx.resilient_parsing:  # a shell completes what is not finished yet
+        if cmd_name not in COMMANDS and ctx.resilient_parsing:  # a shell completes what is not finished yet
             return None
-        if cmd_name not in known:
-            raise UnknownName(f"unknown command {cmd_name!r}{suggest_names(cmd_name, known)}; see: dave --help")
+        if cmd_name not in COMMANDS:
+            raise UnknownName(f"unknown command {cmd_name!r}{suggest_names(cmd_name, COMMANDS)}; see: dave --help")
         module = importlib.import_module(f"{__name__}.{cmd_name}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name

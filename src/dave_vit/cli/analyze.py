@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 from typer.core import TyperGroup
 
-from dave_vit.cli.common import Output, command
+from dave_vit.cli.common import Output, command, rich_table
 from dave_vit.cli.options import ModelsOptions, Out, Plugins, Seed, expand_groups, pick_device
-from dave_vit.cli.tables import rich_table
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dave_vit.cli.common import Output, command, command_line
+from dave_vit.cli.common import Output, command, command_line, rich_table, show_bars
 from dave_vit.cli.diff import show_audit_changes
 from dave_vit.cli.evaluate import EngineFlags
-from dave_vit.cli.live_view import show_bars
-from dave_vit.cli.options import Data, Out, Plugins, Seed, flag
-from dave_vit.cli.preparation import PreparedModel
-from dave_vit.cli.tables import rich_table
+from dave_vit.cli.options import Data, ModelOptions, Out, Plugins, Seed, flag
 
 if TYPE_CHECKING:
-    from dave_vit.audit import Audit, AuditOptions, Finding
+    from dave_vit.audit import Finding
 
 app = command(
     "dave audit --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --out audit",
@@ -31,29 +27,32 @@ app = command(
 class ClusterOptions:
     """How evidence is computed and clustered."""
 
-    method: Annotated[str, flag("Method of the maps: {methods}.", metavar="NAME")] = "dave"
-    samples: Annotated[int | None, flag("Samples of each map.", "--samples", "-n", min=1, metavar="N")] = None
-    limit: Annotated[int | None, flag("Use the first N images.", min=1, metavar="N")] = None
-    smallest: Annotated[int, flag("Images of a cluster at least.", min=6, metavar="N")] = 6
+    method: Annotated[str, flag("--method NAME", "Method of the maps: {methods}.")] = "dave"
+    samples: Annotated[int | None, flag("--samples -n N", "Samples of each map.", min=1)] = None
+    limit: Annotated[int | None, flag("--limit N", "Use the first N images.", min=1)] = None
+    smallest: Annotated[int, flag("--smallest N", "Images of a cluster at least.", min=6)] = 6
     cluster_by: Annotated[
-        Literal["features", "maps"], flag("Cluster the model's features at the evidence, or the maps themselves.")
+        Literal["features", "maps"],
+        flag("--cluster-by", "Cluster the model's features at the evidence, or the maps themselves."),
     ] = "features"
-    batch: Annotated[int, flag("Images per forward pass.", min=1, metavar="N")] = 16
+    batch: Annotated[int, flag("--batch N", "Images per forward pass.", min=1)] = 16
 
 
 @dataclass(frozen=True)
 class AgainstOptions:
     """A model to compare with."""
 
-    against: Annotated[str | None, flag("Audit this model too, and print what changed from it.", metavar="SPEC")] = None
-    against_weights: Annotated[str | None, flag("Local weights of --against.", metavar="FILE")] = None
+    against: Annotated[str | None, flag("--against SPEC", "Audit this model too, and print what changed from it.")] = (
+        None
+    )
+    against_weights: Annotated[str | None, flag("--against-weights FILE", "Local weights of --against.")] = None
 
 
 @app.command()
 def audit(
     *,
     context: typer.Context,
-    model: PreparedModel,
+    model: ModelOptions,
     data: Data = "builtin",
     clusters: ClusterOptions,
     execution: EngineFlags,
@@ -71,44 +70,27 @@ def audit(
     audit.json. The same command on the same folder resumes where it was stopped.
     With --against, the other model's report is in the folder "against".
     """
-    from dave_vit.audit import AuditOptions
+    from dave_vit.audit import AuditOptions, run_audit
     from dave_vit.evaluate import MethodEntry, ModelEntry
 
-    classes = None if model.classes is None else str(model.classes)
-    options = AuditOptions(
-        ModelEntry(model.spec, model.weights, classes, model.prepare),
-        data,
-        MethodEntry(clusters.method, {} if clusters.samples is None else {"samples": clusters.samples}),
-        clusters.limit,
-        clusters.smallest,
-        clusters.cluster_by,
-        seed,
-        clusters.batch,
-        tuple(map(str, plugins.plugins or ())),
-    )
-    run = partial(_run, execution=execution, device=model.device, output=output, command=command_line(context))
+    chosen = dict(vars(clusters))
+    samples = chosen.pop("samples")
+    method = MethodEntry(chosen.pop("method"), {} if samples is None else {"samples": samples})
+    options = AuditOptions(model.entry, data, method, seed=seed, plugins=tuple(plugins.plugins or ()), **chosen)
+    audits = {out: options}
     if against.against is not None:
-        other = ModelEntry(against.against, against.against_weights, classes)
-        run(replace(options, model=other), out / "against")
-    result = run(options, out)
+        other = ModelEntry(against.against, against.against_weights, model.classes)
+        audits = {out / "against": replace(options, model=other), **audits}
+    how: dict[str, Any] = {"threads": execution.threads, "command": command_line(context)}
+    for folder, one in audits.items():
+        with show_bars(Output(quiet=output.quiet or output.as_json)) as progress:
+            result = run_audit(one, folder, engine=execution.create(model.device), progress=progress, **how)
     rows = [_row(one) for one in result.findings if one.confirmed]
     caption = f"{len(rows)} of {len(result.findings)} clusters confirmed"
     output.print(rich_table(("class", "images", "where", "share", "effect"), rows, caption) if rows else caption)
     output.print(*(f"  {out / name}" for name in ("index.html", "audit.md", "audit.json")))
     record = {"findings": [one.record() for one in result.findings], "report": str(out / "index.html")}
     output.json(record | (show_audit_changes(out / "against", out, output) if against.against is not None else {}))
-
-
-def _run(
-    options: AuditOptions, out: Path, *, execution: EngineFlags, device: str, output: Output, command: str
-) -> Audit:
-    """Run an audit with progress bars."""
-    from dave_vit.audit import run_audit
-    from dave_vit.evaluate import create_engine
-
-    engine = create_engine(execution.engine, device=device, workers=execution.workers, address=execution.address)
-    with show_bars(Output(quiet=output.quiet or output.as_json)) as progress:
-        return run_audit(options, out, engine=engine, threads=execution.threads, progress=progress, command=command)
 
 
 def _row(finding: Finding) -> tuple[str, ...]:

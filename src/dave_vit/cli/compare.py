@@ -9,10 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from dave_vit._internal.registry import split_names
-from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import DrawingOptions, MethodsOptions, Out, Plugins, flag
-from dave_vit.cli.preparation import PreparedModel
-from dave_vit.cli.tables import rich_table
+from dave_vit.cli.common import Output, command, rich_table
+from dave_vit.cli.options import DrawingOptions, MethodsOptions, ModelOptions, Out, Plugins, flag
 from dave_vit.errors import OptionError, escape_unprintable
 
 app = command(
@@ -25,10 +23,8 @@ _DEFAULT = MethodsOptions("dave,attn_lrp,chefer_lrp,legrad,smoothgrad,integrated
 # Side by side the maps of gradients are a hundred times larger than those of relevance.
 _DRAWING = DrawingOptions(scales="own")
 
-Target = Annotated[
-    str, flag("Class to explain: name, part of a name, index, or top1 to top5.", "--target", "-t", metavar="CLASS")
-]
-Figure = Annotated[Literal["png", "svg", "pdf"], flag("Format of the figure.", "--format")]
+Target = Annotated[str, flag("--target -t CLASS", "Class to explain: name, part of a name, index, or top1 to top5.")]
+Figure = Annotated[Literal["png", "svg", "pdf"], flag("--format", "Format of the figure.")]
 
 
 @dataclass(frozen=True)
@@ -37,14 +33,10 @@ class ObjectArea:
 
     boxes: Annotated[
         list[str] | None,
-        flag(
-            "Where the object is, in pixels of the image: left, top, right, bottom; repeatable.",
-            "--box",
-            metavar="L,T,R,B",
-        ),
+        flag("--box L,T,R,B", "Where the object is, in pixels of the image: left, top, right, bottom; repeatable."),
     ] = None
     mask: Annotated[
-        str | None, flag("Where the object is: an image of the same size, not black inside.", metavar="FILE")
+        str | None, flag("--mask FILE", "Where the object is: an image of the same size, not black inside.")
     ] = None
 
 
@@ -53,7 +45,7 @@ def compare(
     *,
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="A file, or - for standard input.", show_default=False)],
     methods: MethodsOptions = _DEFAULT,
-    model: PreparedModel,
+    model: ModelOptions,
     target: Target = "top1",
     area: ObjectArea,
     drawing: DrawingOptions = _DRAWING,

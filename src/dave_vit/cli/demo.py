@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dave_vit._internal.atomic_files import write_json
-from dave_vit.cli.common import Output, command
+from dave_vit.cli.common import Output, command, rich_table
 from dave_vit.cli.options import Device, ModelOptions, Out, Seed
-from dave_vit.cli.tables import rich_table
 
 if TYPE_CHECKING:
     from dave_vit.data.base import Dataset

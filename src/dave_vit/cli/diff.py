@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dave_vit.cli.common import Output, command
+from dave_vit.cli.common import Output, command, rich_table
 from dave_vit.cli.options import flag
-from dave_vit.cli.tables import rich_table
 from dave_vit.errors import OptionError
 
 app = command(
@@ -25,7 +24,7 @@ def diff(
     before: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of dave evaluate or dave audit.")],
     after: Annotated[Path, typer.Argument(metavar="RUN_B", help="Folder of the same kind that is compared with it.")],
     pair: Annotated[
-        list[str] | None, flag("Compare a method of the first run with one of the second; repeatable.", metavar="A=B")
+        list[str] | None, flag("--pair A=B", "Compare a method of the first run with one of the second; repeatable.")
     ] = None,
     output: Output,
 ) -> None:

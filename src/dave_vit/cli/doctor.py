@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import Json, Plugins, Seed, flag
-from dave_vit.cli.preparation import PreparedModel
+from dave_vit.cli.options import Json, ModelOptions, Plugins, Seed, flag
 from dave_vit.errors import UnsupportedOperator
 
 app = command(
@@ -16,14 +15,14 @@ app = command(
     "dave doctor --model deit_tiny_patch16_224 --weights mine.safetensors --json",
 )
 
-_ON_CPU = PreparedModel(device="cpu")
+_ON_CPU = ModelOptions(device="cpu")
 
 
 @app.command()
 def doctor(
     *,
-    model: PreparedModel = _ON_CPU,
-    image: Annotated[str | None, flag("Check with this image.", metavar="FILE", show_default="noise")] = None,
+    model: ModelOptions = _ON_CPU,
+    image: Annotated[str | None, flag("--image FILE", "Check with this image.", "noise")] = None,
     seed: Seed = 0,
     plugins: Plugins,
     as_json: Json = False,

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dave_vit.cli.common import Output, command, command_line
-from dave_vit.cli.live_view import show_bars, show_results
-from dave_vit.cli.options import Data, MethodsOptions, Out, Plugins, Preset, explicit_options, flag
-from dave_vit.cli.preparation import PreparedModel
-from dave_vit.cli.tables import rich_table
+from dave_vit.cli.common import Output, command, command_line, rich_table, show_bars, show_results
+from dave_vit.cli.options import Data, MethodsOptions, ModelOptions, Out, Plugins, Preset, explicit_options, flag
 from dave_vit.errors import DataError
 
 if TYPE_CHECKING:
     from dave_vit.evaluate import Plan
+    from dave_vit.evaluate.engines.base import Engine
 
 app = command(
     "dave evaluate --metric all --methods dave,attn_lrp,legrad --limit 100 --out run",
@@ -31,15 +29,12 @@ app = command(
 class PlanSources:
     """Where settings come from besides flags."""
 
-    file: Annotated[
-        Path | None, flag("Settings from a .yaml or .toml file; flags replace them.", "--plan", metavar="FILE")
-    ] = None
+    file: Annotated[Path | None, flag("--plan FILE", "Settings from a .yaml or .toml file; flags replace them.")] = None
     overrides: Annotated[
         list[str] | None,
         flag(
+            "--set WHO.NAME=VALUE",
             "An option of one method or metric, such as dave.rotation=0 or deletion.protocol=official; repeatable.",
-            "--set",
-            metavar="WHO.NAME=VALUE",
         ),
     ] = None
 
@@ -57,41 +52,32 @@ class PlanOptions:
 
     metrics: Annotated[
         str | None,
-        flag(
-            "Metrics with commas between, or all: {metrics}.",
-            "--metric",
-            "--metrics",
-            metavar="A,B,...",
-            show_default="plan.metrics",
-        ),
+        flag("--metric --metrics A,B,...", "Metrics with commas between, or all: {metrics}.", "plan.metrics"),
     ] = None
     data: Data = "builtin"
-    limit: Annotated[int | None, flag("Use the first N images.", min=1, metavar="N")] = None
+    limit: Annotated[int | None, flag("--limit N", "Use the first N images.", min=1)] = None
     budget: Annotated[
         int | None,
         flag(
+            "--budget PASSES",
             "Forward passes per map, the same for all methods that draw samples or take steps.",
+            "as each method has it",
             min=1,
-            metavar="PASSES",
-            show_default="as each method has it",
         ),
     ] = None
     target: Annotated[
-        str | None,
-        flag(
-            "Explain the image's label or the predicted class.", metavar="label|predicted", show_default="plan.target"
-        ),
+        str | None, flag("--target label|predicted", "Explain the image's label or the predicted class.", "plan.target")
     ] = None
     min_confidence: Annotated[
         float | None,
-        flag("Score only images that are classified correctly with more than this probability.", metavar="P"),
+        flag("--min-confidence P", "Score only images that are classified correctly with more than this probability."),
     ] = None
-    batch: Annotated[int | None, flag("Images per forward pass.", min=1, show_default="plan.batch")] = None
-    shard: Annotated[int | None, flag("Images per file of results.", min=1, show_default="plan.shard")] = None
-    matched: Annotated[bool, flag("Score all maps once more, smoothed to the resolution of patches.", "--matched")] = (
+    batch: Annotated[int | None, flag("--batch", "Images per forward pass.", "plan.batch", min=1)] = None
+    shard: Annotated[int | None, flag("--shard", "Images per file of results.", "plan.shard", min=1)] = None
+    matched: Annotated[bool, flag("--matched", "Score all maps once more, smoothed to the resolution of patches.")] = (
         False
     )
-    save_maps: Annotated[bool, flag("Keep the maps as well, in half precision.", "--save-maps")] = False
+    save_maps: Annotated[bool, flag("--save-maps", "Keep the maps as well, in half precision.")] = False
 
 
 @dataclass(frozen=True)
@@ -101,17 +87,16 @@ class SmoothingOptions:
     kind: Annotated[
         str | None,
         flag(
+            "--smoothing KIND",
             "Smooth every map before it is scored: none, mean, gaussian, patch or official.",
-            "--smoothing",
-            metavar="KIND",
-            show_default="plan.smoothing.kind",
+            "plan.smoothing.kind",
         ),
     ] = None
     smoothing_size: Annotated[
-        int | None, flag("Side of the window in pixels; odd.", metavar="N", show_default="plan.smoothing.size")
+        int | None, flag("--smoothing-size N", "Side of the window in pixels; odd.", "plan.smoothing.size")
     ] = None
     smoothing_sigma: Annotated[
-        float | None, flag("Standard deviation of the Gaussian.", metavar="S", show_default="a sixth of the window")
+        float | None, flag("--smoothing-sigma S", "Standard deviation of the Gaussian.", "a sixth of the window")
     ] = None
 
 
@@ -119,26 +104,30 @@ class SmoothingOptions:
 class EngineFlags:
     """Where tasks are computed, which is not part of a plan."""
 
-    engine: Annotated[str, flag("Where tasks are computed: {engines}.", metavar="NAME")] = "local"
-    address: Annotated[
-        str | None, flag("Ray cluster.", metavar="ADDRESS", show_default="a cluster on this machine")
-    ] = None
+    engine: Annotated[str, flag("--engine NAME", "Where tasks are computed: {engines}.")] = "local"
+    address: Annotated[str | None, flag("--address ADDRESS", "Ray cluster.", "a cluster on this machine")] = None
     workers: Annotated[
-        int | None, flag("Number of processes.", min=1, max=1024, show_default="one per GPU, or one on the CPU")
+        int | None, flag("--workers", "Number of processes.", "one per GPU, or one on the CPU", min=1, max=1024)
     ] = None
     threads: Annotated[
         int | None,
-        flag("Threads of each worker on the CPU.", min=1, max=1024, show_default="all cores, shared by workers"),
+        flag("--threads", "Threads of each worker on the CPU.", "all cores, shared by workers", min=1, max=1024),
     ] = None
+
+    def create(self, device: str) -> Engine:
+        """Create the engine."""
+        from dave_vit.evaluate import create_engine
+
+        return create_engine(self.engine, device=device, workers=self.workers, address=self.address)
 
 
 @dataclass(frozen=True)
 class Execution(EngineFlags):
     """How a run is executed."""
 
-    watch: Annotated[bool, flag("Show first results with their intervals while the run goes on.", "--watch")] = False
+    watch: Annotated[bool, flag("--watch", "Show first results with their intervals while the run goes on.")] = False
     allow_mixed: Annotated[
-        bool, flag("Continue with other code, libraries or weights than the run was started with.", "--allow-mixed")
+        bool, flag("--allow-mixed", "Continue with other code, libraries or weights than the run was started with.")
     ] = False
 
 
@@ -149,7 +138,7 @@ def evaluate(
     settings: PlanOptions,
     methods: ScoredMethods,
     sources: PlanSources,
-    model: PreparedModel,
+    model: ModelOptions,
     smoothing: SmoothingOptions,
     execution: Execution,
     out: Out = Path("dave-run"),
@@ -164,14 +153,13 @@ def evaluate(
     """
     import torch
 
-    from dave_vit.evaluate import Plan, create_engine
+    from dave_vit.evaluate import Plan
 
     flags = _flags(context, model, smoothing, (settings, methods, plugins))
     plan = Plan.load(sources.file, flags, sources.overrides or ())
-    workers = execution.workers
     how = {
-        "engine": create_engine(execution.engine, device=model.device, workers=workers, address=execution.address),
-        "threads": execution.threads or max(1, torch.get_num_threads() // (workers or 1)),
+        "engine": execution.create(model.device),
+        "threads": execution.threads or max(1, torch.get_num_threads() // (execution.workers or 1)),
         "allow_mixed": execution.allow_mixed,
         "command": command_line(context),
     }
@@ -179,16 +167,13 @@ def evaluate(
 
 
 def _flags(
-    context: typer.Context, model: PreparedModel, smoothing: SmoothingOptions, groups: Iterable[Any]
+    context: typer.Context, model: ModelOptions, smoothing: SmoothingOptions, groups: Iterable[Any]
 ) -> dict[str, Any]:
     """Return what the command line says, by the names of the plan's settings."""
-    from dave_vit.evaluate import ModelEntry
-
     names = {"names": "methods", "seed": "seeds"}
     flags = {names.get(name, name): value for one in groups for name, value in explicit_options(context, one).items()}
     if explicit_options(context, model).keys() - {"device", "memory"}:
-        classes = None if model.classes is None else str(model.classes)
-        flags["models"] = ModelEntry(model.spec, model.weights, classes, model.prepare)
+        flags["models"] = model.entry
     if smoothed := explicit_options(context, smoothing):
         flags["smoothing"] = {name.removeprefix("smoothing_"): value for name, value in smoothed.items()}
     return flags

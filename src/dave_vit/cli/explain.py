@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import DrawingOptions, MethodOptions, Out, Plugins, flag
-from dave_vit.cli.preparation import PreparedModel
+from dave_vit.cli.options import DrawingOptions, MethodOptions, ModelOptions, Out, Plugins, flag
 from dave_vit.errors import ImageError, OptionError
 
 if TYPE_CHECKING:
     from dave_vit.explanations.base import ImageExplanation
-    from dave_vit.explanations.pipeline import FigureStyle, Question
+    from dave_vit.explanations.pipeline import Question
 
 app = command(
     "dave explain cat.jpg",
@@ -26,8 +25,7 @@ app = command(
 )
 
 Images = Annotated[
-    list[str],
-    typer.Argument(metavar="IMAGE", help="Files, folders, or - for standard input.", show_default=False),
+    list[str], typer.Argument(metavar="IMAGE", help="Files, folders, or - for standard input.", show_default=False)
 ]
 
 
@@ -35,72 +33,57 @@ Images = Annotated[
 class QuestionOptions:
     """What is explained."""
 
-    targets: Annotated[
+    target: Annotated[
         list[str] | None,
         flag(
+            "--target -t CLASS",
             "Explain this class: its name, part of the name or index, top1 to top5, or all-top5; several with "
             "commas or repeated.",
-            "--target",
-            "-t",
-            metavar="CLASS",
-            show_default="top1",
+            "top1",
         ),
     ] = None
     score: Annotated[
         str | None,
-        flag("Explain a score of the output, with boxes in pixels of the photograph: {scores}.", metavar="SCORE"),
+        flag("--score SCORE", "Explain a score of the output, with boxes in pixels of the photograph: {scores}."),
     ] = None
-    boxes: Annotated[bool, flag("Explain each box that a detector finds, and all boxes at once.", "--boxes")] = False
-    threshold: Annotated[float | None, flag("Least probability of a box.", metavar="P", show_default="0.5")] = None
-    prompt: Annotated[str | None, flag("Ask the model this: a question, what to find, a sentence.", metavar="TEXT")] = (
-        None
-    )
+    boxes: Annotated[bool, flag("--boxes", "Explain each box that a detector finds, and all boxes at once.")] = False
+    threshold: Annotated[float | None, flag("--threshold P", "Least probability of a box.", "0.5")] = None
+    prompt: Annotated[
+        str | None, flag("--prompt TEXT", "Ask the model this: a question, what to find, a sentence.")
+    ] = None
     words: Annotated[
-        str | None,
-        flag("Explain these words of the answer: numbers from 1, or texts.", metavar="WORD,...", show_default="all"),
+        str | None, flag("--words WORD,...", "Explain these words of the answer: numbers from 1, or texts.", "all")
     ] = None
-    answer: Annotated[
-        str | None, flag("Explain the words of this answer.", metavar="TEXT", show_default="the model's own")
-    ] = None
+    answer: Annotated[str | None, flag("--answer TEXT", "Explain the words of this answer.", "the model's own")] = None
     max_tokens: Annotated[
-        int | None, flag("Largest number of tokens of a generated answer.", min=1, metavar="N", show_default="32")
+        int | None, flag("--max-tokens N", "Largest number of tokens of a generated answer.", "32", min=1)
     ] = None
 
-    @property
-    def question(self) -> Question:
-        """The question of the pipeline."""
+    def create(self) -> Question:
+        """Return the question of the pipeline."""
         from dave_vit.explanations.pipeline import Question
 
-        target = ",".join(self.targets) if self.targets else None
-        shared = (target, self.score, self.boxes, self.threshold, self.prompt)
-        return Question(*shared, self._chosen_words(), self.answer, self.max_tokens)
-
-    def _chosen_words(self) -> tuple[int | str, ...] | None:
-        if self.words is None or self.words.strip() == "all":
-            return None
-        parts = [part.strip() for part in self.words.split(",")]
-        if not all(parts):
-            raise OptionError(f"--words {self.words}; expected words or their numbers with commas between, such as 3,5")
-        return tuple(int(part) if part.isdigit() else part for part in parts)
+        target, words = ",".join(self.target) if self.target else None, None
+        if self.words is not None and self.words.strip() != "all":
+            parts = [part.strip() for part in self.words.split(",")]
+            if not all(parts):
+                raise OptionError(
+                    f"--words {self.words}; expected words or their numbers with commas between, such as 3,5"
+                )
+            words = tuple(int(part) if part.isdigit() else part for part in parts)
+        return Question(**{**vars(self), "target": target, "words": words})
 
 
 @dataclass(frozen=True)
 class StyleOptions(DrawingOptions):
     """How results are drawn."""
 
-    figure_format: Annotated[Literal["png", "svg", "pdf"], flag("Format of the side-by-side figure.", "--format")] = (
+    figure_format: Annotated[Literal["png", "svg", "pdf"], flag("--format", "Format of the side-by-side figure.")] = (
         "png"
     )
-    animate: Annotated[
-        Literal["gif", "webp"] | None, flag("Also show how the map refines, as an animation.", show_default="none")
+    animation: Annotated[
+        Literal["gif", "webp"] | None, flag("--animate", "Also show how the map refines, as an animation.", "none")
     ] = None
-
-    @property
-    def style(self) -> FigureStyle:
-        """The style of the pipeline."""
-        from dave_vit.explanations.pipeline import FigureStyle
-
-        return FigureStyle(self.view, self.scales, self.figure_format, self.animate)
 
 
 @dataclass(frozen=True)
@@ -108,11 +91,11 @@ class GalleryOptions:
     """The page that shows all pictures of one command."""
 
     gallery: Annotated[
-        bool, flag("Write a page and a contact sheet where there are several images.", "--gallery/--no-gallery")
+        bool, flag("--gallery/--no-gallery", "Write a page and a contact sheet where there are several images.")
     ] = True
     order: Annotated[
         Literal["confidence", "certainty", "name"],
-        flag("Sort the gallery; the most confident or the most certain first.", "--sort"),
+        flag("--sort", "Sort the gallery; the most confident or the most certain first."),
     ] = "confidence"
 
 
@@ -120,14 +103,14 @@ class GalleryOptions:
 def explain(
     *,
     images: Images,
-    model: PreparedModel,
+    model: ModelOptions,
     subject: QuestionOptions,
     method: MethodOptions,
     out: Out = Path("dave-out"),
     drawing: StyleOptions,
     page: GalleryOptions,
     plugins: Plugins,
-    verbose: Annotated[bool, flag("Print classes, notes and files of each image.", "--verbose", "-v")] = False,
+    verbose: Annotated[bool, flag("--verbose -v", "Print classes, notes and files of each image.")] = False,
     output: Output,
 ) -> None:
     """Explain what the model saw in images.
@@ -143,10 +126,10 @@ def explain(
     from dave_vit.explanations.explainer import Explainer, chunk_for_stages
     from dave_vit.explanations.gallery import Gallery
     from dave_vit.explanations.output_files import OutputFolder
-    from dave_vit.explanations.pipeline import Pipeline
+    from dave_vit.explanations.pipeline import FigureStyle, Pipeline
 
-    options, question = method.options(), subject.question
-    if drawing.animate:
+    options, question = method.options(), subject.create()
+    if drawing.animation:
         options = {"chunk": chunk_for_stages(method.name, options), **options}
     sources = find_images(images)
     folder = OutputFolder(out, sources)
@@ -155,7 +138,7 @@ def explain(
         output.advise(loaded)
         explainer = Explainer(loaded, method.name, weights=model.weights, against=method.against, **options)
         explainer.on_slow, explainer.maps = output.note, len(sources)
-        pipeline = Pipeline(explainer, question, drawing.style, folder, Gallery(page.order))
+        pipeline = Pipeline(explainer, question, FigureStyle(**vars(drawing)), folder, Gallery(page.order))
         print_result = _print_result if verbose or len(sources) == 1 else _print_line
         for result in pipeline.run(sources, lambda done, name: progress.update(done=done, text=name)):
             if isinstance(result, ImageError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from dave_vit.cli.common import Output, command
+from dave_vit.cli.common import Output, command, rich_table
 from dave_vit.cli.options import Json, Plugins
 
 app = command("dave methods", "dave methods --json", "dave methods --plugin mine.py")
@@ -16,22 +16,17 @@ def methods(*, plugins: Plugins, as_json: Json = False) -> None:
 
     T is the number of samples; passes are counted for one image and one class.
     """
-    from rich.table import Table
+    from rich.table import Column
 
     from dave_vit.methods import METHODS
 
     output = Output(as_json=as_json)
     names = sorted(METHODS, key=lambda name: METHODS[name].__module__ != "dave_vit.methods.dave")  # the rest follows
     rows = [{"name": name, **asdict(METHODS[name].info)} for name in names]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("method", no_wrap=True)
-    table.add_column("what it shows, paper", ratio=1)
-    table.add_column("passes", max_width=16)
-    for header in ("map per", "by class"):
-        table.add_column(header)
+    head = (Column("method", no_wrap=True), Column("what it shows, paper", ratio=1), Column("passes", max_width=16))
+    cells = []
     for row in rows:
-        shown = f"{row['summary']} {row['paper']}."
         specific = "yes" if row["class_specific"] else "no"
-        table.add_row(row["name"], shown, row["passes"], row["resolution"], specific)
-    output.print(table)
+        cells.append((row["name"], f"{row['summary']} {row['paper']}.", row["passes"], row["resolution"], specific))
+    output.print(rich_table((*head, "map per", "by class"), cells, pad_edge=False))
     output.json(rows)

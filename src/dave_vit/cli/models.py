@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from dave_vit.cli.common import Output, command
+from dave_vit.cli.common import Output, command, rich_table
 from dave_vit.errors import UnknownName
 
 app = command("dave models", "dave models swin", "dave models 'timm:vit_*'", "dave models --json")
+
+_HEAD = ("library", "family", "architecture", "state", "gap")
 
 
 @app.command()
@@ -24,7 +26,10 @@ def models(
 
     To check a model with the libraries that you have installed, use `dave doctor`.
     """
+    from rich.table import Column
+
     from dave_vit.checks.architectures import checked_architectures, library_versions
+    from dave_vit.models.families import family_forms
 
     rows = checked_architectures(pattern)
     if not rows:
@@ -32,29 +37,14 @@ def models(
     versions = ", ".join(f"{name} {version}" for name, version in library_versions().items())
     reasons = (f"{row.architecture}: {row.reason}" for row in rows if row.reason)
     if pattern is None:
-        output.print(_families(), "")
-    output.print(_table(rows), *reasons, f"Checked with {versions}.")
+        forms = family_forms().items()
+        families = [(form, one.summary, f"dave-vit[{one.extra}]" if one.extra else "") for form, one in forms]
+        output.print(rich_table(("--model", "loads", "needs"), families, pad_edge=False), "")
+    head = [Column(name, no_wrap=name in ("library", "state", "gap")) for name in _HEAD]
+    cells = [(row.library, row.family, row.architecture, row.state, _gap(row.gap)) for row in rows]
+    output.print(rich_table(head, cells, pad_edge=False), *reasons, f"Checked with {versions}.")
     output.json([{name: value for name, value in vars(row).items() if value is not None} for row in rows])
 
 
-def _families() -> Any:
-    from rich.table import Table
-
-    from dave_vit.models.families import family_forms
-
-    table = Table("--model", "loads", "needs", box=None, pad_edge=False)
-    for form, family in family_forms().items():
-        table.add_row(form, family.summary, f"dave-vit[{family.extra}]" if family.extra else "")
-    return table
-
-
-def _table(rows: list[Any]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for header in ("library", "family", "architecture", "state", "gap"):
-        table.add_column(header, no_wrap=header in ("library", "state", "gap"))
-    for row in rows:
-        gap = "" if row.gap is None else f"{row.gap:.0e}" if row.gap else "0"
-        table.add_row(row.library, row.family, row.architecture, row.state, gap)
-    return table
+def _gap(gap: float | None) -> str:
+    return "" if gap is None else f"{gap:.0e}" if gap else "0"

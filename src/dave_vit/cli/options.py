@@ -70,25 +70,31 @@ def explicit_options(context: typer.Context, group: Any) -> dict[str, Any]:
     return {name: getattr(group, name) for name, source in sources.items() if source and source.name != "DEFAULT"}
 
 
-def flag(text: str, *names: str, **more: Any) -> Any:
-    """Return an option with this help text; without names it is called as its parameter."""
-    return typer.Option(*names, help=text, **more)
+def flag(declaration: str, text: str, shown: str = "", **more: Any) -> Any:
+    """Return an option.
+
+    Args:
+        declaration: its names and what stands for its value, if any, such as "--samples -n N".
+        text: its help.
+        shown: the default in its help, if the value itself says too little.
+        more: arguments of `typer.Option`.
+    """
+    words = declaration.split()
+    names = [word for word in words if word.startswith("-")]
+    metavar = words[-1] if len(words) > len(names) else None
+    return typer.Option(*names, help=text, metavar=metavar, show_default=shown or True, **more)
 
 
-Model = Annotated[str, flag("Model to explain: {models}.", "--model", "-m", metavar="SPEC")]
-Models = Annotated[
-    list[str] | None,
-    flag("Model, as of `dave explain`; repeatable.", "--model", "-m", metavar="SPEC", show_default="builtin"),
-]
+Model = Annotated[str, flag("--model -m SPEC", "Model to explain: {models}.")]
+Models = Annotated[list[str] | None, flag("--model -m SPEC", "Model, as of `dave explain`; repeatable.", "builtin")]
 Weights = Annotated[
-    str | None,
-    flag("Load weights from a local .safetensors or .pth file instead of a download.", "--weights", metavar="FILE"),
+    str | None, flag("--weights FILE", "Load weights from a local .safetensors or .pth file instead of a download.")
 ]
 Classes = Annotated[
-    Path | None, flag("Read class names from a text file, one per line, or from JSON.", "--classes", metavar="FILE")
+    str | None, flag("--classes FILE", "Read class names from a text file, one per line, or from JSON.")
 ]
 Device = Annotated[
-    str, flag("Device: cpu, cuda, cuda:1 and so on; auto takes the GPU where there is one.", "--device", metavar="NAME")
+    str, flag("--device NAME", "Device: cpu, cuda, cuda:1 and so on; auto takes the GPU where there is one.")
 ]
 
 
@@ -112,15 +118,14 @@ def _restore(variable: str, value: str | None) -> None:
 Memory = Annotated[
     str | None,
     flag(
+        "--memory SIZE",
         "Most memory of a pass, such as 8GiB, or as a share of what is free such as 0.5; changes speed, not the maps.",
-        "--memory",
-        metavar="SIZE",
+        "half of a GPU's free memory",
         callback=_limit_memory,
-        show_default="half of a GPU's free memory",
     ),
 ]
-Data = Annotated[str, flag("Data set: {data}.", "--data", metavar="SPEC")]
-Seed = Annotated[int, flag("Random seed; the same seed gives the same result.", "--seed", min=0, max=2**31 - 1)]
+Data = Annotated[str, flag("--data SPEC", "Data set: {data}.")]
+Seed = Annotated[int, flag("--seed", "Random seed; the same seed gives the same result.", min=0, max=2**31 - 1)]
 
 
 def _samples(text: str) -> int | str:
@@ -135,60 +140,80 @@ def _samples(text: str) -> int | str:
 Samples = Annotated[
     str | None,  # a number, once it is read
     flag(
+        "--samples -n N|auto",
         "Number of perturbed copies of each image; auto draws until DAVE's map settles.",
-        "--samples",
-        "-n",
-        metavar="N|auto",
+        "the preset's",
         parser=_samples,
-        show_default="the preset's",
     ),
 ]
 Against = Annotated[
     str | None,
     flag(
+        "--against rivals|CLASS",
         "Explain the class in contrast to its rivals, or to one class by name or index; none for the class alone.",
-        "--against",
-        metavar="rivals|CLASS",
-        show_default="the method's",
+        "the method's",
     ),
 ]
-Method = Annotated[str, flag("Attribution method: {methods}.", "--method", metavar="NAME")]
+Method = Annotated[str, flag("--method NAME", "Attribution method: {methods}.")]
 Methods = Annotated[
-    str,
-    flag("Attribution methods with commas between, or all; `dave methods` lists them.", "--methods", metavar="A,B,..."),
+    str, flag("--methods A,B,...", "Attribution methods with commas between, or all; `dave methods` lists them.")
 ]
 Preset = Annotated[
-    str | None,
-    flag(
-        "Preset of DAVE: {presets}, or a .toml file of `dave tune`.",
-        "--preset",
-        metavar="NAME|FILE",
-        show_default="default",
-    ),
+    str | None, flag("--preset NAME|FILE", "Preset of DAVE: {presets}, or a .toml file of `dave tune`.", "default")
 ]
 Settings = Annotated[
-    list[str] | None,
-    flag("Set any other option of the method, such as rotation=0; repeatable.", "--set", metavar="NAME=VALUE"),
+    list[str] | None, flag("--set NAME=VALUE", "Set any other option of the method, such as rotation=0; repeatable.")
 ]
-Out = Annotated[Path, flag("Folder for the results; created if absent.", "--out", "-o", metavar="DIR")]
-Json = Annotated[bool, flag("Print the results as JSON on standard output.", "--json")]
-Quiet = Annotated[bool, flag("Print nothing but errors.", "--quiet", "-q")]
+Out = Annotated[Path, flag("--out -o DIR", "Folder for the results; created if absent.")]
+Json = Annotated[bool, flag("--json", "Print the results as JSON on standard output.")]
+Quiet = Annotated[bool, flag("--quiet -q", "Print nothing but errors.")]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """One model and its device."""
+    """One model, its device, and preprocessing that replaces the model's own."""
 
     spec: Model = "builtin"
     weights: Weights = None
     classes: Classes = None
     device: Device = "auto"
     memory: Memory = None
+    fit: Annotated[
+        Literal["crop", "pad", "squash", "tiles"] | None,
+        flag(
+            "--fit",
+            "Fit photographs into the model's input: crop the middle, pad to show all, squash all, or explain "
+            "tiles one by one.",
+            "the model's",
+        ),
+    ] = None
+    size: Annotated[int | None, flag("--size PIXELS", "Side of the model's input.", "the model's")] = None
+    mean: Annotated[
+        str | None, flag("--mean R,G,B", "Mean that is subtracted from colours in 0 to 1.", "the model's")
+    ] = None
+    std: Annotated[
+        str | None, flag("--std R,G,B", "Standard deviation that colours are divided by.", "the model's")
+    ] = None
+    crop: Annotated[
+        float | None, flag("--crop SHARE", "Share of the photograph's shorter side that is shown.", "the model's")
+    ] = None
 
     @property
     def prepare(self) -> Prepare | None:
         """The preprocessing that replaces the model's own, if any."""
-        return None
+        from dave_vit.models import Prepare
+
+        prepare = Prepare(
+            self.size, _parse_colour("mean", self.mean), _parse_colour("std", self.std), self.crop, self.fit
+        )
+        return None if prepare == Prepare() else prepare
+
+    @property
+    def entry(self) -> ModelEntry:
+        """The model as an entry of a plan."""
+        from dave_vit.evaluate import ModelEntry
+
+        return ModelEntry(self.spec, self.weights, self.classes, self.prepare)
 
     def load(self, prompt: str | None = None) -> Adapter:
         """Load the model in evaluation mode; the prompt becomes the class of a zero-shot classifier."""
@@ -200,6 +225,18 @@ class ModelOptions:
         prompts = [prompt] if prompt is not None and is_zero_shot else None
         device = pick_device(self.device)
         return load_model(self.spec, self.weights, device, classes=self.classes, prompts=prompts, prepare=self.prepare)
+
+
+def _parse_colour(name: str, text: str | None) -> tuple[float, float, float] | None:
+    """Parse three numbers, or one for all three colours."""
+    if text is None:
+        return None
+    try:
+        numbers = [float(part) for part in text.split(",")]
+        red, green, blue = numbers * 3 if len(numbers) == 1 else numbers
+    except ValueError as error:
+        raise OptionError(f"--{name} {text}; expected three numbers such as 0.5,0.5,0.5, or one") from error
+    return red, green, blue
 
 
 @dataclass(frozen=True)
@@ -264,11 +301,10 @@ class Plugins:
     """Python files of the user."""
 
     plugins: Annotated[
-        list[Path] | None,
+        list[str] | None,
         flag(
+            "--plugin FILE",
             "Import a Python file that registers methods, metrics or anything else of your own; repeatable.",
-            "--plugin",
-            metavar="FILE",
         ),
     ] = None
 
@@ -279,10 +315,11 @@ class DrawingOptions:
 
     view: Annotated[
         Literal["map", "signed"],
-        flag("Show evidence for the class, or signed: evidence for it in violet and against it in orange."),
+        flag("--view", "Show evidence for the class, or signed: evidence for it in violet and against it in orange."),
     ] = "map"
     scales: Annotated[
-        Literal["shared", "own"], flag("Colour scale of maps beside each other: one for all, or one for each.")
+        Literal["shared", "own"],
+        flag("--scales", "Colour scale of maps beside each other: one for all, or one for each."),
     ] = "shared"
 
 

@@ -26,7 +26,7 @@ app = command(
 class BackboneOptions:
     """A model without a class head, and its device."""
 
-    spec: Annotated[str, flag("Backbone: a timm: or hf: model.", "--model", "-m", metavar="SPEC")]
+    spec: Annotated[str, flag("--model -m SPEC", "Backbone: a timm: or hf: model.")]
     weights: Weights = None
     device: Device = "auto"
 
@@ -35,10 +35,10 @@ class BackboneOptions:
 class TrainingOptions:
     """The fields of `Training` that have a flag."""
 
-    views: Annotated[int, flag("Number of random crops of each image.", min=1, metavar="N")] = 10
-    epochs: Annotated[int, flag("Number of passes over the features.", min=1, metavar="N")] = 100
-    rate: Annotated[float, flag("Learning rate at the start of the cosine schedule.")] = 0.001
-    batch: Annotated[int, flag("Images per training step.", min=1, metavar="N")] = 128
+    views: Annotated[int, flag("--views N", "Number of random crops of each image.", min=1)] = 10
+    epochs: Annotated[int, flag("--epochs N", "Number of passes over the features.", min=1)] = 100
+    rate: Annotated[float, flag("--rate", "Learning rate at the start of the cosine schedule.")] = 0.001
+    batch: Annotated[int, flag("--batch N", "Images per training step.", min=1)] = 128
     seed: Seed = 0
 
 
@@ -47,16 +47,12 @@ def probe(
     *,
     images: Annotated[str, typer.Argument(metavar="DIR", help="Training images, one folder for each class.")],
     model: BackboneOptions,
-    validation: Annotated[
-        str | None, flag("Validation images, in folders of the same names.", "--val", metavar="DIR")
-    ] = None,
+    validation: Annotated[str | None, flag("--val DIR", "Validation images, in folders of the same names.")] = None,
     split: Annotated[
-        float, flag("Part of each class to hold back for validation where there is no --val.", metavar="PART")
+        float, flag("--split PART", "Part of each class to hold back for validation where there is no --val.")
     ] = 0.2,
     training: TrainingOptions,
-    out: Annotated[Path, flag("File for the backbone and its head.", "--out", "-o", metavar="FILE")] = Path(
-        "probe.safetensors"
-    ),
+    out: Annotated[Path, flag("--out -o FILE", "File for the backbone and its head.")] = Path("probe.safetensors"),
     output: Output,
 ) -> None:
     """Train a linear layer on a frozen backbone, such as DINO, and save both as weights.

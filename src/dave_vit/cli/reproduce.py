@@ -25,19 +25,17 @@ Name = Annotated[
     Literal["builtin", "paper"],
     typer.Argument(help="builtin: embedded models and pictures, offline; paper: the published checkpoints."),
 ]
-Data = Annotated[str | None, flag("{data}; the suite paper needs one.", "--data", metavar="SPEC")]
-Show = Annotated[bool, flag("Show the data's pictures beside their maps in figures.", "--pictures/--no-pictures")]
+Data = Annotated[str | None, flag("--data SPEC", "{data}; the suite paper needs one.")]
+Show = Annotated[bool, flag("--pictures/--no-pictures", "Show the data's pictures beside their maps in figures.")]
 
 
 @dataclass(frozen=True)
 class SuiteModels(ModelsOptions):
     """Models instead of the suite's own."""
 
-    specs: Annotated[
-        list[str] | None, flag("Instead of the suite's models; repeatable.", "--model", "-m", metavar="SPEC")
-    ] = None
+    specs: Annotated[list[str] | None, flag("--model -m SPEC", "Instead of the suite's models; repeatable.")] = None
     probe: Annotated[
-        str | None, flag("Of the suite paper: DINO with the head that `dave probe` trained.", metavar="FILE")
+        str | None, flag("--probe FILE", "Of the suite paper: DINO with the head that `dave probe` trained.")
     ] = None
 
 
@@ -45,12 +43,10 @@ class SuiteModels(ModelsOptions):
 class Amount:
     """How much is computed, instead of what the suite says."""
 
-    quick: Annotated[bool, flag("A short version with few pictures and samples.", "--quick")] = False
-    samples: Annotated[
-        int | None, flag("Samples of each map, instead of the suite's.", "--samples", "-n", min=1, metavar="N")
-    ] = None
-    grids: Annotated[int | None, flag("Grids, instead of the suite's.", min=1, metavar="N")] = None
-    images: Annotated[int | None, flag("Pictures that are scored, instead of the suite's.", min=1, metavar="N")] = None
+    quick: Annotated[bool, flag("--quick", "A short version with few pictures and samples.")] = False
+    samples: Annotated[int | None, flag("--samples -n N", "Samples of each map, instead of the suite's.", min=1)] = None
+    grids: Annotated[int | None, flag("--grids N", "Grids, instead of the suite's.", min=1)] = None
+    images: Annotated[int | None, flag("--images N", "Pictures that are scored, instead of the suite's.", min=1)] = None
 
 
 @app.command()

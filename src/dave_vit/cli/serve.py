@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import Classes, Device, Memory, Models, Plugins, Quiet, Seed, flag
-from dave_vit.cli.preparation import PreparedModel, PrepareOptions
+from dave_vit.cli.options import ModelOptions, Models, Plugins, Quiet, Seed, flag
 from dave_vit.errors import OptionError, require_extra
 
 if TYPE_CHECKING:
@@ -28,33 +27,25 @@ _CONNECTIONS = 64
 
 
 @dataclass(frozen=True)
-class ServedModels:
-    """The models that the page offers."""
-
-    specs: Models = None
-    weights: Annotated[
-        list[str] | None, flag("Load local weights for the first --model, the second, and so on.", metavar="FILE")
-    ] = None
-    classes: Classes = None
-    device: Device = "auto"
-    memory: Memory = None
-
-
-@dataclass(frozen=True)
-class ServedOptions(PrepareOptions, ServedModels):
+class ServedOptions(ModelOptions):
     """The models that the page offers, and their preprocessing."""
+
+    spec: Models = None  # type: ignore[assignment]
+    weights: Annotated[
+        list[str] | None, flag("--weights FILE", "Load local weights for the first --model, the second, and so on.")
+    ] = None  # type: ignore[assignment]
 
 
 @app.command()
 def serve(
     *,
     models: ServedOptions,
-    port: Annotated[int, flag("Port to listen on; 0 takes any free one.", "--port", "-p", min=0, max=65535)] = 8000,
-    host: Annotated[str, flag("Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
+    port: Annotated[int, flag("--port -p", "Port to listen on; 0 takes any free one.", min=0, max=65535)] = 8000,
+    host: Annotated[str, flag("--host", "Address to listen on; 0.0.0.0 accepts other machines.")] = "127.0.0.1",
     name: Annotated[
-        list[str] | None, flag("Accept requests for this host name too; repeatable.", metavar="HOST")
+        list[str] | None, flag("--name HOST", "Accept requests for this host name too; repeatable.")
     ] = None,
-    audit: Annotated[Path | None, flag("Show a report of dave audit at /audit too.", metavar="REPORT")] = None,
+    audit: Annotated[Path | None, flag("--audit REPORT", "Show a report of dave audit at /audit too.")] = None,
     seed: Seed = 0,
     plugins: Plugins,
     quiet: Quiet = False,
@@ -77,7 +68,8 @@ def serve(
     if host not in LOOPBACK:
         output.note(f"listening on {host}: anyone who can reach this machine can use it without a password")
         output.note(f"it answers requests for its IP addresses and for {', '.join(names)}; add another with --name")
-    address = f"http://{_url_host(host)}:{listening.getsockname()[1]}"
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{listening.getsockname()[1]}"
     output.print(f"{address}{'' if audit is None else '/audit/'}  (Ctrl-C ends it)")
     config = uvicorn.Config(
         application,
@@ -112,7 +104,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _models(options: ServedOptions) -> list[ServedModel]:
     from dave_vit.web import ServedModel
 
-    specs, weights = options.specs or ["builtin"], options.weights or []
+    specs, weights = options.spec or ["builtin"], options.weights or []
     if len(weights) > len(specs):
         raise OptionError(f"{len(weights)} --weights for {len(specs)} --model; give one --model for each")
     if options.prepare is not None and len(specs) > 1:
@@ -120,13 +112,6 @@ def _models(options: ServedOptions) -> list[ServedModel]:
     if options.fit == "tiles":
         raise OptionError("--fit tiles makes several inputs of an image, and the page shows one; use pad or squash")
     files = [*weights, *[None] * (len(specs) - len(weights))]
-    prepare = {one.name: getattr(options, one.name) for one in fields(PrepareOptions)}
-    chosen = [
-        PreparedModel(spec, file, options.classes, options.device, **prepare)
-        for spec, file in zip(specs, files, strict=True)
-    ]
+    pairs = zip(specs, files, strict=True)
+    chosen = [ModelOptions(**{**vars(options), "spec": spec, "weights": file}) for spec, file in pairs]
     return [ServedModel(one.load(), weights=one.weights is not None, classes=one.classes is not None) for one in chosen]
-
-
-def _url_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -9,10 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import Plugins, Seed, flag
-from dave_vit.cli.preparation import PreparedModel
-from dave_vit.cli.tables import rich_table
+from dave_vit.cli.common import Output, command, rich_table
+from dave_vit.cli.options import ModelOptions, Plugins, Seed, flag
 from dave_vit.errors import ImageError
 
 if TYPE_CHECKING:
@@ -27,17 +25,16 @@ app = command(
 )
 
 Data = Annotated[
-    str,
-    flag("A folder of images, or a data set as of `dave evaluate`, such as imagenet:DIR.", "--data", metavar="SPEC"),
+    str, flag("--data SPEC", "A folder of images, or a data set as of `dave evaluate`, such as imagenet:DIR.")
 ]
-Limit = Annotated[int, flag("Number of images.", "--limit", min=1, metavar="N")]
-File = Annotated[Path, flag("The preset file to write.", "--out", "-o", metavar="FILE")]
+Limit = Annotated[int, flag("--limit N", "Number of images.", min=1)]
+File = Annotated[Path, flag("--out -o FILE", "The preset file to write.")]
 
 
 @app.command()
 def tune(
     *,
-    model: PreparedModel,
+    model: ModelOptions,
     data: Data,
     limit: Limit = 16,
     out: File = Path("preset.toml"),
@@ -99,7 +96,7 @@ def _load_images(data: str, limit: int) -> list[Image]:
     return [read_image(path).image for path in paths]
 
 
-def _hash_inputs(model: PreparedModel, pictures: list[Image], seed: int) -> str:
+def _hash_inputs(model: ModelOptions, pictures: list[Image], seed: int) -> str:
     """Return a hash of everything that decides the numbers."""
     content = hashlib.sha256(repr((model.spec, model.weights, model.prepare, seed)).encode())
     for picture in pictures:
