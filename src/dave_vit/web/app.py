@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
@@ -25,9 +26,8 @@ from dave_vit.viz import Scales, View
 from dave_vit.web import schema
 from dave_vit.web.guard import RequestGuard
 from dave_vit.web.images import UploadTooLarge, example_png, read_upload
-from dave_vit.web.info import build_info
 from dave_vit.web.model_checks import ModelChecks
-from dave_vit.web.options import ExplainQuery
+from dave_vit.web.options import ExplainQuery, build_info
 from dave_vit.web.service import ExplainService, ResultExpired, ServedModel
 from dave_vit.web.work_queue import Check, QueueFull, WorkItem, WorkQueue
 
@@ -76,7 +76,9 @@ def create_app(
     # files have a worker of their own, so that they need not wait for an explanation to end
     queue, downloads = WorkQueue(limits.waiting), WorkQueue(limits.waiting)
     choices, work = APIRouter(prefix="/api", tags=["choices"]), APIRouter(prefix="/api", tags=["work"])
-    _add_choices(choices, build_info(models, limits, seed), service, ModelChecks(service, queue))
+    _add_choices(
+        choices, build_info([served.model for served in models], limits, seed), service, ModelChecks(service, queue)
+    )
     _add_work(work, service, queue)
     _add_results(work, service, downloads)
     app = _empty_app(queue, downloads)
@@ -251,11 +253,11 @@ async def _error_response(request: Request, error: Exception) -> Response:
 
 
 def _static_routes() -> list[Route]:
-    """Read the static files once: no path of a request is ever opened."""
+    """Return a route for each static file: no path of a request is ever opened."""
     addresses = {"index.html": "/", "api.html": "/api"}
     folders = (files("dave_vit.web") / "static", files("dave_vit.viz") / "static")
     return [
-        Route(addresses.get(entry.name, f"/static/{entry.name}"), _serve(entry.read_bytes(), media_type))
+        _file_route(addresses.get(entry.name, f"/static/{entry.name}"), entry, media_type)
         for folder in folders
         for entry in folder.iterdir()
         if (media_type := _MEDIA_TYPES.get(entry.name.rpartition(".")[2]))
@@ -270,13 +272,8 @@ def _report_routes(folder: Path) -> Iterator[Route]:
         if media_type := _REPORT_TYPES.get(path.suffix):
             name = path.relative_to(folder).as_posix()
             for address in (name, "") if name == "index.html" else (name,):
-                yield Route(f"/audit/{address}", _serve_report(path, media_type))
+                yield _file_route(f"/audit/{address}", path, media_type, {"Content-Security-Policy": _REPORT_POLICY})
 
 
-def _serve_report(path: Path, media_type: str) -> Callable[[Request], Response]:
-    headers = {"Content-Security-Policy": _REPORT_POLICY}
-    return lambda request: Response(path.read_bytes(), media_type=media_type, headers=headers)
-
-
-def _serve(data: bytes, media_type: str) -> Callable[[Request], Response]:
-    return lambda request: Response(data, media_type=media_type)
+def _file_route(address: str, file: Traversable, media_type: str, headers: dict[str, str] | None = None) -> Route:
+    return Route(address, lambda request: Response(file.read_bytes(), media_type=media_type, headers=headers))

@@ -1,19 +1,25 @@
-"""What the API takes and returns; requests for maps are in `options`."""
+"""What the API takes and returns, and results in its form; requests for maps are in `options`."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from dave_vit.explanations.classes import Prediction
-from dave_vit.explanations.evidence import Part
+from dave_vit.explanations.classes import ClassExplanation, Prediction
+from dave_vit.explanations.evidence import Part, WordEvidence
+from dave_vit.explanations.words import WordExplanation
 from dave_vit.methods import MethodInfo
-from dave_vit.viz import scale_map
+from dave_vit.models.text_generation import AnsweredPrompt
+from dave_vit.viz import Panel, scale_map
+from dave_vit.viz.cells import MAX_CERTAINTY
 from dave_vit.viz.rendering import MapLike, as_map
+
+_LONGER_SIDE = 640  # pixels of what the page shows for models that write
 
 
 @dataclass(frozen=True)
@@ -40,29 +46,29 @@ class ImageQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    model: Annotated[str | None, Field(description="one of the server's models; its first one by default")] = None
-    name: Annotated[str, Field(max_length=200, description="file name of the image")] = "image.png"
-    fit: Annotated[
-        Literal["crop", "pad", "squash"] | None, Field(description="how to fit the image into the model's input")
-    ] = None
+    model: str | None = Field(None, description="one of the server's models; its first one by default")
+    name: str = Field("image.png", max_length=200, description="file name of the image")
+    fit: Literal["crop", "pad", "squash"] | None = Field(
+        None, description="how to fit the image into the model's input; the model's own by default"
+    )
 
 
 class ClassifyQuery(ImageQuery):
     """Request to classify an image."""
 
-    also: Annotated[list[int], Field(max_length=20, description="classes to return beside the likeliest")] = []
+    also: list[int] = Field([], max_length=20, description="classes to return beside the likeliest")
 
 
 class AnswerQuery(ImageQuery):
     """Request for the text that a model writes about an image."""
 
-    prompt: Annotated[str, Field(max_length=1000, description="the question; none for captioners")] = ""
+    prompt: str = Field("", max_length=1000, description="the question; none for captioners")
 
 
 class SourcesQuery(AnswerQuery):
     """Request for where the words of an answer come from."""
 
-    answer: Annotated[str, Field(max_length=4000, description="the answer, as /api/generate returned it")]
+    answer: str = Field(max_length=4000, description="the answer, as /api/generate returned it")
 
 
 class ClassCandidate(BaseModel):
@@ -76,7 +82,7 @@ class Failure(BaseModel):
     """What went wrong, in one line."""
 
     error: str
-    candidates: Annotated[list[ClassCandidate], Field(description="classes that an ambiguous name may mean")] = []
+    candidates: list[ClassCandidate] = Field([], description="classes that an ambiguous name may mean")
 
 
 class Verdict(BaseModel):
@@ -91,11 +97,11 @@ class ModelCard(BaseModel):
 
     name: str
     classes: int
-    writes: Annotated[bool, Field(description="whether it writes text instead of classifying")]
-    prompts: Annotated[bool, Field(description="whether it takes a prompt")]
-    knows: Annotated[str, Field(description="what it was trained for")]
-    examples: Annotated[list[str], Field(description="addresses of example images")]
-    presets: Annotated[dict[str, dict[str, int | float | str]], Field(description="values of options by preset")]
+    writes: bool = Field(description="whether it writes text instead of classifying")
+    prompts: bool = Field(description="whether it takes a prompt")
+    knows: str = Field(description="what it was trained for")
+    examples: list[str] = Field(description="addresses of example images")
+    presets: dict[str, dict[str, int | float | str]] = Field(description="values of options by preset")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +117,14 @@ class FormOption(BaseModel):
 
     name: str
     label: str
-    section: Annotated[str, Field(description="id of the element that holds it")]
+    section: str = Field(description="id of the element that holds it")
     type: Literal["string", "integer", "number"]
     minimum: float | None
     maximum: float | None
-    choices: Annotated[list[str], Field(description="values of a string; empty where they depend on the image")]
-    default: Annotated[int | str | None, Field(description="null where it depends on the preset")]
-    of_method: Annotated[bool, Field(description="whether it is an option of the method")]
-    of_preset: Annotated[bool, Field(description="whether presets set it")]
+    choices: list[str] = Field(description="values of a string; empty where they depend on the image")
+    default: int | str | None = Field(description="null where it depends on the preset")
+    of_method: bool = Field(description="whether it is an option of the method")
+    of_preset: bool = Field(description="whether presets set it")
 
 
 class Info(BaseModel):
@@ -130,7 +136,7 @@ class Info(BaseModel):
     options: list[FormOption]
     limits: Limits
     seed: int
-    colormaps: Annotated[dict[str, list[str]], Field(description="256 colours each, from low to high")]
+    colormaps: dict[str, list[str]] = Field(description="256 colours each, from low to high")
 
 
 class Classification(BaseModel):
@@ -138,13 +144,12 @@ class Classification(BaseModel):
 
     name: str
     top5: list[Prediction]
-    also: Annotated[list[Prediction], Field(description="the other requested classes")]
-    picture: Annotated[str, Field(description="PNG in base64: the image after preprocessing")]
-    crop: Annotated[
-        tuple[float, float, float, float],
-        Field(description="left, top, right and bottom of that in the photograph, from 0 to 1"),
-    ]
-    notes: Annotated[list[str], Field(description="changes made to the image before the model sees it")]
+    also: list[Prediction] = Field(description="the other requested classes")
+    picture: str = Field(description="PNG in base64: the image after preprocessing")
+    crop: tuple[float, float, float, float] = Field(
+        description="left, top, right and bottom of that in the photograph, from 0 to 1"
+    )
+    notes: list[str] = Field(description="changes made to the image before the model sees it")
 
 
 class Answer(BaseModel):
@@ -153,7 +158,7 @@ class Answer(BaseModel):
     name: str
     answer: str
     words: list[str]
-    picture: Annotated[str, Field(description="PNG in base64: the image, in the size of the maps")]
+    picture: str = Field(description="PNG in base64: the image, in the size of the maps")
     notes: list[str]
 
 
@@ -163,18 +168,18 @@ class Sources(BaseModel):
     score: float
     image: Part
     prompt: Part
-    answer: Annotated[Part, Field(description="the words of the answer before")]
-    constants: Annotated[Part, Field(description="the model's biases and positions")]
-    image_share: Annotated[float, Field(description="of the image in the sizes of all parts, from -1 to 1")]
-    grounded: Annotated[bool, Field(description="whether the image's part exceeds zero by two standard errors")]
+    answer: Part = Field(description="the words of the answer before")
+    constants: Part = Field(description="the model's biases and positions")
+    image_share: float = Field(description="of the image in the sizes of all parts, from -1 to 1")
+    grounded: bool = Field(description="whether the image's part exceeds zero by two standard errors")
 
 
 class TracedWord(BaseModel):
     """A word of an answer, and where it comes from."""
 
     text: str
-    probability: Annotated[float, Field(description="given the image, the prompt and the words before")]
-    sources: Annotated[Sources | None, Field(description="null where the model cannot be decomposed exactly")]
+    probability: float = Field(description="given the image, the prompt and the words before")
+    sources: Sources | None = Field(description="null where the model cannot be decomposed exactly")
 
 
 class Queued(BaseModel):
@@ -186,10 +191,10 @@ class Queued(BaseModel):
 class Plane(BaseModel):
     """One number per pixel, row by row."""
 
-    data: Annotated[str, Field(description="16-bit signed integers, little endian, in base64")]
-    unit: Annotated[float, Field(description="the number that 1 stands for")]
-    limit: Annotated[float, Field(description="the number shown in the brightest colour")]
-    caption: Annotated[str, Field(description="how the limit was computed")]
+    data: str = Field(description="16-bit signed integers, little endian, in base64")
+    unit: float = Field(description="the number that 1 stands for")
+    limit: float = Field(description="the number shown in the brightest colour")
+    caption: str = Field(description="how the limit was computed")
 
     @classmethod
     def encode(cls, values: MapLike, *, signed: bool = False) -> Plane:
@@ -203,26 +208,98 @@ class Plane(BaseModel):
 class Finished(BaseModel):
     """The files of a result, and the command line that reproduces it."""
 
-    token: Annotated[str, Field(description="identifies the result while it is kept")]
-    files: Annotated[dict[str, str], Field(description="addresses by the ending of the file name")]
-    command: Annotated[str, Field(description="the command line that makes the same result")]
+    token: str = Field(description="identifies the result while it is kept")
+    files: dict[str, str] = Field(description="addresses by the ending of the file name")
+    command: str = Field(description="the command line that makes the same result")
 
 
 class ExplainStep(BaseModel):
     """The map after some samples."""
 
     target: Prediction
-    against: Annotated[str | None, Field(description='the class it is compared with, or "rivals"')]
+    against: str | None = Field(description='the class it is compared with, or "rivals"')
     method: str
     samples: int
     total: int
     seconds: float
     width: int
     height: int
-    unit: Annotated[str, Field(description="of map, signed and standard_error; empty where it is the method's own")]
-    notes: Annotated[list[str], Field(description="warnings about the result, in the last step")] = []
-    map: Annotated[Plane, Field(description="evidence for the target")]
-    signed: Annotated[Plane, Field(description="evidence for the target, and against it below zero")]
-    standard_error: Annotated[Plane | None, Field(description="of methods that draw samples")] = None
-    certainty: Annotated[Plane | None, Field(description="standard errors between a pixel's average and zero")] = None
-    finished: Annotated[Finished | None, Field(description="in the last step")] = None
+    unit: str = Field(description="of map, signed and standard_error; empty where it is the method's own")
+    notes: list[str] = Field([], description="warnings about the result, in the last step")
+    map: Plane = Field(description="evidence for the target")
+    signed: Plane = Field(description="evidence for the target, and against it below zero")
+    standard_error: Plane | None = Field(None, description="of methods that draw samples")
+    certainty: Plane | None = Field(None, description="standard errors between a pixel's average and zero")
+    finished: Finished | None = Field(None, description="in the last step")
+
+
+def class_step(result: ClassExplanation) -> ExplainStep:
+    """Return the map of a class, after as many samples as there are."""
+    panel, against = result.panels[0], result.against
+    return _build_step(
+        panel,
+        target=result.targets[0],
+        against=against["name"] if isinstance(against, dict) else against,
+        method=result.explainer.name,
+        samples=result.explanation.samples,
+        total=result.explainer.max_samples if panel.standard_error is not None else 1,
+        seconds=round(result.seconds, 3),
+    )
+
+
+def word_step(result: WordExplanation) -> ExplainStep:
+    """Return the map of the only word that was explained."""
+    (word,), (number,) = result.parts, result.numbers
+    explanation = word.explanation
+    geometry = word.geometry.resize_photo(display_size(word.geometry.photo_size))
+    maps: dict[str, Any] = {  # [1, H', W'] of the input -> [H, W] of what the page shows
+        name: geometry.to_photo(values[0].detach().float().cpu())
+        for name in ("map", "standard_error", "signed", "certainty")
+        if (values := getattr(explanation, name)) is not None
+    }
+    return _build_step(
+        Panel(target=word.name, unit="logit" if word.unit else "", **maps),
+        target=_word_prediction(result.answered, number, word.value),
+        against=None,
+        method=word.explainer.name,
+        samples=explanation.samples,
+        total=explanation.samples,
+        seconds=round(word.seconds, 3),
+        notes=[*word.picture.notes, *filter(None, explanation.warnings)],
+    )
+
+
+def traced_words(answered: AnsweredPrompt, evidence: Sequence[WordEvidence] | None) -> list[TracedWord]:
+    """Return the words of an answer with their probabilities and sources."""
+    sources = [None] * len(answered.words) if evidence is None else [Sources(**one.record()) for one in evidence]
+    rows = zip(answered.words, answered.probabilities(), sources, strict=True)
+    return [TracedWord(text=word.text, probability=chance, sources=parts) for word, chance, parts in rows]
+
+
+def display_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Return the size in which the page shows a photograph to models that write: large ones are scaled down."""
+    factor = min(1.0, _LONGER_SIDE / max(size))
+    return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
+
+
+def _build_step(panel: Panel, **fields: Any) -> ExplainStep:
+    values, certainty = as_map(panel.map), _encode_optional(panel.certainty)
+    return ExplainStep(
+        width=values.shape[1],
+        height=values.shape[0],
+        unit=panel.unit,
+        map=Plane.encode(values),
+        signed=Plane.encode(values if panel.signed is None else panel.signed, signed=True),
+        standard_error=_encode_optional(panel.standard_error),
+        certainty=certainty and certainty.model_copy(update={"limit": MAX_CERTAINTY, "caption": "as in every figure"}),
+        **fields,
+    )
+
+
+def _encode_optional(values: MapLike | None) -> Plane | None:
+    return None if values is None else Plane.encode(values)
+
+
+def _word_prediction(answered: AnsweredPrompt, number: int, value: float) -> Prediction:
+    """Return a word with its probability after the words before it."""
+    return Prediction(number, answered.words[number - 1].text, answered.probabilities()[number - 1], value)

@@ -30,20 +30,9 @@ from dave_vit.models import Adapter, Prepare
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.viz import Drawing, Scales, View, draw_grid, image_cell, panel_cells, to_pillow
 from dave_vit.viz.rendering import as_image
+from dave_vit.web import schema
 from dave_vit.web.images import file_name, png_text, read_picture
 from dave_vit.web.options import ExplainQuery, command_arguments, method_options
-from dave_vit.web.schema import (
-    Answer,
-    AnswerQuery,
-    Classification,
-    ClassifyQuery,
-    ExplainStep,
-    Finished,
-    Limits,
-    SourcesQuery,
-    TracedWord,
-)
-from dave_vit.web.steps import class_step, display_size, traced_words, word_step
 from dave_vit.web.work_queue import Check, Work
 
 CLASS_FILES = ("panels.png", "overlay.png", "npz", "json")
@@ -114,7 +103,7 @@ class ExplainService:
         limits: of one request.
     """
 
-    def __init__(self, models: Sequence[ServedModel], limits: Limits) -> None:
+    def __init__(self, models: Sequence[ServedModel], limits: schema.Limits) -> None:
         names = [served.model.spec for served in models]
         if not names or len(set(names)) < len(names):
             raise OptionError(f"models {names}; expected at least one, and each name once")
@@ -137,13 +126,13 @@ class ExplainService:
             self._fitted[key] = served.with_fit(fit)
         return self._fitted[key]
 
-    def classify(self, check: Check, data: bytes, query: ClassifyQuery) -> Classification:
+    def classify(self, check: Check, data: bytes, query: schema.ClassifyQuery) -> schema.Classification:
         """Predict the classes of an image."""
         model = self.find_model(query.model, query.fit).model
         picture = read_picture(data, query.name, self.limits.pixels)
         check()
         classified = classify(model, picture)
-        return Classification(
+        return schema.Classification(
             name=picture.name,
             top5=list(classified.top5),
             also=[prediction for prediction in classified.predictions[5:] if prediction.index in query.also],
@@ -152,28 +141,28 @@ class ExplainService:
             notes=list(picture.notes),
         )
 
-    def answer(self, check: Check, data: bytes, query: AnswerQuery) -> Answer:
+    def answer(self, check: Check, data: bytes, query: schema.AnswerQuery) -> schema.Answer:
         """Let a model write about an image."""
         model = self._find_generator(query.model)
         picture = read_picture(data, query.name, self.limits.pixels)
         with _check_before_passes(model.model, check):
             prompted = model.with_prompt(picture.image, query.prompt or None)
-        return Answer(
+        return schema.Answer(
             name=picture.name,
             answer=prompted.answer,
             words=[word.text for word in prompted.words],
-            picture=png_text(picture.image.convert("RGB").resize(display_size(picture.image.size))),
+            picture=png_text(picture.image.convert("RGB").resize(schema.display_size(picture.image.size))),
             notes=list(picture.notes),
         )
 
-    def trace(self, check: Check, data: bytes, query: SourcesQuery) -> list[TracedWord]:
+    def trace(self, check: Check, data: bytes, query: schema.SourcesQuery) -> list[schema.TracedWord]:
         """Compute where each word of an answer comes from, all in the same forward passes."""
         model = self._find_generator(query.model)
         picture = read_picture(data, query.name, self.limits.pixels)
         with _check_before_passes(model.model, check):
             answered = model.with_prompt(picture.image, query.prompt or None, answer=query.answer)
             evidence = find_evidence(answered, answered.scores(range(len(answered.words))))
-            return traced_words(answered, evidence)
+            return schema.traced_words(answered, evidence)
 
     def _find_generator(self, name: str | None) -> TextGenerator:
         model = self.find_model(name).model
@@ -181,14 +170,14 @@ class ExplainService:
             raise OptionError("this model writes no text; a prompt is for models that do")
         return model
 
-    def explain(self, data: bytes, query: ExplainQuery) -> Work[ExplainStep]:
+    def explain(self, data: bytes, query: ExplainQuery) -> Work[schema.ExplainStep]:
         """Compute the map of an image after more and more samples; the last step tells where the files are."""
         served, explains_class = self.find_model(query.model, query.fit), query.word is None
         options = method_options(query, self.limits.samples)
         against = query.against if explains_class else None
         explainer = Explainer(served.model, query.method, against=against, **options | _small_chunk(query, options))
 
-        def work(check: Check) -> Generator[ExplainStep, None, None]:
+        def work(check: Check) -> Generator[schema.ExplainStep, None, None]:
             # a model that writes runs its inner model, once for each word
             with _check_before_passes(served.model if explains_class else served.model.model, check):
                 picture = read_picture(data, query.name, self.limits.pixels)
@@ -199,7 +188,7 @@ class ExplainService:
                     step, result, explained = _explain_word(explainer, picture, query)
             token = self._keep(result)
             files = {name: f"/api/results/{token}/{name}" for name in (CLASS_FILES if explains_class else WORD_FILES)}
-            finished = Finished(token=token, files=files, command=served.command(explained))
+            finished = schema.Finished(token=token, files=files, command=served.command(explained))
             yield step.model_copy(update={"finished": finished})
 
         return work
@@ -234,19 +223,19 @@ class ExplainService:
         return sum(width * height for width, height in sizes)
 
 
-Outcome = tuple[ExplainStep, ImageExplanation, ExplainQuery]
+Outcome = tuple[schema.ExplainStep, ImageExplanation, ExplainQuery]
 """The last step, its result, and the request with its target resolved."""
 
 
 def _explain_class(
     explainer: Explainer, picture: LoadedImage, query: ExplainQuery
-) -> Generator[ExplainStep, None, Outcome]:
+) -> Generator[schema.ExplainStep, None, Outcome]:
     classified = classify(explainer.model, picture)
     targets = classified.pick(query.target)
     if len(targets) > 1:
         raise OptionError(f"target {query.target!r} means {len(targets)} classes; ask for one at a time")
     for result in refine_classes(explainer, classified, targets):
-        step = class_step(result)
+        step = schema.class_step(result)
         yield step
     resolved = query.model_copy(update={"target": str(targets[0].index), "prompt": ""})
     return step.model_copy(update={"notes": list(result.notes)}), result, resolved
@@ -256,7 +245,7 @@ def _explain_word(explainer: Explainer, picture: LoadedImage, query: ExplainQuer
     """Explain a word of the answer that the request repeats, so that the model need not write it again."""
     assert query.word is not None
     result = explain_words(explainer, picture, query.prompt or None, [query.word], answer=query.answer)
-    return word_step(result), result, query.model_copy(update={"target": "", "against": None})
+    return schema.word_step(result), result, query.model_copy(update={"target": "", "against": None})
 
 
 def _find_crop(model: Adapter, picture: LoadedImage) -> tuple[float, float, float, float]:
