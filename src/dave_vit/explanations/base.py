@@ -24,8 +24,8 @@ from dave_vit.methods import DAVE, Explanation
 from dave_vit.methods.masking import MaskingMethod
 from dave_vit.methods.options import declared_options, method_settings, to_json_value
 from dave_vit.models import Adapter
-from dave_vit.viz import Cell, Drawing, Panel, Photo, Scales, View
-from dave_vit.viz.rendering import as_image
+from dave_vit.viz import Cell, Drawing, Panel, Scales, View
+from dave_vit.viz.rendering import Photo, as_image, overlay_on_photo, smooth_for_overlay
 
 _LITTLE_SEEN = 0.6  # share of a photograph below which a note says how much was cut off
 
@@ -160,7 +160,7 @@ class ImageExplanation(ABC):
 
     def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
         """Draw the maps over the whole photograph, with a frame around the area that the model saw."""
-        return viz.overlay_on_photo(self.photo, self._groups, view, scales)
+        return overlay_on_photo(self.photo, self._groups, view, scales)
 
     def figure(self, view: View = "map", scales: Scales = "shared") -> Drawing:
         """Draw photograph, maps and certainty side by side."""
@@ -257,7 +257,7 @@ def overlay_maps(
 ) -> list[Image.Image]:
     """Draw each map [H, W] over its image, all on one colour scale or each on its own."""
     signed = view == "signed"
-    smooth = [viz.smooth_for_overlay(values, signed=signed) for values in maps]
+    smooth = [smooth_for_overlay(values, signed=signed) for values in maps]
     scaled = [viz.scale_map(values, signed=signed, like=smooth if scales == "shared" else None) for values in smooth]
     return [viz.to_pillow(viz.overlay(image, values)) for image, values in zip(images, scaled, strict=True)]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from PIL import Image
 
 from dave_vit._internal.atomic_files import png_bytes
-from dave_vit.viz.contact_sheet import draw_contact_sheet
 from dave_vit.viz.pages import render
+from dave_vit.viz.pictures import draw_contact_sheet
 from dave_vit.viz.rendering import scale_map
 
 if TYPE_CHECKING:

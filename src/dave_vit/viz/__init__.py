@@ -1,14 +1,10 @@
 """Figures: maps over images, grids with scale bars, animations. Importing this loads matplotlib, not pyplot."""
 
-from dave_vit.viz.animation import AnimationStep, animate, encode_animation
-from dave_vit.viz.cells import certainty_cell, image_cell, map_cell
 from dave_vit.viz.colors import DAVE, HUES
-from dave_vit.viz.contact_sheet import load_font
-from dave_vit.viz.figures import Cell, Drawing, draw_grid
-from dave_vit.viz.panels import Panel, Scales, View, build_panels, draw_comparison, draw_side_by_side, panel_cells, show
-from dave_vit.viz.photo import Photo, overlay_on_photo
-from dave_vit.viz.rendering import blend, colorize_map, overlay, scale_map, smooth_for_overlay, to_pillow
-from dave_vit.viz.sentence import ShadedWord, sentence_cell
+from dave_vit.viz.figures import Cell, Drawing, certainty_cell, draw_grid, image_cell, map_cell
+from dave_vit.viz.panels import build_panels, draw_comparison, draw_side_by_side, panel_cells, show
+from dave_vit.viz.pictures import AnimationStep, ShadedWord, animate, encode_animation, load_font, sentence_cell
+from dave_vit.viz.rendering import Panel, Scales, View, blend, colorize_map, overlay, scale_map, to_pillow
 
 __all__ = [
     "DAVE",
@@ -17,7 +13,6 @@ __all__ = [
     "Cell",
     "Drawing",
     "Panel",
-    "Photo",
     "Scales",
     "ShadedWord",
     "View",
@@ -34,11 +29,9 @@ __all__ = [
     "load_font",
     "map_cell",
     "overlay",
-    "overlay_on_photo",
     "panel_cells",
     "scale_map",
     "sentence_cell",
     "show",
-    "smooth_for_overlay",
     "to_pillow",
 ]

@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from torch import Tensor
 
 from dave_vit.methods import Explanation
-from dave_vit.viz.cells import certainty_cell, image_cell, map_cell, targets_cell
-from dave_vit.viz.figures import Cell, Drawing, draw_grid
-from dave_vit.viz.rendering import ImageLike, MapLike, as_map
+from dave_vit.viz.figures import Cell, Drawing, certainty_cell, draw_grid, image_cell, map_cell, targets_cell
+from dave_vit.viz.rendering import ImageLike, Panel, Scales, View, as_map
 
-View = Literal["map", "signed"]
-Scales = Literal["shared", "own"]
 CERTAINTY = "Certainty: standard errors between the average of all samples and zero; below 2 it may be chance."
-
-
-@dataclass(frozen=True)
-class Panel:
-    """The map of one target in one image.
-
-    Attributes:
-        map: [H, W].
-        target: its name, and what else belongs into the title.
-        standard_error: of each pixel [H, W], where it is known.
-        signed: evidence for and against the target, [H, W]; the map where it is not known.
-        certainty: standard errors between each pixel and zero [H, W], where they are known.
-        unit: of map and error.
-    """
-
-    map: MapLike
-    target: str
-    standard_error: MapLike | None = None
-    signed: MapLike | None = None
-    certainty: MapLike | None = None
-    unit: str = ""
-
-    def values(self, view: View) -> MapLike:
-        """Return the map of a view."""
-        return self.map if view == "map" or self.signed is None else self.signed
 
 
 def panel_cells(panels: Sequence[Panel], *, view: View = "map", scales: Scales = "shared") -> list[Cell]:

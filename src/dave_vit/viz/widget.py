@@ -14,8 +14,8 @@ from torch import Tensor
 from dave_vit.errors import MissingExtra, require_extra
 from dave_vit.methods import Explanation
 from dave_vit.viz.colors import Array, hex_colormaps
-from dave_vit.viz.panels import Panel, build_panels
-from dave_vit.viz.rendering import MapLike, as_image
+from dave_vit.viz.panels import build_panels
+from dave_vit.viz.rendering import MapLike, Panel, as_image
 
 _MAX_MAPS = 64  # of a widget: all of them are sent to the browser
 

@@ -16,7 +16,7 @@ from dave_vit.explanations.words import WordExplanation
 from dave_vit.methods import MethodInfo
 from dave_vit.models.text_generation import AnsweredPrompt
 from dave_vit.viz import Panel, scale_map
-from dave_vit.viz.cells import MAX_CERTAINTY
+from dave_vit.viz.figures import MAX_CERTAINTY
 from dave_vit.viz.rendering import MapLike, as_map
 
 _LONGER_SIDE = 640  # pixels of what the page shows for models that write
