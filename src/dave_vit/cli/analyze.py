@@ -51,14 +51,14 @@ _OF_MODELS = {"models": (ModelsOptions, _GROUP)}
 _OF_ALL = {
     "seed": (Seed, 0),
     "out": (Out, Path("dave-analysis")),
-    "plugins": (Plugins, _GROUP),
+    "plugins": (Plugins, None),
     "output": (Output, _GROUP),
 }
 
 
 @app.callback()
 @expand_groups
-def _analyze(*, plugins: Plugins) -> None:
+def _analyze(*, plugins: Plugins = None) -> None:
     """Import plugins before the name of the analysis is looked up: `dave analyze --plugin FILE NAME`."""
 
 

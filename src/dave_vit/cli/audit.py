@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from dave_vit.cli.common import Output, command, command_line, rich_table, show_bars
 from dave_vit.cli.diff import show_audit_changes
 from dave_vit.cli.evaluate import EngineFlags
-from dave_vit.cli.options import Data, ModelOptions, Out, Plugins, Seed, flag
+from dave_vit.cli.options import Data, ModelOptions, Out, Plugins, Seed, option
 
 if TYPE_CHECKING:
     from dave_vit.audit import Finding
@@ -27,25 +27,22 @@ app = command(
 class ClusterOptions:
     """How evidence is computed and clustered."""
 
-    method: Annotated[str, flag("--method NAME", "Method of the maps: {methods}.")] = "dave"
-    samples: Annotated[int | None, flag("--samples -n N", "Samples of each map.", min=1)] = None
-    limit: Annotated[int | None, flag("--limit N", "Use the first N images.", min=1)] = None
-    smallest: Annotated[int, flag("--smallest N", "Images of a cluster at least.", min=6)] = 6
-    cluster_by: Annotated[
-        Literal["features", "maps"],
-        flag("--cluster-by", "Cluster the model's features at the evidence, or the maps themselves."),
-    ] = "features"
-    batch: Annotated[int, flag("--batch N", "Images per forward pass.", min=1)] = 16
+    method: str = option("--method NAME", "Method of the maps: {methods}.", default="dave")
+    samples: int | None = option("--samples -n N", "Samples of each map.", min=1)
+    limit: int | None = option("--limit N", "Use the first N images.", min=1)
+    smallest: int = option("--smallest N", "Images of a cluster at least.", min=6, default=6)
+    cluster_by: Literal["features", "maps"] = option(
+        "--cluster-by", "Cluster the model's features at the evidence, or the maps themselves.", default="features"
+    )
+    batch: int = option("--batch N", "Images per forward pass.", min=1, default=16)
 
 
 @dataclass(frozen=True)
 class AgainstOptions:
     """A model to compare with."""
 
-    against: Annotated[str | None, flag("--against SPEC", "Audit this model too, and print what changed from it.")] = (
-        None
-    )
-    against_weights: Annotated[str | None, flag("--against-weights FILE", "Local weights of --against.")] = None
+    against: str | None = option("--against SPEC", "Audit this model too, and print what changed from it.")
+    against_weights: str | None = option("--against-weights FILE", "Local weights of --against.")
 
 
 @app.command()
@@ -59,7 +56,7 @@ def audit(
     seed: Seed = 0,
     against: AgainstOptions,
     out: Out = Path("dave-audit"),
-    plugins: Plugins,
+    plugins: Plugins = None,
     output: Output,
 ) -> None:
     """Find what a model relies on over a whole data set, and test it on the model.
@@ -76,7 +73,7 @@ def audit(
     chosen = dict(vars(clusters))
     samples = chosen.pop("samples")
     method = MethodEntry(chosen.pop("method"), {} if samples is None else {"samples": samples})
-    options = AuditOptions(model.entry, data, method, seed=seed, plugins=tuple(plugins.plugins or ()), **chosen)
+    options = AuditOptions(model.entry, data, method, seed=seed, plugins=tuple(plugins or ()), **chosen)
     audits = {out: options}
     if against.against is not None:
         other = ModelEntry(against.against, against.against_weights, model.classes)

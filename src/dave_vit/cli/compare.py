@@ -10,7 +10,7 @@ import typer
 
 from dave_vit._internal.registry import split_names
 from dave_vit.cli.common import Output, command, rich_table
-from dave_vit.cli.options import DrawingOptions, MethodsOptions, ModelOptions, Out, Plugins, flag
+from dave_vit.cli.options import DrawingOptions, MethodsOptions, ModelOptions, Out, Plugins, flag, option
 from dave_vit.errors import OptionError, escape_unprintable
 
 app = command(
@@ -31,13 +31,10 @@ Figure = Annotated[Literal["png", "svg", "pdf"], flag("--format", "Format of the
 class ObjectArea:
     """The area of the object."""
 
-    boxes: Annotated[
-        list[str] | None,
-        flag("--box L,T,R,B", "Where the object is, in pixels of the image: left, top, right, bottom; repeatable."),
-    ] = None
-    mask: Annotated[
-        str | None, flag("--mask FILE", "Where the object is: an image of the same size, not black inside.")
-    ] = None
+    boxes: list[str] | None = option(
+        "--box L,T,R,B", "Where the object is, in pixels of the image: left, top, right, bottom; repeatable."
+    )
+    mask: str | None = option("--mask FILE", "Where the object is: an image of the same size, not black inside.")
 
 
 @app.command()
@@ -51,7 +48,7 @@ def compare(
     drawing: DrawingOptions = _DRAWING,
     out: Out = Path("dave-out"),
     figure: Figure = "png",
-    plugins: Plugins,
+    plugins: Plugins = None,
     output: Output,
 ) -> None:
     """Draw the maps of several methods for one image and one class into one figure.

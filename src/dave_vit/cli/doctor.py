@@ -24,7 +24,7 @@ def doctor(
     model: ModelOptions = _ON_CPU,
     image: Annotated[str | None, flag("--image FILE", "Check with this image.", "noise")] = None,
     seed: Seed = 0,
-    plugins: Plugins,
+    plugins: Plugins = None,
     as_json: Json = False,
 ) -> None:
     """Check whether a model is explained exactly.

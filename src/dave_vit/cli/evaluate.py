@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from dave_vit.cli.common import Output, command, command_line, rich_table, show_bars, show_results
-from dave_vit.cli.options import Data, MethodsOptions, ModelOptions, Out, Plugins, Preset, explicit_options, flag
+from dave_vit.cli.options import Data, MethodsOptions, ModelOptions, Out, Plugins, Preset, explicit_options, option
 from dave_vit.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,14 +29,11 @@ app = command(
 class PlanSources:
     """Where settings come from besides flags."""
 
-    file: Annotated[Path | None, flag("--plan FILE", "Settings from a .yaml or .toml file; flags replace them.")] = None
-    overrides: Annotated[
-        list[str] | None,
-        flag(
-            "--set WHO.NAME=VALUE",
-            "An option of one method or metric, such as dave.rotation=0 or deletion.protocol=official; repeatable.",
-        ),
-    ] = None
+    file: Path | None = option("--plan FILE", "Settings from a .yaml or .toml file; flags replace them.")
+    overrides: list[str] | None = option(
+        "--set WHO.NAME=VALUE",
+        "An option of one method or metric, such as dave.rotation=0 or deletion.protocol=official; repeatable.",
+    )
 
 
 @dataclass(frozen=True)
@@ -50,69 +47,58 @@ class ScoredMethods(MethodsOptions):
 class PlanOptions:
     """Settings of a plan that are one flag each, under the plan's names; the plan has their defaults."""
 
-    metrics: Annotated[
-        str | None,
-        flag("--metric --metrics A,B,...", "Metrics with commas between, or all: {metrics}.", "plan.metrics"),
-    ] = None
-    data: Data = "builtin"
-    limit: Annotated[int | None, flag("--limit N", "Use the first N images.", min=1)] = None
-    budget: Annotated[
-        int | None,
-        flag(
-            "--budget PASSES",
-            "Forward passes per map, the same for all methods that draw samples or take steps.",
-            "as each method has it",
-            min=1,
-        ),
-    ] = None
-    target: Annotated[
-        str | None, flag("--target label|predicted", "Explain the image's label or the predicted class.", "plan.target")
-    ] = None
-    min_confidence: Annotated[
-        float | None,
-        flag("--min-confidence P", "Score only images that are classified correctly with more than this probability."),
-    ] = None
-    batch: Annotated[int | None, flag("--batch", "Images per forward pass.", "plan.batch", min=1)] = None
-    shard: Annotated[int | None, flag("--shard", "Images per file of results.", "plan.shard", min=1)] = None
-    matched: Annotated[bool, flag("--matched", "Score all maps once more, smoothed to the resolution of patches.")] = (
-        False
+    metrics: str | None = option(
+        "--metric --metrics A,B,...", "Metrics with commas between, or all: {metrics}.", "plan.metrics"
     )
-    save_maps: Annotated[bool, flag("--save-maps", "Keep the maps as well, in half precision.")] = False
+    data: Data = "builtin"
+    limit: int | None = option("--limit N", "Use the first N images.", min=1)
+    budget: int | None = option(
+        "--budget PASSES",
+        "Forward passes per map, the same for all methods that draw samples or take steps.",
+        "as each method has it",
+        min=1,
+    )
+    target: str | None = option(
+        "--target label|predicted", "Explain the image's label or the predicted class.", "plan.target"
+    )
+    min_confidence: float | None = option(
+        "--min-confidence P", "Score only images that are classified correctly with more than this probability."
+    )
+    batch: int | None = option("--batch", "Images per forward pass.", "plan.batch", min=1)
+    shard: int | None = option("--shard", "Images per file of results.", "plan.shard", min=1)
+    matched: bool = option(
+        "--matched", "Score all maps once more, smoothed to the resolution of patches.", default=False
+    )
+    save_maps: bool = option("--save-maps", "Keep the maps as well, in half precision.", default=False)
 
 
 @dataclass(frozen=True)
 class SmoothingOptions:
     """Smoothing of every map before it is scored."""
 
-    kind: Annotated[
-        str | None,
-        flag(
-            "--smoothing KIND",
-            "Smooth every map before it is scored: none, mean, gaussian, patch or official.",
-            "plan.smoothing.kind",
-        ),
-    ] = None
-    smoothing_size: Annotated[
-        int | None, flag("--smoothing-size N", "Side of the window in pixels; odd.", "plan.smoothing.size")
-    ] = None
-    smoothing_sigma: Annotated[
-        float | None, flag("--smoothing-sigma S", "Standard deviation of the Gaussian.", "a sixth of the window")
-    ] = None
+    kind: str | None = option(
+        "--smoothing KIND",
+        "Smooth every map before it is scored: none, mean, gaussian, patch or official.",
+        "plan.smoothing.kind",
+    )
+    smoothing_size: int | None = option(
+        "--smoothing-size N", "Side of the window in pixels; odd.", "plan.smoothing.size"
+    )
+    smoothing_sigma: float | None = option(
+        "--smoothing-sigma S", "Standard deviation of the Gaussian.", "a sixth of the window"
+    )
 
 
 @dataclass(frozen=True)
 class EngineFlags:
     """Where tasks are computed, which is not part of a plan."""
 
-    engine: Annotated[str, flag("--engine NAME", "Where tasks are computed: {engines}.")] = "local"
-    address: Annotated[str | None, flag("--address ADDRESS", "Ray cluster.", "a cluster on this machine")] = None
-    workers: Annotated[
-        int | None, flag("--workers", "Number of processes.", "one per GPU, or one on the CPU", min=1, max=1024)
-    ] = None
-    threads: Annotated[
-        int | None,
-        flag("--threads", "Threads of each worker on the CPU.", "all cores, shared by workers", min=1, max=1024),
-    ] = None
+    engine: str = option("--engine NAME", "Where tasks are computed: {engines}.", default="local")
+    address: str | None = option("--address ADDRESS", "Ray cluster.", "a cluster on this machine")
+    workers: int | None = option("--workers", "Number of processes.", "one per GPU, or one on the CPU", min=1, max=1024)
+    threads: int | None = option(
+        "--threads", "Threads of each worker on the CPU.", "all cores, shared by workers", min=1, max=1024
+    )
 
     def create(self, device: str) -> Engine:
         """Create the engine."""
@@ -125,10 +111,10 @@ class EngineFlags:
 class Execution(EngineFlags):
     """How a run is executed."""
 
-    watch: Annotated[bool, flag("--watch", "Show first results with their intervals while the run goes on.")] = False
-    allow_mixed: Annotated[
-        bool, flag("--allow-mixed", "Continue with other code, libraries or weights than the run was started with.")
-    ] = False
+    watch: bool = option("--watch", "Show first results with their intervals while the run goes on.", default=False)
+    allow_mixed: bool = option(
+        "--allow-mixed", "Continue with other code, libraries or weights than the run was started with.", default=False
+    )
 
 
 @app.command()
@@ -142,7 +128,7 @@ def evaluate(
     smoothing: SmoothingOptions,
     execution: Execution,
     out: Out = Path("dave-run"),
-    plugins: Plugins,
+    plugins: Plugins = None,
     output: Output,
 ) -> None:
     """Score methods on a data set: localisation, faithfulness, robustness.
@@ -155,7 +141,7 @@ def evaluate(
 
     from dave_vit.evaluate import Plan
 
-    flags = _flags(context, model, smoothing, (settings, methods, plugins))
+    flags = _flags(context, model, smoothing, (settings, methods)) | ({"plugins": plugins} if plugins else {})
     plan = Plan.load(sources.file, flags, sources.overrides or ())
     how = {
         "engine": execution.create(model.device),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import DrawingOptions, MethodOptions, ModelOptions, Out, Plugins, flag
+from dave_vit.cli.options import DrawingOptions, MethodOptions, ModelOptions, Out, Plugins, flag, option
 from dave_vit.errors import ImageError, OptionError
 
 if TYPE_CHECKING:
@@ -33,31 +33,23 @@ Images = Annotated[
 class QuestionOptions:
     """What is explained."""
 
-    target: Annotated[
-        list[str] | None,
-        flag(
-            "--target -t CLASS",
-            "Explain this class: its name, part of the name or index, top1 to top5, or all-top5; several with "
-            "commas or repeated.",
-            "top1",
-        ),
-    ] = None
-    score: Annotated[
-        str | None,
-        flag("--score SCORE", "Explain a score of the output, with boxes in pixels of the photograph: {scores}."),
-    ] = None
-    boxes: Annotated[bool, flag("--boxes", "Explain each box that a detector finds, and all boxes at once.")] = False
-    threshold: Annotated[float | None, flag("--threshold P", "Least probability of a box.", "0.5")] = None
-    prompt: Annotated[
-        str | None, flag("--prompt TEXT", "Ask the model this: a question, what to find, a sentence.")
-    ] = None
-    words: Annotated[
-        str | None, flag("--words WORD,...", "Explain these words of the answer: numbers from 1, or texts.", "all")
-    ] = None
-    answer: Annotated[str | None, flag("--answer TEXT", "Explain the words of this answer.", "the model's own")] = None
-    max_tokens: Annotated[
-        int | None, flag("--max-tokens N", "Largest number of tokens of a generated answer.", "32", min=1)
-    ] = None
+    target: list[str] | None = option(
+        "--target -t CLASS",
+        "Explain this class: its name, part of the name or index, top1 to top5, or all-top5; several with "
+        "commas or repeated.",
+        "top1",
+    )
+    score: str | None = option(
+        "--score SCORE", "Explain a score of the output, with boxes in pixels of the photograph: {scores}."
+    )
+    boxes: bool = option("--boxes", "Explain each box that a detector finds, and all boxes at once.", default=False)
+    threshold: float | None = option("--threshold P", "Least probability of a box.", "0.5")
+    prompt: str | None = option("--prompt TEXT", "Ask the model this: a question, what to find, a sentence.")
+    words: str | None = option(
+        "--words WORD,...", "Explain these words of the answer: numbers from 1, or texts.", "all"
+    )
+    answer: str | None = option("--answer TEXT", "Explain the words of this answer.", "the model's own")
+    max_tokens: int | None = option("--max-tokens N", "Largest number of tokens of a generated answer.", "32", min=1)
 
     def create(self) -> Question:
         """Return the question of the pipeline."""
@@ -78,25 +70,24 @@ class QuestionOptions:
 class StyleOptions(DrawingOptions):
     """How results are drawn."""
 
-    figure_format: Annotated[Literal["png", "svg", "pdf"], flag("--format", "Format of the side-by-side figure.")] = (
-        "png"
+    figure_format: Literal["png", "svg", "pdf"] = option(
+        "--format", "Format of the side-by-side figure.", default="png"
     )
-    animation: Annotated[
-        Literal["gif", "webp"] | None, flag("--animate", "Also show how the map refines, as an animation.", "none")
-    ] = None
+    animation: Literal["gif", "webp"] | None = option(
+        "--animate", "Also show how the map refines, as an animation.", "none"
+    )
 
 
 @dataclass(frozen=True)
 class GalleryOptions:
     """The page that shows all pictures of one command."""
 
-    gallery: Annotated[
-        bool, flag("--gallery/--no-gallery", "Write a page and a contact sheet where there are several images.")
-    ] = True
-    order: Annotated[
-        Literal["confidence", "certainty", "name"],
-        flag("--sort", "Sort the gallery; the most confident or the most certain first."),
-    ] = "confidence"
+    gallery: bool = option(
+        "--gallery/--no-gallery", "Write a page and a contact sheet where there are several images.", default=True
+    )
+    order: Literal["confidence", "certainty", "name"] = option(
+        "--sort", "Sort the gallery; the most confident or the most certain first.", default="confidence"
+    )
 
 
 @app.command()
@@ -109,7 +100,7 @@ def explain(
     out: Out = Path("dave-out"),
     drawing: StyleOptions,
     page: GalleryOptions,
-    plugins: Plugins,
+    plugins: Plugins = None,
     verbose: Annotated[bool, flag("--verbose -v", "Print classes, notes and files of each image.")] = False,
     output: Output,
 ) -> None:

@@ -11,7 +11,7 @@ app = command("dave methods", "dave methods --json", "dave methods --plugin mine
 
 
 @app.command()
-def methods(*, plugins: Plugins, as_json: Json = False) -> None:
+def methods(*, plugins: Plugins = None, as_json: Json = False) -> None:
     """List the attribution methods, what each costs, and whether it resolves pixels and tells classes apart.
 
     T is the number of samples; passes are counted for one image and one class.

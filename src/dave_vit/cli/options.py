@@ -15,7 +15,8 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -55,13 +56,11 @@ def expand_groups(command: Callable[..., R]) -> Callable[..., R]:
 def _group_parameters(group: Any, defaults: Any) -> Iterator[inspect.Parameter]:
     """Yield the fields of a group as parameters; `defaults` is a group of this kind, or nothing."""
     hints = get_type_hints(group, include_extras=True)
-    for one in fields(group):
+    for one in filter(attrgetter("init"), fields(group)):
         own = inspect.Parameter.empty if one.default is MISSING else one.default
         default = own if defaults is inspect.Parameter.empty else getattr(defaults, one.name)
-        if one.init:
-            yield inspect.Parameter(
-                one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[one.name]
-            )
+        hint = Annotated[hints[one.name], one.metadata["option"]] if one.metadata else hints[one.name]
+        yield inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def explicit_options(context: typer.Context, group: Any) -> dict[str, Any]:
@@ -85,13 +84,14 @@ def flag(declaration: str, text: str, shown: str = "", **more: Any) -> Any:
     return typer.Option(*names, help=text, metavar=metavar, show_default=shown or True, **more)
 
 
-Model = Annotated[str, flag("--model -m SPEC", "Model to explain: {models}.")]
+def option(declaration: str, text: str, shown: str = "", *, default: Any = None, **more: Any) -> Any:
+    """Return a field of a group that is an option; see `flag`."""
+    return field(default=default, metadata={"option": flag(declaration, text, shown, **more)})
+
+
 Models = Annotated[list[str] | None, flag("--model -m SPEC", "Model, as of `dave explain`; repeatable.", "builtin")]
 Weights = Annotated[
     str | None, flag("--weights FILE", "Load weights from a local .safetensors or .pth file instead of a download.")
-]
-Classes = Annotated[
-    str | None, flag("--classes FILE", "Read class names from a text file, one per line, or from JSON.")
 ]
 Device = Annotated[
     str, flag("--device NAME", "Device: cpu, cuda, cuda:1 and so on; auto takes the GPU where there is one.")
@@ -154,17 +154,17 @@ Against = Annotated[
         "the method's",
     ),
 ]
-Method = Annotated[str, flag("--method NAME", "Attribution method: {methods}.")]
-Methods = Annotated[
-    str, flag("--methods A,B,...", "Attribution methods with commas between, or all; `dave methods` lists them.")
-]
 Preset = Annotated[
     str | None, flag("--preset NAME|FILE", "Preset of DAVE: {presets}, or a .toml file of `dave tune`.", "default")
 ]
-Settings = Annotated[
-    list[str] | None, flag("--set NAME=VALUE", "Set any other option of the method, such as rotation=0; repeatable.")
-]
 Out = Annotated[Path, flag("--out -o DIR", "Folder for the results; created if absent.")]
+Plugins = Annotated[
+    list[str] | None,
+    flag(
+        "--plugin FILE",
+        "Import a Python file that registers methods, metrics or anything else of your own; repeatable.",
+    ),
+]
 Json = Annotated[bool, flag("--json", "Print the results as JSON on standard output.")]
 Quiet = Annotated[bool, flag("--quiet -q", "Print nothing but errors.")]
 
@@ -173,30 +173,21 @@ Quiet = Annotated[bool, flag("--quiet -q", "Print nothing but errors.")]
 class ModelOptions:
     """One model, its device, and preprocessing that replaces the model's own."""
 
-    spec: Model = "builtin"
+    spec: str = option("--model -m SPEC", "Model to explain: {models}.", default="builtin")
     weights: Weights = None
-    classes: Classes = None
+    classes: str | None = option("--classes FILE", "Read class names from a text file, one per line, or from JSON.")
     device: Device = "auto"
     memory: Memory = None
-    fit: Annotated[
-        Literal["crop", "pad", "squash", "tiles"] | None,
-        flag(
-            "--fit",
-            "Fit photographs into the model's input: crop the middle, pad to show all, squash all, or explain "
-            "tiles one by one.",
-            "the model's",
-        ),
-    ] = None
-    size: Annotated[int | None, flag("--size PIXELS", "Side of the model's input.", "the model's")] = None
-    mean: Annotated[
-        str | None, flag("--mean R,G,B", "Mean that is subtracted from colours in 0 to 1.", "the model's")
-    ] = None
-    std: Annotated[
-        str | None, flag("--std R,G,B", "Standard deviation that colours are divided by.", "the model's")
-    ] = None
-    crop: Annotated[
-        float | None, flag("--crop SHARE", "Share of the photograph's shorter side that is shown.", "the model's")
-    ] = None
+    fit: Literal["crop", "pad", "squash", "tiles"] | None = option(
+        "--fit",
+        "Fit photographs into the model's input: crop the middle, pad to show all, squash all, or explain "
+        "tiles one by one.",
+        "the model's",
+    )
+    size: int | None = option("--size PIXELS", "Side of the model's input.", "the model's")
+    mean: str | None = option("--mean R,G,B", "Mean that is subtracted from colours in 0 to 1.", "the model's")
+    std: str | None = option("--std R,G,B", "Standard deviation that colours are divided by.", "the model's")
+    crop: float | None = option("--crop SHARE", "Share of the photograph's shorter side that is shown.", "the model's")
 
     @property
     def prepare(self) -> Prepare | None:
@@ -262,10 +253,12 @@ class ModelsOptions:
 class MethodOptions:
     """One method with its options."""
 
-    name: Method = "dave"
+    name: str = option("--method NAME", "Attribution method: {methods}.", default="dave")
     samples: Samples = None
     preset: Preset = None
-    settings: Settings = None
+    settings: list[str] | None = option(
+        "--set NAME=VALUE", "Set any other option of the method, such as rotation=0; repeatable."
+    )
     seed: Seed = 0
     against: Against = None
 
@@ -278,7 +271,11 @@ class MethodOptions:
             if value is not None and name not in declared_options(self.name):
                 raise OptionError(f"method {self.name!r} takes no --{name}; leave it out")
         check_options(self.name, {name: value for name, value in flags.items() if value is not None})
-        texts = dict(parse_setting(text, "NAME=VALUE, such as --set rotation=0") for text in self.settings or [])
+        texts = {}
+        for text in self.settings or []:
+            name, equals, texts[name.strip()] = text.partition("=")
+            if not equals:
+                raise OptionError(f"--set {text}; expected NAME=VALUE, such as --set rotation=0")
         if "against" in texts:
             raise OptionError(f"--set against={texts['against']}; give --against {texts['against']} instead")
         return check_options(self.name, filter_options(self.name, **flags, seed=self.seed)) | parse_options(
@@ -290,45 +287,28 @@ class MethodOptions:
 class MethodsOptions:
     """Several methods, with options that go to every method that takes them."""
 
-    names: Methods = "dave"
+    names: str = option(
+        "--methods A,B,...",
+        "Attribution methods with commas between, or all; `dave methods` lists them.",
+        default="dave",
+    )
     samples: Samples = None
     seed: Seed = 0
     against: Against = None
 
 
 @dataclass(frozen=True)
-class Plugins:
-    """Python files of the user."""
-
-    plugins: Annotated[
-        list[str] | None,
-        flag(
-            "--plugin FILE",
-            "Import a Python file that registers methods, metrics or anything else of your own; repeatable.",
-        ),
-    ] = None
-
-
-@dataclass(frozen=True)
 class DrawingOptions:
     """Colours of maps."""
 
-    view: Annotated[
-        Literal["map", "signed"],
-        flag("--view", "Show evidence for the class, or signed: evidence for it in violet and against it in orange."),
-    ] = "map"
-    scales: Annotated[
-        Literal["shared", "own"],
-        flag("--scales", "Colour scale of maps beside each other: one for all, or one for each."),
-    ] = "shared"
-
-
-def parse_setting(text: str, expected: str) -> tuple[str, str]:
-    """Split one `--set` into name and value."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise OptionError(f"--set {text}; expected {expected}")
-    return name.strip(), value
+    view: Literal["map", "signed"] = option(
+        "--view",
+        "Show evidence for the class, or signed: evidence for it in violet and against it in orange.",
+        default="map",
+    )
+    scales: Literal["shared", "own"] = option(
+        "--scales", "Colour scale of maps beside each other: one for all, or one for each.", default="shared"
+    )
 
 
 def pick_device(name: str) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import Device, Seed, Weights, flag, pick_device
+from dave_vit.cli.options import Device, Seed, Weights, flag, option, pick_device
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ app = command(
 class BackboneOptions:
     """A model without a class head, and its device."""
 
-    spec: Annotated[str, flag("--model -m SPEC", "Backbone: a timm: or hf: model.")]
+    spec: str = option("--model -m SPEC", "Backbone: a timm: or hf: model.", default=MISSING)
     weights: Weights = None
     device: Device = "auto"
 
@@ -35,10 +35,10 @@ class BackboneOptions:
 class TrainingOptions:
     """The fields of `Training` that have a flag."""
 
-    views: Annotated[int, flag("--views N", "Number of random crops of each image.", min=1)] = 10
-    epochs: Annotated[int, flag("--epochs N", "Number of passes over the features.", min=1)] = 100
-    rate: Annotated[float, flag("--rate", "Learning rate at the start of the cosine schedule.")] = 0.001
-    batch: Annotated[int, flag("--batch N", "Images per training step.", min=1)] = 128
+    views: int = option("--views N", "Number of random crops of each image.", min=1, default=10)
+    epochs: int = option("--epochs N", "Number of passes over the features.", min=1, default=100)
+    rate: float = option("--rate", "Learning rate at the start of the cosine schedule.", default=0.001)
+    batch: int = option("--batch N", "Images per training step.", min=1, default=128)
     seed: Seed = 0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import ModelsOptions, Out, Seed, flag, pick_device
+from dave_vit.cli.options import ModelsOptions, Out, Seed, flag, option, pick_device
 
 if TYPE_CHECKING:
     from dave_vit.analysis.paper.reproduce import ReproduceOptions
@@ -33,20 +33,18 @@ Show = Annotated[bool, flag("--pictures/--no-pictures", "Show the data's picture
 class SuiteModels(ModelsOptions):
     """Models instead of the suite's own."""
 
-    specs: Annotated[list[str] | None, flag("--model -m SPEC", "Instead of the suite's models; repeatable.")] = None
-    probe: Annotated[
-        str | None, flag("--probe FILE", "Of the suite paper: DINO with the head that `dave probe` trained.")
-    ] = None
+    specs: list[str] | None = option("--model -m SPEC", "Instead of the suite's models; repeatable.")
+    probe: str | None = option("--probe FILE", "Of the suite paper: DINO with the head that `dave probe` trained.")
 
 
 @dataclass(frozen=True)
 class Amount:
     """How much is computed, instead of what the suite says."""
 
-    quick: Annotated[bool, flag("--quick", "A short version with few pictures and samples.")] = False
-    samples: Annotated[int | None, flag("--samples -n N", "Samples of each map, instead of the suite's.", min=1)] = None
-    grids: Annotated[int | None, flag("--grids N", "Grids, instead of the suite's.", min=1)] = None
-    images: Annotated[int | None, flag("--images N", "Pictures that are scored, instead of the suite's.", min=1)] = None
+    quick: bool = option("--quick", "A short version with few pictures and samples.", default=False)
+    samples: int | None = option("--samples -n N", "Samples of each map, instead of the suite's.", min=1)
+    grids: int | None = option("--grids N", "Grids, instead of the suite's.", min=1)
+    images: int | None = option("--images N", "Pictures that are scored, instead of the suite's.", min=1)
 
 
 @app.command()
@@ -112,8 +110,8 @@ def _format_command(name: str, specs: list[str], flags: dict[str, Any], *, quick
     words = ["dave", "reproduce", name, *(["--quick"] if quick else []), *([] if show else ["--no-pictures"])]
     for spec in specs:
         words += ["--model", spec]
-    for option, value in flags.items():
+    for name, value in flags.items():
         if value is not None:
             kind, colon, rest = str(value).partition(":")
-            words += [option, f"{kind}{colon}{Path(rest).name}" if colon else Path(kind).name]
+            words += [name, f"{kind}{colon}{Path(rest).name}" if colon else Path(kind).name]
     return " ".join(words)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import ModelOptions, Models, Plugins, Quiet, Seed, flag
+from dave_vit.cli.options import ModelOptions, Models, Plugins, Quiet, Seed, flag, option
 from dave_vit.errors import OptionError, require_extra
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ class ServedOptions(ModelOptions):
     """The models that the page offers, and their preprocessing."""
 
     spec: Models = None  # type: ignore[assignment]
-    weights: Annotated[
-        list[str] | None, flag("--weights FILE", "Load local weights for the first --model, the second, and so on.")
-    ] = None  # type: ignore[assignment]
+    weights: list[str] | None = option(
+        "--weights FILE", "Load local weights for the first --model, the second, and so on."
+    )  # type: ignore[assignment]
 
 
 @app.command()
@@ -47,7 +47,7 @@ def serve(
     ] = None,
     audit: Annotated[Path | None, flag("--audit REPORT", "Show a report of dave audit at /audit too.")] = None,
     seed: Seed = 0,
-    plugins: Plugins,
+    plugins: Plugins = None,
     quiet: Quiet = False,
 ) -> None:
     """Explain images in the browser.

@@ -39,7 +39,7 @@ def tune(
     limit: Limit = 16,
     out: File = Path("preset.toml"),
     seed: Seed = 0,
-    plugins: Plugins,
+    plugins: Plugins = None,
     output: Output,
 ) -> None:
     """Choose DAVE's neighbourhood for a model, without labels.
