@@ -37,21 +37,14 @@ class ScaledMap:
     Attributes:
         values: in [0, 1], or in [-1, 1] where it is signed; [H, W].
         limit: the number that became 1; larger ones are clipped.
-        quantile: the share of pixels below it.
+        caption: how the limit was computed.
         signed: whether negative values are kept.
-        shared: whether other maps have the same scale.
     """
 
     values: Array
     limit: float
-    quantile: float
+    caption: str
     signed: bool = False
-    shared: bool = False
-
-    @property
-    def caption(self) -> str:
-        """How the limit was computed."""
-        return f"{self.quantile * 100:g} % quantile" + (", shared" if self.shared else "")
 
 
 def scale_map(
@@ -70,7 +63,8 @@ def scale_map(
     limits = [_limit(each.abs() if signed else each, quantile) for each in measured]
     limit = max(limits) or 1.0  # a map with nothing to show has none
     shown = (tensor / limit).clamp(-1.0 if signed else 0.0, 1.0)
-    return ScaledMap(shown.numpy(), limit, quantile, signed, shared=len(measured) > 1)
+    caption = f"{quantile * 100:g} % quantile" + (", shared" if len(measured) > 1 else "")
+    return ScaledMap(shown.numpy(), limit, caption, signed)
 
 
 def _limit(values: Tensor, quantile: float) -> float:

@@ -75,15 +75,13 @@ def create_app(
     service = ExplainService(models, limits)
     # files have a worker of their own, so that they need not wait for an explanation to end
     queue, downloads = WorkQueue(limits.waiting), WorkQueue(limits.waiting)
-    choices, work = APIRouter(prefix="/api", tags=["choices"]), APIRouter(prefix="/api", tags=["work"])
-    _add_choices(
-        choices, build_info([served.model for served in models], limits, seed), service, ModelChecks(service, queue)
-    )
-    _add_work(work, service, queue)
-    _add_results(work, service, downloads)
+    api = APIRouter(prefix="/api")
+    info = build_info([served.model for served in models], limits, seed)
+    _add_choices(api, info, service, ModelChecks(service, queue))
+    _add_work(api, service, queue)
+    _add_results(api, service, downloads)
     app = _empty_app(queue, downloads)
-    app.include_router(choices)
-    app.include_router(work)
+    app.include_router(api)
     app.routes.extend([*_static_routes(), *(_report_routes(audit) if audit else ())])
     for error in (DaveError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(error, _error_response)

@@ -19,6 +19,7 @@ from dave_vit.viz import Panel, scale_map
 from dave_vit.viz.figures import MAX_CERTAINTY
 from dave_vit.viz.rendering import MapLike, as_map
 
+Fit = Literal["crop", "pad", "squash"]
 _LONGER_SIDE = 640  # pixels of what the page shows for models that write
 
 
@@ -48,9 +49,7 @@ class ImageQuery(BaseModel):
 
     model: str | None = Field(None, description="one of the server's models; its first one by default")
     name: str = Field("image.png", max_length=200, description="file name of the image")
-    fit: Literal["crop", "pad", "squash"] | None = Field(
-        None, description="how to fit the image into the model's input; the model's own by default"
-    )
+    fit: Fit | None = Field(None, description="how to fit the image into the model's input; the model's own by default")
 
 
 class ClassifyQuery(ImageQuery):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 import shlex
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -66,7 +66,7 @@ class ServedModel:
         if Path(name).exists() or Path(name).is_absolute():
             self.model.spec = f"{family}{colon}{Path(name).name}"
 
-    def with_fit(self, fit: Literal["crop", "pad", "squash"]) -> ServedModel:
+    def with_fit(self, fit: schema.Fit) -> ServedModel:
         """Return the same model that fits photographs into its input in another way; the weights are shared."""
         if isinstance(self.model, TextGenerator):
             raise OptionError("a model that writes sees the image as it was trained to; leave fit out")
@@ -84,17 +84,6 @@ class ServedModel:
         return shlex.join([*arguments, *command_arguments(query)])
 
 
-@dataclass
-class _KeptResult:
-    """A result whose files are encoded when the first of them is requested."""
-
-    result: ImageExplanation
-
-    @cached_property
-    def files(self) -> dict[str, bytes]:
-        return self.result.files()
-
-
 class ExplainService:
     """Does the work of requests; the queue runs one at a time.
 
@@ -109,22 +98,18 @@ class ExplainService:
             raise OptionError(f"models {names}; expected at least one, and each name once")
         self.models = dict(zip(names, models, strict=True))
         self.limits = limits
-        self._fitted: dict[tuple[str, str], ServedModel] = {}
-        self._kept: OrderedDict[str, _KeptResult] = OrderedDict()
+        self._with_fit = cache(ServedModel.with_fit)  # kept, since what is recorded of a model belongs to the module
+        # results with their files, which are encoded when the first of them is requested
+        self._kept: OrderedDict[str, tuple[ImageExplanation, Callable[[], dict[str, bytes]]]] = OrderedDict()
 
-    def find_model(self, name: str | None, fit: Literal["crop", "pad", "squash"] | None = None) -> ServedModel:
+    def find_model(self, name: str | None, fit: schema.Fit | None = None) -> ServedModel:
         """Return a model by its name, the first one for None; with `fit` it prepares photographs in another way."""
         names = list(self.models)
         if name is not None and name not in names:
             hint = suggest_names(name, names) or f"; this server has: {', '.join(names)}"
             raise UnknownName(f"no model {name!r}{hint}")
         served = self.models[names[0] if name is None else name]
-        if fit is None:
-            return served
-        key = served.model.spec, fit
-        if key not in self._fitted:  # kept, since what is recorded of a model belongs to the module
-            self._fitted[key] = served.with_fit(fit)
-        return self._fitted[key]
+        return served if fit is None else self._with_fit(served, fit)
 
     def classify(self, check: Check, data: bytes, query: schema.ClassifyQuery) -> schema.Classification:
         """Predict the classes of an image."""
@@ -195,17 +180,17 @@ class ExplainService:
 
     def read_file(self, token: str, ending: str) -> tuple[str, bytes]:
         """Return name and content of a file of an earlier result."""
-        kept = self._find_result(token)
-        return f"{kept.result.picture.name}.{ending}", kept.files[ending]
+        result, files = self._find_result(token)
+        return f"{result.picture.name}.{ending}", files()[ending]
 
     def draw_both(self, first: str, second: str, view: View, scales: Scales) -> tuple[str, bytes]:
         """Return name and content of a figure with the maps of two results."""
-        results = [self._find_result(token).result for token in (first, second)]
+        results = [self._find_result(token)[0] for token in (first, second)]
         if not all(isinstance(result, ClassExplanation) for result in results):
             raise OptionError("the maps of words cannot be drawn in one figure; download each word's own figure")
         return f"{results[0].picture.name}.both.png", _draw_maps(results, view, scales).to_bytes("png")
 
-    def _find_result(self, token: str) -> _KeptResult:
+    def _find_result(self, token: str) -> tuple[ImageExplanation, Callable[[], dict[str, bytes]]]:
         kept = self._kept.get(token)  # once: the thread that explains may drop it meanwhile
         if kept is None:
             raise ResultExpired("this result is no longer kept; compute it again")
@@ -213,13 +198,13 @@ class ExplainService:
 
     def _keep(self, result: ImageExplanation) -> str:
         token = secrets.token_urlsafe(12)
-        self._kept[token] = _KeptResult(result)
+        self._kept[token] = result, cache(result.files)
         while len(self._kept) > 1 and (len(self._kept) > self.limits.results or self._count_pixels() > _KEPT_PIXELS):
             self._kept.popitem(last=False)
         return token
 
     def _count_pixels(self) -> int:
-        sizes = [kept.result.picture.image.size for kept in list(self._kept.values())]
+        sizes = [result.picture.image.size for result, _ in list(self._kept.values())]
         return sum(width * height for width, height in sizes)
 
 
