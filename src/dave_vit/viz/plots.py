@@ -6,16 +6,16 @@ differ as well.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex, to_rgb
 
-from dave_vit.viz.colors import DAVE
 from dave_vit.viz.figures import Drawing
 
 Floats = npt.NDArray[np.float64]
@@ -31,80 +31,14 @@ class MethodStyle:
     marker: str = "o"
 
 
-_BLUE, _SKY, _GREEN, _ORANGE, _RED, _PINK, _GREY, _BLACK = (
-    "#0072b2 #56b4e9 #009e73 #e69f00 #d55e00 #cc79a7 #767676 #222222".split()
-)
-# One hue for each family of methods; within a family shades, dashes and markers differ.
-STYLES = {
-    "dave": MethodStyle("DAVE, default", DAVE, "-", "o"),
-    "dave-paper": MethodStyle("DAVE, as in the paper", DAVE, "--", "D"),
-    "dave-official": MethodStyle("DAVE, as in the authors' code", DAVE, ":", "s"),
-    "equivariant": MethodStyle("equivariant average", "#8a63b8", "-.", "p"),
-    "effective": MethodStyle("effective transformation", "#5b3a8c", ":", "h"),
-    "integrated_gradients": MethodStyle("integrated gradients", _BLUE, "-", "^"),
-    "saliency": MethodStyle("saliency", _BLUE, ":", "s"),
-    "expected_gradients": MethodStyle("expected gradients", _BLUE, "--", "p"),
-    "fullgrad": MethodStyle("FullGrad", _BLUE, "-.", "d"),
-    "smoothgrad": MethodStyle("SmoothGrad", _SKY, "--", "v"),
-    "guided_backprop": MethodStyle("guided backpropagation", _SKY, "-", "<"),
-    "deconvolution": MethodStyle("deconvolution", _SKY, ":", ">"),
-    "attn_lrp": MethodStyle("AttnLRP", _GREEN, "--", ">"),
-    "cp_lrp": MethodStyle("CP-LRP", _GREEN, "-", "<"),
-    "omenn": MethodStyle("OMENN", _GREEN, ":", "o"),
-    "libragrad": MethodStyle("LibraGrad", _GREEN, "-.", "D"),
-    "legrad": MethodStyle("LeGrad", _ORANGE, "-", "<"),
-    "gradcam": MethodStyle("Grad-CAM", _ORANGE, "--", "s"),
-    "gradcam_plus_plus": MethodStyle("Grad-CAM++", _ORANGE, ":", "D"),
-    "layercam": MethodStyle("LayerCAM", _ORANGE, "-", "v"),
-    "hirescam": MethodStyle("HiResCAM", _ORANGE, "--", "p"),
-    "scorecam": MethodStyle("Score-CAM", _ORANGE, "-.", "h"),
-    "eigencam": MethodStyle("EigenCAM", _ORANGE, ":", "P"),
-    "ablationcam": MethodStyle("Ablation-CAM", _ORANGE, "-", "X"),
-    "finercam": MethodStyle("Finer-CAM", _ORANGE, "--", "^"),
-    "iia": MethodStyle("IIA", _ORANGE, "-.", "^"),
-    "chefer_lrp": MethodStyle("Chefer-LRP", _RED, "-.", "P"),
-    "chefer_generic": MethodStyle("Chefer, generic", _RED, "-", "X"),
-    "beyond_intuition": MethodStyle("Beyond Intuition", _RED, "-.", "D"),
-    "rollout": MethodStyle("attention rollout", _PINK, "-", "o"),
-    "raw_attention": MethodStyle("raw attention", _PINK, "--", "s"),
-    "attention_flow": MethodStyle("attention flow", _PINK, ":", "^"),
-    "occlusion": MethodStyle("occlusion", _RED, ":", "s"),
-    "rise": MethodStyle("RISE", _RED, "--", "o"),
-    "lime": MethodStyle("LIME", _RED, "-", "v"),
-    "kernel_shap": MethodStyle("Kernel SHAP", _RED, "--", "d"),
-    "vit_cx": MethodStyle("ViT-CX", _PINK, "-.", "D"),
-    "mda": MethodStyle("MDA", _PINK, "-", "P"),
-    "tis": MethodStyle("TIS", _PINK, "--", "v"),
-    "tam": MethodStyle("TAM", _PINK, ":", "d"),
-    "greedy": MethodStyle("greedy order", _BLACK, "--", "d"),
-    "input_x_gradient": MethodStyle("input x gradient", _GREY, ":", "s"),
-    "random": MethodStyle("random", _GREY, "--", "x"),
-    "bcos": MethodStyle("B-cos inherent", _BLACK, "-", "X"),
-    "center": MethodStyle("centre", _BLACK, ":", "+"),
-}
+def _read_styles() -> dict[str, MethodStyle]:
+    """Return the styles by method: one hue for each family of methods, within it shades, dashes and markers differ."""
+    table = files("dave_vit.viz").joinpath("method_styles.csv").read_text(encoding="utf-8")
+    return {row.pop("method"): MethodStyle(**row) for row in csv.DictReader(table.splitlines())}
 
 
-def _shade_families(styles: dict[str, MethodStyle]) -> dict[str, MethodStyle]:
-    """Give each member of a family its own shade, so that no two methods share a colour; DAVE's presets share one."""
-    shaded = dict(styles)
-    for colour in {style.colour for style in styles.values()} - {DAVE}:
-        family = [name for name, style in styles.items() if style.colour == colour]
-        for place, name in enumerate(family):
-            shaded[name] = replace(styles[name], colour=_shade(colour, place, len(family)))
-    return shaded
-
-
-def _shade(colour: str, place: int, count: int) -> str:
-    """Return the hue for the first of a family, then darker and lighter shades in turn; black only gets lighter."""
-    hue = np.array(to_rgb(colour))
-    dark = hue.mean() < 0.2
-    part = 0.75 * (place / count if dark else ((place + 1) // 2) / (count // 2 + 1))
-    towards = np.ones(3) if dark or place % 2 == 0 else np.zeros(3)
-    return to_hex((1 - part) * hue + part * towards)
-
-
-STYLES = _shade_families(STYLES)
-SERIES = (_BLUE, _ORANGE, _GREEN, _RED, _SKY, _BLACK)
+STYLES = _read_styles()
+SERIES = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#222222")
 """Colours of models and estimators, in their order; violet is DAVE's."""
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 
@@ -113,7 +47,7 @@ def method_style(label: str) -> MethodStyle:
     """Return the style of a method; another label gets that of the longest method name it begins with, or grey."""
     prefixes = [name for name in STYLES if label.startswith(name)]
     if label in STYLES or not prefixes:
-        return STYLES.get(label, MethodStyle(label, _GREY, ":", "x"))
+        return STYLES.get(label, MethodStyle(label, "#767676", ":", "x"))
     return replace(STYLES[max(prefixes, key=len)], label=label, dash="-.", marker="*")
 
 
