@@ -15,7 +15,7 @@ from dave_vit.errors import DataError
 
 if TYPE_CHECKING:
     from dave_vit.evaluate import Plan
-    from dave_vit.evaluate.engines.base import Engine
+    from dave_vit.evaluate.engines import Engine
 
 app = command(
     "dave evaluate --metric all --methods dave,attn_lrp,legrad --limit 100 --out run",
