@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from dave_vit.cli.common import Output, command, rich_table
-from dave_vit.cli.options import ModelsOptions, Out, Plugins, Seed, expand_groups, pick_device
+from dave_vit.cli.options import ModelsOptions, Out, Plugins, Seed, expand_groups, pick_device, set_parameters
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -46,14 +46,7 @@ app = command(
     help="Analyses behind the paper's figures: each writes a figure, its numbers (CSV) and a record (JSON).",
 )
 
-_GROUP = inspect.Parameter.empty  # has the defaults of its fields
-_OF_MODELS = {"models": (ModelsOptions, _GROUP)}
-_OF_ALL = {
-    "seed": (Seed, 0),
-    "out": (Out, Path("dave-analysis")),
-    "plugins": (Plugins, None),
-    "output": (Output, _GROUP),
-}
+_MODELS = ModelsOptions()
 
 
 @app.callback()
@@ -66,37 +59,38 @@ def _function(analysis: Analysis) -> Callable[..., None]:
     """An analysis as a function with a signature that typer reads."""
     kinds = get_type_hints(analysis.options)
     defaults: dict[str, Any] = {one.name: one.default for one in fields(analysis.options)}
-    parameters = {name: _parameter(name, flag, kinds[name], defaults[name]) for name, flag in analysis.flags.items()}
-    parameters |= (_OF_MODELS if "models" in kinds else {}) | _OF_ALL
 
-    def run(*, out: Path, plugins: Plugins, output: Output, **values: Any) -> None:
-        if "models" in kinds:
-            values["device"] = pick_device(values["models"].device)
-            values["models"] = values["models"].entries(*(entry.spec for entry in defaults["models"]))
+    def run(
+        *,
+        models: ModelsOptions = _MODELS,
+        seed: Seed = 0,
+        out: Out = Path("dave-analysis"),
+        plugins: Plugins = None,
+        output: Output,
+        **values: Any,
+    ) -> None:
         own = {name: _parse_option(name, value, kinds[name], defaults[name]) for name, value in values.items()}
-        _write_section(analysis.run(analysis.options(**own)), out, output)
+        if "models" in kinds:
+            own["device"] = pick_device(models.device)
+            own["models"] = models.entries(*(entry.spec for entry in defaults["models"]))
+        _write_section(analysis.run(analysis.options(seed=seed, **own)), out, output)
 
-    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for name, (annotation, default) in parameters.items()
-        ]
-    )
-    run.__annotations__ = {name: annotation for name, (annotation, _) in parameters.items()}
-    return run
+    own_flags = [_parameter(name, flag, kinds[name], defaults[name]) for name, flag in analysis.flags.items()]
+    hidden = {"values"} if "models" in kinds else {"values", "models"}
+    shared = inspect.signature(run, eval_str=True).parameters
+    return set_parameters(run, [*own_flags, *(one for name, one in shared.items() if name not in hidden)])
 
 
-def _parameter(name: str, flag: Flag, kind: Any, default: Any) -> tuple[Any, Any]:
-    """The annotation and the default of an option; a tuple is a list of arguments, or words with commas between."""
+def _parameter(name: str, flag: Flag, kind: Any, default: Any) -> inspect.Parameter:
+    """Return an option as a parameter; a tuple is a list of arguments, or words with commas between."""
+    shown: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help}
     if flag.positional:
-        return Annotated[
-            list[str] | None, typer.Argument(metavar=flag.metavar, help=flag.help, show_default=False)
-        ], None
-    option = typer.Option(
-        f"--{name.replace('_', '-')}", metavar=flag.metavar, help=flag.help, min=flag.least, max=flag.most
-    )
-    several = get_origin(kind) is tuple
-    return Annotated[str if several else kind, option], ",".join(map(str, default)) if several else default
+        default, hint = None, Annotated[list[str] | None, typer.Argument(show_default=False, **shown)]
+    else:
+        option = typer.Option(f"--{name.replace('_', '-')}", min=flag.least, max=flag.most, **shown)
+        several = get_origin(kind) is tuple
+        default, hint = ",".join(map(str, default)) if several else default, Annotated[str if several else kind, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def _parse_option(name: str, value: Any, kind: Any, default: Any) -> Any:
@@ -105,7 +99,7 @@ def _parse_option(name: str, value: Any, kind: Any, default: Any) -> Any:
 
     if name == "images":
         return tuple(find_images(value or []))
-    if get_origin(kind) is not tuple or name == "models":
+    if get_origin(kind) is not tuple:
         return value
     if not isinstance(value, str):
         return tuple(value or ())

@@ -72,19 +72,15 @@ def _plan_default(path: str) -> str:
 class _App(typer.Typer):
     """An app whose commands take groups of options, see `dave_vit.cli.options`, and end their help with examples."""
 
-    def __init__(self, epilog: str | None, **options: Any) -> None:
-        super().__init__(add_completion=False, rich_markup_mode=None, epilog=epilog, **options)
-        self._epilog = epilog
-
     def command(self, name: str | None = None, **options: Any) -> Any:
-        declare = super().command(name, cls=RegistryCommand, epilog=self._epilog, **options)
+        declare = super().command(name, cls=RegistryCommand, epilog=self.info.epilog, **options)
         return lambda function: declare(expand_groups(function))
 
 
 def command(*examples: str, **options: Any) -> typer.Typer:
     """Create the `app` of a module that holds a command; the examples stand below its help, each on its line."""
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
-    return _App(epilog if examples else None, **options)
+    return _App(add_completion=False, rich_markup_mode=None, epilog=epilog if examples else None, **options)
 
 
 def command_line(context: typer.Context) -> str:
@@ -149,15 +145,9 @@ class Output:
             return
         from rich import progress
 
-        columns = (
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.TaskProgressColumn(),
-            progress.TimeRemainingColumn(),
-        )
         # rich would send what is printed meanwhile to standard error as well
         keep: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False}
-        with progress.Progress(*columns, console=_console(stderr=True), transient=True, **keep) as bar:
+        with progress.Progress(console=_console(stderr=True), transient=True, **keep) as bar:
             self._bar = bar
             try:
                 yield Progress(bar, bar.add_task(text, total=total))

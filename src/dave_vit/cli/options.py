@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -48,9 +48,14 @@ def expand_groups(command: Callable[..., R]) -> Callable[..., R]:
         }
         return command(**values, **built)
 
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run
+    return set_parameters(run, parameters)
+
+
+def set_parameters(function: Callable[..., R], parameters: Sequence[inspect.Parameter]) -> Callable[..., R]:
+    """Give a function of keywords the signature that typer reads."""
+    function.__annotations__ = {one.name: one.annotation for one in parameters}
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return function
 
 
 def _group_parameters(group: Any, defaults: Any) -> Iterator[inspect.Parameter]:
@@ -278,9 +283,8 @@ class MethodOptions:
                 raise OptionError(f"--set {text}; expected NAME=VALUE, such as --set rotation=0")
         if "against" in texts:
             raise OptionError(f"--set against={texts['against']}; give --against {texts['against']} instead")
-        return check_options(self.name, filter_options(self.name, **flags, seed=self.seed)) | parse_options(
-            self.name, texts
-        )
+        options = check_options(self.name, filter_options(self.name, **flags, seed=self.seed))
+        return options | parse_options(self.name, texts)
 
 
 @dataclass(frozen=True)

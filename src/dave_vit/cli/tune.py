@@ -111,13 +111,9 @@ def _read_measurements(path: Path, key: str) -> dict[int, MeasuredNeighborhood]:
     try:
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         rows = stored["neighborhood_levels"] if stored["key"] == key else []
-        return {row.pop("number"): MeasuredNeighborhood(**_with_tuples(row)) for row in rows}
+        return {row.pop("number"): MeasuredNeighborhood(**row) for row in rows}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-
-
-def _with_tuples(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
 def _table(tuning: Tuning) -> Any:

@@ -249,7 +249,8 @@ def class_step(result: ClassExplanation) -> ExplainStep:
 def word_step(result: WordExplanation) -> ExplainStep:
     """Return the map of the only word that was explained."""
     (word,), (number,) = result.parts, result.numbers
-    explanation = word.explanation
+    explanation, answered = word.explanation, result.answered
+    text, probability = answered.words[number - 1].text, answered.probabilities()[number - 1]
     geometry = word.geometry.resize_photo(display_size(word.geometry.photo_size))
     maps: dict[str, Any] = {  # [1, H', W'] of the input -> [H, W] of what the page shows
         name: geometry.to_photo(values[0].detach().float().cpu())
@@ -258,7 +259,7 @@ def word_step(result: WordExplanation) -> ExplainStep:
     }
     return _build_step(
         Panel(target=word.name, unit="logit" if word.unit else "", **maps),
-        target=_word_prediction(result.answered, number, word.value),
+        target=Prediction(number, text, probability, word.value),
         against=None,
         method=word.explainer.name,
         samples=explanation.samples,
@@ -297,8 +298,3 @@ def _build_step(panel: Panel, **fields: Any) -> ExplainStep:
 
 def _encode_optional(values: MapLike | None) -> Plane | None:
     return None if values is None else Plane.encode(values)
-
-
-def _word_prediction(answered: AnsweredPrompt, number: int, value: float) -> Prediction:
-    """Return a word with its probability after the words before it."""
-    return Prediction(number, answered.words[number - 1].text, answered.probabilities()[number - 1], value)
