@@ -13,7 +13,7 @@ from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast import PassKind, substitute_rules
 from dave_vit.engine.fast.recording import Recording
 from dave_vit.engine.forward import check_inputs, forward, isolate_pass, prepare_model
-from dave_vit.engine.interception import Interception
+from dave_vit.engine.interception import Interception, RecordedConstant
 from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.soundness import check_soundness
 from dave_vit.engine.targets import Target, TargetLike, class_names
@@ -135,21 +135,21 @@ def gradient(
 
 
 def _differentiate(
-    scores: Tensor, leaf: Tensor, recorded: list[tuple[str, str, Tensor]], combine: Combine | None
+    scores: Tensor, leaf: Tensor, recorded: list[RecordedConstant], combine: Combine | None
 ) -> tuple[Tensor, tuple[Constant, ...]]:
     """Differentiate scores ``[B, K]`` with respect to the inputs, ``[B, K, C, H, W]``, and to the constants."""
-    parts = derivatives(scores, [leaf, *(value for _, _, value in recorded)])
+    parts = derivatives(scores, [leaf, *(constant.leaf for constant in recorded)])
     if combine is not None:  # one class at a time, so that the derivatives of its constants are freed before the next
         return _stack([combine(weight, _constants(recorded, [slopes])) for weight, *slopes in parts], 1), ()
     columns = list(parts)
     return _stack([column[0] for column in columns], 1), _constants(recorded, [column[1:] for column in columns])
 
 
-def _constants(recorded: list[tuple[str, str, Tensor]], slopes: Sequence[Sequence[Tensor]]) -> tuple[Constant, ...]:
+def _constants(recorded: list[RecordedConstant], slopes: Sequence[Sequence[Tensor]]) -> tuple[Constant, ...]:
     """Join recorded values with their derivatives, one sequence for each of the K scores."""
     stacked = (_stack(each, 0) for each in zip(*slopes, strict=True))
     pairs = zip(recorded, stacked, strict=True)
-    return tuple(Constant(module, name, value.detach(), slope) for (module, name, value), slope in pairs)
+    return tuple(Constant(one.module, one.function, one.value, slope) for one, slope in pairs)
 
 
 def _stack(tensors: Sequence[Tensor], axis: int) -> Tensor:

@@ -11,8 +11,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import cached_property
+from itertools import compress
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,15 @@ _TORCH_LIMITS = {
 }
 
 
+class RecordedConstant(NamedTuple):
+    """An additive constant, and a leaf of zeros that was added in its place: its derivative is the constant's."""
+
+    module: str
+    function: str
+    value: Tensor
+    leaf: Tensor
+
+
 class Interception(TorchFunctionMode):
     """Context in which a rule set is in force.
 
@@ -69,8 +79,9 @@ class Interception(TorchFunctionMode):
         super().__init__()
         self.rules = rules
         self.model = model
-        self.constants: list[tuple[str, str, Tensor]] | None = [] if record_constants else None
-        self._is_nonzero: list[Tensor] = []  # for each of the constants
+        self.constants: list[RecordedConstant] | None = [] if record_constants else None
+        self._nonzero_flags: list[Tensor] = []  # for each of the constants
+        self.nonzero: list[bool] | None = None  # the same on the host; set before a pass that must not ask the device
         self.losses: list[str] = []
         self.functions: dict[str, int] = {}  # how often each was called with a carrier
         self.draws = RandomDraws()
@@ -245,16 +256,18 @@ class Interception(TorchFunctionMode):
             return value
         # Padding with -inf before a max-pool: such an entry is never selected, and inf - inf would spoil the value.
         added = added.detach().masked_fill(~added.isfinite(), 0)
-        self._is_nonzero.append(added.any())
-        leaf = added.expand_as(value).clone().requires_grad_()
-        self.constants.append((self.current_module(), function, leaf))
-        return value + (leaf - leaf.detach())  # adds zero, but with a derivative
+        self._nonzero_flags.append(added.any())
+        leaf = value.new_zeros(()).expand_as(value).requires_grad_()
+        self.constants.append(RecordedConstant(self.current_module(), function, added.expand_as(value), leaf))
+        return value + leaf  # adds zero, but with a derivative
 
     def drop_zero_constants(self) -> None:
         """Remove constants that are zero; all at once after the pass, so that the host waits for the device once."""
         if self.constants:
-            flags = torch.stack([flag.to(self._is_nonzero[0].device) for flag in self._is_nonzero]).tolist()
-            self.constants = [constant for constant, flag in zip(self.constants, flags, strict=True) if flag]
+            if self.nonzero is None:
+                device = self._nonzero_flags[0].device
+                self.nonzero = torch.stack([flag.to(device) for flag in self._nonzero_flags]).tolist()
+            self.constants = list(compress(self.constants, self.nonzero))
 
     def location(self, error: BaseException | None = None) -> str:
         """Return the innermost module of the model on the call stack, or where an error arose, as a phrase; or ""."""
