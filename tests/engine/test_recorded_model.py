@@ -314,9 +314,9 @@ class TestCompiled:
         for part in (slice(0, 3), slice(1, 3)):  # a smaller batch is filled up
             expected = effective_transformation(model, images[part], target[part])
             torch.testing.assert_close(compiled(images[part], Target(target[part]))[0], expected, rtol=1e-4, atol=1e-6)
-        assert [list(known) for known in compiled._functions.values()] == [[3]]
+        assert [list(known) for known in compiled._cache._functions.values()] == [[3]]
         compiled(images[:1], Target(target[:1]))  # and one that is much smaller gets its own
-        assert [list(known) for known in compiled._functions.values()] == [[3, 1]]
+        assert [list(known) for known in compiled._cache._functions.values()] == [[3, 1]]
 
     @pytest.mark.parametrize("options", [{}, {"act_layer": nn.SiLU}, {"act_layer": lambda: nn.GELU("tanh")}])
     def test_gates_in_closed_form(self, options, images):
@@ -403,6 +403,23 @@ class TestOneLaunch:
         for inputs in (x, x[:1], x):
             expected = DAVE(model, samples=8).attribute(inputs, 0)
             torch.testing.assert_close(dave.attribute(inputs, 0), expected, rtol=1e-3, atol=1e-5)
+
+    @needs_fast
+    @pytest.mark.parametrize("target", [None, [[0, 1], [2, 3], [4, 0]]])
+    def test_passes_that_come_again_and_wait_for_python_are_captured(self, images, target):
+        model, x = vit().cuda(), images.cuda()
+        dave, expected = DAVE(model, samples=8), DAVE(model, samples=8).attribute(images.cuda(), target)
+        for _ in range(5):
+            torch.testing.assert_close(dave.attribute(x, target), expected, rtol=1e-3, atol=1e-5)
+            torch.cuda.synchronize()
+        names = {key[1] for key, known in dave._passes.captures._cache._functions.items() if known}
+        assert names == {"forward", "evidence", "gradient"}
+        model.head.weight.data.mul_(2)  # numbers are read anew
+        changed = DAVE(model, samples=8).attribute(x, target)
+        torch.testing.assert_close(dave.attribute(x, target), changed, rtol=1e-3, atol=1e-5)
+        model.blocks[0] = model.blocks[0].__class__(model.embed_dim, 3).cuda().eval()  # another model is seen
+        changed = DAVE(model, samples=8).attribute(x, target)
+        torch.testing.assert_close(dave.attribute(x, target), changed, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(("count", "most", "size"), [(50, 8, 5), (50, 16, 10), (50, 100, 50), (53, 8, 6), (1, 8, 1)])

@@ -149,6 +149,25 @@ class TestCleanEvidence:
             )
             np.testing.assert_allclose(alone[0], together[i], atol=1e-10)
 
+    def test_the_form_that_is_captured_reads_no_values_and_is_the_same(self, images, monkeypatch):
+        model, target = tiny_models.vit().double().eval(), Target.of(torch.tensor([[0, 2]] * 3), 3)
+        target = target.resolve(model(images))
+        expected = compute_clean_evidence(DAVE(model), images, target, RELEVANCE, PassSize(20))
+
+        class Passes:
+            class captures:
+                def run(name, prepare, inputs, compute):
+                    function = prepare(inputs[0])
+                    function(*inputs)  # the first call may read values
+                    for name in ("tolist", "item", "__bool__", "__float__"):
+                        monkeypatch.setattr(torch.Tensor, name, None)
+                    results = function(*inputs)
+                    monkeypatch.undo()
+                    return results
+
+        found = constants._captured_evidence(DAVE(model), images, target, RELEVANCE, Passes)
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+
     def test_a_model_without_attention_rules_has_its_own_twice(self, images, monkeypatch):
         model, target = tiny_models.vit().double().eval(), Target.of(0, 3)
         expected = compute_clean_evidence(DAVE(model), images, target, RELEVANCE, PassSize(20))

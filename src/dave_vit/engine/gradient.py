@@ -102,6 +102,7 @@ def gradient(
     combine: Combine | None = None,
     run: Callable[[Tensor], Any] | None = None,
     resolve: Callable[[Tensor], Target] | None = None,
+    nonzero: list[bool] | None = None,
 ) -> Gradient:
     """Compute scores and their derivatives under a rule set; parameters get no gradients, the model is not changed.
 
@@ -116,6 +117,7 @@ def gradient(
             dropped: their derivatives are large, and those of K classes at once may not fit into memory.
         run: what to call instead of the model, such as a recording of it; the inputs are then known to be finite.
         resolve: returns the target from the logits, where it depends on them in another way than a target says itself.
+        nonzero: which constants are not zero, so that the pass need not ask the device; an empty list is filled in.
     """
     if run is None:
         check_inputs(inputs)
@@ -123,7 +125,7 @@ def gradient(
     model = prepare_model(model)
     kind = PassKind.RECORDED if isinstance(run, Recording) else PassKind.EAGER
     constants_needed = record_constants or combine is not None
-    mode = Interception(substitute_rules(rules, kind), model, record_constants=constants_needed)
+    mode = Interception(substitute_rules(rules, kind), model, record_constants=constants_needed, nonzero=nonzero)
     with isolate_pass(inputs):
         leaf, logits = forward(run or model, inputs, mode, autocast, target.read)
         checked = logits.detach() if target.places is None else None  # a place that views moved is another score

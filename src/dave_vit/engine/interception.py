@@ -73,15 +73,23 @@ class Interception(TorchFunctionMode):
         rules: the rule set.
         model: used to name the module in which an unsupported function was called.
         record_constants: collect every additive constant that meets a carrier (see ``record_constant``).
+        nonzero: which of the constants are not zero; an empty list is filled in after the pass.
     """
 
-    def __init__(self, rules: RuleSet, model: nn.Module | None = None, *, record_constants: bool = False) -> None:
+    def __init__(
+        self,
+        rules: RuleSet,
+        model: nn.Module | None = None,
+        *,
+        record_constants: bool = False,
+        nonzero: list[bool] | None = None,
+    ) -> None:
         super().__init__()
         self.rules = rules
         self.model = model
         self.constants: list[RecordedConstant] | None = [] if record_constants else None
         self._nonzero_flags: list[Tensor] = []  # for each of the constants
-        self.nonzero: list[bool] | None = None  # the same on the host; set before a pass that must not ask the device
+        self._nonzero = [] if nonzero is None else nonzero
         self.losses: list[str] = []
         self.functions: dict[str, int] = {}  # how often each was called with a carrier
         self.draws = RandomDraws()
@@ -264,10 +272,10 @@ class Interception(TorchFunctionMode):
     def drop_zero_constants(self) -> None:
         """Remove constants that are zero; all at once after the pass, so that the host waits for the device once."""
         if self.constants:
-            if self.nonzero is None:
+            if not self._nonzero:
                 device = self._nonzero_flags[0].device
-                self.nonzero = torch.stack([flag.to(device) for flag in self._nonzero_flags]).tolist()
-            self.constants = list(compress(self.constants, self.nonzero))
+                self._nonzero += torch.stack([flag.to(device) for flag in self._nonzero_flags]).tolist()
+            self.constants = list(compress(self.constants, self._nonzero))
 
     def location(self, error: BaseException | None = None) -> str:
         """Return the innermost module of the model on the call stack, or where an error arose, as a phrase; or ""."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.conservation import Axes, find_batch_axes
+from dave_vit.engine.fast.compiled import BatchFunction, RecordedGradient, target_tensors
 from dave_vit.engine.gradient import Constant, gradient
 from dave_vit.engine.observation import find_token_grid
 from dave_vit.engine.rule_sets import ATTENTION_RELEVANCE
@@ -176,7 +177,13 @@ def keep_target(target: Target, logits: Tensor) -> Target:
 
 
 def resolve_by_evidence(
-    method: Method, images: Tensor, target: Target, rules: RuleSet, rows: PassSize, resolve: Resolve
+    method: Method,
+    images: Tensor,
+    target: Target,
+    rules: RuleSet,
+    rows: PassSize,
+    resolve: Resolve,
+    passes: RecordedGradient | None = None,
 ) -> tuple[Tensor, Target, Tensor]:
     """Compute the maps that a reducer takes beside the samples; resolve the target on the same forward pass.
 
@@ -187,6 +194,8 @@ def resolve_by_evidence(
         rules: the method's own.
         rows: images in one pass, and no more than constants allow.
         resolve: resolves the target on the logits.
+        passes: of the method; classes of images on a GPU are then explained by passes that can be captured, for which
+            the target is resolved first.
 
     Returns:
         Maps ``[b, K, 2, 2, H, W]``, of clips with T after K: by the method's rules and by AttnLRP's; of the pixels, and
@@ -195,25 +204,77 @@ def resolve_by_evidence(
     """
     most = CONSTANT_ROWS.get(images.device.type, CONSTANT_ROWS["cpu"])
 
-    def evidence(rules: RuleSet, target: Target, resolve: Resolve) -> tuple[Tensor, Tensor]:
+    def chunks(rules: RuleSet, target: Target, start: int, stop: int) -> tuple[list[tuple[Tensor, Target]], bool]:
         form = PassForm(method.model, "constants", rules, method.autocast, target.read)
         step = rows.limit_rows(most, form, images)
+        ends = [(at, min(at + step, stop)) for at in range(start, stop, step)]
+        is_alone = min(rows.rows, step) == 1  # no memory for two images: constants are those of the only one
+        return [(images[at:end], target.part(at, end)) for at, end in ends], is_alone
 
+    def one_rule_set(rules: RuleSet, target: Target, resolve: Resolve) -> tuple[Tensor, Tensor]:
         def compute(start: int, stop: int) -> tuple[Tensor, Tensor]:
-            ends = [(at, min(at + step, stop)) for at in range(start, stop, step)]
-            parts = [(images[at:end], target.part(at, end)) for at, end in ends]
-            is_alone = min(rows.rows, step) == 1  # no memory for two images: constants are those of the only one
+            parts, is_alone = chunks(rules, target, start, stop)
             return _join([_evidence(method, *part, rules, resolve, is_alone=is_alone) for part in parts])
 
         return _join(rows.run_chunks(compute, len(images)))
 
-    own, logits = evidence(rules, target, resolve)
+    if passes is not None and images.is_cuda and images.ndim == 4 and target.score is None:
+        logits = torch.cat(rows.run_chunks(lambda start, stop: passes.logits(images[start:stop]), len(images)))
+        resolved = resolve(target, logits)
+
+        def both(start: int, stop: int) -> Tensor:
+            parts, is_alone = chunks(rules, resolved, start, stop)
+            if is_alone:
+                return torch.cat([_evidence_of_both(method, *part, rules, is_alone=True) for part in parts])
+            return torch.cat([_captured_evidence(method, *part, rules, passes) for part in parts])
+
+        return torch.cat(rows.run_chunks(both, len(images))), resolved, logits
+    own, logits = one_rule_set(rules, target, resolve)
     resolved = resolve(target, logits)
     try:
-        other = evidence(ATTENTION_RELEVANCE, resolved, keep_target)[0]
+        other = one_rule_set(ATTENTION_RELEVANCE, resolved, keep_target)[0]
     except UnsupportedOperator:
         other = own
     return torch.stack([own, other], -4), resolved, logits
+
+
+def _captured_evidence(
+    method: Method, images: Tensor, target: Target, rules: RuleSet, passes: RecordedGradient
+) -> Tensor:
+    """Return the maps of both rule sets ``[b, K, 2, 2, H, W]`` for a resolved target, by a graph where there is one."""
+
+    def prepare(_: Tensor) -> BatchFunction:
+        nonzero: tuple[list[bool], list[bool]] = ([], [])
+
+        def function(images: Tensor, columns: Tensor, *weights: Tensor) -> tuple[Tensor]:
+            own = Target(columns, weights=weights[0] if weights else None, classes=target.classes)
+            return (_evidence_of_both(method, images, own, rules, nonzero),)
+
+        return function
+
+    def compute() -> tuple[Tensor]:
+        return (_evidence_of_both(method, images, target, rules),)
+
+    return passes.captures.run("evidence", prepare, target_tensors(images, target), compute)[0]
+
+
+def _evidence_of_both(
+    method: Method,
+    images: Tensor,
+    target: Target,
+    rules: RuleSet,
+    nonzero: tuple[list[bool] | None, list[bool] | None] = (None, None),
+    *,
+    is_alone: bool = False,
+) -> Tensor:
+    """Return the maps by a method's rules and by AttnLRP's, where they cover the model: ``[b, K, 2, 2, H, W]``."""
+    compute = partial(_evidence, method, images, target, resolve=keep_target, is_alone=is_alone)
+    own, _ = compute(rules=rules, nonzero=nonzero[0])
+    try:
+        other, _ = compute(rules=ATTENTION_RELEVANCE, nonzero=nonzero[1])
+    except UnsupportedOperator:
+        other = own
+    return torch.stack([own, other], -4)
 
 
 def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -223,12 +284,19 @@ def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _evidence(
-    method: Method, images: Tensor, target: Target, rules: RuleSet, resolve: Resolve, *, is_alone: bool
+    method: Method,
+    images: Tensor,
+    target: Target,
+    rules: RuleSet,
+    resolve: Resolve,
+    *,
+    is_alone: bool = False,
+    nonzero: list[bool] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return maps of pixels and of constants by one rule set, ``[b, K, 2, H, W]``, and logits ``[b, classes]``."""
     run = getattr(method.model, "_orig_mod", method.model)  # the images were checked already
     compute = partial(gradient, method.model, images, target, rules=rules, autocast=method.autocast)
-    compute = partial(compute, run=run, resolve=partial(resolve, target))
+    compute = partial(compute, run=run, resolve=partial(resolve, target), nonzero=nonzero)
     if images.ndim > 4:  # where a constant acts in a clip is not known
         passed = compute()
         pixels = (passed.weight * images.unsqueeze(1)).sum(-3)

@@ -205,7 +205,8 @@ class DAVE(Method):
             target = self._resolve_target(images, target, pass_size)
         resolve, evidence, logits = self._resolve_on_logits if is_compared else keep_target, None, None
         if uses_clean(self.reducer):
-            evidence, target, logits = resolve_by_evidence(self, images, target, self.rules, pass_size, resolve)
+            args = images, target, self.rules, pass_size, resolve, self._passes
+            evidence, target, logits = resolve_by_evidence(self, *args)
         elif is_compared:
             logits = self._clean_logits(images, pass_size)
             target = resolve(target, logits)

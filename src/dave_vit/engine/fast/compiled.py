@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +32,55 @@ from dave_vit.engine.targets import Target, contrast_scores
 from dave_vit.errors import DaveError, is_out_of_memory
 
 
+class FunctionCache:
+    """Compiled or captured functions of batches, made again when the model changes.
+
+    A function reads the model's parameters where they lie, and holds all else of the model as it was.
+
+    Args:
+        recorded_model: what the functions run.
+    """
+
+    def __init__(self, recorded_model: RecordedModel) -> None:
+        self._recorded_model = recorded_model
+        self._functions: dict[tuple[object, ...], dict[int, BatchFunction | None]] = {}  # by form, and by rows
+        self._state: int | None = None  # of the model when they were made
+
+    def find(
+        self, make: Callable[[list[Tensor]], BatchFunction | None], inputs: list[Tensor], *form: Hashable
+    ) -> BatchFunction | None:
+        """Return a function for inputs of this form and as many rows, or less than twice as many.
+
+        Args:
+            make: makes the function for inputs, or returns None where there is none; then it is called again.
+            inputs: one row for each image.
+            form: what else the function depends on, with the name of ``make``.
+        """
+        if not is_enabled() or saved_tensor_hooks() is not None:  # which a graph would not call
+            return None
+        fingerprint = fingerprint_model(self._recorded_model.model)
+        if not fingerprint.is_recordable:
+            return None
+        if fingerprint.state != self._state:
+            self._functions, self._state = {}, fingerprint.state
+        first = inputs[0]
+        key = (make.__name__, *form, first.dtype, first.device, *(part.shape[1:] for part in inputs))
+        known, rows = self._functions.setdefault(key, {}), len(first)
+        size = min((size for size in known if rows <= size < 2 * rows), default=rows)
+        if size not in known:
+            function = make([part.contiguous() for part in inputs])
+            if function is None:
+                return None
+            if (state := fingerprint_model(self._recorded_model.model).state) != self._state:
+                self._functions, self._state = {key: (known := {})}, state  # its first pass filled a cache
+            known[size] = function
+        return known[size]
+
+
 class RecordedGradient:
     """Weights and logits of batches under a rule set, by a recording of the model where there is one.
+
+    On a GPU, passes that come again and wait for Python are captured as CUDA graphs.
 
     Args:
         model: any module that maps inputs to logits.
@@ -41,18 +91,65 @@ class RecordedGradient:
     def __init__(self, model: nn.Module, rules: RuleSet, autocast: torch.dtype | None = None) -> None:
         self.recorded_model = RecordedModel(model, autocast)
         self.rules = rules
+        self.captures = Captures(self.recorded_model)
+        self._cache = FunctionCache(self.recorded_model)
 
     def __call__(self, inputs: Tensor, target: Target, *, once: bool = False) -> tuple[Tensor, Tensor]:
         """Compute W ``[B, K, C, H, W]`` and logits ``[B, classes]`` for inputs ``[B, C, H, W]`` and a resolved target.
 
         Inputs of this form may not come again where ``once`` is set, so that no recording is made for them.
         """
-        result = self.recorded_model.gradient(inputs, target, self.rules, once=once)
-        return result.weight, result.logits
+
+        def compute() -> tuple[Tensor, ...]:
+            result = self.recorded_model.gradient(inputs, target, self.rules, once=once)
+            return result.weight, result.logits
+
+        if once or target.score is not None or not inputs.is_cuda:
+            weight, logits = compute()
+        else:
+            weight, logits = self.captures.run(
+                "gradient", self._gradient_function, target_tensors(inputs, target), compute
+            )
+        return weight, logits
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Compute the model's own logits ``[B, classes]``."""
-        return compute_logits(self.recorded_model.model, inputs, autocast=self.recorded_model.autocast)
+        """Compute the model's own logits ``[B, classes]``; a small batch on a GPU does not wait for Python."""
+
+        def compute() -> tuple[Tensor, ...]:
+            return (compute_logits(self.recorded_model.model, inputs, autocast=self.recorded_model.autocast),)
+
+        return (
+            self.captures.run("forward", self._forward_function, [inputs], compute)[0]
+            if inputs.is_cuda
+            else compute()[0]
+        )
+
+    def _gradient_function(self, inputs: Tensor, kind: PassKind = PassKind.RECORDED) -> BatchFunction:
+        """Return a function of images, class indices and weights to W and logits, which reads no values."""
+        model, autocast = prepare_model(self.recorded_model.model), self.recorded_model.autocast
+        check_soundness(model, inputs, self.rules, autocast)
+        run, rules = self.recorded_model.find_run(inputs), substitute_rules(self.rules, kind)
+
+        def function(images: Tensor, columns: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+            leaf, logits = forward(run, images, Interception(rules, model), autocast)
+            scores = contrast_scores(logits, columns, *weights)  # [B, K]
+            return torch.stack([weight for (weight,) in derivatives(scores, [leaf])], 1), logits.detach()
+
+        return function
+
+    def _forward_function(self, inputs: Tensor) -> BatchFunction:
+        run, autocast = self.recorded_model.find_run(inputs), self.recorded_model.autocast
+
+        def function(images: Tensor) -> tuple[Tensor]:
+            with torch.no_grad(), autocast_context(images, autocast):
+                return (run(images),)
+
+        return function
+
+
+def target_tensors(inputs: Tensor, target: Target) -> list[Tensor]:
+    """Return what a function of a resolved target takes: images, class indices and, of a contrast, weights."""
+    return [inputs, target.class_indices, *([] if target.weights is None else [target.weights])]
 
 
 class CompiledGradient(RecordedGradient):
@@ -64,54 +161,17 @@ class CompiledGradient(RecordedGradient):
     without a graph; a failure is reported by one warning.
     """
 
-    def __init__(self, model: nn.Module, rules: RuleSet, autocast: torch.dtype | None = None) -> None:
-        super().__init__(model, rules, autocast)
-        self._functions: dict[tuple[object, ...], dict[int, BatchFunction]] = {}  # by form, and by rows
-        self._has_failed = False
-        self._state: int | None = None  # of the model when the graphs were traced
+    _has_failed = False
 
     def __call__(self, inputs: Tensor, target: Target, *, once: bool = False) -> tuple[Tensor, Tensor]:
         """Compute W ``[B, K, C, H, W]`` and logits ``[B, classes]``, as the recorded form does."""
-        arguments = [inputs, target.class_indices, *([] if target.weights is None else [target.weights])]
-        function = self._find_function(self._compile, arguments)
+        arguments = target_tensors(inputs, target)
+        function = self._cache.find(self._compile, arguments)
         if function is None:
             return super().__call__(inputs, target)
         record_pass(inputs)
         weight, logits = function(*arguments)
         return weight, logits
-
-    def logits(self, inputs: Tensor) -> Tensor:
-        """Compute the model's own logits ``[B, classes]``; a small batch on a GPU does not wait for Python."""
-        function = self._find_function(self._capture_forward, [inputs]) if inputs.is_cuda else None
-        if function is None:
-            return super().logits(inputs)
-        record_pass(inputs)
-        return function(inputs)[0]
-
-    def _find_function(
-        self, make: Callable[[list[Tensor]], BatchFunction | None], inputs: list[Tensor]
-    ) -> BatchFunction | None:
-        """Return what ``make`` returned for inputs of this form and as many rows, or less than twice as many."""
-        if not is_enabled() or saved_tensor_hooks() is not None:  # which a graph would not call
-            return None
-        # A graph reads the model's parameters where they lie, and holds all else of the model as it was.
-        fingerprint = fingerprint_model(self.recorded_model.model)
-        if not fingerprint.is_recordable:
-            return None
-        if fingerprint.state != self._state:
-            self._functions, self._state = {}, fingerprint.state
-        first = inputs[0]
-        key, rows = (make.__name__, first.dtype, first.device, *(part.shape[1:] for part in inputs)), len(first)
-        known = self._functions.setdefault(key, {})
-        size = min((size for size in known if rows <= size < 2 * rows), default=rows)
-        if size not in known:
-            function = make([part.contiguous() for part in inputs])
-            if function is None:
-                return None
-            if (state := fingerprint_model(self.recorded_model.model).state) != self._state:
-                self._functions, self._state = {key: (known := {})}, state  # its first pass filled a cache
-            known[size] = function
-        return known[size]
 
     def _compile(self, inputs: list[Tensor]) -> BatchFunction | None:
         """Return a graph that has run on these images, class indices and weights."""
@@ -127,19 +187,11 @@ class CompiledGradient(RecordedGradient):
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             warnings.warn(f"the model could not be compiled ({first}); it runs without", stacklevel=2)
             return None
-        return capture_cuda_graph(function, inputs)
+        return capture_cuda_graph(function, inputs) if inputs[0].is_cuda else function
 
     def _trace(self, inputs: list[Tensor]) -> BatchFunction:
-        model, autocast = prepare_model(self.recorded_model.model), self.recorded_model.autocast
-        check_soundness(model, inputs[0], self.rules, autocast)
-        run = self.recorded_model.find_run(inputs[0])
-        rules = substitute_rules(self.rules, PassKind.TRACED)
-
-        def function(images: Tensor, columns: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
-            leaf, logits = forward(run, images, Interception(rules, model), autocast)
-            scores = contrast_scores(logits, columns, *weights)  # [B, K]
-            return torch.stack([weight for (weight,) in derivatives(scores, [leaf])], 1), logits.detach()
-
+        model = self.recorded_model.model
+        function = self._gradient_function(inputs[0], PassKind.TRACED)
         state = fingerprint_model(model).state
         with isolate_pass(inputs[0]), count_passes():  # the graph is counted whenever it runs
             graph = make_fx(function)(*(part.detach().clone() for part in inputs))
@@ -147,18 +199,6 @@ class CompiledGradient(RecordedGradient):
             raise RuntimeError("it changes with every pass")
         with torch.no_grad():  # the graph holds its derivatives already
             return compile_graph(graph, inputs)
-
-    def _capture_forward(self, inputs: list[Tensor]) -> BatchFunction | None:
-        """Return the forward pass alone, which needs no compiler to be one launch."""
-        run, autocast = self.recorded_model.find_run(inputs[0]), self.recorded_model.autocast
-        if run is self.recorded_model.model:
-            return None  # it may read values, or change
-
-        def function(images: Tensor) -> tuple[Tensor]:
-            with torch.no_grad(), autocast_context(images, autocast):
-                return (run(images),)
-
-        return capture_cuda_graph(function, inputs)
 
 
 def _pad_batch(function: BatchFunction, batch: int) -> BatchFunction:
@@ -184,11 +224,12 @@ class CudaGraph:
     Smaller batches are padded with what was there before. What is returned belongs to the caller.
 
     Args:
-        function: computes on the device alone and reads no values.
+        function: computes on the device alone and, after its first call, reads no values.
         inputs: example inputs; others of their shapes, or with fewer rows, may follow.
+        pool: memory that the graph shares with others, which never run at once with it.
     """
 
-    def __init__(self, function: BatchFunction, inputs: list[Tensor]) -> None:
+    def __init__(self, function: BatchFunction, inputs: list[Tensor], pool: Any = None) -> None:
         self._inputs = [part.clone() for part in inputs]
         self._function = function  # what its kernels read stays in memory as long as it does
         with torch.cuda.device(inputs[0].device):
@@ -198,8 +239,10 @@ class CudaGraph:
                 function(*self._inputs)  # what is only set up on the first call cannot be captured
             current.wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+                reserved = torch.cuda.memory_reserved()
                 self._outputs = function(*self._inputs)
+                self.held_bytes = torch.cuda.memory_reserved() - reserved
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Compute the results for inputs of as many rows as were captured, or fewer."""
@@ -211,13 +254,110 @@ class CudaGraph:
         return tuple(output[:rows].clone() for output in self._outputs)
 
 
-def capture_cuda_graph(function: BatchFunction, inputs: list[Tensor]) -> BatchFunction:
-    """Return a function as a CUDA graph where its inputs are on CUDA and it can be captured; else the function."""
-    if not inputs[0].is_cuda:
-        return function
+def capture_cuda_graph(function: BatchFunction, inputs: list[Tensor], pool: Any = None) -> BatchFunction:
+    """Return a function as a CUDA graph where it can be captured; else the function."""
     try:
-        return CudaGraph(function, inputs)
+        return CudaGraph(function, inputs, pool)
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
         return function
+
+
+class Captures:
+    """Passes of a model on a GPU, captured as CUDA graphs where they come again and wait for Python.
+
+    Args:
+        recorded_model: what the passes run.
+    """
+
+    def __init__(self, recorded_model: RecordedModel) -> None:
+        self._recorded_model = recorded_model
+        self._cache = FunctionCache(recorded_model)
+        self._timings: dict[tuple[object, ...], PassTiming | None] = {}  # of each form; None where it is no graph
+        self._pool: Any = None
+
+    def run(
+        self,
+        name: str,
+        prepare: Callable[[Tensor], BatchFunction],
+        inputs: list[Tensor],
+        compute: Callable[[], tuple[Tensor, ...]],
+    ) -> tuple[Tensor, ...]:
+        """Return the results of a captured pass, or those of ``compute()``.
+
+        Args:
+            name: of the kind of pass.
+            prepare: returns what to capture for images of a form.
+            inputs: images and what else the pass takes, one row for each image.
+            compute: computes the same in Python.
+        """
+        if not inputs[0].is_cuda:
+            return compute()
+        key = (name, *((part.shape, part.dtype, part.device) for part in inputs))
+        timing = self._timings.setdefault(key, PassTiming(inputs[0].device))
+
+        def capture(inputs: list[Tensor]) -> BatchFunction | None:
+            if timing is None or not timing.waits_for_host():
+                return None
+            function = self._capture(prepare, inputs)
+            if function is None:
+                self._timings[key] = None
+            return function
+
+        function = self._cache.find(capture, inputs, name)
+        if function is not None:
+            record_pass(inputs[0])
+            return function(*inputs)
+        with timing or nullcontext():
+            return compute()
+
+    def _capture(self, prepare: Callable[[Tensor], BatchFunction], inputs: list[Tensor]) -> BatchFunction | None:
+        """Return the pass as a CUDA graph; None where it cannot be one, or would hold too much memory."""
+        if self._recorded_model.find_run(inputs[0]) is self._recorded_model.model:
+            return None  # it may read values, or change
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        function = prepare(inputs[0])
+
+        def isolated(*inputs: Tensor) -> tuple[Tensor, ...]:
+            with isolate_pass(inputs[0]), count_passes():  # passes are counted whenever the graph runs
+                return function(*inputs)
+
+        try:
+            graph = CudaGraph(isolated, inputs, self._pool)
+        except (DaveError, RuntimeError):  # out of memory too: the pass itself needs less
+            return None
+        total = torch.cuda.get_device_properties(inputs[0].device).total_memory
+        return graph if graph.held_bytes <= _MOST_HELD * total else None
+
+
+_MOST_HELD = 1 / 16  # of a GPU's memory, by one captured pass
+_BUSY = 1.25  # times as long as the host takes a device that does not wait for it
+
+
+class PassTiming:
+    """How long a pass takes on the host and on a GPU, measured by entering it as a context, without waiting.
+
+    The first time does not count, since much is set up then.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._entered, self._host = device, 0, 0.0
+
+    def __enter__(self) -> None:
+        self._entered += 1
+        with torch.cuda.device(self._device):
+            self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._start.record()
+        self._host = -time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._host += time.perf_counter()
+        with torch.cuda.device(self._device):
+            self._end.record()
+
+    def waits_for_host(self) -> bool:
+        """Return whether the GPU was done about when the host was; False while that is not known."""
+        if self._entered < 2 or not self._end.query():
+            return False
+        return bool(self._start.elapsed_time(self._end) < 1e3 * _BUSY * self._host)
