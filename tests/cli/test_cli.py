@@ -128,8 +128,8 @@ def test_switches_are_read_as_json_or_as_words():
 )
 def test_words_for_people_json_for_machines_errors_always(options, out, err, capsys):
     output = Output(**options)
-    with output.progress(2, "working") as progress:
-        progress.update(done=1)
+    with output.progress(2, "working") as update:
+        update(completed=1)
         output.print("words")
         output.note("careful")
         output.error("one\nfailed")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -138,10 +139,13 @@ class Output:
         return not self.quiet and _console(stderr=True).is_terminal
 
     @contextmanager
-    def progress(self, total: float, text: str = "") -> Iterator[Progress]:
-        """Show a progress bar on standard error; it vanishes when done, and shows on terminals only."""
+    def progress(self, total: float, text: str = "") -> Iterator[Callable[..., None]]:
+        """Show a progress bar on standard error, on terminals only, until the block ends.
+
+        Yields a function that updates it: `completed` or `advance` moves it, `description` changes the text before it.
+        """
         if not self.on_terminal:  # where rich before version 15 prints empty lines for a disabled bar
-            yield Progress()
+            yield lambda **state: None
             return
         from rich import progress
 
@@ -150,7 +154,7 @@ class Output:
         with progress.Progress(console=_console(stderr=True), transient=True, **keep) as bar:
             self._bar = bar
             try:
-                yield Progress(bar, bar.add_task(text, total=total))
+                yield partial(bar.update, bar.add_task(text, total=total))
             finally:
                 self._bar = None
 
@@ -178,18 +182,6 @@ class Output:
             bar.start()
 
 
-class Progress:
-    """Progress bar of `Output.progress`; none where there is no terminal."""
-
-    def __init__(self, bar: Any = None, task: Any = None) -> None:
-        self._bar, self._task = bar, task
-
-    def update(self, *, done: float | None = None, advance: float | None = None, text: str | None = None) -> None:
-        """Move the bar to `done`, or by `advance`, and change the text before it."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, advance=advance, description=text)
-
-
 def _console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
@@ -212,7 +204,7 @@ def show_bars(output: Output) -> Iterator[ProgressCallback]:
     clock = _UpdateClock(_EVERY_LINE)
     clock.record_update(0.0)  # a short phase needs no line in a log
     with ExitStack() as stack:
-        bars: dict[str, Progress] = {}
+        bars: dict[str, Callable[..., None]] = {}
 
         def update(phase: str, done: int, total: int, before: int) -> None:
             line = clock.format_line(phase, done, total, before)
@@ -220,7 +212,7 @@ def show_bars(output: Output) -> Iterator[ProgressCallback]:
                 if phase not in bars:
                     stack.close()  # the bar of the phase before
                     bars[phase] = stack.enter_context(output.progress(total - before, phase))
-                bars[phase].update(done=max(done - before, 0), text=line)
+                bars[phase](completed=max(done - before, 0), description=line)
             elif clock.is_due():
                 output.note(line)
                 clock.record_update(0.0)

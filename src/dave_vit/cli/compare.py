@@ -72,8 +72,8 @@ def compare(
     output.advise(loaded)
     region = object_region(loaded, picture, area.boxes or [], area.mask)
     options: dict[str, Any] = {"samples": methods.samples, "seed": methods.seed, "against": methods.against}
-    with output.progress(len(names)) as bar:
-        options |= {"report": lambda number, name: bar.update(done=number, text=name), "note": output.note}
+    with output.progress(len(names)) as update:
+        options |= {"report": lambda number, name: update(completed=number, description=name), "note": output.note}
         comparison = Comparison(compare_methods(loaded, picture, names, target, **options), region)
     explained = comparison.first.targets[0]
     labels = ["" if target == "top1" else target, "compare", "" if drawing.view == "map" else drawing.view]

@@ -32,18 +32,18 @@ def demo(*, seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), ou
     start, folder = time.perf_counter(), OutputFolder(out, [])
     data = open_dataset("builtin", limit=steps.POOL)
     results, samples = [], steps.SAMPLES["drawn"]
-    with output.progress(len(steps.PICTURES) + 2 * len(steps.METHODS), "loading the model") as progress:
+    with output.progress(len(steps.PICTURES) + 2 * len(steps.METHODS), "loading the model") as update:
         model = ModelOptions(device=device).load()
         for index in steps.PICTURES:
-            progress.update(text=f"picture-{index}: {samples} samples")
+            update(description=f"picture-{index}: {samples} samples")
             result = steps.explain_picture(model, data, index, seed)
             question = {"data": "builtin", "samples": samples, "seed": seed}
             folder.write(result.picture, question, result.files(), result.record())
             _print_top5(result, data, index, output)
-            progress.update(advance=1)
+            update(advance=1)
             results.append(result)
         steps.draw_demo(results, seed).save(out / "demo.png")
-        scores = steps.score_methods(model, data, seed, lambda text: progress.update(advance=1, text=text))
+        scores = steps.score_methods(model, data, seed, lambda text: update(advance=1, description=text))
     write_json(out / "scores.json", scores)
     _print_scores(scores, output)
     output.print(f"{out / 'demo.png'} shows the maps; done in {time.perf_counter() - start:.0f} s")

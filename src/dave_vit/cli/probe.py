@@ -66,7 +66,7 @@ def probe(
 
     if model.weights and out.resolve() == Path(model.weights).resolve():
         raise OptionError(f"--out {out} is the file of --weights; give another name")
-    with output.progress(1.0, "features") as bar:
+    with output.progress(1.0, "features") as update:
         trained = train_probe(
             model.spec,
             Folder(images),
@@ -75,7 +75,7 @@ def probe(
             device=pick_device(model.device),
             settings=Training(**asdict(training)),
             split=split,
-            report=lambda part: bar.update(done=part),
+            report=lambda part: update(completed=part),
         )
     trained.save(out)
     _print_result(output, trained, out)

@@ -83,13 +83,13 @@ def _run(suite: Suite, options: ReproduceOptions, output: Output) -> list[dict[s
     """Run the suite under a progress bar."""
     from dave_vit.analysis.paper.reproduce import reproduce as run_suite
 
-    with output.progress(1, "loading the models") as bar:
+    with output.progress(1, "loading the models") as update:
 
         def on_section(number: int, count: int, section: str) -> None:
-            bar.update(done=number / count, text=section)
+            update(completed=number / count, description=section)
 
         def progress(what: str, done: int, total: int, before: int) -> None:
-            bar.update(text=f"{what}: {done} of {total}")
+            update(description=f"{what}: {done} of {total}")
 
         return run_suite(suite, replace(options, on_section=on_section, progress=progress))
 

@@ -57,14 +57,14 @@ def tune(
     key = _hash_inputs(model, pictures, seed)
     notes = Path(f"{out}.json")
     known = _read_measurements(notes, key)
-    with output.progress(len(CANDIDATES), "measuring") as progress:
-        progress.update(done=len(known))
+    with output.progress(len(CANDIDATES), "measuring") as update:
+        update(completed=len(known))
 
         def report(number: int, measured: MeasuredNeighborhood) -> None:
             known[number] = measured
             rows = [{"number": index, **asdict(row)} for index, row in known.items()]
             write_json(notes, {"key": key, "neighborhood_levels": rows})
-            progress.update(done=len(known))
+            update(completed=len(known))
 
         tuning = tune_model(loaded, pictures, seed=seed, known=dict(known), report=report)
     tuning.save(out)

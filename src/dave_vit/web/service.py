@@ -199,13 +199,12 @@ class ExplainService:
     def _keep(self, result: ImageExplanation) -> str:
         token = secrets.token_urlsafe(12)
         self._kept[token] = result, cache(result.files)
-        while len(self._kept) > 1 and (len(self._kept) > self.limits.results or self._count_pixels() > _KEPT_PIXELS):
+        sizes = [kept.picture.image.size for kept, _ in self._kept.values()]
+        pixels = [width * height for width, height in sizes]
+        while len(self._kept) > 1 and (len(self._kept) > self.limits.results or sum(pixels) > _KEPT_PIXELS):
             self._kept.popitem(last=False)
+            del pixels[0]
         return token
-
-    def _count_pixels(self) -> int:
-        sizes = [result.picture.image.size for result, _ in list(self._kept.values())]
-        return sum(width * height for width, height in sizes)
 
 
 Outcome = tuple[schema.ExplainStep, ImageExplanation, ExplainQuery]
