@@ -25,7 +25,6 @@ Name = Annotated[
     Literal["builtin", "paper"],
     typer.Argument(help="builtin: embedded models and pictures, offline; paper: the published checkpoints."),
 ]
-Data = Annotated[str | None, flag("--data SPEC", "{data}; the suite paper needs one.")]
 Show = Annotated[bool, flag("--pictures/--no-pictures", "Show the data's pictures beside their maps in figures.")]
 
 
@@ -52,7 +51,7 @@ def reproduce(
     *,
     name: Name,
     amount: Amount,
-    data: Data = None,
+    data: Annotated[str | None, flag("--data SPEC", "{data}; the suite paper needs one.")] = None,
     models: SuiteModels,
     seed: Seed = 0,
     show: Show = True,

@@ -27,8 +27,6 @@ app = command(
 Data = Annotated[
     str, flag("--data SPEC", "A folder of images, or a data set as of `dave evaluate`, such as imagenet:DIR.")
 ]
-Limit = Annotated[int, flag("--limit N", "Number of images.", min=1)]
-File = Annotated[Path, flag("--out -o FILE", "The preset file to write.")]
 
 
 @app.command()
@@ -36,8 +34,8 @@ def tune(
     *,
     model: ModelOptions,
     data: Data,
-    limit: Limit = 16,
-    out: File = Path("preset.toml"),
+    limit: Annotated[int, flag("--limit N", "Number of images.", min=1)] = 16,
+    out: Annotated[Path, flag("--out -o FILE", "The preset file to write.")] = Path("preset.toml"),
     seed: Seed = 0,
     plugins: Plugins = None,
     output: Output,
