@@ -48,7 +48,7 @@ def smooth(maps: Tensor, kind: Smoothing = "none", size: int = 15, sigma: float 
         return _check_maps(maps)
     maps = _to_working_dtype(maps)
     width = size / 6 if sigma is None else sigma
-    kernel = maps.new_full((size,), 1 / size) if kind == "mean" else _gaussian(size, width, maps)
+    kernel = maps.new_full((size,), 1 / size) if kind == "mean" else gaussian_weights(size, width, maps)
     return _filter(maps, kernel) / _filter(torch.ones_like(maps[:1]), kernel)
 
 
@@ -74,7 +74,7 @@ def official_postprocess(maps: Tensor) -> Tensor:
     sigma is absolute and meets the map before it is scaled, so that the result depends on the map's scale.
     """
     raw = positive(_to_working_dtype(maps))
-    blend = (raw + _filter(raw, _gaussian(11, 7.0, raw))) / 2
+    blend = (raw + _filter(raw, gaussian_weights(11, 7.0, raw))) / 2
     out = _bilateral(blend, size=5, space=0.5, value=0.05)
     top = out.amax(dim=(1, 2), keepdim=True)
     return out / torch.where(top > 0, top, 1)
@@ -103,7 +103,7 @@ def normalize(maps: Tensor, quantile: float = 0.99) -> tuple[Tensor, Tensor]:
     return (raw / scale[:, None, None]).clamp(max=1), scale
 
 
-def _gaussian(size: int, sigma: float, like: Tensor) -> Tensor:
+def gaussian_weights(size: int, sigma: float, like: Tensor) -> Tensor:
     """Return Gaussian weights [size] with sum 1."""
     if not 0 < sigma < float("inf"):
         raise OptionError(f"sigma {sigma}; expected pixels above 0")
@@ -123,7 +123,7 @@ def _bilateral(maps: Tensor, *, size: int, space: float, value: float) -> Tensor
     """Average each pixel with those that are near in space and in value; zeros outside count as values."""
     reach = size // 2
     near = F.pad(maps, (reach, reach, reach, reach)).unfold(1, size, 1).unfold(2, size, 1)  # [B,H,W,size,size]
-    kernel = _gaussian(size, space, maps)
+    kernel = gaussian_weights(size, space, maps)
     weights = torch.exp((near - maps[..., None, None]).square() / (-2 * value**2)) * kernel[:, None] * kernel
     return (near * weights).sum((-1, -2)) / weights.sum((-1, -2))
 

@@ -359,13 +359,13 @@ class TestFlatGamma:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_weighted_sums_of_samples(channels, dtype):
     from dave_vit.engine.fast.kernels import launchers
-    from dave_vit.reduce import moments
+    from dave_vit.reduce.base import weighted_sums
 
     generator = torch.Generator().manual_seed(channels)
     samples = torch.randn(5, 2, channels, 19, 23, generator=generator, dtype=torch.float64).to(dtype)
     weights = torch.rand(5, 2, generator=generator, dtype=torch.float64)
     spread = samples.to(DEVICE).transpose(-2, -1).contiguous().transpose(-2, -1)  # not as memory has it
     for actual, expected in zip(
-        launchers.weighted_sums(spread, weights.to(DEVICE)), moments.weighted_sums(samples, weights), strict=True
+        launchers.weighted_sums(spread, weights.to(DEVICE)), weighted_sums(samples, weights), strict=True
     ):
         torch.testing.assert_close(actual.cpu(), expected, rtol=1e-13, atol=1e-13)

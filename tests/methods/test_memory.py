@@ -14,8 +14,8 @@ from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.saved_memory import SavedMemory, offload_saved
 from dave_vit.engine.targets import class_logits
 from dave_vit.errors import OptionError
-from dave_vit.methods import base, memory, pass_size
-from dave_vit.methods.memory import PassForm, free_memory, memory_budget, parse_memory
+from dave_vit.methods import base, pass_size
+from dave_vit.methods.pass_size import PassForm, free_memory, memory_budget, parse_memory
 from dave_vit.methods.sampling import SampleEstimate
 from tiny_models import FAMILIES, HIDING, images, swin, torchvision_vit, vit
 
@@ -219,7 +219,7 @@ class TestFreeMemory:
         assert free_memory(torch.device("cuda")) == 2 * GIB
 
     def test_a_limit_of_the_method_before_that_of_the_environment(self, monkeypatch):
-        monkeypatch.setenv(memory.MEMORY_VARIABLE, "0.25")
+        monkeypatch.setenv(pass_size.MEMORY_VARIABLE, "0.25")
         assert memory_budget(None, torch.device("cuda")) == int(13.5 * GIB)
         assert memory_budget(3 * GIB, torch.device("cuda")) == 3 * GIB
 

@@ -17,7 +17,7 @@ from dave_vit.methods import constants
 from dave_vit.methods.constants import compute_clean_evidence
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.reduce import Sharpened, Significant
-from dave_vit.reduce.sharpened import average_patches, smooth_patches
+from dave_vit.reduce.significant import average_patches, smooth_patches
 
 SIZE, PATCH = (12, 10), 4
 

@@ -105,7 +105,7 @@ Device = Annotated[
 
 def _limit_memory(context: typer.Context, memory: str | None) -> str | None:
     """Set the limit for this command and the processes that it starts."""
-    from dave_vit.methods.memory import MEMORY_VARIABLE, parse_memory
+    from dave_vit.methods.pass_size import MEMORY_VARIABLE, parse_memory
 
     before = os.environ.get(MEMORY_VARIABLE)
     if memory is not None:

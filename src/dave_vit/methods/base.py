@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
@@ -23,8 +24,7 @@ from dave_vit.engine.rule_sets import EFFECTIVE, PLAIN
 from dave_vit.engine.targets import Target, TargetLike, class_names
 from dave_vit.errors import InputError, OptionError, OutputError
 from dave_vit.methods.explanation import ExplainedBatch, Explanation, join_explanations
-from dave_vit.methods.memory import Kept, Memory, PassForm, memory_budget, parse_memory
-from dave_vit.methods.pass_size import PassSize, clean_logits
+from dave_vit.methods.pass_size import Kept, Memory, PassForm, PassSize, clean_logits, memory_budget, parse_memory
 
 Number = TypeVar("Number", int, int | None)
 Inputs: TypeAlias = Tensor | str | Path | Image.Image
@@ -103,7 +103,8 @@ class Method(Options, ABC):
         return method
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _recreate, (type(self), *self._arguments)
+        args, options = self._arguments
+        return partial(type(self), **options), args
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in vars(self):  # what was drawn or compiled for the old value would be served on
@@ -247,10 +248,6 @@ def check_at_least_one(name: str, value: Number) -> Number:
     if value is not None and value < 1:
         raise OptionError(f"{name} is {value}; it must be at least 1")
     return value
-
-
-def _recreate(kind: type[Method], args: tuple[Any, ...], options: dict[str, Any]) -> Method:
-    return kind(*args, **options)
 
 
 METHODS: Registry[type[Method]] = Registry("method")

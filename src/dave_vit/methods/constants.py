@@ -22,8 +22,7 @@ from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import Method
 from dave_vit.methods.explanation import Explanation, join_explanations
-from dave_vit.methods.memory import PassForm
-from dave_vit.methods.pass_size import PassSize
+from dave_vit.methods.pass_size import PassForm, PassSize
 
 _CHANNELS_FIRST = frozenset(
     """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution batch_norm group_norm

@@ -29,8 +29,7 @@ from dave_vit.methods.base import (
 )
 from dave_vit.methods.constants import keep_target, resolve_by_evidence
 from dave_vit.methods.explanation import Explanation, join_explanations
-from dave_vit.methods.memory import Memory
-from dave_vit.methods.pass_size import PassSize
+from dave_vit.methods.pass_size import Memory, PassSize
 from dave_vit.methods.presets import NOISE_SWITCHES, SWITCHES, Against, load_preset
 from dave_vit.methods.sampling import AdaptiveSampler, CleanPrediction, SampleEstimate, SampleGroup, merge_groups
 from dave_vit.neighborhood import Neighborhood, Views

@@ -61,11 +61,6 @@ class ExplainedBatch:
         return replace(self, inputs=self.inputs[images.to(self.inputs.device)])
 
 
-def compute_certainty(mean: Tensor, error: Tensor) -> Tensor:
-    """Return by how many standard errors each mean differs from zero; 0 where no error is known."""
-    return torch.where(error > 0, mean.abs() / error.where(error > 0, 1), 0)
-
-
 def describe_uncertainty(samples: int, share: float, *, significant: bool) -> str | None:
     """Return a warning for a map that rests on too few samples, or None."""
     if not significant:
@@ -195,10 +190,11 @@ class Explanation:
 
     @property
     def certainty(self) -> Tensor | None:
-        """Average of each pixel in standard errors, ``[B, H, W]``; None without samples."""
-        if self.mean is None or self.standard_error is None:
+        """Average of each pixel in standard errors, ``[B, H, W]``, 0 where no error is known; None without samples."""
+        error = self.standard_error
+        if self.mean is None or error is None:
             return None
-        return compute_certainty(self.mean, self.standard_error)
+        return torch.where(error > 0, self.mean.abs() / error.where(error > 0, 1), 0)
 
     @property
     def noise_share(self) -> Tensor | None:

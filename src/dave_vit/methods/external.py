@@ -26,9 +26,8 @@ from dave_vit.methods.base import METHODS, Method, MethodInfo, create_method
 from dave_vit.methods.constants import per_channel, upsample
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import list_blocks
+from dave_vit.methods.tokens import list_blocks, record_outputs
 
-_LAYERS = ("layer", "target_layers")
 _CAPTUM_OWN = {"self", "inputs", "target", "additional_forward_args", "return_convergence_delta"}
 
 
@@ -63,8 +62,10 @@ class ExternalMethod(Method):
 
     def _resolve(self, name: str, value: Any) -> Any:
         """Return an option as the library takes it: modules instead of paths, tuples instead of lists."""
-        if name in _LAYERS:
-            return self._find_layer(value) if name == "layer" else [self._find_layer(one) for one in _as_list(value)]
+        if name == "layer":
+            return self._find_layer(value)
+        if name == "target_layers":
+            return [self._find_layer(one) for one in (value if isinstance(value, list | tuple) else [value])]
         return tuple(value) if isinstance(value, list) else value
 
     def _find_layer(self, layer: Any) -> nn.Module:
@@ -141,10 +142,6 @@ def _row_score(target: Target, row: Tensor) -> Tensor:
     return target.scores(row.unsqueeze(0))[0, 0]
 
 
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
 def _find_features(
     model: nn.Module, images: Tensor, target: Target
 ) -> tuple[nn.Module, Callable[[Tensor], Tensor] | None]:
@@ -153,21 +150,12 @@ def _find_features(
     In a Vision Transformer it is the first norm of the last block, whose output enters the last attention: after the
     last block only the class token counts. Otherwise it is the last module that returns a feature map.
     """
-    shapes: list[tuple[nn.Module, torch.Size]] = []
-    handles = [
-        module.register_forward_hook(lambda module, _, output: _record(shapes, module, output))
-        for module in model.modules()
-    ]
-    try:
-        with torch.no_grad():
-            model(images[:1])
-    finally:
-        for handle in handles:
-            handle.remove()
-    grids = [module for module, shape in shapes if len(shape) == 4 and min(shape[-2:]) > 1]
+    with torch.no_grad(), record_outputs(model) as outputs:
+        model(images[:1])
+    grids = [module for module, output in outputs if output.ndim == 4 and min(output.shape[-2:]) > 1]
     blocks = [block for _, found in list_blocks(model) for block in found]
     inside = set(blocks[-1].modules()) if blocks else set()
-    norms = [one for one, shape in shapes if one in inside and "Norm" in type(one).__name__ and len(shape) == 3]
+    norms = [one for one, output in outputs if one in inside and "Norm" in type(one).__name__ and output.ndim == 3]
     if norms:
         try:
             layout = find_token_layout(model, images, target.read)
@@ -177,11 +165,6 @@ def _find_features(
     if not grids:
         raise OptionError("no layer of the model returns a feature map; give target_layers and reshape_transform")
     return grids[-1], None
-
-
-def _record(shapes: list[tuple[nn.Module, torch.Size]], module: nn.Module, output: Any) -> None:
-    if isinstance(output, Tensor):
-        shapes.append((module, output.shape))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from dave_vit.methods.constants import scale_to_unit, upsample
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.masking import Score, score_rows, score_under_masks, target_scores, to_explanation
 from dave_vit.methods.pass_size import PassSize
+from dave_vit.methods.tokens import record_outputs
 from dave_vit.neighborhood.draws import normal_samples
 
 
@@ -128,21 +129,11 @@ class OutputRecorder(nn.Module):
         super().__init__()
         self.model = model
         self._outputs: list[tuple[nn.Module, Tensor]] = []
-        self._thread = threading.get_ident()
 
     def forward(self, inputs: Tensor) -> Any:
         """Return the model's own output."""
-        self._outputs, self._thread = [], threading.get_ident()
-        handles = [module.register_forward_hook(self._record) for module in self.model.modules()]
-        try:
+        with record_outputs(self.model) as self._outputs:
             return self.model(inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _record(self, module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and threading.get_ident() == self._thread:
-            self._outputs.append((module, output))
 
     def find(self, source: Tensor, channels: int) -> FeatureLayer:
         """Return the first module that returned this tensor, or a view of it."""
@@ -209,15 +200,13 @@ class ViTCX(Method):
 
     def _effects(self, image: Tensor, target: Target, masks: Tensor, pass_size: PassSize) -> Tensor:
         """Return how much each mask ``[N, H, W]`` changes the score beyond the effect of its noise: ``[N, K]``."""
-        parts = []
-        start = 0
-        while start < len(masks):
-            some = masks[start : start + max(1, pass_size.rows // 2)][:, None, None]  # [n, 1, 1, H, W]
+        parts, size = [], max(1, pass_size.rows // 2)
+        for start in range(0, len(masks), size):
+            some = masks[start : start + size][:, None, None]  # [n, 1, 1, H, W]
             noise = self._noise(image, start, len(some)) * (1 - some)
             rows = torch.cat([image * some + noise, image + noise])  # [2 n, 1, C, H, W]
             masked, noisy = score_rows(self, rows, target, pass_size, self.score)[:, 0].chunk(2)
             parts.append(masked - noisy)
-            start += len(some)
         return torch.cat(parts)
 
     def _noise(self, image: Tensor, start: int, count: int) -> Tensor:

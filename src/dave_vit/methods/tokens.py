@@ -76,6 +76,22 @@ def list_blocks(model: nn.Module) -> Iterator[tuple[list[str], list[nn.Module]]]
             yield [f"{path}.{name}" for name, _ in children], [child for _, child in children]
 
 
+@contextmanager
+def record_outputs(model: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
+    """Record the tensor that each module returns, for passes in this thread; no hook is left afterwards."""
+    outputs: list[tuple[nn.Module, Tensor]] = []
+    thread = threading.get_ident()
+
+    def record(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and threading.get_ident() == thread:
+            outputs.append((module, output))
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            stack.enter_context(module.register_forward_hook(record))
+        yield outputs
+
+
 Resolution = Literal["input", "patch"]
 
 

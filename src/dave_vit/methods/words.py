@@ -172,44 +172,33 @@ class TAM(Method):
         with autocast_context(images, self.autocast):
             logits = model.compute_all_logits(images).float().clamp(min=0)  # [b, L, vocabulary]
         special = {*model.tokenizer.all_special_ids, *model.token_ids[0, list(decoder.image_tokens)].tolist()}
-        context = _Context(model.token_ids[0].tolist(), len(model.tokens), special)
-        maps = [self._map_word(word, logits, list(decoder.image_tokens), context) for word in words_of(target)]
+        tokens = model.token_ids[0].tolist()
+        start = len(tokens) - len(model.tokens)  # a token of the answer is read where it is predicted
+        text = [(index, token, index - (index >= start)) for index, token in enumerate(tokens) if token not in special]
+        maps = [self._map_word(word, logits, list(decoder.image_tokens), text) for word in words_of(target)]
         return explain_grids(filter_by_rank(layout.to_grid(torch.stack(maps, 1))), images, target)
 
     @staticmethod
-    def _map_word(word: Word, logits: Tensor, places: list[int], context: _Context) -> Tensor:
-        """Return the activation of a word at the image's tokens, ``[b, N]``."""
+    def _map_word(word: Word, logits: Tensor, places: list[int], text: list[tuple[int, int, int]]) -> Tensor:
+        """Return the activation of a word at the image's tokens, ``[b, N]``.
+
+        Args:
+            word: with the positions at which its tokens are predicted.
+            logits: ``[b, L, vocabulary]``.
+            places: of the image's tokens.
+            text: index, token and position at which it is read, of all tokens that are text.
+        """
         maps = []
         for token, position in zip(word.tokens, word.positions, strict=True):
             own = logits[:, places, token]  # [b, N]
-            tokens, positions = context.before(token, position)
+            last = position % logits.shape[1]
+            before = [(other, at) for index, other, at in text if index <= last and other != token]
+            tokens, positions = [other for other, _ in before], [at for _, at in before]
             others = logits[:, places][..., tokens]  # [b, N, context]
             weights = logits[:, positions, token]  # [b, context]
             interference = (others * weights.unsqueeze(1)).sum(-1) / (weights.sum(-1, keepdim=True) + _TINY)
             maps.append(subtract_scaled(own, interference))
         return torch.stack(maps).sum(0)
-
-
-class _Context:
-    """The text of a sequence: its tokens, and the positions at which each is read.
-
-    Args:
-        tokens: of the whole sequence.
-        answer: how many of them are the answer.
-        skipped: tokens that are no text.
-    """
-
-    def __init__(self, tokens: list[int], answer: int, skipped: set[int]) -> None:
-        start = len(tokens) - answer  # a token of the answer is read where it is predicted
-        self._length = len(tokens)
-        text = [index for index, token in enumerate(tokens) if token not in skipped]
-        self._text = [(index, tokens[index], index - (index >= start)) for index in text]
-
-    def before(self, token: int, position: int) -> tuple[list[int], list[int]]:
-        """Return other tokens before the one that is predicted at a position, and where these are read."""
-        last = position % self._length
-        found = [(other, place) for index, other, place in self._text if index <= last and other != token]
-        return [other for other, _ in found], [place for _, place in found]
 
 
 def subtract_scaled(values: Tensor, interference: Tensor) -> Tensor:

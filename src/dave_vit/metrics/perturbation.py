@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dave_vit._internal.schema import Checked, Count, check_choice
 from dave_vit.errors import InputError, OptionError
+from dave_vit.maps import gaussian_weights
 from dave_vit.metrics.base import METRICS, Case, Metric, Scores
 
 Model = Callable[[Tensor], Tensor]
@@ -163,9 +164,7 @@ def area(curve: Tensor, fractions: Sequence[float]) -> Tensor:
 
 def gaussian_blur(images: Tensor, size: int = 31, sigma: float = 7.0) -> Tensor:
     """Blur images [B,C,H,W] by a separable Gaussian with zeros outside, as the DAVE authors' public code does."""
-    at = torch.arange(size, dtype=images.dtype, device=images.device) - size // 2
-    kernel = torch.exp(-at.square() / (2 * sigma**2))
-    kernel = kernel / kernel.sum()
+    kernel = gaussian_weights(size, sigma, images)
     flat = images.flatten(0, 1)[:, None]  # [B*C,1,H,W]
     rows = F.conv2d(flat, kernel[None, None, None, :], padding=(0, size // 2))
     return F.conv2d(rows, kernel[None, None, :, None], padding=(size // 2, 0)).reshape(images.shape)

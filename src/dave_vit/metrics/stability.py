@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import field
 from typing import Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -220,14 +218,11 @@ class RandomLogit(Metric):
     unscored = CONSTANT
     seed: int = 0
     images: Count | None = None
-    _class_counts: WeakKeyDictionary[nn.Module, int] = field(default_factory=WeakKeyDictionary, init=False)
 
     def score(self, case: Case) -> Scores:
         """Return [B]."""
-        if case.model not in self._class_counts:
-            with torch.no_grad():
-                self._class_counts[case.model] = case.model(case.inputs[:1]).shape[1]
-        classes = self._class_counts[case.model]
+        with torch.no_grad():
+            classes = case.model(case.inputs[:1]).shape[1]
         if classes < 2:
             raise OptionError("random_logit needs another class, and the model has one output; leave this metric out")
         offset = int(torch.randint(1, classes, (1,), generator=torch.Generator().manual_seed(self.seed)))

@@ -7,8 +7,7 @@ mean need memory that does not depend on the number of samples.
 
 from dave_vit.reduce.base import REDUCERS, Accumulator, Reducer, uses_clean
 from dave_vit.reduce.running import Mean, Shrinkage, SoftThreshold, TrimmedMean
-from dave_vit.reduce.sharpened import Sharpened
-from dave_vit.reduce.significant import Significant
+from dave_vit.reduce.significant import Sharpened, Significant
 
 __all__ = [
     "REDUCERS",

@@ -12,8 +12,7 @@ from torch import Tensor
 from dave_vit._internal.precision import working_dtype
 from dave_vit._internal.schema import Checked, Limits
 from dave_vit.errors import InputError
-from dave_vit.reduce.base import REDUCERS, Accumulator
-from dave_vit.reduce.moments import MeanAndError
+from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError
 
 Factor = Callable[[Tensor, Tensor], Tensor]  # (mean map [B,H,W], standard error [B,H,W]) -> factor [B,H,W]
 

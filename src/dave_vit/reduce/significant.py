@@ -1,20 +1,27 @@
-"""Evidence that is significant at every scale: fine structure where the evidence around it is significant as well."""
+"""Evidence that is significant at every scale, and the same sharpened by what only the clean image knows.
+
+Views are moved by fractions of a patch, so their average loses what depends on the position of the patch grid and on
+single pixels. Derivatives on the clean image itself bring it back.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit._internal.schema import Checked, Limits
-from dave_vit.reduce.base import REDUCERS, Accumulator
-from dave_vit.reduce.moments import MeanAndError, Moments
+from dave_vit.errors import InputError
+from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError, Moments
 
 _MIDDLE, _COARSE = 3 / 16, 1 / 2  # standard deviations of the Gaussians, in patches
+_PIXEL = 1 / 16  # standard deviation of the Gaussian that takes dots out of the clean evidence, in patches
+_MOST = 3.0  # of the constants' part in the amount of patch evidence
 
 
 @REDUCERS.register("significant")
@@ -112,15 +119,150 @@ class ScaleMoments(MeanAndError):
         return amount / torch.where(total > 0, total, 1)
 
 
+@REDUCERS.register("sharpened")
+@dataclass(frozen=True)
+class Sharpened(Significant):
+    """Significant evidence of the samples, multiplied and completed by the evidence of the clean image.
+
+    Let d be the map of ``Significant``, R and A the maps of the clean image by the method's own rules and by AttnLRP's,
+    and r and a the contributions of the model's additive constants, at their places, by the same rules:
+
+        q     = balanced(R + r) + balanced(A + a)
+        sharp = max(0, d) (1 + squash(R)) (1 + squash(A)) (1 + squash(smooth(q)))
+        map   = sharp + amount balanced(patches(q)) - against
+
+    ``balanced`` divides by the sum of absolute values; squash(m) = m / (|m| + std(m)), for R and A after a blur by a
+    16th of a patch; ``patches`` takes the mean of each patch; ``smooth`` is a continuous map with the same patch means.
+    The amount is 2 - c + min(3, p^2), with c the correlation of R + r with the mean of the samples at patches and
+    p = sum r / sum R: the clean image counts more where the views disagree with it, and where constants, which the
+    samples leave out, carry the score. ``against`` is the coarse evidence that is negative by more than k standard
+    errors. A negative value is therefore evidence against the class: significant over the views, or of a patch of the
+    clean image. Scaled as ``Significant``; where nothing is significant it is the mean.
+
+    Args:
+        k: how many standard errors.
+        patch: side of the model's patches in pixels.
+    """
+
+    uses_clean: ClassVar[bool] = True
+
+    def accumulator(self, clean: Tensor | None = None) -> Accumulator:
+        """Return a new accumulator.
+
+        Args:
+            clean: evidence of the clean images ``[B, 2, 2, H, W]``: by the method's own rules and by AttnLRP's; of the
+                pixels, and of constants at their places.
+        """
+        if clean is None:
+            raise InputError("the reducer 'sharpened' needs the evidence of the clean image; use 'significant' without")
+        return _Sharpened(self, clean)
+
+
+class _Sharpened(ScaleMoments):
+    """Weighted moments of the samples, and the evidence of the clean images."""
+
+    is_signed = True
+
+    def __init__(self, options: Sharpened, clean: Tensor) -> None:
+        super().__init__(options)
+        self._patch = max(1, round(options.patch))
+        self._clean = clean.detach().to(precise_dtype(clean.device))
+
+    def select(self, images: Tensor) -> Self:
+        part = super().select(images)
+        part._clean = self._clean[images.to(self._clean.device)]
+        return part
+
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        fine, rest = super()._parts()
+        evidence = _balance(self._clean.sum(2)).sum(1)  # with constants, by both rule sets alike: [B,H,W]
+        gain = self._gain(evidence) * (fine + rest > 0)
+        return fine * gain, rest * gain + self._patches(evidence) - self._against()
+
+    def _gain(self, evidence: Tensor) -> Tensor:
+        """Return the factor of the samples' evidence: [B,H,W]."""
+        pixels = blur(self._clean[:, :, 0], _PIXEL * self._patch)  # [B,2,H,W]
+        return (1 + _squash(pixels)).prod(1) * (1 + _squash(smooth_patches(evidence, self._patch)))
+
+    def _patches(self, evidence: Tensor) -> Tensor:
+        """Return the evidence of whole patches of the clean image: [B,H,W]."""
+        own = self._clean[:, 0]  # [B,2,H,W]
+        seen, views = (average_patches(one, self._patch) for one in (own.sum(1), self._moments.mean.sum(1)))
+        pixels, constants = own.sum((2, 3)).unbind(1)
+        missing = (constants / torch.where(pixels == 0, 1, pixels)).square().clamp(max=_MOST)
+        amount = 2 - _correlate(seen, views).clamp(min=0) + missing  # [B]
+        return amount.view(-1, 1, 1) * _balance(average_patches(evidence, self._patch))
+
+    def _against(self) -> Tensor:
+        """Return the coarse evidence that is significantly negative, in the unit of the coarse term: [B,H,W]."""
+        coarse = self._coarser[1]
+        below = (-coarse.mean.sum(1) - self._k * coarse.error).clamp(min=0)
+        total = self._evidence()[2].clamp(min=0).sum((1, 2), keepdim=True)
+        return torch.where(total > 0, below / torch.where(total > 0, 2 * total, 1), 0)
+
+
+def average_patches(maps: Tensor, patch: int) -> Tensor:
+    """Replace each value of maps [...,H,W] by the mean of its patch."""
+    return _filter(maps, _averaging, patch)
+
+
+def smooth_patches(maps: Tensor, patch: int) -> Tensor:
+    """Return continuous maps [...,H,W] whose patches have the means of those of the given ones."""
+    return _filter(maps, _smoothing, patch)
+
+
+@lru_cache(maxsize=8)
+def _averaging(side: int, patch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the matrix that averages a line by patches, [side,side]."""
+    cell = torch.arange(side, device=device) // patch
+    same = (cell[:, None] == cell).to(dtype)
+    return same / same.sum(1, keepdim=True)
+
+
+@lru_cache(maxsize=8)
+def _smoothing(side: int, patch: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the matrix of a bilinear interpolation between patches that keeps their means, [side,side]."""
+    average = _averaging(side, patch, dtype, device)[::patch]  # [cells,side]
+    at = (torch.arange(side, dtype=dtype, device=device) + 0.5) / patch - 0.5
+    apart = at.clamp(0, len(average) - 1)[:, None] - torch.arange(len(average), dtype=dtype, device=device)
+    interpolate = (1 - apart.abs()).clamp(min=0)  # [side,cells]
+    # Averaging what was interpolated mixes neighbouring patches; the inverse undoes it.
+    unmix: Tensor = torch.linalg.inv((average @ interpolate).cpu()).to(device)
+    return interpolate @ unmix @ average
+
+
+def _balance(maps: Tensor) -> Tensor:
+    """Divide each map by the sum of its absolute values; zeros stay zeros."""
+    total = maps.abs().sum((-1, -2), keepdim=True)
+    return maps / torch.where(total > 0, total, 1)
+
+
+def _squash(maps: Tensor) -> Tensor:
+    """Return the sign and size of each value compared with the spread of its map, from -1 to 1."""
+    size = maps.abs() + maps.std((-1, -2), keepdim=True)
+    return maps / torch.where(size > 0, size, 1)
+
+
+def _correlate(first: Tensor, second: Tensor) -> Tensor:
+    """Return Pearson's coefficient of two maps [B,H,W], [B]; 0 where one is constant."""
+    first, second = (one.flatten(1) - one.flatten(1).mean(1, keepdim=True) for one in (first, second))
+    size = first.norm(dim=1) * second.norm(dim=1)
+    return torch.where(size > 0, (first * second).sum(1) / torch.where(size > 0, size, 1), 0)
+
+
 def blur(maps: Tensor, sigma: float) -> Tensor:
     """Blur maps [...,H,W] with a Gaussian that is cut off at three standard deviations.
 
     At the border only pixels of the image count. As two products of matrices: a window for each pixel would take fifty
     times the memory of the maps.
     """
-    wide = maps.to(precise_dtype(maps.device))  # float32 might be rounded to TF32
-    rows, columns = (_gaussian(side, sigma, wide.dtype, wide.device) for side in maps.shape[-2:])
-    return (rows @ (wide @ columns.T)).to(maps.dtype)
+    return _filter(maps.to(precise_dtype(maps.device)), _gaussian, sigma).to(maps.dtype)  # TF32 might round float32
+
+
+def _filter(maps: Tensor, matrix: Callable[..., Tensor], scale: float) -> Tensor:
+    """Multiply rows and columns of maps [...,H,W] by matrices of one kind."""
+    rows, columns = (matrix(side, scale, maps.dtype, maps.device) for side in maps.shape[-2:])
+    return rows @ (maps @ columns.T)
 
 
 @lru_cache(maxsize=8)
