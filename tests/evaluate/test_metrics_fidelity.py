@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.errors import InputError
-from dave_vit.metrics import Case, average_precision, cascade, create_metric, impute, region_deletion, road, similarity
+from dave_vit.metrics import Case, average_precision, cascade, create_metric, deletion, impute, road, similarity
 from dave_vit.metrics.fidelity import infidelity, masked_sums, random_pixels, random_squares, score_drops, sensitivity
-from dave_vit.metrics.perturbation import Perturbation
-from dave_vit.metrics.removal import FRACTIONS, region_means, square_regions
+from dave_vit.metrics.perturbation import Perturbation, region_means
+from dave_vit.metrics.removal import FRACTIONS, square_regions
 
 DRAW = torch.Generator().manual_seed(5)
 X = torch.randn(3, 3, 20, 24, generator=DRAW, dtype=torch.float64)
@@ -169,7 +169,7 @@ class TestRegions:
         regions = square_regions((20, 24), 4)  # sides of 5 pixels, cut at the right
         assert int(regions.max()) == 19
         perturbation = Perturbation((0.0, 0.25, 1.0), "most", "mean")
-        curve = region_deletion(model, X, MAPS, TARGET, regions, perturbation)
+        curve = deletion(model, X, MAPS, TARGET, perturbation, regions)
         for image in range(3):
             means = {int(one): float(MAPS[image][regions == one].mean()) for one in regions.unique()}
             order = sorted(means, key=means.get, reverse=True)

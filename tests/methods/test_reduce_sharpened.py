@@ -14,12 +14,16 @@ from dave_vit.engine.rule_sets import ATTENTION_RELEVANCE, EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, UnsupportedOperator
 from dave_vit.methods import constants
-from dave_vit.methods.constants import compute_clean_evidence
+from dave_vit.methods.constants import keep_target, resolve_by_evidence
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.reduce import Sharpened, Significant
 from dave_vit.reduce.significant import average_patches, smooth_patches
 
 SIZE, PATCH = (12, 10), 4
+
+
+def compute_clean_evidence(method, images, target, rules, rows):
+    return resolve_by_evidence(method, images, target, rules, rows, keep_target)[0]
 
 
 def samples(n=12, batch=2, seed=0):

@@ -38,6 +38,7 @@ class Limits:
 
 
 Count = Annotated[int, Limits(at_least=1)]
+NonNegative = Annotated[float, Limits(at_least=0)]
 
 
 class Checked:

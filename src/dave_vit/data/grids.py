@@ -9,20 +9,20 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dave_vit._internal.schema import check_choice
+from dave_vit._internal.schema import Checked, Count, Limits
 from dave_vit.errors import InputError, OptionError
 
 Cell = Literal["resize", "full"]
 
 
 @dataclass(frozen=True)
-class GridOptions:
+class GridOptions(Checked):
     """Options of grids.
 
     Attributes:
@@ -33,18 +33,16 @@ class GridOptions:
         seed: of the draw of the classes.
     """
 
-    grids: int = 500
-    cells: int = 2
+    grids: Count = 500
+    cells: Annotated[int, Limits(at_least=2)] = 2
     confidence: float = 0.95
     cell: Cell = "resize"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.grids < 1 or self.cells < 2:
-            raise OptionError(f"{self.grids} grids of {self.cells}x{self.cells}; expected 1 or more of 2x2 or larger")
+        super().__post_init__()
         if not 0 <= self.confidence < 1:
             raise OptionError(f"confidence {self.confidence}; expected 0 or above and below 1")
-        check_choice("cell", self.cell, get_args(Cell))
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,7 @@ class RawAttention(TokenMethod):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(
-        paper="Vaswani et al., NeurIPS 2017", passes="1 forward", resolution="patch", class_specific=False
-    )
+    info = MethodInfo(paper="Vaswani et al., NeurIPS 2017", passes="1 forward", class_specific=False)
 
     layer: int = -1
     heads: Heads = "mean"
@@ -90,7 +88,7 @@ class Rollout(TokenMethod):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(paper="Abnar and Zuidema, ACL 2020", passes="1 forward", resolution="patch", class_specific=False)
+    info = MethodInfo(paper="Abnar and Zuidema, ACL 2020", passes="1 forward", class_specific=False)
 
     heads: Heads = "mean"
     discard: Annotated[float, Limits(at_least=0, below=1)] = 0.0
@@ -148,10 +146,7 @@ class AttentionFlow(TokenMethod):
     """
 
     info = MethodInfo(
-        paper="Abnar and Zuidema, ACL 2020",
-        passes="1 forward, and one maximum flow a token",
-        resolution="patch",
-        class_specific=False,
+        paper="Abnar and Zuidema, ACL 2020", passes="1 forward, and one maximum flow a token", class_specific=False
     )
 
     heads: Heads = "mean"

@@ -39,7 +39,7 @@ class MethodInfo:
         summary: one sentence; the first line of the method's docstring by default.
         paper: where it was published.
         passes: forward and backward passes a map costs, as a phrase such as "1 forward, 1 backward".
-        resolution: whether it resolves pixels or patches.
+        resolution: whether it resolves pixels or patches; as other methods of its base class by default.
         class_specific: whether another target gives another map.
         unit: what its numbers are shares of: "logit" where they are parts of the class score, "own" where only their
             order means anything, "range" where they are drawn from the smallest to the largest, as published; maps of
@@ -49,7 +49,7 @@ class MethodInfo:
     summary: str = ""
     paper: str = ""
     passes: str = "unknown"
-    resolution: Literal["pixel", "patch"] = "pixel"
+    resolution: Literal["pixel", "patch"] | None = None
     class_specific: bool = True
     unit: Literal["logit", "own", "range"] = "own"
 
@@ -81,6 +81,7 @@ class Method(Options, ABC):
     _budget_option: ClassVar[tuple[str, int] | None] = None  # sets the number of passes; passes beside these
     _why_no_clips: ClassVar[str | None] = None  # what the method does that needs one image, if it takes no clips
     _rows: ClassVar[Mapping[str, int]] = {"cuda": 288, "cpu": 20}  # of a pass, at most; more are not faster
+    _resolution: ClassVar[Literal["pixel", "patch"]] = "pixel"
     _kept: ClassVar[Kept] = "graph"  # by a pass until its derivatives are taken
 
     def __post_init__(self) -> None:
@@ -93,8 +94,9 @@ class Method(Options, ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         info = vars(cls).get("info")
-        if info is not None and not info.summary:
-            cls.info = replace(info, summary=(cls.__doc__ or "").partition("\n")[0])
+        if info is not None:
+            summary = info.summary or (cls.__doc__ or "").partition("\n")[0]
+            cls.info = replace(info, summary=summary, resolution=info.resolution or cls._resolution)
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Remember the arguments, of which copies are made anew: what is recorded or compiled cannot be pickled."""

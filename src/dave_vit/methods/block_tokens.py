@@ -21,7 +21,16 @@ from dave_vit.errors import OptionError, UnsupportedOperator, first_line
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.masking import Score, target_scores
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import TokenGraph, TokenMethod, gradients, refuse_words, tap_blocks, token_graph
+from dave_vit.methods.tokens import (
+    Recorded,
+    TokenGraph,
+    TokenMethod,
+    gradients,
+    record_blocks,
+    refuse_words,
+    tap_blocks,
+    token_graph,
+)
 from dave_vit.neighborhood.draws import sample_generator
 
 Readout = Literal["model", "cls", "mean"]
@@ -49,7 +58,7 @@ class LeGrad(TokenMethod):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(paper="Bousselham et al., ICCV 2025", passes="1 forward, 1 backward", resolution="patch")
+    info = MethodInfo(paper="Bousselham et al., ICCV 2025", passes="1 forward, 1 backward")
 
     layers: Sequence[int] | None = None
     readout: Readout = "model"
@@ -165,7 +174,7 @@ class TIS(TokenMethod):
         options: ``resolution``, ``chunk`` (samples in one forward pass) and ``autocast``.
     """
 
-    info = MethodInfo(paper="Englebert et al., ICCV 2023 workshop", passes="1 + T forward", resolution="patch")
+    info = MethodInfo(paper="Englebert et al., ICCV 2023 workshop", passes="1 + T forward")
     _budget_option = ("samples", 1)
     samples: Count = 1024
     seed: int = 0
@@ -173,12 +182,12 @@ class TIS(TokenMethod):
     score: Score = "probability"
 
     def _subject(self, target: Target) -> nn.Module:
-        return BlockRecorder(getattr(self.model, "_orig_mod", self.model))
+        return Recorded(self.model, record_blocks)
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
         _check_readout(graph, observed)
-        channels = cast(BlockRecorder, observed.model).channels(graph.layout.tokens)  # [b, channels, N]
+        channels = _block_channels(cast(Recorded, observed.model).record, graph.layout.tokens)  # [b, channels, N]
         grids = []
         for index, points in enumerate(channels[..., graph.layout.prefix :]):
             shown = self.select_patches(points)  # [T, patches]
@@ -265,29 +274,12 @@ def _check_readout(graph: TokenGraph, observed: Observation) -> None:
         )
 
 
-class BlockRecorder(nn.Module):
-    """A model that records the tokens after each of its blocks."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self._states: dict[str, list[Tensor]] = {}  # tokens after the blocks of each list, by its first block
-
-    def forward(self, inputs: Tensor) -> Any:
-        """Return the model's own output."""
-        self._states = {}
-        with tap_blocks(self, len(inputs), self._tap):
-            return self.model(inputs)
-
-    def _tap(self, paths: list[str], states: list[Tensor]) -> None:
-        self._states.setdefault(paths[0], []).append(states[-1].detach())
-
-    def channels(self, tokens: int) -> Tensor:
-        """Return all channels of all blocks, as values of the tokens: ``[b, channels, tokens]``."""
-        for states in self._states.values():
-            if states[0].shape[1] == tokens:
-                return torch.cat(states, 2).mT
-        raise UnsupportedOperator(
-            "tis reads the tokens after every block, and this model's blocks are no list of modules that return them; "
-            "use chefer_generic, or dave, which works on any model"
-        )
+def _block_channels(recorded: dict[str, list[Tensor]], tokens: int) -> Tensor:
+    """Return all channels of all blocks, as values of the tokens: ``[b, channels, tokens]``."""
+    for states in recorded.values():
+        if states[0].shape[1] == tokens:
+            return torch.cat(states, 2).mT
+    raise UnsupportedOperator(
+        "tis reads the tokens after every block, and this model's blocks are no list of modules that return them; "
+        "use chefer_generic, or dave, which works on any model"
+    )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, field
 from functools import partial
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
-from dave_vit._internal.schema import Count, Limits
+from dave_vit._internal.schema import Count, NonNegative
 from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.observation import Observation, guess_token_layout, observe
 from dave_vit.engine.targets import Target
@@ -57,7 +57,7 @@ class ActivationMap(Method):
     """
 
     _why_no_clips = TokenMethod._why_no_clips
-    _rows, _kept = TokenMethod._rows, TokenMethod._kept
+    _rows, _kept, _resolution = TokenMethod._rows, TokenMethod._kept, TokenMethod._resolution
     _weigh: ClassVar[Weigh]
     _: KW_ONLY
     positive: bool = True
@@ -92,7 +92,7 @@ class GradCAM(ActivationMap):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(paper="Selvaraju et al., ICCV 2017", passes="1 forward, 1 backward", resolution="patch")
+    info = MethodInfo(paper="Selvaraju et al., ICCV 2017", passes="1 forward, 1 backward")
     _weigh = mean_slope
 
 
@@ -110,7 +110,7 @@ class GradCAMPlusPlus(ActivationMap):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(paper="Chattopadhyay et al., WACV 2018", passes="1 forward, 1 backward", resolution="patch")
+    info = MethodInfo(paper="Chattopadhyay et al., WACV 2018", passes="1 forward, 1 backward")
     _weigh = _plus_plus_slope
 
 
@@ -126,7 +126,7 @@ class LayerCAM(ActivationMap):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(paper="Jiang et al., TIP 2021", passes="1 forward, 1 backward", resolution="patch")
+    info = MethodInfo(paper="Jiang et al., TIP 2021", passes="1 forward, 1 backward")
     _weigh = _positive_slope
 
 
@@ -143,7 +143,7 @@ class HiResCAM(ActivationMap):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(paper="Draelos and Carin, 2020", passes="1 forward, 1 backward", resolution="patch")
+    info = MethodInfo(paper="Draelos and Carin, 2020", passes="1 forward, 1 backward")
     _weigh = _place_slope
     positive: bool = field(default=False, kw_only=True)
 
@@ -187,9 +187,7 @@ class EigenCAM(ActivationMap):
         options: ``positive``, ``resolution``, ``chunk`` and ``autocast``, as for every `ActivationMap`.
     """
 
-    info = MethodInfo(
-        paper="Muhammad and Yeasin, IJCNN 2020", passes="1 forward", resolution="patch", class_specific=False
-    )
+    info = MethodInfo(paper="Muhammad and Yeasin, IJCNN 2020", passes="1 forward", class_specific=False)
 
     centred: bool = False
 
@@ -227,10 +225,10 @@ class FinerCAM(ActivationMap):
         options: ``positive``, ``resolution``, ``chunk`` and ``autocast``, as for every `ActivationMap`.
     """
 
-    info = MethodInfo(paper="Zhang et al., CVPR 2025", passes="1 forward, 1 backward", resolution="patch")
+    info = MethodInfo(paper="Zhang et al., CVPR 2025", passes="1 forward, 1 backward")
 
     references: Count = 3
-    strength: Annotated[float, Limits(at_least=0)] = 1.0
+    strength: NonNegative = 1.0
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         return weigh_features(observed, images, self._compare(observed.logits, target), mean_slope)

@@ -251,7 +251,7 @@ class CheferGeneric(TokenMethod):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(paper="Chefer et al., ICCV 2021", passes="1 forward, 1 backward", resolution="patch")
+    info = MethodInfo(paper="Chefer et al., ICCV 2021", passes="1 forward, 1 backward")
 
     start_layer: int = 0
 
@@ -281,7 +281,7 @@ class CheferLRP(TokenMethod):
         options: ``resolution``, ``chunk`` and ``autocast``, as for every method on tokens.
     """
 
-    info = MethodInfo(paper="Chefer et al., CVPR 2021", passes="2 forward, 2 backward", resolution="patch")
+    info = MethodInfo(paper="Chefer et al., CVPR 2021", passes="2 forward, 2 backward")
 
     start_layer: int = 0
     alpha: Annotated[float, Limits(at_least=1)] = 1.0

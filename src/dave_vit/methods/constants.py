@@ -165,11 +165,6 @@ Resolve = Callable[[Target, Tensor], Target]
 """Function of the target of some images and their logits ``[b, classes]`` to the resolved target."""
 
 
-def compute_clean_evidence(method: Method, images: Tensor, target: Target, rules: RuleSet, rows: PassSize) -> Tensor:
-    """Compute the maps that a reducer takes beside the samples, of a resolved target; see ``resolve_by_evidence``."""
-    return resolve_by_evidence(method, images, target, rules, rows, keep_target)[0]
-
-
 def keep_target(target: Target, logits: Tensor) -> Target:
     """Return a target that is resolved already."""
     return target

@@ -9,14 +9,14 @@ keep their ordinary derivative.
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit._internal.schema import Count, Limits
+from dave_vit._internal.schema import Count, NonNegative
 from dave_vit.engine.calls import Call, RuleSet, carry
 from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.targets import Target, TargetLike
@@ -153,7 +153,7 @@ class SmoothGrad(Method):
     info = MethodInfo(paper="Smilkov et al., 2017", passes="1 + T forward, T backward", unit="logit")
     _budget_option = ("samples", 0)
     samples: Count = 50
-    level: Annotated[float, Limits(at_least=0)] = 0.15
+    level: NonNegative = 0.15
     seed: int = 0
     times_input: bool = True
 

@@ -41,7 +41,7 @@ class IIA(TokenMethod):
         options: ``resolution``, ``chunk`` (points in one forward pass) and ``autocast``.
     """
 
-    info = MethodInfo(paper="Barkan et al., ICCV 2023", passes="1 + n^2 forward, 1 + n^2 backward", resolution="patch")
+    info = MethodInfo(paper="Barkan et al., ICCV 2023", passes="1 + n^2 forward, 1 + n^2 backward")
 
     steps: Count = 10
     layers: Annotated[int, Limits(at_least=0)] = 1
@@ -57,17 +57,14 @@ class IIA(TokenMethod):
         blocks, readout = len(graph.layers), graph.readout()
         if self.layers > blocks:
             raise OptionError(f"layers is {self.layers}; the model has {blocks} blocks with attention")
-        grid = self._points().to(images.dtype).to(images.device)
+        axis = [step / self.steps for step in range(1, self.steps + 1)]
+        places = torch.tensor(list(itertools.product(axis, repeat=1 + self.layers)), dtype=torch.float64)
+        grid = places.to(images.dtype).to(images.device)  # where the integrals are evaluated, [points, 1 + layers]
         points = grid.split(pass_size.samples_per_pass(images))
         parts = (self._integrand(images, target, part, blocks, pass_size) for part in points)
         matrices: Tensor = functools.reduce(torch.add, parts) / len(grid)  # [blocks, b, K, N, N]
         scores = [rollout(list(column), readout) for column in matrices.unbind(2)]  # K of [b, N]
         return torch.stack([graph.layout.to_grid(score) for score in scores], 1)
-
-    def _points(self) -> Tensor:
-        """Return the points at which the integrals are evaluated: ``[points, 1 + layers]``."""
-        axis = [step / self.steps for step in range(1, self.steps + 1)]
-        return torch.tensor(list(itertools.product(axis, repeat=1 + self.layers)), dtype=torch.float64)
 
     def _integrand(self, images: Tensor, target: Target, points: Tensor, blocks: int, pass_size: PassSize) -> Tensor:
         """Return max(0, A * dA), averaged over heads and summed over points: ``[blocks, b, K, N, N]``."""
@@ -126,7 +123,7 @@ class BeyondIntuition(TokenMethod):
         options: ``resolution``, ``chunk`` (scaled copies in one forward pass) and ``autocast``.
     """
 
-    info = MethodInfo(paper="Chen et al., TMLR 2023", passes="1 + n forward, 1 + n backward", resolution="patch")
+    info = MethodInfo(paper="Chen et al., TMLR 2023", passes="1 + n forward, 1 + n backward")
     _budget_option = ("steps", 1)
     steps: Count = 20
     start_layer: int | None = None

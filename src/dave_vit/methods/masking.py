@@ -41,7 +41,7 @@ class MaskingMethod(Method):
     """
 
     _why_no_clips = "hides places of one image"
-    _kept = "nothing"
+    _kept, _resolution = "nothing", "patch"
     _: KW_ONLY
     baseline: float = 0.0
     score: Score = "probability"
@@ -146,10 +146,17 @@ class Squares:
 
     def spread(self, values: Tensor) -> Tensor:
         """Divide values ``[..., count]`` evenly among the pixels of their squares: ``[..., H, W]``."""
-        pixels = torch.zeros(self.count, dtype=values.dtype, device=values.device)
-        index = self.masks(torch.arange(self.count, device=values.device)).flatten()
-        pixels = pixels.scatter_add(0, index, torch.ones_like(index, dtype=values.dtype))
-        return self.masks(values / pixels)
+        return self.masks(values / self._index(values).bincount())
+
+    def means(self, maps: Tensor) -> Tensor:
+        """Average maps ``[..., H, W]`` over the pixels of each square: ``[..., count]``."""
+        index = self._index(maps)
+        sums = maps.new_zeros(*maps.shape[:-2], self.count).index_add(-1, index, maps.flatten(-2))
+        return sums / index.bincount()
+
+    def _index(self, like: Tensor) -> Tensor:
+        """Return the square of each pixel, ``[H * W]``, on the device of a tensor."""
+        return self.masks(torch.arange(self.count, device=like.device)).flatten()
 
 
 def to_explanation(maps: Tensor, images: Tensor, target: Target) -> Explanation:
@@ -171,9 +178,7 @@ class Occlusion(MaskingMethod):
         options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
     """
 
-    info = MethodInfo(
-        paper="Zeiler and Fergus, ECCV 2014", passes="1 + windows forward", resolution="patch", unit="range"
-    )
+    info = MethodInfo(paper="Zeiler and Fergus, ECCV 2014", passes="1 + windows forward", unit="range")
 
     window: Count | None = None
     stride: Count | None = None
@@ -228,7 +233,7 @@ class RISE(MaskingMethod):
         options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
     """
 
-    info = MethodInfo(paper="Petsiuk et al., BMVC 2018", passes="1 + T forward", resolution="patch", unit="range")
+    info = MethodInfo(paper="Petsiuk et al., BMVC 2018", passes="1 + T forward", unit="range")
     _budget_option = ("samples", 0)
     samples: Count = 4000
     seed: int = 0

@@ -40,9 +40,7 @@ class Greedy(MaskingMethod):
         options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
     """
 
-    info = MethodInfo(
-        paper="reference", passes="1 + P (R + 1) / 2 forward, of P patches in R rounds", resolution="patch"
-    )
+    info = MethodInfo(paper="reference", passes="1 + P (R + 1) / 2 forward, of P patches in R rounds")
 
     rounds: Count = 14
     goal: Goal = "deletion"
@@ -110,7 +108,6 @@ class MDA(MaskingMethod):
     info = MethodInfo(
         paper="Walker et al., ICLR 2025",
         passes="26 + 2 P + S forward, 21 backward, of P patches and S tries of the search",
-        resolution="patch",
     )
 
     cutoff: Annotated[float, Limits(above=0, at_most=1)] = 0.9
@@ -121,7 +118,7 @@ class MDA(MaskingMethod):
         squares = Squares.of(self.model, images, self.patch)
         target = self._resolve_target(images, target, pass_size)
         ranking = BeyondIntuition(self.model, autocast=self.autocast)._explain(images, target, pass_size)
-        ranks = _square_means(ranking.attribution.sum(2), squares)  # [b, K, P]
+        ranks = squares.means(ranking.attribution.sum(2))  # [b, K, P]
         values = [
             [
                 self._values(images[index : index + 1], single.part(index, index + 1), pass_size, squares, rank)
@@ -162,13 +159,6 @@ class MDA(MaskingMethod):
         dense = torch.where(sparse >= _DENSE_FROM, places.to(sparse.dtype), sparse)
         scale = sparse.max() / dense.max().clamp(min=torch.finfo(dense.dtype).tiny)
         return (1 - self.density) * sparse + self.density * dense * scale
-
-
-def _square_means(maps: Tensor, squares: Squares) -> Tensor:
-    """Average maps ``[..., H, W]`` over the pixels of each square: ``[..., P]``."""
-    index = squares.masks(torch.arange(squares.count, device=maps.device)).flatten()
-    sums = maps.new_zeros(*maps.shape[:-2], squares.count).index_add(-1, index, maps.flatten(-2))
-    return sums / index.bincount(minlength=squares.count)
 
 
 def _search(score: Callable[[Tensor], Tensor], queue: Tensor, count: int, limit: Tensor | None = None) -> Tensor:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from dave_vit._internal.schema import Limits
+from dave_vit._internal.schema import NonNegative
 from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.observation import Observation, observe
 from dave_vit.engine.targets import Target
@@ -19,7 +19,7 @@ from dave_vit.methods.constants import scale_to_unit, upsample
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.masking import Score, score_rows, score_under_masks, target_scores, to_explanation
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import record_outputs
+from dave_vit.methods.tokens import Recorded, record_outputs
 from dave_vit.neighborhood.draws import normal_samples
 
 
@@ -37,9 +37,7 @@ class ScoreCAM(ActivationMap):
         options: ``resolution``, ``chunk`` (masked images in one forward pass) and ``autocast``.
     """
 
-    info = MethodInfo(
-        paper="Wang et al., CVPR 2020 workshop", passes="1 + D forward, D being the channels", resolution="patch"
-    )
+    info = MethodInfo(paper="Wang et al., CVPR 2020 workshop", passes="1 + D forward, D being the channels")
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)
@@ -65,17 +63,15 @@ class AblationCAM(ActivationMap):
         options: ``positive``, ``resolution``, ``chunk`` (ablated copies in one forward pass) and ``autocast``.
     """
 
-    info = MethodInfo(
-        paper="Desai and Ramaswamy, WACV 2020", passes="1 + D forward, D being the channels", resolution="patch"
-    )
+    info = MethodInfo(paper="Desai and Ramaswamy, WACV 2020", passes="1 + D forward, D being the channels")
 
     def _subject(self) -> nn.Module:
-        return OutputRecorder(getattr(self.model, "_orig_mod", self.model))
+        return Recorded(self.model, record_outputs)
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)
         values = to_grid(source.detach()).to(images.dtype)  # [b, D, h, w]
-        layer = cast(OutputRecorder, observed.model).find(source, values.shape[1])
+        layer = find_feature_layer(cast(Recorded, observed.model).record, source, values.shape[1])
         scores = target_scores(observed.logits.detach(), target, "logit")  # [b, K]
         ablated = self._score_ablated(images, target, layer, values.shape[1], pass_size)  # [D, b, K]
         weights = (scores - ablated) / torch.where(scores == 0, 1, scores)
@@ -122,29 +118,16 @@ class FeatureLayer:
         return self.module.register_forward_hook(hook)
 
 
-class OutputRecorder(nn.Module):
-    """A model that records the tensor that each of its modules returns."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self._outputs: list[tuple[nn.Module, Tensor]] = []
-
-    def forward(self, inputs: Tensor) -> Any:
-        """Return the model's own output."""
-        with record_outputs(self.model) as self._outputs:
-            return self.model(inputs)
-
-    def find(self, source: Tensor, channels: int) -> FeatureLayer:
-        """Return the first module that returned this tensor, or a view of it."""
-        channel_axis = next(axis for axis in (1, 2) if source.shape[axis] == channels)
-        for module, output in self._outputs:
-            if output.data_ptr() == source.data_ptr() and output.numel() == source.numel():
-                return FeatureLayer(module, (_find_axis(output, source, 0), _find_axis(output, source, channel_axis)))
-        raise UnsupportedOperator(
-            "ablationcam sets channels of the features to zero, and no module of this model returns the features; use "
-            "scorecam, which masks the image instead"
-        )
+def find_feature_layer(outputs: list[tuple[nn.Module, Tensor]], source: Tensor, channels: int) -> FeatureLayer:
+    """Return the first module that returned this tensor, or a view of it."""
+    channel_axis = next(axis for axis in (1, 2) if source.shape[axis] == channels)
+    for module, output in outputs:
+        if output.data_ptr() == source.data_ptr() and output.numel() == source.numel():
+            return FeatureLayer(module, (_find_axis(output, source, 0), _find_axis(output, source, channel_axis)))
+    raise UnsupportedOperator(
+        "ablationcam sets channels of the features to zero, and no module of this model returns the features; use "
+        "scorecam, which masks the image instead"
+    )
 
 
 def _find_axis(output: Tensor, source: Tensor, axis: int) -> int:
@@ -171,14 +154,12 @@ class ViTCX(Method):
         options: ``chunk`` (masked images in one forward pass) and ``autocast``.
     """
 
-    info = MethodInfo(
-        paper="Xie et al., IJCAI 2023", passes="1 + 2 N forward, N being the clusters", resolution="patch"
-    )
+    info = MethodInfo(paper="Xie et al., IJCAI 2023", passes="1 + 2 N forward, N being the clusters")
     _why_no_clips = "hides places of one image"
-    _kept = "attention"
+    _kept, _resolution = "attention", "patch"
     seed: int = 0
-    distance: Annotated[float, Limits(at_least=0)] = 0.1
-    noise: Annotated[float, Limits(at_least=0)] = 0.1
+    distance: NonNegative = 0.1
+    noise: NonNegative = 0.1
     score: Score = "probability"
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:

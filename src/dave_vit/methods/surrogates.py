@@ -37,7 +37,7 @@ class LIME(MaskingMethod):
         options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
     """
 
-    info = MethodInfo(paper="Ribeiro et al., KDD 2016", passes="1 + T forward", resolution="patch")
+    info = MethodInfo(paper="Ribeiro et al., KDD 2016", passes="1 + T forward")
     _budget_option = ("samples", 1)
     samples: Count = 1000
     seed: int = 0
@@ -102,7 +102,7 @@ class KernelSHAP(MaskingMethod):
         options: ``baseline``, ``score``, ``chunk`` and ``autocast``, as for every `MaskingMethod`.
     """
 
-    info = MethodInfo(paper="Lundberg and Lee, NeurIPS 2017", passes="2 + T forward", resolution="patch", unit="logit")
+    info = MethodInfo(paper="Lundberg and Lee, NeurIPS 2017", passes="2 + T forward", unit="logit")
     _budget_option = ("samples", 2)
     samples: Count = 2048
     seed: int = 0
@@ -124,7 +124,9 @@ class KernelSHAP(MaskingMethod):
         if count <= 32 and 2**count - 2 <= self.samples:
             numbers = torch.arange(1, 2**count - 1).unsqueeze(1)
             every = (numbers >> torch.arange(count) & 1).to(torch.float64)
-            return every, torch.tensor([_kernel(count, int(size)) for size in every.sum(1)], dtype=torch.float64)
+            sizes = every.sum(1).long().tolist()
+            kernel = [(count - 1) / (math.comb(count, size) * size * (count - size)) for size in sizes]
+            return every, torch.tensor(kernel, dtype=torch.float64)
         drawn = [self._draw(count, index // 2) for index in range(self.samples)]
         paired = [1 - row if index % 2 else row for index, row in enumerate(drawn)]
         return torch.stack(paired), torch.ones(self.samples, dtype=torch.float64)
@@ -137,11 +139,6 @@ class KernelSHAP(MaskingMethod):
         row = torch.zeros(count, dtype=torch.float64)
         row[torch.randperm(count, generator=generator)[:size]] = 1
         return row
-
-
-def _kernel(count: int, size: int) -> float:
-    """Return the Shapley kernel of a combination of ``size`` of the squares."""
-    return (count - 1) / (math.comb(count, size) * size * (count - size))
 
 
 def shapley_regression(rows: Tensor, weights: Tensor, scores: Tensor, rise: Tensor) -> Tensor:

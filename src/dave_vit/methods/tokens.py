@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
@@ -76,8 +76,39 @@ def list_blocks(model: nn.Module) -> Iterator[tuple[list[str], list[nn.Module]]]
             yield [f"{path}.{name}" for name, _ in children], [child for _, child in children]
 
 
+class Recorded(nn.Module):
+    """A model each of whose passes is recorded.
+
+    Args:
+        model: what is run.
+        record: returns the context of a pass from the model and the number of images; its value is kept as `record`.
+    """
+
+    def __init__(self, model: nn.Module, record: Callable[[nn.Module, int], AbstractContextManager[Any]]) -> None:
+        super().__init__()
+        self.model, self._record = getattr(model, "_orig_mod", model), record
+        self.record: Any = None
+
+    def forward(self, inputs: Tensor) -> Any:
+        """Return the model's own output."""
+        with self._record(self.model, len(inputs)) as self.record:
+            return self.model(inputs)
+
+
 @contextmanager
-def record_outputs(model: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
+def record_blocks(model: nn.Module, batch: int) -> Iterator[dict[str, list[Tensor]]]:
+    """Record the tokens after the blocks of each list, by the path of its first block; see `tap_blocks`."""
+    states: dict[str, list[Tensor]] = {}
+
+    def tap(paths: list[str], tokens: list[Tensor]) -> None:
+        states.setdefault(paths[0], []).append(tokens[-1].detach())
+
+    with tap_blocks(model, batch, tap):
+        yield states
+
+
+@contextmanager
+def record_outputs(model: nn.Module, batch: int = 0) -> Iterator[list[tuple[nn.Module, Tensor]]]:
     """Record the tensor that each module returns, for passes in this thread; no hook is left afterwards."""
     outputs: list[tuple[nn.Module, Tensor]] = []
     thread = threading.get_ident()
@@ -193,7 +224,7 @@ class TokenMethod(Method):
 
     _why_no_clips = "scores the patches of one image"
     _rows = {"cuda": 32, "cpu": 8}  # noqa: RUF012 - their attention matrices are held with the graph
-    _kept = "attention"
+    _kept, _resolution = "attention", "patch"
     _: KW_ONLY
     resolution: Resolution = "input"
 

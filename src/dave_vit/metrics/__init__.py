@@ -7,7 +7,7 @@ from dave_vit.metrics.base import METRICS, Case, GridMetric, Metric, Scores, cre
 # imported in the order in which tables show them
 from dave_vit.metrics.localization import average_precision, energypg, gridpg, pointing
 from dave_vit.metrics.perturbation import Perturbation, area, deletion, insertion, protocol
-from dave_vit.metrics.removal import impute, region_deletion, relevance_gain, road
+from dave_vit.metrics.removal import impute, relevance_gain, road
 from dave_vit.metrics.fidelity import infidelity, saco, sensitivity
 from dave_vit.metrics.stability import cascade, complexity, consistency, similarity, small_warp, sparseness
 # isort: on
@@ -33,7 +33,6 @@ __all__ = [
     "insertion",
     "pointing",
     "protocol",
-    "region_deletion",
     "relevance_gain",
     "road",
     "saco",

@@ -83,9 +83,14 @@ def protocol(name: Protocol, pixels: int, black: Sequence[float] | None = None) 
 
 @torch.no_grad()
 def deletion(
-    model: Model, inputs: Tensor, maps: Tensor, target: Tensor, perturbation: Perturbation | None = None
+    model: Model,
+    inputs: Tensor,
+    maps: Tensor,
+    target: Tensor,
+    perturbation: Perturbation | None = None,
+    regions: Tensor | None = None,
 ) -> Tensor:
-    """Compute the curve of the score while pixels are removed in the order of the map: [B,steps].
+    """Compute the curve of the score while pixels or regions are removed in the order of the map: [B,steps].
 
     One sort and one batched forward pass per fraction.
 
@@ -95,6 +100,8 @@ def deletion(
         maps: [B,H,W], ranked with their sign.
         target: classes [B].
         perturbation: fractions, order, baseline and score.
+        regions: index of each pixel's region, [H,W], from 0 on without gaps; regions are removed in the order of their
+            mean in the map. Single pixels by default.
 
     Returns:
         [B,steps]; NaN for a map with a value that is not finite.
@@ -102,7 +109,17 @@ def deletion(
     perturbation = perturbation or Perturbation()
     check_batch(inputs, maps, target)
     remove = pixel_remover(inputs, perturbation)
-    return removal_curve(model, target, maps, perturbation, lambda removed, step: remove(removed))
+    if regions is None:
+        return removal_curve(model, target, maps, perturbation, lambda removed, step: remove(removed))
+    means = region_means(maps, regions)  # [B,R]
+    return removal_curve(model, target, means, perturbation, lambda removed, step: remove(removed[:, regions]))
+
+
+def region_means(maps: Tensor, regions: Tensor) -> Tensor:
+    """Return the mean of maps [B,H,W] in each region [H,W]: [B,R]."""
+    index = regions.flatten()
+    sums = maps.new_zeros(len(maps), int(index.max()) + 1).index_add(1, index, maps.flatten(1))
+    return sums / torch.bincount(index).to(maps.dtype)
 
 
 def insertion(

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
-from dave_vit._internal.schema import Count, Limits
+from dave_vit._internal.schema import Count, Limits, NonNegative
 from dave_vit.errors import OptionError
 from dave_vit.metrics.base import METRICS, Case, Metric, Scores
 from dave_vit.metrics.perturbation import (
@@ -24,40 +24,9 @@ from dave_vit.metrics.perturbation import (
     check_batch,
     deletion,
     equal_steps,
-    pixel_remover,
     removal_curve,
 )
 from dave_vit.neighborhood.draws import sample_generator
-
-
-@torch.no_grad()
-def region_deletion(
-    model: Model, inputs: Tensor, maps: Tensor, target: Tensor, regions: Tensor, perturbation: Perturbation
-) -> Tensor:
-    """Compute the curve of the score while regions are removed in the order of their mean in the map: [B,steps].
-
-    Args:
-        model: maps inputs to logits.
-        inputs: preprocessed images [B,C,H,W].
-        maps: [B,H,W], ranked with their sign.
-        target: classes [B].
-        regions: index of each pixel's region, [H,W], from 0 on without gaps.
-        perturbation: as for ``deletion``; fractions are fractions of the regions.
-
-    Returns:
-        [B,steps]; NaN for a map with a value that is not finite.
-    """
-    check_batch(inputs, maps, target)
-    remove = pixel_remover(inputs, perturbation)
-    means = region_means(maps, regions)  # [B,R]
-    return removal_curve(model, target, means, perturbation, lambda removed, step: remove(removed[:, regions]))
-
-
-def region_means(maps: Tensor, regions: Tensor) -> Tensor:
-    """Return the mean of maps [B,H,W] in each region [H,W]: [B,R]."""
-    index = regions.flatten()
-    sums = maps.new_zeros(len(maps), int(index.max()) + 1).index_add(1, index, maps.flatten(1))
-    return sums / torch.bincount(index).to(maps.dtype)
 
 
 def square_regions(size: tuple[int, int], across: int, device: torch.device | None = None) -> Tensor:
@@ -94,19 +63,10 @@ def relevance_gain(
         [B,steps]; NaN for a map with a value that is not finite.
     """
     least, most = (
-        remove_in_order(model, inputs, maps, target, replace(perturbation, order=order), regions)
+        deletion(model, inputs, maps, target, replace(perturbation, order=order), regions)
         for order in ("least", "most")
     )
     return least - most
-
-
-def remove_in_order(
-    model: Model, inputs: Tensor, maps: Tensor, target: Tensor, perturbation: Perturbation, regions: Tensor | None
-) -> Tensor:
-    """Compute the curve of the score while pixels, or regions if given, are removed in the order of the map."""
-    if regions is None:
-        return deletion(model, inputs, maps, target, perturbation)
-    return region_deletion(model, inputs, maps, target, regions, perturbation)
 
 
 class _RemovalMetric(Metric):
@@ -189,7 +149,7 @@ class IROF(_RemovalMetric):
 
     def _curve(self, case: Case, perturbation: Perturbation, regions: Tensor | None) -> Tensor:
         most_first = replace(perturbation, order="most")
-        curve = remove_in_order(case.model, case.inputs, case.maps, case.target, most_first, regions)
+        curve = deletion(case.model, case.inputs, case.maps, case.target, most_first, regions)
         return curve / curve[:, :1].clamp(min=torch.finfo(curve.dtype).tiny)
 
 
@@ -222,7 +182,7 @@ class ReferenceOMS(_RemovalMetric):
 
     def _curve(self, case: Case, perturbation: Perturbation, regions: Tensor | None) -> Tensor:
         equal = torch.zeros_like(case.maps)  # equal entries are removed in random order
-        return remove_in_order(case.model, case.inputs, equal, case.target, perturbation, regions)
+        return deletion(case.model, case.inputs, equal, case.target, perturbation, regions)
 
 
 FRACTIONS = tuple(tenth / 10 for tenth in range(1, 10))
@@ -330,11 +290,7 @@ class ROAD(Metric):
     passes = 2 * len(FRACTIONS)
 
     def __init__(
-        self,
-        score: Score = "probability",
-        noise: Annotated[float, Limits(at_least=0)] = 0.01,
-        images: Count | None = None,
-        seed: int = 0,
+        self, score: Score = "probability", noise: NonNegative = 0.01, images: Count | None = None, seed: int = 0
     ) -> None:
         self.noise, self.images = noise, images
         self._least_first = Perturbation(FRACTIONS, "least", score=score, seed=seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -297,18 +298,13 @@ class ViewCache:
     def views(self, images: Tensor, level: int, start: int, stop: int) -> Views:
         """Return the draws ``start`` to ``stop`` of a neighbourhood, for images of this form."""
         shape = tuple(images.shape[1:])
-        key = (shape, images.device, images.dtype)
-        views = self._views.get((level, *key))
-        if views is not None:
-            return views.part(start, stop)
-        bytes_per_view = math.prod(shape) * images.element_size() + math.prod(shape[-2:]) * _BYTES_PER_PIXEL
-        is_kept = self.samples * bytes_per_view <= _CACHE_BYTES
-        drawn = {"start": 0, "stop": self.samples} if is_kept else {"start": start, "stop": stop}
-        views = self.levels[level].views(
-            shape, samples=self.samples, seed=self.seed, device=images.device, dtype=images.dtype, **drawn
-        )
-        if not is_kept:
-            return views
-        self._views = {known: value for known, value in self._views.items() if known[1:] == key}
-        self._views[(level, *key)] = views
-        return views.part(start, stop)
+        key = (level, shape, images.device, images.dtype)
+        if key not in self._views:
+            draw = partial(self.levels[level].views, shape, samples=self.samples, seed=self.seed)
+            draw = partial(draw, device=images.device, dtype=images.dtype)
+            bytes_per_view = math.prod(shape) * images.element_size() + math.prod(shape[-2:]) * _BYTES_PER_PIXEL
+            if self.samples * bytes_per_view > _CACHE_BYTES:
+                return draw(start=start, stop=stop)
+            self._views = {known: value for known, value in self._views.items() if known[1:] == key[1:]}
+            self._views[key] = draw()
+        return self._views[key].part(start, stop)

@@ -232,19 +232,17 @@ class Warp:
         """Return the resampler for images of this form; cached, since the same warps serve batch after batch."""
         key = (way, x.shape[2:], x.dtype, x.device)
         if key not in self._resamplers:
-            self._resamplers[key] = (
-                self._build_resampler(way, x) if self._of is None else self._of[0]._resampler(way, x).part(*self._of[1])
-            )
+            if self._of is not None:
+                self._resamplers[key] = self._of[0]._resampler(way, x).part(*self._of[1])
+            else:
+                matrix, roll = {
+                    "there": (invert_affine(self.matrix), self.roll),
+                    "unroll": (_identity(len(self)), -self.roll),
+                    "back": (self.matrix, torch.zeros_like(self.roll)),
+                }[way]
+                size = (x.shape[2], x.shape[3])
+                self._resamplers[key] = Resampler(matrix, roll, size=size, dtype=x.dtype, device=x.device)
         return self._resamplers[key]
-
-    def _build_resampler(self, way: str, x: Tensor) -> Resampler:
-        if way == "there":
-            matrix, roll = invert_affine(self.matrix), self.roll
-        elif way == "unroll":
-            matrix, roll = _identity(len(self)), -self.roll
-        else:
-            matrix, roll = self.matrix, torch.zeros_like(self.roll)
-        return Resampler(matrix, roll, size=(x.shape[2], x.shape[3]), dtype=x.dtype, device=x.device)
 
     def _check(self, x: Tensor) -> None:
         if x.ndim != 4 or len(x) != len(self) or not x.is_floating_point():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
-from dave_vit._internal.schema import Checked, Limits
+from dave_vit._internal.schema import Checked, NonNegative
 from dave_vit.errors import InputError
 from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError
 
@@ -51,7 +51,7 @@ class SoftThreshold(Checked):
         k: how many standard errors.
     """
 
-    k: Annotated[float, Limits(at_least=0)] = 2.0
+    k: NonNegative = 2.0
 
     def accumulator(self) -> Accumulator:
         """Return a new accumulator."""
@@ -73,8 +73,8 @@ class TrimmedMean(Checked):
     """
 
     takes_weights: ClassVar[bool] = False
-    k: Annotated[float, Limits(at_least=0)] = 2.5
-    floor: Annotated[float, Limits(at_least=0)] = 1e-8
+    k: NonNegative = 2.5
+    floor: NonNegative = 1e-8
 
     def accumulator(self) -> Accumulator:
         """Return a new accumulator."""

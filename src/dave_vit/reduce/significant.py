@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
-from dave_vit._internal.schema import Checked, Limits
+from dave_vit._internal.schema import Checked, NonNegative
 from dave_vit.errors import InputError
 from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError, Moments
 
@@ -44,8 +44,8 @@ class Significant(Checked):
         patch: side of the model's patches in pixels.
     """
 
-    k: Annotated[float, Limits(at_least=0)] = 2.0
-    patch: Annotated[float, Limits(at_least=0)] = 16.0
+    k: NonNegative = 2.0
+    patch: NonNegative = 16.0
 
     def accumulator(self) -> Accumulator:
         """Return a new accumulator."""
