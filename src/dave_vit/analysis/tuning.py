@@ -70,11 +70,6 @@ class MeasuredNeighborhood:
         """Return by how much the scores of the same images exceed the default's, and the standard error of that."""
         return _mean_difference(self.scores, default.scores)
 
-    def localizes_as_well_as(self, default: MeasuredNeighborhood) -> bool:
-        """Return whether the localization is not below the default's by more than its standard error."""
-        mean, error = _mean_difference(self.localization, default.localization)
-        return mean >= -error
-
 
 @dataclass(frozen=True)
 class Tuning:
@@ -175,7 +170,7 @@ def choose(neighborhoods: Sequence[MeasuredNeighborhood]) -> int:
         for index, one in enumerate(neighborhoods)
         if one.survival >= least
         and (gain := one.gain(default))[0] > MIN_GAIN * gain[1]
-        and one.localizes_as_well_as(default)
+        and (shift := _mean_difference(one.localization, default.localization))[0] >= -shift[1]
     }
     if len(default.scores) < _MIN_IMAGES or not gains:
         return DEFAULT

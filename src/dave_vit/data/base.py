@@ -6,9 +6,10 @@ import csv
 import io
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from xml.etree import ElementTree
 
 import numpy as np
@@ -21,6 +22,7 @@ from dave_vit.errors import DataError, ImageError, OptionError, escape_unprintab
 
 Box = tuple[float, float, float, float]
 Mask = npt.NDArray[np.bool_]
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,14 @@ def box(left: str | float, top: str | float, right: str | float, bottom: str | f
     if not all(map(math.isfinite, corners)):
         raise ValueError(f"corners {corners} are not finite")
     return corners
+
+
+def group_boxes(boxes: Iterable[tuple[Key, Box]]) -> dict[Key, tuple[Box, ...]]:
+    """Return the boxes of each key, such as an image or a class."""
+    groups: dict[Key, tuple[Box, ...]] = {}
+    for key, at in boxes:
+        groups[key] = (*groups.get(key, ()), at)
+    return groups
 
 
 def read_text(path: Path) -> str:

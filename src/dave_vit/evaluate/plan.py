@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -89,19 +90,17 @@ class Plan:
         for name in ("models", "methods", "metrics", "seeds"):
             if not getattr(self, name):
                 raise OptionError(f"the plan has no {name}; give at least one")
-        models = _add_labels(self.models, [entry.spec for entry in self.models])
-        methods = _add_labels(self.methods, [entry.method for entry in self.methods])
-        metrics = _add_labels(self.metrics, [entry.metric for entry in self.metrics])
-        for entry in methods:
+        for name, kind in (("models", "spec"), ("methods", "method"), ("metrics", "metric")):
+            object.__setattr__(self, name, _add_labels(getattr(self, name), kind))
+        for entry in self.methods:
             check_options(entry.method, entry.options)  # unknown options are an error now, not after hours
         if self.budget is not None:
             if self.budget < 1:
                 raise OptionError(f"a budget of {self.budget} passes; expected 1 or more")
-            methods = tuple(entry.fit_budget(self.budget) for entry in methods)
-        metrics = _add_patch_metrics(metrics) if self.matched else metrics
-        for name, entries in (("models", models), ("methods", methods), ("metrics", metrics)):
-            object.__setattr__(self, name, entries)
-        grids = [metric for entry in metrics if isinstance(metric := entry.create(), GridMetric)]
+            object.__setattr__(self, "methods", tuple(entry.fit_budget(self.budget) for entry in self.methods))
+        if self.matched:
+            object.__setattr__(self, "metrics", _add_patch_metrics(self.metrics))
+        grids = [metric for entry in self.metrics if isinstance(metric := entry.create(), GridMetric)]
         if len({(metric.options, metric.fixed) for metric in grids}) > 1:
             raise OptionError("the plan has metrics of different grids; give each a run of its own")
         if self.batch < 1 or self.shard < 1:
@@ -121,13 +120,12 @@ class Plan:
         return normal
 
 
-def _add_labels(entries: Sequence[E], names: Sequence[str]) -> tuple[E, ...]:
-    """Return entries with labels, which are their names by default; no two alike."""
-    labelled = tuple(replace(entry, label=entry.label or name) for entry, name in zip(entries, names, strict=True))
-    labels = [entry.label for entry in labelled]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise OptionError(f"{label!r} is in the plan twice; give each a label of its own, or leave one out")
+def _add_labels(entries: Sequence[E], name: str) -> tuple[E, ...]:
+    """Return entries with labels, by default the value of the field ``name``; no two alike."""
+    labelled = tuple(replace(entry, label=entry.label or getattr(entry, name)) for entry in entries)
+    label, count = Counter(entry.label for entry in labelled).most_common(1)[0]
+    if count > 1:
+        raise OptionError(f"{label!r} is in the plan twice; give each a label of its own, or leave one out")
     return labelled
 
 

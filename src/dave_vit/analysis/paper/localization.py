@@ -108,16 +108,10 @@ def tables(group: ModelGroup, results: Sequence[Result]) -> list[ReportTable]:
 def _table(
     caption: str, methods: Sequence[str], metrics: Sequence[str], results: Mapping[tuple[str, str], Result]
 ) -> ReportTable:
-    columns = [
-        build_metric_column(
-            _TITLES[metric.partition("/")[0]],
-            [results[name, metric] for name in methods],
-            scale=100,
-            digits=1,
-            note=_format_paper,
-        )
-        for metric in metrics
-    ]
+    columns = []
+    for metric in metrics:
+        title, own = _TITLES[metric.partition("/")[0]], [results[name, metric] for name in methods]
+        columns.append(build_metric_column(title, own, scale=100, digits=1, note=_format_paper))
     sizes = "; ".join(f"{column.title} {column.detail}" for column in columns if column.detail)
     names = Column("method", [TableCell(method_style(name).label) for name in methods])
     rows = DetailedTable([names, *columns]).format(bold=True).rows

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dave_vit.data.base import Box, FileDataset, Item, box
+from dave_vit.data.base import Box, FileDataset, Item, box, group_boxes
 from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError
 
@@ -31,7 +32,7 @@ class Coco(FileDataset):
             content = json.loads(path.read_bytes())
             names = {int(one["id"]): str(one["name"]) for one in content["categories"]}
             files = {one["id"]: str(one["file_name"]) for one in content["images"]}
-            boxes = _boxes(content["annotations"])
+            boxes = group_boxes(_boxes(content["annotations"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             what = "images, categories and annotations of the COCO form"
             raise DataError(f"{path}: expected a JSON file with {what} ({type(error).__name__}: {error})") from None
@@ -42,8 +43,8 @@ class Coco(FileDataset):
         self.items = []
         for image, category in sorted(known, key=lambda key: (files[key[0]], key[1]))[:limit]:
             file, label = files[image], order.index(category)
-            boxes_here = tuple(boxes[image, category])
-            self.items.append(Item(f"{file}#{names[category]}", label, boxes_here, f"{folder}/{file}", picture=file))
+            name, boxes_here = f"{file}#{names[category]}", boxes[image, category]
+            self.items.append(Item(name, label, boxes_here, f"{folder}/{file}", picture=file))
 
 
 def _annotations(root: Path) -> Path:
@@ -54,15 +55,12 @@ def _annotations(root: Path) -> Path:
     raise DataError(f"{root}: no annotations; looked for {', '.join(_FILES)}")
 
 
-def _boxes(annotations: list[dict[str, Any]]) -> dict[tuple[Any, int], list[Box]]:
-    """Return boxes by image and category; COCO writes left, top, width, height."""
-    boxes: dict[tuple[Any, int], list[Box]] = {}
+def _boxes(annotations: list[dict[str, Any]]) -> Iterator[tuple[tuple[Any, int], Box]]:
+    """Yield image and category with each box; COCO writes left, top, width, height."""
     for one in annotations:
         if not one.get("iscrowd"):
             left, top, width, height = (float(number) for number in one["bbox"])
-            key = (one["image_id"], int(one["category_id"]))
-            boxes.setdefault(key, []).append(box(left, top, left + width, top + height))
-    return boxes
+            yield (one["image_id"], int(one["category_id"])), box(left, top, left + width, top + height)
 
 
 def _image_folder(root: Path, files: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dave_vit.data.base import Box, FileDataset, Item, image_files, read_objects, read_text
+from dave_vit.data.base import Box, FileDataset, Item, group_boxes, image_files, read_objects, read_text
 from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError
 
@@ -37,7 +37,7 @@ class Voc(FileDataset):
         for path in image_files(images):
             note = notes / f"{path.stem}.xml"
             if note.is_file() and (listed is None or path.stem in listed):
-                things += [(path, name, boxes) for name, boxes in sorted(_boxes_by_class(note).items())]
+                things += [(path, name, boxes) for name, boxes in sorted(group_boxes(read_objects(note)).items())]
         if not things:
             raise DataError(f"{self.root}: no image in JPEGImages has objects in an XML file of Annotations")
         named = {name for _, name, _ in things}
@@ -47,13 +47,6 @@ class Voc(FileDataset):
             Item(f"{path.name}#{name}", label[name], boxes, f"JPEGImages/{path.name}", picture=path.name)
             for path, name, boxes in things[:limit]
         ]
-
-
-def _boxes_by_class(path: Path) -> dict[str, tuple[Box, ...]]:
-    boxes: dict[str, tuple[Box, ...]] = {}
-    for name, at in read_objects(path):
-        boxes[name] = (*boxes.get(name, ()), at)
-    return boxes
 
 
 def _read_image_list(root: Path) -> set[str] | None:
