@@ -16,8 +16,8 @@ from dave_vit.analysis import (
     sensitivity,
     toy,
 )
-from dave_vit.analysis.consistency import compare_warped_maps
 from dave_vit.analysis.inputs import method_entry
+from dave_vit.analysis.map_sheets import compare_warped_maps
 from dave_vit.analysis.paper import suites
 from dave_vit.errors import OptionError, UnknownName
 from dave_vit.maps import collapse

@@ -1,10 +1,15 @@
-"""Sheets of images and their maps: the steps to DAVE (figure 4 of the paper), several models, images of one class."""
+"""Sheets of images and their maps.
+
+Whether maps move with the image (figure 2 of the paper), the steps to DAVE (figure 4), several models, images of one
+class.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from dave_vit.analysis.inputs import (
@@ -25,12 +30,126 @@ from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.target_names import find_class
 from dave_vit.errors import DataError
 from dave_vit.evaluate import ModelEntry
-from dave_vit.maps import collapse
+from dave_vit.evaluate.scoring import MapMaker
+from dave_vit.evaluate.statistics.intervals import MeanEstimate, estimate_means
+from dave_vit.maps import collapse, positive, smooth
 from dave_vit.methods import create_method
 from dave_vit.methods.options import filter_options
-from dave_vit.models import Adapter
+from dave_vit.metrics.stability import consistency, small_warp, warp_images
+from dave_vit.models import Adapter, traits_of
 from dave_vit.viz import Cell, Drawing, draw_grid, image_cell, map_cell
-from dave_vit.viz.report_section import ReportFigure, Section
+from dave_vit.viz.pages import format_estimate
+from dave_vit.viz.plots import method_style
+from dave_vit.viz.report_section import ReportFigure, ReportTable, Section
+
+WINDOW = 15
+_SHOWN = 3  # images in the figure
+
+
+@dataclass(frozen=True)
+class WarpedMaps:
+    """Maps of images and of the same images slightly moved.
+
+    Attributes:
+        moved: the moved images, [B,C,H,W].
+        maps: maps of the images, [B,H,W].
+        others: maps of the moved images, [B,H,W].
+        correlation: correlation of the positive parts, pixel by pixel, [B].
+        smoothed: that correlation after a mean filter over both maps, [B].
+    """
+
+    moved: Tensor
+    maps: Tensor
+    others: Tensor
+    correlation: Tensor
+    smoothed: Tensor
+
+    def estimates(self) -> list[MeanEstimate]:
+        """Estimate the mean correlation, pixel by pixel and after smoothing."""
+        both = torch.stack([self.correlation, self.smoothed]).cpu().double().numpy()  # [2, images]
+        return estimate_means(both, range(both.shape[1]), bounds=(-1.0, 1.0))
+
+
+@dataclass(frozen=True)
+class ConsistencyOptions(MapAnalysisOptions):
+    """Options of the analysis.
+
+    Attributes:
+        methods: labels of `dave_vit.analysis.inputs`.
+    """
+
+    images: tuple[str, ...] = files_flag()
+    methods: tuple[str, ...] = flag(
+        ("dave", "dave-paper", "attn_lrp", "legrad"),
+        "Names of `dave methods`, dave-paper or dave-official.",
+        metavar="A,B,...",
+    )
+    n: int = count_flag(6)
+
+
+def compare_warped_maps(model: nn.Module, inputs: Tensor, target: Tensor, maker: MapMaker) -> WarpedMaps:
+    """Compute maps before and after the paper's small movement (5 degrees, 20 and 8 pixels of 224).
+
+    Args:
+        model: maps inputs to logits.
+        inputs: [B,C,H,W].
+        target: [B]; also for the moved images.
+        maker: makes the maps.
+    """
+    warp = small_warp((inputs.shape[2], inputs.shape[3]))
+    moved = warp_images(inputs, warp, fill=traits_of(model).fill)
+    maps, others = (maker.maps(model, images, target) for images in (inputs, moved))
+    smooth_maps, smooth_others = (smooth(positive(part), "mean", WINDOW) for part in (maps, others))
+    return WarpedMaps(
+        moved, maps, others, consistency(maps, others, warp), consistency(smooth_maps, smooth_others, warp)
+    )
+
+
+@analysis("consistency", first_model=True)
+def analyze_consistency(options: ConsistencyOptions) -> Section:
+    """Measure whether the map of a slightly moved image is the moved map (figure 2)."""
+    _, model, images = next(options.load_with_images())
+    methods = {
+        name: compare_warped_maps(model, images.inputs, images.target, options.maker(name)) for name in options.methods
+    }
+    rows, cells = [], []
+    for name, warped in methods.items():
+        means = warped.estimates()
+        rows += [
+            {"method": name, "window": window, **vars(mean)} for window, mean in zip((1, WINDOW), means, strict=True)
+        ]
+        intervals = (format_estimate(mean.mean, mean.low, mean.high) for mean in means)
+        cells.append((method_style(name).label, *intervals, str(len(images))))
+    table = ReportTable(("method", "pixel by pixel", f"after a {WINDOW} pixel mean", "n"), tuple(cells))
+    text = (
+        "The image is turned by 5 degrees and shifted by 20 pixels to the right and 8 down (of 224). Above each map "
+        "of the moved image: the correlation of its positive part, moved back, with that of the original map, over "
+        "the pixels that both show. Coarse maps correlate easily, so that the table also compares all of them after "
+        "the same smoothing."
+    )
+    facts = options.facts(images=len(images), samples=options.samples)
+    drawing = draw_methods(model, images, methods, show=options.show)
+    figure = ReportFigure("consistency", drawing, "Original above, moved image below.", is_plot=False)
+    title = "Consistency under a small augmentation (figure 2)"
+    return Section("consistency", title, text, facts, [table], rows, [figure])
+
+
+def draw_methods(
+    model: Adapter, images: ImageBatch, methods: Mapping[str, WarpedMaps], *, show: bool = True
+) -> Drawing:
+    """Draw two rows for each image: it with its maps, and the moved image with its maps."""
+    moved = model.preprocessing.picture(next(iter(methods.values())).moved)
+    rows, labels = [], []
+    for index in range(min(_SHOWN, len(images))):
+        above = [image_cell(images.colours[index], "picture")] if show else []
+        below = [image_cell(moved[index], "moved picture")] if show else []
+        for name, warped in methods.items():
+            above.append(map_cell(warped.maps[index], method_style(name).label))
+            below.append(map_cell(warped.others[index], f"correlation {float(warped.correlation[index]):.2f}"))
+        rows += [above, below]
+        labels += [images.titles[index], "moved"]
+    return draw_grid(rows, labels=labels, width=1.7)
+
 
 STEPS = {
     "input x gradient": ("input_x_gradient", {}),
