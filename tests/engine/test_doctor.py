@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from dave_vit import create_method, effective_transformation
 from dave_vit.checks import doctor
 from dave_vit.checks.companion_values import ReplayError, replay
 from dave_vit.checks.doctor import Diagnosis, diagnose
+from dave_vit.checks.float64 import Float64Mode
 from dave_vit.engine import gradient
 from dave_vit.engine import soundness as sound
 from dave_vit.engine.dataflow import find_changing_constant
@@ -238,3 +240,50 @@ class TestHeld:
         actual = diagnose(Tokens(through_a_view), TOKENS)
         assert actual.exact
         assert actual.replay_gap is None
+
+
+class TestFloat64Mode:
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: torch.zeros(2),
+            lambda: torch.randn(2, 3),
+            lambda: torch.linspace(0, 1, 3),
+            lambda: torch.full((2,), torch.finfo(torch.float64).min),
+            lambda: torch.tensor([[0.1, 1], [2, 3]]),
+            lambda: torch.arange(0, 1, 0.1),
+            lambda: torch.arange(3) / 10,
+            lambda: torch.arange(3).sqrt(),
+            lambda: torch.eye(3).bool() * 0.1,
+            lambda: torch.where(torch.arange(3) > 1, 0.1, 0.2),
+            lambda: torch.arange(3).float(),
+        ],
+    )
+    def test_what_is_new_has_the_values_of_a_default_of_float64(self, make, request):
+        torch.manual_seed(0)
+        with Float64Mode():
+            actual = make()
+        request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+        torch.set_default_dtype(torch.float64)
+        torch.manual_seed(0)
+        expected = make()
+        assert actual.dtype == torch.float64
+        torch.testing.assert_close(actual, expected.double(), rtol=0, atol=0)
+
+    @pytest.mark.parametrize("make", [lambda: torch.arange(3), lambda: torch.full((2,), 7), lambda: torch.tensor([1])])
+    def test_integers_stay_integers(self, make):
+        with Float64Mode():
+            assert make().dtype == torch.int64
+
+    def test_other_threads_make_what_they_always_make(self):
+        made = []
+        examined = vit()
+
+        def make_elsewhere(module, inputs):
+            with ThreadPoolExecutor(1) as pool:
+                made.append(pool.submit(torch.ones, 2).result().dtype)
+
+        handle = examined.blocks[0].register_forward_pre_hook(make_elsewhere)
+        assert diagnose(examined, images(1)).dtype == torch.float64
+        handle.remove()
+        assert set(made) == {torch.float32}
