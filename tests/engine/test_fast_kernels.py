@@ -284,7 +284,7 @@ def layer(inputs, outputs, rows=(2, 5), dtype=torch.float32, bias=True):
 
 def check_flat_gamma(x, weight, bias, grad, *, tolerance=1e-5):
     """The kernels against the rule in plain torch functions and float64."""
-    from dave_vit.engine.fast.flat_gamma import FlatForm, KernelForm
+    from dave_vit.engine.fast.linear import FlatForm, KernelForm
 
     def pulled(form, *tensors):
         x, weight, bias, grad = tensors
@@ -336,15 +336,15 @@ class TestFlatGamma:
     def test_of_a_model(self, monkeypatch):
         import tiny_models
         from dave_vit.engine import gradient
-        from dave_vit.engine.fast import flat_gamma, norms
+        from dave_vit.engine.fast import linear, norms
         from dave_vit.engine.fast.recorded_model import RecordedModel
         from dave_vit.engine.rule_sets import RELEVANCE
 
-        seen, launchers = [], flat_gamma.kernels.load()
+        seen, launchers = [], linear.kernels.load()
         kernel = launchers.share_gradient
         monkeypatch.setattr(launchers, "share_gradient", lambda *args: seen.append(1) or kernel(*args))
-        monkeypatch.setattr(flat_gamma, "choose_kernel_form", lambda *tensors: flat_gamma.KernelForm)
-        monkeypatch.setattr(flat_gamma, "prefers_product", lambda input: True)  # as on a GPU
+        monkeypatch.setattr(linear, "choose_kernel_form", lambda *tensors: linear.KernelForm)
+        monkeypatch.setattr(linear, "prefers_product", lambda input: True)  # as on a GPU
         model, x = tiny_models.vit(), tiny_models.images(2)
         expected = gradient(model.double(), x.double(), [0, 1], rules=RELEVANCE).weight
         assert not seen  # the model itself may write over what they keep

@@ -200,7 +200,8 @@ def phrases() -> list[str]:
                 reasons += node.args.defaults
         if path.stem == "dataflow":
             reasons += [node.value for node in tree.body if isinstance(node, ast.Assign)]
-    return [reason.value for reason in reasons if isinstance(reason, ast.Constant)]
+    values = [reason.value for reason in reasons if isinstance(reason, ast.Constant)]
+    return [value for value in values if isinstance(value, str)]
 
 
 def test_no_refusal_is_missing():

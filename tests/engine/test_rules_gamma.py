@@ -11,9 +11,9 @@ from torch import nn
 import tiny_models
 from dave_vit import DAVE, conservation_gap, effective_transformation
 from dave_vit.engine import gradient
-from dave_vit.engine.fast import flat_gamma, patches
+from dave_vit.engine.fast import linear
 from dave_vit.engine.fast.compiled import CompiledGradient
-from dave_vit.engine.fast.flat_gamma import sum_last
+from dave_vit.engine.fast.linear import sum_last
 from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.rule_sets import CP_LRP, EFFECTIVE, RELEVANCE, with_gamma
 from dave_vit.engine.rules.gamma import Gamma
@@ -96,11 +96,9 @@ def test_patches_as_a_product_are_the_convolution(form, on_gpu, size, monkeypatc
     model = nn.Sequential(nn.Conv2d(3, 5, 4, stride=4), nn.Flatten()).double().eval()
     rules = EFFECTIVE if form is None else with_gamma(EFFECTIVE, form)
     with monkeypatch.context() as patched:
-        for place in (patches, flat_gamma):
-            patched.setattr(place, "are_windows_adjacent", lambda *args, **kwargs: False)
+        patched.setattr(linear, "are_windows_adjacent", lambda *args, **kwargs: False)
         expected = effective_transformation(model, x, 7, rules=rules)
-    for place in (patches, flat_gamma):
-        monkeypatch.setattr(place, "prefers_product", lambda input: on_gpu)
+    monkeypatch.setattr(linear, "prefers_product", lambda input: on_gpu)
     actual = gradient(model, x, 7, rules=rules, record_constants=True)
     torch.testing.assert_close(actual.weight[:, 0], expected, rtol=1e-10, atol=1e-10)
     assert [constant.value.shape for constant in actual.constants] == [model[0](x).shape]  # as methods place them

@@ -10,7 +10,7 @@ from torchvision import transforms
 from dave_vit.analysis import AnalysisOptions, analysis, flag
 from dave_vit.data import DATASETS, Dataset, Item
 from dave_vit.engine import EFFECTIVE
-from dave_vit.engine.rules.activations import GateRule
+from dave_vit.engine.rules.products import GateRule
 from dave_vit.engine.score_registry import SCORES
 from dave_vit.evaluate.engines import ENGINES, EngineOptions
 from dave_vit.evaluate.worker import Worker

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dave_vit.engine.calls import Surrogate
 from dave_vit.errors import CheckpointingError, UnsupportedOperator
-
-
-@contextmanager
-def enable_autograd() -> Iterator[None]:
-    """Switch gradients on, whatever the caller's grad mode or inference mode is."""
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        yield
 
 
 def check_saved_tensor_hooks(hooks: Any) -> None:

@@ -66,9 +66,10 @@ class RuleSet:
     @cached_property
     def identity(self) -> Hashable:
         """A key that is equal for rule sets with the same rules, whatever their names."""
-        # A rule that cannot be a key is like no other.
-        rules = ((name, rule if _is_hashable(rule) else object()) for name, rule in self.rules.items())
-        return self.strict, frozenset(rules)
+        try:
+            return self.strict, frozenset(self.rules.items())
+        except TypeError:  # a rule that cannot be a key is like no other
+            return object()
 
     def extend(self, name: str, rules: Mapping[Any, Rule]) -> RuleSet:
         """Return a new rule set in which ``rules`` are added or replaced."""
@@ -77,14 +78,6 @@ class RuleSet:
     def lookup(self, func: Any, name: str) -> Rule | None:
         """Return the rule of a function: by identity first, then by canonical name."""
         return self.rules.get(func) or self.rules.get(name)
-
-
-def _is_hashable(rule: Rule) -> bool:
-    try:
-        hash(rule)
-    except TypeError:
-        return False
-    return True
 
 
 Pullback = Callable[..., "Tensor | tuple[Tensor | None, ...]"]

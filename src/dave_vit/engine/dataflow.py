@@ -83,6 +83,7 @@ class TrackedInterception(Interception):
     Attributes:
         calls: the record.
         changed: the first function, with its module, whose constants are not the expected ones; "" if there is none.
+        tracker: what tracks memory; to be entered inside of the interception.
     """
 
     def __init__(self, *args: Any, expected: Sequence[CallConstants] = (), **kwargs: Any) -> None:
@@ -91,24 +92,12 @@ class TrackedInterception(Interception):
         self.changed = ""
         self._expected = expected
         self._decides = decides(expected)
-        self._tracker: MemoryTracker | None = None
-
-    @property
-    def random_use(self) -> str:
-        """Where an order drawn at random met the input first, as a refusal; "" if none did."""
-        return "" if self._tracker is None else self._tracker.random_use
-
-    @contextmanager
-    def track(self, inputs: Tensor) -> Iterator[MemoryTracker]:
-        """Track the memory of the input; to be entered inside of the interception."""
-        self._tracker = MemoryTracker(inputs, self.location)
-        with self._tracker:
-            yield self._tracker
+        self.tracker: MemoryTracker | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Announce one call to the tracker, record its constants and route it."""
         spelling, named = function_name(func), kwargs or {}
-        with nullcontext() if self._tracker is None else self._tracker.follow_call(spelling.name, (args, named)):
+        with nullcontext() if self.tracker is None else self.tracker.follow_call(spelling.name, (args, named)):
             if not spelling.operator.has_constant_result and any(map(_varies, tensors((args, named)))):
                 writes = spelling.inplace or spelling.name == "__setitem__"  # into memory that may hold anything before
                 named = {key: value for key, value in named.items() if key != "out"}
@@ -126,8 +115,8 @@ class TrackedInterception(Interception):
     def freeze(self, target: Tensor) -> None:
         """Make a carrier that is about to be written to an operator."""
         super().freeze(target)
-        if self._tracker is not None:
-            self._tracker.freeze(target)
+        if self.tracker is not None:
+            self.tracker.freeze(target)
 
 
 class MemoryTracker(TorchDispatchMode):

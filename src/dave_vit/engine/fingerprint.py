@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
-from types import CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 from weakref import ProxyTypes, ref
 
@@ -39,8 +39,14 @@ _SKIPPED = frozenset(
     _load_state_dict_post_hooks""".split()
 ).union(_HOOKS)
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType)
-_WRAPPERS = (types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType)
-_BY_IDENTITY = (*_DESCRIPTORS, *_WRAPPERS, types.ModuleType, enum.Enum)
+_BY_IDENTITY = (
+    *_DESCRIPTORS,
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+    types.ModuleType,
+    enum.Enum,
+)
 _IN_FILES = (Tensor, FunctionType, list, dict, tuple, types.SimpleNamespace)  # what is looked into, whoever made it
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "builtins"}
 _TRAINERS = frozenset(("lightning", "pytorch_lightning"))  # modules hold their trainer, which holds its data
@@ -115,7 +121,7 @@ def _walk_modules(model: nn.Module) -> Fingerprint:
     walk.add_methods()
     for hooks in filter(None, (getattr(torch_modules, f"_global{name}") for name in _HOOKS)):
         walk.add_hooks(hooks)
-    is_recordable = walk.is_complete and not walk.has_hooks
+    is_recordable = not (walk.has_hooks or walk.opaque & walk.names)
     structure = hash(tuple(walk.tokens))
     return Fingerprint(hash((structure, *walk.counts)), structure, is_recordable, walk.tensors)
 
@@ -129,16 +135,11 @@ class _Walk:
         self.has_hooks = False
         self.tensors: set[int] = set()
         self._attribute = "forward"  # of a module, whose value is added
-        self._opaque: set[str] = set()  # attributes of modules with values that cannot be looked into
+        self.opaque: set[str] = set()  # attributes of modules with values that cannot be looked into
         self._seen: dict[int, int] = {}
         self._classes: dict[type, None] = {}
-        self._names = set(_ENTRY_POINTS)  # that are read somewhere, be it of a module or of a file
+        self.names = set(_ENTRY_POINTS)  # that are read somewhere, be it of a module or of a file
         self._alive: list[Any] = []  # so that the ids of what is made on the way are not given away again
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all is known that a forward pass may read."""
-        return not self._opaque & self._names
 
     def add(self, value: Any) -> None:
         """Add what a value is."""
@@ -146,7 +147,7 @@ class _Walk:
         if kind in _VALUES:
             self.tokens += (kind, value)
         elif len(self.tokens) > _MAX_TOKENS:
-            self._opaque.add("forward")
+            self.opaque.add("forward")
         elif isinstance(value, Tensor):
             self._add_tensor(value)
         elif id(value) in self._seen:
@@ -175,7 +176,7 @@ class _Walk:
             self._add_parts(kind, value)
 
     def _add_opaque(self, kind: type) -> None:
-        self._opaque.add(self._attribute)
+        self.opaque.add(self._attribute)
         self.tokens.append(kind)
 
     def _add_tensor(self, tensor: Tensor) -> None:
@@ -220,7 +221,7 @@ class _Walk:
         """Add what the classes of modules define, as far as forward passes may read it, by whatever way."""
         added: set[tuple[type, str]] = set()
         while True:
-            members = ((base, name) for base in self._classes for name in vars(base) if name in self._names)
+            members = ((base, name) for base in self._classes for name in vars(base) if name in self.names)
             found = [member for member in members if member not in added]
             if not found:
                 return
@@ -238,9 +239,9 @@ class _Walk:
             if part:
                 self.add(part)
         for cell in function.__closure__ or ():
-            self.add(cell.cell_contents if _is_filled(cell) else None)
+            self.add(None if cell == CellType() else cell.cell_contents)  # it may be empty
         names = _names_in(function.__code__)
-        self._names |= names
+        self.names |= names
         self._add_globals(function.__globals__, names)
 
     def _add_globals(self, namespace: dict[str, Any], names: frozenset[str]) -> None:
@@ -292,14 +293,6 @@ def _names_in(code: CodeType) -> frozenset[str]:
     inner = (_names_in(const) for const in code.co_consts if isinstance(const, CodeType))
     texts = (const for const in code.co_consts if isinstance(const, str))
     return frozenset((*code.co_names, *texts)).union(*inner)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
 
 
 def _check(model: nn.Module, module: nn.Module) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import working_dtype
 from dave_vit._internal.torch_private import force_eager
-from dave_vit.engine.autograd_graph import check_graph, enable_autograd, hidden_error
+from dave_vit.engine.autograd_graph import check_graph, hidden_error
 from dave_vit.engine.fingerprint import fingerprint_model, forget_fingerprints
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.random_draws import HoldDraws
@@ -145,5 +145,5 @@ def check_inputs(inputs: Tensor) -> None:
 @contextlib.contextmanager
 def isolate_pass(inputs: Tensor) -> Iterator[None]:
     """Enable gradients, disable compiled modules and an autocast of the caller inside; restore all of it afterwards."""
-    with autocast_context(inputs, None), enable_autograd(), force_eager():
+    with autocast_context(inputs, None), torch.inference_mode(mode=False), torch.enable_grad(), force_eager():
         yield

@@ -13,7 +13,7 @@ from typing import Any
 
 from dave_vit.engine.calls import Rule
 from dave_vit.engine.rules import attention, linear, norms, products
-from dave_vit.engine.rules.activations import GateRule
+from dave_vit.engine.rules.products import GateRule
 
 
 class OperatorKind(Enum):

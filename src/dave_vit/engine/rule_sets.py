@@ -18,11 +18,10 @@ from torch import Tensor
 from dave_vit.engine.calls import Call, RuleSet, carry
 from dave_vit.engine.operators import OPERATORS, OperatorKind, names_of_kind
 from dave_vit.engine.rules import norms
-from dave_vit.engine.rules.activations import GateRule
 from dave_vit.engine.rules.attention import AttentionArguments
 from dave_vit.engine.rules.gamma import Gamma
 from dave_vit.engine.rules.linear import ordinary
-from dave_vit.engine.rules.products import fused_product, product
+from dave_vit.engine.rules.products import GateRule, fused_product, product
 from dave_vit.engine.states import is_carrier, is_operator, map_tensors, tensors
 
 EFFECTIVE = RuleSet("effective", {name: entry.rule for name, entry in OPERATORS.items() if entry.rule is not None})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-class SavedMemory:
+class SavedMemory(torch.autograd.graph.saved_tensors_hooks):
     """Context that counts the bytes of tensors that autograd saves inside, each memory once and as long as it lives.
 
     Args:
@@ -23,7 +23,7 @@ class SavedMemory:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        super().__init__(self._pack, lambda tensor: tensor)
         self._held = _addresses(model)
         weights = [tensor for tensor in model.parameters() if tensor.ndim in (2, 4)]
         self._weights = {shape for tensor in weights for shape in (tensor.shape, tensor.mT.shape)}
@@ -31,12 +31,9 @@ class SavedMemory:
         self._live = {True: 0, False: 0}  # bytes of copies of weights, and of all else
         self.peak = self.largest = self.fixed = 0
 
-    def __enter__(self) -> Self:
-        self._hooks.__enter__()
+    def __enter__(self) -> Self:  # type: ignore[override]
+        super().__enter__()
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self._hooks.__exit__(*error)
 
     def _pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -77,7 +74,3 @@ def offload_saved(model: nn.Module) -> torch.autograd.graph.saved_tensors_hooks:
 def _addresses(model: nn.Module) -> set[int]:
     """Return where the parameters and buffers of a model lie."""
     return {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-
-
-def _unpack(tensor: Any) -> Any:
-    return tensor

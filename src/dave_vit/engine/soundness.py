@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.dataflow import CallConstants, TrackedInterception, another_image
+from dave_vit.engine.dataflow import CallConstants, MemoryTracker, TrackedInterception, another_image
 from dave_vit.engine.fast import substitute_rules
 from dave_vit.engine.fingerprint import fingerprint_model, forget_fingerprints
 from dave_vit.engine.forward import autocast_context, isolate_pass
@@ -109,19 +109,19 @@ class _SoundnessCheck:
         shown = inputs if fixed else inputs[places[-1] : places[-1] + 1].clone()
         plain = alone.get(places[-1])
         try:
-            watched, passed = self._run_tracked(shown)
+            watched, passed, tracker = self._run_tracked(shown)
         except UnsupportedOperator:
             if len(shown) == len(inputs):
                 raise
             shown, plain = inputs, None  # other code for one image than for several, which may be covered
-            watched, passed = self._run_tracked(shown)
+            watched, passed, tracker = self._run_tracked(shown)
         if any(bool(torch.isnan(output).any()) for output in (watched if logits is None else [logits])):
             raise OutputError("the model's output holds NaN; check the weights, the masks and the range of the input")
         limit = _COARSE if self.autocast is not None else _ROUNDING.get(inputs.dtype, _COARSE)
         plain = plain or self._run_plain(shown)
-        seeds = range(1, 1 + _OTHER_ORDERS) if passed.random_use else ()
+        seeds = range(1, 1 + _OTHER_ORDERS) if tracker.random_use else ()
         if any(_differ(plain, self._run_plain(shown, seed=seed), limit) for seed in seeds):
-            raise UnsupportedOperator(passed.random_use)
+            raise UnsupportedOperator(tracker.random_use)
         if _differ(watched, plain, limit):
             raise UnsupportedOperator(
                 "the logits change under the interception, so that the map would be another model's; remove what asks "
@@ -155,25 +155,24 @@ class _SoundnessCheck:
 
     def _run_tracked(
         self, images: Tensor, expected: Sequence[CallConstants] = ()
-    ) -> tuple[list[Tensor], TrackedInterception]:
-        """Return the output under the interception, if nothing escapes it, and the interception with its records."""
+    ) -> tuple[list[Tensor], TrackedInterception, MemoryTracker]:
+        """Return the output under the interception, if nothing escapes it, and what was recorded and tracked."""
         mode = TrackedInterception(substitute_rules(self.rules), self.model, expected=expected)
         with isolate_pass(images), autocast_context(images, self.autocast):
             entered = images.detach().requires_grad_().clone()
-            with mode, mode.track(entered) as tracker:
+            tracker = mode.tracker = MemoryTracker(entered, mode.location)
+            with mode, tracker:
                 output = self._select_outputs(self.model(mode.enter(entered)), len(images))
             tracker.check()
-            return [tensor.detach() for tensor in output], mode
+            return [tensor.detach() for tensor in output], mode, tracker
 
     def _run_alone(self, image: Tensor, *, batch: int) -> list[Tensor] | None:
         """Return the output for one image of a batch, or None if the model does not accept a single image."""
-        if batch == 1:
-            return self._run_plain(image)
         try:
             return self._run_plain(image)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError, IndexError, AssertionError):
+        except (RuntimeError, ValueError, IndexError, AssertionError) as error:
+            if batch == 1 or isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
             return None
 
     def _run_plain(self, images: Tensor, *, seed: int = 0) -> list[Tensor]:

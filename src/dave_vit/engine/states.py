@@ -146,14 +146,14 @@ def _collect(value: Any, collected: list[Tensor]) -> None:
             _collect(item, collected)
 
 
-def _map_item(function: Callable[[Tensor], Tensor], item: Any) -> Any:
+def _map_item(function: Callable[[Tensor], Any], item: Any) -> Any:
     # Most arguments are a tensor or a number, for which one more call would cost as much as the work itself.
     if isinstance(item, Tensor):
         return function(item)
     return map_tensors(function, item) if isinstance(item, _NESTS) else item
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
     """Apply a function to every tensor in nested lists, tuples and dicts; other values are kept."""
     if isinstance(value, Tensor):
         return function(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from types import FunctionType
@@ -30,38 +30,25 @@ class PassKind(Enum):
     TRACED = "recorded calls that are traced for a compiler, which fuses cheap functions and recomputes them"
 
 
-@dataclass(frozen=True)
-class Substitute:
-    """A fast form of a plain rule.
-
-    Attributes:
-        rule: ``rule(plain, call, *args, **kwargs)`` computes what ``plain(call, *args, **kwargs)`` does.
-        applies: whether it does so for these arguments; takes the same ones.
-        passes: the kinds of pass that it serves.
-    """
-
-    rule: Callable[..., Any]
-    applies: Callable[..., bool]
-    passes: tuple[PassKind, ...]
-
-
-_SUBSTITUTES: dict[Any, list[Substitute]] = {}
+_SUBSTITUTES: dict[Any, list[tuple[Callable[..., Any], tuple[PassKind, ...]]]] = {}
 
 
 def register_substitute(
-    *plain: Any, applies: Callable[..., bool], passes: tuple[PassKind, ...] = tuple(PassKind)
+    *plain: Any, passes: tuple[PassKind, ...] = tuple(PassKind)
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that registers a fast form of plain rules.
 
+    ``rule(plain, call, *args, **kwargs)`` computes what ``plain(call, *args, **kwargs)`` does, or returns
+    NotImplemented where it does not serve these arguments.
+
     Args:
         plain: rules as functions, classes of rules, or canonical names of torch functions.
-        applies: whether the fast form serves a call.
         passes: the kinds of pass that it serves.
     """
 
     def add(rule: Callable[..., Any]) -> Callable[..., Any]:
         for key in plain:
-            _SUBSTITUTES.setdefault(key, []).append(Substitute(rule, applies, passes))
+            _SUBSTITUTES.setdefault(key, []).append((rule, passes))
         return rule
 
     return add
@@ -76,13 +63,14 @@ def substitute_rules(rules: RuleSet, kind: PassKind = PassKind.EAGER) -> RuleSet
 
 def _substitute(name: Any, rule: Rule, kind: PassKind) -> Rule:
     key = rule if isinstance(rule, FunctionType) else type(rule)
-    substitutes = [one for part in (name, key) for one in _SUBSTITUTES.get(part, ()) if kind in one.passes]
+    substitutes = [one for part in (name, key) for one, passes in _SUBSTITUTES.get(part, ()) if kind in passes]
     return partial(_run_first, substitutes, rule) if substitutes else rule
 
 
-def _run_first(substitutes: list[Substitute], plain: Rule, call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Run the first substitute that applies to a call, or else the plain rule."""
+def _run_first(substitutes: list[Callable[..., Any]], plain: Rule, call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Run the first substitute that serves a call, or else the plain rule."""
     for substitute in substitutes:
-        if substitute.applies(plain, call, *args, **kwargs):
-            return substitute.rule(plain, call, *args, **kwargs)
+        result = substitute(plain, call, *args, **kwargs)
+        if result is not NotImplemented:
+            return result
     return plain(call, *args, **kwargs)

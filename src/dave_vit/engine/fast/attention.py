@@ -20,14 +20,12 @@ _MAX_HEAD_DIM = 256  # head dimension up to which a tile fits
 _SLICE_BYTES = 512 * 2**20  # attention matrices are rebuilt in slices of at most this size
 
 
-def _applies(plain: Rule, call: Call, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> bool:
-    return is_carrier(value)
-
-
-@register_substitute(scaled_dot_product_attention, applies=_applies)
-def attention(plain: Rule, call: Call, *args: Any, **kwargs: Any) -> Tensor:
+@register_substitute(scaled_dot_product_attention)
+def attention(plain: Rule, call: Call, *args: Any, **kwargs: Any) -> Any:
     """Run fused attention; the matrix is rebuilt in parts on the way back."""
     arguments = AttentionArguments.bind(call, *args, **kwargs)
+    if not is_carrier(arguments.value):
+        return NotImplemented
     frozen, options = arguments.freeze(), arguments.score_options
     q, k, v, mask = frozen.query, frozen.key, frozen.value, frozen.mask
     if kernels_take(q, k, v, mask):

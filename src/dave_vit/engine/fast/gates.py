@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dave_vit._internal.torch_private import is_dispatch_traced
 from dave_vit.engine.calls import Call, carry
 from dave_vit.engine.fast import PassKind, kernels, register_substitute
-from dave_vit.engine.rules.activations import GateRule
+from dave_vit.engine.rules.products import GateRule
 from dave_vit.engine.states import State, mark
 
 _SIGNS = "_dave_signs"
@@ -46,20 +45,13 @@ def _normal_cdf(x: Tensor) -> Tensor:
 _GATES: dict[str, Callable[..., Tensor]] = {"gelu": gelu_gate, "silu": lambda x, **options: torch.sigmoid(x)}
 
 
-def _has_closed_form(plain: GateRule, call: Call, *args: Any, **kwargs: Any) -> bool:
-    return call.name in _GATES
-
-
-def _kernel_applies(plain: GateRule, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> bool:
-    return call.name in _GATES and kernel_takes(input)
-
-
-@register_substitute(GateRule, applies=_has_closed_form, passes=(PassKind.TRACED,))
-@register_substitute(GateRule, applies=_kernel_applies, passes=(PassKind.RECORDED,))
-def closed_gate(plain: GateRule, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+@register_substitute(GateRule, passes=(PassKind.TRACED,))
+def closed_gate(plain: GateRule, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Recompute the gate in the kernel that multiplies by it, or a compiler's; the input must not be written to."""
+    if call.name not in _GATES:
+        return NotImplemented
     x, kind = input.detach(), _kernel_kind(call, *args, **kwargs)
-    if kind == "gelu" and x.dtype in _HALVES and is_dispatch_traced():
+    if kind == "gelu" and x.dtype in _HALVES and not kernel_takes(x):
         value = (x * gelu_gate(x)).to(x.dtype)  # compilers compute GELU of half types through ``erf``
     else:
         value = call.func(x, *args, **kwargs)
@@ -72,6 +64,12 @@ def closed_gate(plain: GateRule, call: Call, input: Tensor, *args: Any, **kwargs
     result = mark(carry(lambda: value, pullback, input, saved=(x,)), State.GATE)
     setattr(result, _SIGNS, x)  # which is kept anyway
     return result
+
+
+@register_substitute(GateRule, passes=(PassKind.RECORDED,))
+def gate_by_kernel(plain: GateRule, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Recompute the gate where the kernel takes the input."""
+    return closed_gate(plain, call, input, *args, **kwargs) if kernel_takes(input) else NotImplemented
 
 
 def kernel_takes(*tensors: Tensor) -> bool:

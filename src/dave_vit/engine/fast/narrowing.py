@@ -30,21 +30,15 @@ def _plan_calls(recording: Recording) -> dict[TensorRef, RecordedCall]:
     planned: dict[TensorRef, RecordedCall] = {}
     for index in reversed(range(len(recording.calls))):
         slices = needed.pop(index, set())
-        whole = {ref._replace(region=WHOLE): recording.calls[index] for ref in slices}
-        calls = _plan_in_parts(recording, slices) or whole
-        planned |= calls
-        for ref in find_refs([(call.args, call.kwargs) for call in calls.values()]):
+        calls: dict[TensorRef, RecordedCall | None] = {}
+        if _are_disjoint(slices):
+            calls = {ref: plan_partial_call(recording, recording.calls[index], ref) for ref in slices}
+        if None in calls.values() or not calls:  # better made as a whole
+            calls = {ref._replace(region=WHOLE): recording.calls[index] for ref in slices}
+        planned |= {ref: call for ref, call in calls.items() if call is not None}
+        for ref in find_refs([(call.args, call.kwargs) for call in calls.values() if call is not None]):
             needed.setdefault(ref.call, set()).add(ref)
     return planned
-
-
-def _plan_in_parts(recording: Recording, slices: set[TensorRef]) -> dict[TensorRef, RecordedCall] | None:
-    """Plan a call for each slice of a call's results, or return None where it is better made as a whole."""
-    if not _are_disjoint(slices):
-        return None
-    calls = {ref: plan_partial_call(recording, recording.calls[ref.call], ref) for ref in slices}
-    planned = {ref: call for ref, call in calls.items() if call is not None}
-    return planned if len(planned) == len(calls) else None
 
 
 def _are_disjoint(slices: set[TensorRef]) -> bool:
@@ -95,11 +89,11 @@ class _Rebuilder:
 
 def plan_partial_call(recording: Recording, call: RecordedCall, ref: TensorRef) -> RecordedCall | None:
     """Return the call that computes a slice of one output, or None where the call must be made as a whole."""
-    if call.name in ("__getitem__", "unbind", "chunk", "split"):
+    if call.name in _SELECTIONS:
         return _select(recording, call, ref)
     if ref.region == WHOLE or call.name not in _RULES:
         return None
-    return _RULES[call.name](recording, call, ref.region)
+    return _RULES[call.name](recording, call, ref)
 
 
 def _region(spans: dict[int, tuple[int, int]]) -> Region:
@@ -131,7 +125,7 @@ def whole_weight(weight: Tensor) -> tuple[Tensor, slice]:
     return getattr(weight, _WHOLE_WEIGHT, (weight, slice(None)))
 
 
-def _elementwise(recording: Recording, call: RecordedCall, region: Region) -> RecordedCall | None:
+def _elementwise(recording: Recording, call: RecordedCall, ref: TensorRef) -> RecordedCall | None:
     """Slice the arguments like the result, but for dimensions in which they are broadcast."""
     rank = len(call.shapes[0])
     if len(call.shapes) > 1 or any(isinstance(value, TensorRef | Tensor) for value in call.kwargs.values()):
@@ -141,51 +135,51 @@ def _elementwise(recording: Recording, call: RecordedCall, region: Region) -> Re
         if not isinstance(value, TensorRef | Tensor):
             return value
         shape = recording.shape(value) if isinstance(value, TensorRef) else value.shape
-        own = ((dim - rank + len(shape), start, length) for dim, start, length in region)
+        own = ((dim - rank + len(shape), start, length) for dim, start, length in ref.region)
         return _slice_argument(value, tuple(span for span in own if span[0] >= 0 and shape[span[0]] != 1))
 
     return replace(call, args=tuple(slice_argument(value) for value in call.args))
 
 
-def _normalize(recording: Recording, call: RecordedCall, region: Region) -> RecordedCall | None:
+def _normalize(recording: Recording, call: RecordedCall, ref: TensorRef) -> RecordedCall | None:
     """Layer and RMS norms act on the last dimensions of each token alone."""
     kept = len(call.shapes[0]) - len(tuple(call.args[1]))
-    if any(dim >= kept for dim, _, _ in region) or not isinstance(call.args[0], TensorRef):
+    if any(dim >= kept for dim, _, _ in ref.region) or not isinstance(call.args[0], TensorRef):
         return None
-    return replace(call, args=(call.args[0]._replace(region=region), *call.args[1:]))
+    return replace(call, args=(call.args[0]._replace(region=ref.region), *call.args[1:]))
 
 
-def _linear(recording: Recording, call: RecordedCall, region: Region) -> RecordedCall | None:
+def _linear(recording: Recording, call: RecordedCall, ref: TensorRef) -> RecordedCall | None:
     """Some outputs need some rows of the weight, some tokens need those tokens."""
     arguments = dict(zip(("input", "weight", "bias"), call.args, strict=False)) | call.kwargs
     weight, bias = arguments["weight"], arguments.get("bias")
     if not isinstance(weight, Tensor) or isinstance(bias, TensorRef) or not isinstance(arguments["input"], TensorRef):
         return None
     last = len(call.shapes[0]) - 1
-    rows = tuple((0, start, length) for dim, start, length in region if dim == last)
-    tokens = tuple(span for span in region if span[0] != last)
+    rows = tuple((0, start, length) for dim, start, length in ref.region if dim == last)
+    tokens = tuple(span for span in ref.region if span[0] != last)
     bias = None if bias is None else _slice_argument(bias, rows)
     args = (arguments["input"]._replace(region=tokens), _slice_weight(weight, rows), bias)
     return replace(call, args=args, kwargs={})
 
 
-def _attention(recording: Recording, call: RecordedCall, region: Region) -> RecordedCall | None:
+def _attention(recording: Recording, call: RecordedCall, ref: TensorRef) -> RecordedCall | None:
     """Some queries attend to all keys."""
     query, *others = call.args
     token = len(call.shapes[0]) - 2
     plain = len(others) == 2 or (others[2] is None and not any(others[3:]))
     kwargs = {key: value for key, value in call.kwargs.items() if value is not None}
     plain = plain and "attn_mask" not in kwargs and not kwargs.get("is_causal")
-    if not plain or [span[0] for span in region] != [token]:
+    if not plain or [span[0] for span in ref.region] != [token]:
         return None
-    return replace(call, args=(query._replace(region=region), *others), kwargs=kwargs)
+    return replace(call, args=(query._replace(region=ref.region), *others), kwargs=kwargs)
 
 
-def _reshape(recording: Recording, call: RecordedCall, region: Region) -> RecordedCall | None:
+def _reshape(recording: Recording, call: RecordedCall, ref: TensorRef) -> RecordedCall | None:
     """A dimension that is kept, split from its outermost part on, or merged in whole steps."""
     source, result = recording.shape(call.args[0]), call.shapes[0]
     spans, shape = {}, list(result)
-    for dim, start, length in region:
+    for dim, start, length in ref.region:
         span = _source_span(source, result, dim, start, length)
         if span is None or span[0] in spans:
             return None
@@ -210,20 +204,8 @@ def _source_span(
     return None
 
 
-def _permute(recording: Recording, call: RecordedCall, region: Region) -> RecordedCall | None:
-    order = _order(call, len(call.shapes[0]))
-    spans = {order[dim]: (start, length) for dim, start, length in region}
-    return _replace_move(call, torch.permute, _region(spans), order)
-
-
-def _order(call: RecordedCall, rank: int) -> tuple[int, ...]:
-    """Return which dimension of its argument each dimension of the result is."""
-    probe = torch.empty(tuple(range(rank)), device="meta")  # its sizes name its dimensions
-    return tuple(call.func(probe, *call.args[1:], **call.kwargs).shape)
-
-
 def _select(recording: Recording, call: RecordedCall, ref: TensorRef) -> RecordedCall | None:
-    """A slice of a selection is a slice of its source."""
+    """A slice of a selection, or of a permutation, is a slice of its source."""
     source = call.args[0]
     if not isinstance(source, TensorRef) or tensors((call.args[1:], call.kwargs)) or find_refs(call.args[1:]):
         return None
@@ -246,6 +228,8 @@ def _select(recording: Recording, call: RecordedCall, ref: TensorRef) -> Recorde
         spans[kept[dim]] = (spans[kept[dim]][0] + start, length)
     chosen = {dim: span for dim, span in spans.items() if span != (0, shape[dim])}
     dropped = tuple(dim for dim in range(len(shape)) if dim not in kept)
+    if not dropped:
+        return _replace_move(call, torch.permute, _region(chosen), tuple(kept))
     return _replace_move(call, torch.squeeze, _region(chosen), dropped)
 
 
@@ -254,12 +238,13 @@ def _replace_move(call: RecordedCall, func: Callable[..., Any], region: Region, 
     return replace(call, func=func, args=(call.args[0]._replace(region=region), shape), kwargs={})
 
 
-_RULES: dict[str, Callable[[Recording, RecordedCall, Region], RecordedCall | None]] = {
+_SELECTIONS = ("__getitem__", "unbind", "chunk", "split")
+_RULES: dict[str, Callable[[Recording, RecordedCall, TensorRef], RecordedCall | None]] = {
     **dict.fromkeys(
         "add sub mul div neg gelu silu relu tanh sigmoid hardswish dropout contiguous clone".split(), _elementwise
     ),
-    **dict.fromkeys("reshape view flatten unflatten".split(), _reshape),
-    **dict.fromkeys("permute transpose swapaxes".split(), _permute),
+    **dict.fromkeys("reshape view flatten unflatten squeeze unsqueeze".split(), _reshape),
+    **dict.fromkeys("permute transpose swapaxes".split(), _select),
     **dict.fromkeys(["layer_norm", "rms_norm"], _normalize),
     "linear": _linear,
     "scaled_dot_product_attention": _attention,

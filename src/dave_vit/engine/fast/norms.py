@@ -22,11 +22,7 @@ from dave_vit.engine.states import depends_on_input, map_tensors, mark, state_of
 _MAX_WIDTH = 16384  # numbers up to which a row stays in registers
 
 
-def _applies(plain: Rule, call: Call, input: Tensor, shape: Any, *parameters: Any, **kwargs: Any) -> bool:
-    return not any(map(depends_on_input, (*parameters, *kwargs.values())))
-
-
-@register_substitute(norms.layer_norm, applies=_applies)
+@register_substitute(norms.layer_norm)
 def layer_norm(
     plain: Rule,
     call: Call,
@@ -36,8 +32,10 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     *args: Any,
-) -> Tensor:
+) -> Any:
     """Compute a layer norm with sigma frozen."""
+    if depends_on_input(weight) or depends_on_input(bias):
+        return NotImplemented
     shape = tuple(normalized_shape)
     x, *parameters = _cast(input.detach(), weight, bias)
     value, _, inverse = torch.native_layer_norm(x, shape, parameters[0], parameters[1], eps)
@@ -84,18 +82,16 @@ def is_bfloat16_autocast(tensor: Tensor) -> bool:
     return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
 
 
-def _has_bfloat16(plain: Rule, call: Call, *args: Any, **kwargs: Any) -> bool:
-    terms = tensors((args, kwargs))
-    return any(term.dtype is torch.bfloat16 for term in terms) and is_bfloat16_autocast(terms[0])
-
-
 def _narrow(tensor: Tensor) -> Tensor:
     return mark(tensor.to(torch.bfloat16), state_of(tensor)) if tensor.dtype is torch.float32 else tensor
 
 
 # Residual streams pass through these, and they return the widest type of their arguments.
-@register_substitute("add", "sub", "cat", "mul", applies=_has_bfloat16)
+@register_substitute("add", "sub", "cat", "mul")
 def keep_bfloat16(plain: Rule, call: Call, *args: Any, **kwargs: Any) -> Any:
     """Run a sum or product in bfloat16 where one argument is in it already."""
+    terms = tensors((args, kwargs))
+    if not (any(term.dtype is torch.bfloat16 for term in terms) and is_bfloat16_autocast(terms[0])):
+        return NotImplemented
     args, kwargs = map_tensors(_narrow, (args, kwargs))
     return plain(call, *args, **kwargs)

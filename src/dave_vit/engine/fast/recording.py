@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from dave_vit.engine.calls import ModuleCall, ModulePaths, place_tensors
 from dave_vit.engine.fingerprint import forget_fingerprints
 from dave_vit.engine.operators import FunctionName, function_name
+from dave_vit.engine.rules.attention import attend_in_parts
 from dave_vit.engine.states import map_tensors, tensors
 
 Region = tuple[tuple[int, int, int], ...]
@@ -110,10 +111,12 @@ class Recording:
 
     def repeats(self, other: Recording) -> bool:
         """Return whether another recording has the same calls with the same constants."""
-        if len(self.calls) != len(other.calls) or self.output != other.output:
-            return False
-        fields = (((call.func, call.args, call.kwargs, call.modes) for call in one.calls) for one in (self, other))
-        return all(map(_is_same, *fields))
+        return self.output == other.output and self._facts == other._facts
+
+    @cached_property
+    def _facts(self) -> list[Any]:
+        """What can be compared of each call; constants are the same if they are the same objects."""
+        return [(call.func, map_tensors(id, (call.args, call.kwargs)), call.modes) for call in self.calls]
 
     @cached_property
     def _unused_after(self) -> list[list[TensorRef]]:
@@ -124,19 +127,6 @@ class Recording:
             if ref != self.output:
                 unused[index].append(ref)
         return unused
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two arguments are equal, and tensors in them the same objects."""
-    if one is other:
-        return True
-    if type(one) is not type(other) or isinstance(one, Tensor):
-        return False
-    if isinstance(one, tuple | list):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
-    return bool(one == other)
 
 
 def find_refs(value: Any) -> list[TensorRef]:
@@ -198,6 +188,9 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if spelling.name == "__iter__":
             return iter(self.__torch_function__(Tensor.unbind, types, args))
+        if spelling.name == "multi_head_attention_forward":
+            with self:
+                return attend_in_parts(*args, **kwargs)
         arg_refs, kwarg_refs = map_tensors(self._find_ref, (args, kwargs))
         result = func(*args, **kwargs)
         outputs, given = tensors(result), tensors((args, kwargs))

@@ -1,7 +1,8 @@
-"""Products, quotients and powers: one of the tensors carries on, the others are frozen (see ``states``)."""
+"""Products, quotients, powers, activations: one of the tensors carries on, the others are frozen (see ``states``)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,6 +76,26 @@ def quotient(call: Call, input: Any, other: Any, *, rounding_mode: str | None = 
     if rounding_mode is not None or not is_carrier(input):
         return call.mode.run_frozen(call, input, other, rounding_mode=rounding_mode)
     return mark(call.func(input, other.detach() if isinstance(other, Tensor) else other), state_of(input))
+
+
+@dataclass(frozen=True)
+class GateRule:
+    """Rule of an activation with f(0) = 0: f(x) = x * phi(x), of which only x carries gradient (appendix A).
+
+    Attributes:
+        at_zero: the limit of f(x) / x at x = 0.
+    """
+
+    at_zero: float
+
+    def __call__(self, call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute the activation; its derivative is the gate."""
+        if input.is_complex():
+            raise call.mode.refusal(call.name)
+        x = input.detach()
+        value = call.func(x, *args, **kwargs)
+        gate = (value / x).nan_to_num_(nan=self.at_zero)  # 0 / 0 is the one NaN
+        return mark(carry(lambda: value, torch.mul, input, saved=(gate,)), State.GATE)
 
 
 def power(call: Call, input: Any, exponent: Any = 2) -> Any:

@@ -15,20 +15,10 @@ _TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of fl
 
 @triton.jit
 def _scores(
-    q,
-    k,
-    rows,
-    columns,
-    mask,
-    L: tl.constexpr,
-    S: tl.constexpr,
-    stride_l: tl.constexpr,
-    stride_s: tl.constexpr,
-    scale: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    MASK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, rows, columns, mask,
+    L: tl.constexpr, S: tl.constexpr, stride_l: tl.constexpr, stride_s: tl.constexpr,
+    scale: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Transposed scores of one tile in units of log 2: [keys, queries]; -inf where a query must not attend."""
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * (scale * _LOG2E)
     if MASK != "none":
@@ -51,47 +41,20 @@ def values_gradient_kernel(
     lse,  # [B, Hq, L]
     mask,  # [B, Hq, L, S]
     out,  # [K, B, Hk, S, Ev]
-    g_k: tl.constexpr,
-    g_b: tl.constexpr,
-    g_h: tl.constexpr,
-    g_l: tl.constexpr,
-    g_e: tl.constexpr,
-    q_b: tl.constexpr,
-    q_h: tl.constexpr,
-    q_l: tl.constexpr,
-    q_e: tl.constexpr,
-    k_b: tl.constexpr,
-    k_h: tl.constexpr,
-    k_s: tl.constexpr,
-    k_e: tl.constexpr,
-    l_b: tl.constexpr,
-    l_h: tl.constexpr,
-    l_l: tl.constexpr,
-    m_b: tl.constexpr,
-    m_h: tl.constexpr,
-    m_l: tl.constexpr,
-    m_s: tl.constexpr,
-    o_k: tl.constexpr,
-    o_b: tl.constexpr,
-    o_h: tl.constexpr,
-    o_s: tl.constexpr,
-    scale: tl.constexpr,
-    TARGETS: tl.constexpr,
+    g_k: tl.constexpr, g_b: tl.constexpr, g_h: tl.constexpr, g_l: tl.constexpr, g_e: tl.constexpr,
+    q_b: tl.constexpr, q_h: tl.constexpr, q_l: tl.constexpr, q_e: tl.constexpr,
+    k_b: tl.constexpr, k_h: tl.constexpr, k_s: tl.constexpr, k_e: tl.constexpr,
+    l_b: tl.constexpr, l_h: tl.constexpr, l_l: tl.constexpr,
+    m_b: tl.constexpr, m_h: tl.constexpr, m_l: tl.constexpr, m_s: tl.constexpr,
+    o_k: tl.constexpr, o_b: tl.constexpr, o_h: tl.constexpr, o_s: tl.constexpr,
+    scale: tl.constexpr, TARGETS: tl.constexpr,
     HEADS: tl.constexpr,  # of keys and values
     GROUP: tl.constexpr,  # query heads to one of them
-    L: tl.constexpr,
-    S: tl.constexpr,
-    E: tl.constexpr,
-    EV: tl.constexpr,
-    E_TILE: tl.constexpr,
-    EV_TILE: tl.constexpr,
+    L: tl.constexpr, S: tl.constexpr, E: tl.constexpr, EV: tl.constexpr,
+    E_TILE: tl.constexpr, EV_TILE: tl.constexpr,
     TARGET_TILE: tl.constexpr,  # targets that share one rebuild of the matrix
-    KEYS: tl.constexpr,
-    QUERIES: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    MASK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    KEYS: tl.constexpr, QUERIES: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """A^T grad for one tile of keys and some targets, summed over the query heads that share a value head."""
     batch = (tl.program_id(1) // HEADS).to(tl.int64)
     head = tl.program_id(1) % HEADS
@@ -131,31 +94,13 @@ def log_sum_exp_kernel(
     key,  # [B, Hk, S, E]
     mask,  # [B, Hq, L, S]
     out,  # [B, Hq, L]
-    q_b: tl.constexpr,
-    q_h: tl.constexpr,
-    q_l: tl.constexpr,
-    q_e: tl.constexpr,
-    k_b: tl.constexpr,
-    k_h: tl.constexpr,
-    k_s: tl.constexpr,
-    k_e: tl.constexpr,
-    m_b: tl.constexpr,
-    m_h: tl.constexpr,
-    m_l: tl.constexpr,
-    m_s: tl.constexpr,
-    scale: tl.constexpr,
-    HEADS: tl.constexpr,  # of queries
-    GROUP: tl.constexpr,
-    L: tl.constexpr,
-    S: tl.constexpr,
-    E: tl.constexpr,
-    E_TILE: tl.constexpr,
-    KEYS: tl.constexpr,
-    QUERIES: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    MASK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q_b: tl.constexpr, q_h: tl.constexpr, q_l: tl.constexpr, q_e: tl.constexpr,
+    k_b: tl.constexpr, k_h: tl.constexpr, k_s: tl.constexpr, k_e: tl.constexpr,
+    m_b: tl.constexpr, m_h: tl.constexpr, m_l: tl.constexpr, m_s: tl.constexpr,
+    scale: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,  # HEADS of queries
+    L: tl.constexpr, S: tl.constexpr, E: tl.constexpr, E_TILE: tl.constexpr,
+    KEYS: tl.constexpr, QUERIES: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """log sum exp of the scores of one tile of queries."""
     batch = (tl.program_id(1) // HEADS).to(tl.int64)
     head = tl.program_id(1) % HEADS
@@ -232,18 +177,13 @@ def row_sizes_kernel(x, of_input, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr)
 
 @triton.jit
 def share_gradient_kernel(
-    grad,  # [rows, WIDTH]
-    value,  # [rows, WIDTH]
+    grad, value,  # [rows, WIDTH]
     size,  # [rows]
-    bias,  # [WIDTH]
-    of_output,  # [WIDTH]
+    bias, of_output,  # [WIDTH]
     out,  # [rows, WIDTH]
     summed,  # [rows]
-    favour,
-    BIAS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    favour, BIAS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """grad * |s|, and the mean of grad * s in a row, weighted by ``of_output``."""
     row = tl.program_id(0).to(tl.int64)
     amount = tl.load(size + row)
@@ -287,15 +227,10 @@ def weighted_sums_kernel(
     samples,  # [n, B, CHANNELS, PIXELS]
     weights,  # [n, B]
     total,  # [B, CHANNELS, PIXELS]
-    first,  # [B, PIXELS]
-    second,  # [B, PIXELS]
-    n,
-    batch,
-    CHANNELS: tl.constexpr,
-    PIXELS: tl.constexpr,
-    CHANNEL_TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    first, second,  # [B, PIXELS]
+    n, batch,
+    CHANNELS: tl.constexpr, PIXELS: tl.constexpr, CHANNEL_TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Sum w x, w^2 s and w^2 s^2 of some pixels of one image, with s the sum of x over its channels."""
     image = tl.program_id(1).to(tl.int64)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

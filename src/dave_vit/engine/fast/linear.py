@@ -1,4 +1,8 @@
-"""The flat gamma rule without its second product: the rank-one mean u v of absolute weights is used by its factors."""
+"""Linear layers and convolutions: windows that lie side by side as products, and the flat gamma rule by its factors.
+
+Products are much faster than convolutions, such as patch embeddings. The flat gamma rule needs no second product: the
+rank-one mean u v of absolute weights is used by its factors.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,77 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
-from dave_vit.engine.calls import Call, carry
+from dave_vit.engine.calls import Call, Rule, carry
 from dave_vit.engine.fast import PassKind, kernels, register_substitute
 from dave_vit.engine.fast.gates import same_signs
 from dave_vit.engine.fast.narrowing import whole_weight
-from dave_vit.engine.fast.patches import are_windows_adjacent, arrange_in_grid, prefers_product, windows_of
 from dave_vit.engine.rules.gamma import Gamma, Layer, adjoint, bias_part, by_output, rank_one_factors, sees_all_inputs
 from dave_vit.engine.rules.products import weighted_sum
+from dave_vit.engine.states import depends_on_input, is_carrier
 
 _MAX_ROW = 768  # numbers of a row; with more at once, or in a loop, a compiler's kernel takes up to twice the time
+
+
+def are_windows_adjacent(
+    input: Tensor, weight: Tensor, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> bool:
+    """Return whether the windows of a convolution of images lie side by side."""
+    adjacent = tuple(weight.shape[2:]) == _pair(stride) and _pair(padding) == (0, 0) and groups == 1
+    return adjacent and _pair(dilation) == (1, 1) and input.ndim == 4
+
+
+def _pair(size: Any) -> Any:
+    return (size, size) if isinstance(size, int) else tuple(size)  # a padding may be a word, which is no pair
+
+
+def prefers_product(input: Tensor) -> bool:
+    """Return whether the product of windows is faster in the forward pass as well; else only in the backward pass."""
+    return input.is_cuda
+
+
+@register_substitute(weighted_sum, Gamma)
+def patch_convolution(
+    plain: Rule, call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Any:
+    """Run the rule on a convolution as a product."""
+    is_flat = isinstance(plain, Gamma) and plain.flat  # which has a faster form of its own
+    if call.name != "conv2d" or is_flat or not are_windows_adjacent(input, weight, *args, **kwargs):
+        return NotImplemented
+    if not is_carrier(input) or depends_on_input(weight) or depends_on_input(bias):
+        return NotImplemented
+    return plain(Call(call.mode, _product_of_windows, call.name), input, weight, bias)
+
+
+def _product_of_windows(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def pullback(grad: Tensor, matrix: Tensor) -> Tensor:
+        return grad @ matrix.conj().to(grad.dtype)
+
+    windows, matrix = windows_of(input, weight), weight.flatten(1)
+    outputs = carry(lambda: values_of_windows(input, weight, bias), pullback, windows, saved=(matrix,))
+    return arrange_in_grid(outputs, input, weight)
+
+
+def values_of_windows(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute a convolution whose windows lie side by side, without gradient: ``[B, rows * columns, O]``."""
+    x = input.detach()
+    if prefers_product(input):
+        return F.linear(windows_of(x, weight), weight.flatten(1), bias)
+    return F.conv2d(x, weight, bias, weight.shape[2:]).flatten(2).transpose(1, 2)
+
+
+def windows_of(input: Tensor, weight: Tensor) -> Tensor:
+    """Return the windows of a convolution that lie side by side: ``[B, rows * columns, C * height * width]``."""
+    (height, width), (batch, channels) = weight.shape[2:], input.shape[:2]
+    rows, columns = input.shape[2] // height, input.shape[3] // width
+    whole = input[:, :, : rows * height, : columns * width]
+    moved = whole.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
+    return moved.reshape(batch, rows * columns, -1)
+
+
+def arrange_in_grid(outputs: Tensor, input: Tensor, weight: Tensor) -> Tensor:
+    """Reshape what a linear layer returned for the windows, ``[B, rows * columns, O]``, as the convolution does."""
+    grid = (input.shape[2] // weight.shape[2], input.shape[3] // weight.shape[3])
+    return outputs.transpose(1, 2).unflatten(2, grid)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -144,10 +210,6 @@ def sum_last(values: Tensor) -> Tensor:
     return pieces.sum(-1).sum(-1, keepdim=True)
 
 
-def _applies(plain: Gamma, call: Call, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> bool:
-    return plain.flat and sees_all_inputs(call, input, weight)
-
-
 def choose_kernel_form(x: Tensor, weight: Tensor, *others: Tensor | None) -> type[FlatForm]:
     """Return the form by kernels where they take the tensors of a linear layer: they need the whole weight."""
     return KernelForm if whole_weight(weight)[0] is weight and kernels.take(x, weight, *others) else FlatForm
@@ -171,6 +233,8 @@ def flat_gamma(
     **kwargs: Any,
 ) -> Any:
     """Run the flat rule in the form that serves a kind of pass."""
+    if not (plain.flat and sees_all_inputs(call, input, weight)):
+        return NotImplemented
     c = plain.favour(call, input, weight, bias)
     if c == 0.0:
         return weighted_sum(call, input, weight, bias, *args, **kwargs)
@@ -193,15 +257,12 @@ def flat_gamma(
     if call.name != "conv2d" or not are_windows_adjacent(input, weight, *args, **kwargs):
         return run(layer, layer(input.detach(), weight, bias), input, weight, lambda outputs: outputs)
     windows, matrix = windows_of(input, weight), weight.flatten(1)
-    if prefers_product(input):
-        value = F.linear(windows.detach(), matrix, bias)
-    else:
-        value = layer(input.detach(), weight, bias).flatten(2).transpose(1, 2)
+    value = values_of_windows(input, weight, bias)
     return run(F.linear, value, windows, matrix, partial(arrange_in_grid, input=input, weight=weight))
 
 
 for _kind in PassKind:
-    register_substitute(Gamma, applies=_applies, passes=(_kind,))(partial(flat_gamma, _kind))
+    register_substitute(Gamma, passes=(_kind,))(partial(flat_gamma, _kind))
 
 
 def _choose_form(kind: PassKind, x: Tensor, weight: Tensor, *others: Tensor | None) -> type[FlatForm]:
