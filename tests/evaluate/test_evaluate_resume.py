@@ -139,7 +139,7 @@ def test_the_code_of_a_model_decides(tmp_path):
 
 
 def test_the_code_of_a_plugin_decides_and_its_captions_do_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(METRICS, "_entries", {**METRICS._entries})
+    monkeypatch.setattr(METRICS, "data", {**METRICS.data})
     monkeypatch.setattr("dave_vit._internal.registry._PLUGINS", {})
     path = tmp_path / "own.py"
     rewrite(path, METRIC)
@@ -157,7 +157,7 @@ def test_the_code_of_a_plugin_decides_and_its_captions_do_not(tmp_path, monkeypa
 
 
 def test_a_metric_of_this_package_has_no_code_of_its_own(monkeypatch):
-    monkeypatch.setattr(METRICS, "_entries", {**METRICS._entries})
+    monkeypatch.setattr(METRICS, "data", {**METRICS.data})
 
     @METRICS.register("here")
     class Here(Metric):

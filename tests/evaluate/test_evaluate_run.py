@@ -288,7 +288,7 @@ def test_a_grid_metric_of_the_how_to_is_scored_on_the_grids_of_gridpg(squares, t
     page = (Path(__file__).parents[2] / "docs" / "howto" / "own-metric.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     names: dict[str, object] = {}
-    monkeypatch.setattr(METRICS, "_entries", dict(METRICS._entries))
+    monkeypatch.setattr(METRICS, "data", dict(METRICS.data))
     for block in (blocks[0], *(block for block in blocks if "GridMetric" in block)):
         exec(block, names)
     metrics = [{"metric": name, "options": {"grids": 3}} for name in ("gridpg", "lead")]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections import UserDict
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from dave_vit._internal.content_hash import hash_code
 from dave_vit.errors import OptionError, UnknownName, first_line
@@ -81,7 +82,7 @@ def import_plugins(paths: Iterable[str | Path]) -> tuple[str, ...]:
     return tuple(map(str, resolved))
 
 
-class Registry(Generic[T]):
+class Registry(UserDict[str, T]):
     """Names to objects, in the order of their registration.
 
     Args:
@@ -89,17 +90,17 @@ class Registry(Generic[T]):
     """
 
     def __init__(self, kind: str) -> None:
+        super().__init__()
         self.kind = kind
-        self._entries: dict[str, T] = {}
         self._libraries: dict[str, Callable[[str], T]] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that registers an object under ``name``."""
 
         def add(entry: T) -> T:
-            if name in self._entries:
+            if name in self:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
-            self._entries[name] = entry
+            self[name] = entry
             return entry
 
         return add
@@ -113,25 +114,13 @@ class Registry(Generic[T]):
 
         return add
 
-    def __getitem__(self, name: str) -> T:
+    def __missing__(self, name: str) -> T:
         library, colon, inner = name.partition(":")
         if colon and library in self._libraries:
             return self._libraries[library](inner)
-        if name not in self._entries:
-            names = list(self._entries)
-            hint = suggest_names(name, names) or f"; known: {', '.join(names)}"
-            raise UnknownName(f"unknown {self.kind} {name!r}{hint}")
-        return self._entries[name]
+        hint = suggest_names(name, list(self)) or f"; known: {', '.join(self)}"
+        raise UnknownName(f"unknown {self.kind} {name!r}{hint}")
 
     def summaries(self) -> dict[str, str]:
         """Return the first line of each entry's docstring by its name, for help texts."""
-        return {name: (entry.__doc__ or "").partition("\n")[0] for name, entry in self._entries.items()}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return {name: (entry.__doc__ or "").partition("\n")[0] for name, entry in self.items()}

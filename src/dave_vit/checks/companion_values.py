@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from dave_vit.engine.forward import Read, forward, isolate_pass
 from dave_vit.engine.interception import Interception, find_out_of_place
 from dave_vit.engine.operators import FunctionName, OperatorKind, function_name, names_of_kind
 from dave_vit.engine.rule_sets import EFFECTIVE
-from dave_vit.engine.states import State, is_carrier, map_tensors, state_of, tensors
+from dave_vit.engine.states import State, is_carrier, map_tensors, mark, state_of, tensors
 
 _LIVE = "_dave_companion"
 
@@ -46,39 +47,25 @@ def _companion(tensor: Tensor) -> Tensor:
     return getattr(tensor, _LIVE)  # type: ignore[no-any-return]
 
 
-class _Value(NamedTuple):
-    """A tensor, its companion and its state."""
-
-    at: Tensor
-    live: Tensor
-    state: State
+def _carries(tensor: Tensor) -> bool:
+    return tensor.requires_grad and not tensor.is_leaf  # a leaf is a parameter
 
 
-class _Values(dict[int, _Value]):
-    """The tensors among the arguments of one call, before the call."""
+def _at(value: Any) -> Any:
+    """Return arguments as they are for x."""
+    return map_tensors(Tensor.detach, value)
 
-    def __init__(self, arguments: Any, *, written: Any = None) -> None:
-        super().__init__()
-        for tensor in tensors(arguments):
-            at = tensor.detach().clone() if tensor is written else tensor.detach()
-            carries = tensor.requires_grad and not tensor.is_leaf  # a leaf is a parameter
-            live = _companion(tensor) if carries else at
-            state = state_of(tensor) if carries else State.CONSTANT
-            self[id(tensor)] = _Value(at, live.clone() if tensor is written else live, state)
 
-    def at(self, value: Any) -> Any:
-        """Return the arguments for x."""
-        return map_tensors(lambda tensor: self[id(tensor)].at, value)
+def _live(value: Any) -> Any:
+    """Return the companions of arguments."""
+    return map_tensors(lambda tensor: _companion(tensor) if _carries(tensor) else tensor.detach(), value)
 
-    def live(self, value: Any) -> Any:
-        """Return the companions of the arguments."""
-        return map_tensors(lambda tensor: self[id(tensor)].live, value)
 
-    def factors(self, value: Any) -> Any:
-        """Return the factors of a product: gates are held where a plain carrier is among them."""
-        plain = any(self[id(tensor)].state is State.CARRIER for tensor in tensors(value))
-        held = (State.GATE,) if plain else ()
-        return map_tensors(lambda t: self[id(t)].at if self[id(t)].state in held else self[id(t)].live, value)
+def _factors(value: Any) -> Any:
+    """Return the companions of the factors of a product: gates are held where a plain carrier is among them."""
+    states = [state_of(tensor) for tensor in tensors(value) if _carries(tensor)]
+    is_held = State.CARRIER in states
+    return map_tensors(lambda t: _at(t) if is_held and state_of(t) is State.GATE else _live(t), value)
 
 
 class _CompanionInterception(Interception):
@@ -99,77 +86,87 @@ class _CompanionInterception(Interception):
         if spelling.operator.has_constant_result or not any(map(is_carrier, tensors((args, kwargs)))):
             return super().__torch_function__(func, types, args, kwargs)
         writes = spelling.inplace or spelling.name == "__setitem__" or bool(kwargs.get("inplace"))
-        values = _Values((args, kwargs), written=args[0] if writes else None)
+        given: Any = (args, {key: value for key, value in kwargs.items() if key != "inplace"})
+        if writes:
+            given = map_tensors(partial(_copy_written, target=args[0]), given)
         result = super().__torch_function__(func, types, args, kwargs)
         result = list(result) if spelling.name == "__iter__" else result
-        kwargs = {key: value for key, value in kwargs.items() if key != "inplace"}
         with torch.no_grad():
             if writes:
-                self._write(spelling, func, values, args, kwargs)
+                self._write(spelling, func, args[0], *given)
             else:
-                self._make(spelling.name, func, values, args, kwargs, result)
+                self._make(spelling.name, func, result, *given)
         return iter(result) if spelling.name == "__iter__" else result
 
-    def _make(self, name: str, func: Any, values: _Values, args: Any, kwargs: Any, result: Any) -> None:
+    def _make(self, name: str, func: Any, result: Any, args: Any, kwargs: Any) -> None:
         outputs = tensors(result)
         if all(hasattr(tensor, _LIVE) for tensor in outputs if tensor.requires_grad):
             return  # an operator, or a function whose parts were followed one by one
-        for tensor, live in zip(outputs, tensors(_replay_call(name, func, values, args, kwargs)), strict=True):
+        for tensor, live in zip(outputs, tensors(_replay_call(name, func, args, kwargs)), strict=True):
             if tensor.requires_grad:
                 setattr(tensor, _LIVE, live)
 
-    def _write(self, spelling: FunctionName, func: Any, values: _Values, args: Any, kwargs: Any) -> None:
+    def _write(self, spelling: FunctionName, func: Any, target: Tensor, args: Any, kwargs: Any) -> None:
         """Write into the companion itself, so that its views change as those of the tensor do."""
-        target = args[0]
         if not target.requires_grad:
             return
-        live = getattr(target, _LIVE, values[id(target)].live)
+        live = getattr(target, _LIVE, args[0].detach())
         if spelling.name == "__setitem__":
-            live[values.at(args[1])] = values.live(args[2])
+            live[_at(args[1])] = _live(args[2])
         elif spelling.operator.kind is OperatorKind.MOVE:  # may change the shape
             func(live, *args[1:], **kwargs)
         else:
             plain = find_out_of_place(func) if spelling.inplace else func
-            live.copy_(tensors(_replay_call(spelling.name, plain, values, args, kwargs))[0])
+            live.copy_(tensors(_replay_call(spelling.name, plain, args, kwargs))[0])
         setattr(target, _LIVE, live)
 
 
-def _replay_call(name: str, func: Callable[..., Any], values: _Values, args: Any, kwargs: Any) -> Any:
+def _copy_written(tensor: Tensor, target: Tensor) -> Tensor:
+    """Return what a call is about to write to as it is before."""
+    if tensor is not target:
+        return tensor
+    before = mark(tensor.clone(), state_of(tensor))
+    if _carries(tensor):
+        setattr(before, _LIVE, _companion(tensor).clone())
+    return before
+
+
+def _replay_call(name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Run one function with its operators held."""
     form = _FORMS.get(name)
     if form is None:
         raise ReplayError(name)
-    return form(func, values, *args, **kwargs)
+    return form(func, *args, **kwargs)
 
 
-def _affine(func: Any, values: _Values, *args: Any, **kwargs: Any) -> Any:
-    return func(*values.live(args), **values.live(kwargs))
+def _affine(func: Any, *args: Any, **kwargs: Any) -> Any:
+    return func(*_live(args), **_live(kwargs))
 
 
-def _first(func: Any, values: _Values, input: Any, *args: Any, **kwargs: Any) -> Any:
-    return func(values.live(input), *values.at(args), **values.at(kwargs))
+def _first(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+    return func(_live(input), *_at(args), **_at(kwargs))
 
 
-def _product(func: Any, values: _Values, *args: Any, **kwargs: Any) -> Any:
-    args, kwargs = values.factors((args, kwargs))
+def _product(func: Any, *args: Any, **kwargs: Any) -> Any:
+    args, kwargs = _factors((args, kwargs))
     return func(*args, **kwargs)
 
 
-def _weighted_sum(func: Any, values: _Values, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
-    return func(*values.factors((input, weight)), *values.live(args), **values.live(kwargs))
+def _weighted_sum(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+    return func(*_factors((input, weight)), *_live(args), **_live(kwargs))
 
 
-def _fused_product(func: Any, values: _Values, addend: Any, *args: Any, **kwargs: Any) -> Any:
-    return func(values.live(addend), *values.factors(args), **kwargs)
+def _fused_product(func: Any, addend: Any, *args: Any, **kwargs: Any) -> Any:
+    return func(_live(addend), *_factors(args), **kwargs)
 
 
-def _selection(func: Any, values: _Values, first: Any, *args: Any, **kwargs: Any) -> Any:
+def _selection(func: Any, first: Any, *args: Any, **kwargs: Any) -> Any:
     """Return torch's derivative along the companion: the function is piecewise linear and homogeneous."""
 
     def select(x: Tensor) -> Any:
-        return tuple(tensors(func(x, *values.at(args), **values.at(kwargs))))
+        return tuple(tensors(func(x, *_at(args), **_at(kwargs))))
 
-    return _derivative(select, values.at(first), values.live(first))
+    return _derivative(select, _at(first), _live(first))
 
 
 def _derivative(function: Callable[[Tensor], Any], at: Tensor, along: Tensor) -> Any:
@@ -179,50 +176,50 @@ def _derivative(function: Callable[[Tensor], Any], at: Tensor, along: Tensor) ->
         return torch.func.jvp(function, (at,), (along,))[1]
 
 
-def _gate(func: Any, values: _Values, input: Any, *args: Any, **kwargs: Any) -> Tensor:
+def _gate(func: Any, input: Any, *args: Any, **kwargs: Any) -> Tensor:
     """f(x) = x phi(x): the quotient, and its limit, the slope, at zero."""
-    at = values.at(input)
+    at = _at(input)
 
     def activation(x: Tensor) -> Any:
         return func(x, *args, **kwargs)
 
     slope = _derivative(activation, torch.zeros_like(at), torch.ones_like(at))
     gate = torch.where(at == 0, slope, activation(at) / torch.where(at == 0, torch.ones_like(at), at))
-    return gate * values.live(input)  # type: ignore[no-any-return]
+    return gate * _live(input)  # type: ignore[no-any-return]
 
 
-def _power(func: Any, values: _Values, input: Any, exponent: Any = 2) -> Any:
-    return values.at(input) ** (exponent - 1) * values.live(input)
+def _power(func: Any, input: Any, exponent: Any = 2) -> Any:
+    return _at(input) ** (exponent - 1) * _live(input)
 
 
-def _glu(func: Any, values: _Values, input: Any, dim: int = -1) -> Any:
-    return values.live(input).chunk(2, dim)[0] * values.at(input).chunk(2, dim)[1].sigmoid()
+def _glu(func: Any, input: Any, dim: int = -1) -> Any:
+    return _live(input).chunk(2, dim)[0] * _at(input).chunk(2, dim)[1].sigmoid()
 
 
 def _layer_norm(
-    func: Any, values: _Values, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
+    func: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
 ) -> Any:
     dims = tuple(range(-len(tuple(shape)), 0))
-    return _scale(_center(values.live(x), values.at(x), dims, eps), weight, bias)
+    return _scale(_center(_live(x), _at(x), dims, eps), weight, bias)
 
 
-def _rms_norm(func: Any, values: _Values, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
-    at, dims = values.at(x), tuple(range(-len(tuple(shape)), 0))
+def _rms_norm(func: Any, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    at, dims = _at(x), tuple(range(-len(tuple(shape)), 0))
     floor = torch.finfo(at.dtype).eps if eps is None else eps
-    return _scale(values.live(x) / (at.square().mean(dims, keepdim=True) + floor).sqrt(), weight, None)
+    return _scale(_live(x) / (at.square().mean(dims, keepdim=True) + floor).sqrt(), weight, None)
 
 
 def _group_norm(
-    func: Any, values: _Values, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
+    func: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
 ) -> Any:
-    live, at = (part.unflatten(1, (groups, -1)).flatten(2) for part in (values.live(x), values.at(x)))
+    live, at = (part.unflatten(1, (groups, -1)).flatten(2) for part in (_live(x), _at(x)))
     parameters = (None if part is None else part.reshape(-1, *[1] * (x.ndim - 2)) for part in (weight, bias))
     return _scale(_center(live, at, (-1,), eps).reshape(x.shape), *parameters)
 
 
-def _instance_norm(func: Any, values: _Values, x: Any, mean: Any = None, spread: Any = None, *args: Any) -> Any:
+def _instance_norm(func: Any, x: Any, mean: Any = None, spread: Any = None, *args: Any) -> Any:
     weight, bias, _, _, eps = (*args, *(None, None, True, 0.1, 1e-5)[len(args) :])[:5]
-    return _group_norm(func, values, x, x.shape[1], weight, bias, eps)
+    return _group_norm(func, x, x.shape[1], weight, bias, eps)
 
 
 def _center(live: Tensor, at: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
@@ -235,33 +232,33 @@ def _scale(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias.detach()
 
 
-def _normalize(func: Any, values: _Values, x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **_: Any) -> Any:
-    return values.live(x) / values.at(x).norm(p, dim, keepdim=True).clamp_min(eps)
+def _normalize(func: Any, x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **_: Any) -> Any:
+    return _live(x) / _at(x).norm(p, dim, keepdim=True).clamp_min(eps)
 
 
-def _solve(func: Any, values: _Values, system: Any, right: Any, **kwargs: Any) -> Any:
-    return func(values.at(system), values.live(right), **kwargs)
+def _solve(func: Any, system: Any, right: Any, **kwargs: Any) -> Any:
+    return func(_at(system), _live(right), **kwargs)
 
 
-def _attention(func: Any, values: _Values, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+def _attention(func: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     """Run fused attention, which is linear in its values."""
-    return func(values.at(query), values.at(key), values.live(value), *values.at(args), **values.at(kwargs))
+    return func(_at(query), _at(key), _live(value), *_at(args), **_at(kwargs))
 
 
-def _mean_and_spread(func: Any, values: _Values, *args: Any, **kwargs: Any) -> Any:
-    return func(*values.at(args), **values.at(kwargs))[0], func(*values.live(args), **values.live(kwargs))[1]
+def _mean_and_spread(func: Any, *args: Any, **kwargs: Any) -> Any:
+    return func(*_at(args), **_at(kwargs))[0], func(*_live(args), **_live(kwargs))[1]
 
 
-def _copy(func: Any, values: _Values, target: Any, source: Any, *args: Any) -> Any:
-    return values.live(source).to(target.dtype).expand_as(target)
+def _copy(func: Any, target: Any, source: Any, *args: Any) -> Any:
+    return _live(source).to(target.dtype).expand_as(target)
 
 
-def _parts(func: Any, values: _Values, tensor: Any) -> Any:
-    return list(values.live(tensor).unbind())
+def _parts(func: Any, tensor: Any) -> Any:
+    return list(_live(tensor).unbind())
 
 
-def _same(func: Any, values: _Values, input: Any, *args: Any, **kwargs: Any) -> Any:
-    return values.live(input)
+def _same(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+    return _live(input)
 
 
 _FORMS: dict[str, Callable[..., Any]] = {
