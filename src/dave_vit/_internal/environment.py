@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any
 
@@ -20,12 +20,7 @@ _PACKAGES = ("torch", "timm", "numpy", "pillow")
 def versions() -> MappingProxyType[str, str]:
     """Return the versions of the software that a result depends on."""
     result = {"dave-vit": __version__, "python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            result[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return MappingProxyType(result)
+    return MappingProxyType(result | {package: version(package) for package in _PACKAGES})
 
 
 def format_facts(facts: Mapping[str, Any]) -> str:

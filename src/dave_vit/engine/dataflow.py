@@ -32,11 +32,12 @@ _SHAPE_ONLY = frozenset(
     new_empty_strided""".split()
 )
 _ATTENTION = re.compile("attention|sdp")
+_DECISIONS = frozenset("__bool__ is_nonzero equal allclose __contains__".split())
 # Functions that may make numbers of a tensor: decisions, indices, and those whose result has a state.
-_MAKES_NUMBERS = frozenset(
-    """__bool__ is_nonzero equal allclose __contains__ __getitem__ __setitem__ select narrow full tensor as_tensor
-    scalar_tensor asarray""".split()
-) | {name for name, operator in OPERATORS.items() if operator.fills_result}
+_MAKES_NUMBERS = _DECISIONS.union(
+    "__getitem__ __setitem__ select narrow full tensor as_tensor scalar_tensor asarray".split(),
+    (name for name, operator in OPERATORS.items() if operator.fills_result),
+)
 
 _CONSTANT = (
     "it takes a tensor for a constant that depends on the image: what is made of numbers, of .data or of memory "
@@ -60,8 +61,6 @@ _RANDOM = (
 _ORDERS = ("randperm", "multinomial")  # of tokens, which may not matter
 _TRANSFORMED = "it is called inside of a torch.func transform (vmap, grad, vjp, jvp); write the function out"
 
-
-_DECISIONS = frozenset("__bool__ is_nonzero equal allclose __contains__".split())
 _NEAR = 1e-3  # relative to the image: no branch is likely to change
 
 CallConstants = tuple[str, tuple[Any, ...]]

@@ -87,8 +87,7 @@ class ClassLogit:
 
     def __call__(self, output: Any) -> Tensor:
         """Select the logit ``[B]`` from logits ``[B, classes]``."""
-        logits = _of_rank(find_tensor(output, _LOGITS, "logits"), 2, "[B, classes]")
-        return _pick(logits, 1, self.label, "class")
+        return _pick(_find_logits(output, "[B, classes]"), 1, self.label, "class")
 
 
 @SCORES.register("value")
@@ -191,7 +190,7 @@ class Token:
 
     def __call__(self, output: Any) -> Tensor:
         """Select the logit ``[B]`` from logits ``[B, L, vocabulary]``."""
-        logits = _of_rank(find_tensor(output, _LOGITS, "logits"), 3, "[B, length, vocabulary]")
+        logits = _find_logits(output, "[B, length, vocabulary]")
         return _pick(_pick(logits, 1, self.position, "position"), 1, self.token, "token")
 
 
@@ -253,7 +252,7 @@ class Query:
 
     def __call__(self, output: Any) -> Tensor:
         """Select the logit ``[B]`` from logits ``[B, queries, classes]``."""
-        logits = _of_rank(find_tensor(output, _LOGITS, "logits"), 3, "[B, queries, classes]")
+        logits = _find_logits(output, "[B, queries, classes]")
         return _pick(_pick(logits, 1, self.query, "query"), 1, self.label, "class")
 
 
@@ -287,7 +286,7 @@ class Detection:
 
     def __call__(self, output: Any, places: Tensor | None = None) -> Tensor:
         """Select ``[B]`` from logits ``[B, queries, classes]`` by boxes ``[B, queries, 4]`` (centre, width, height)."""
-        logits = _of_rank(find_tensor(output, _LOGITS, "logits"), 3, "[B, queries, classes]")
+        logits = _find_logits(output, "[B, queries, classes]")
         boxes = find_tensor(output, ("pred_boxes",), "boxes").detach()
         corners = boxes.new_tensor(self.box).expand(len(boxes), 4) if places is None else mask_bounds(places).to(boxes)
         best = box_overlap(boxes, corners).argmax(1)  # [B]
@@ -343,10 +342,12 @@ class Region:
         return (maps * (weight / torch.where(total > 0, total, 1))).sum((1, 2))
 
 
-def _of_rank(tensor: Tensor, rank: int, shape: str) -> Tensor:
-    if tensor.ndim != rank:
-        raise OutputError(f"the model returned shape {tuple(tensor.shape)}; this score needs {shape}: choose another")
-    return tensor
+def _find_logits(output: Any, shape: str) -> Tensor:
+    """Return the logits of an output if they have as many axes as a shape such as "[B, classes]"."""
+    logits = find_tensor(output, _LOGITS, "logits")
+    if logits.ndim != shape.count(",") + 1:
+        raise OutputError(f"the model returned shape {tuple(logits.shape)}; this score needs {shape}: choose another")
+    return logits
 
 
 def _pick(tensor: Tensor, axis: int, index: int, what: str) -> Tensor:
