@@ -30,7 +30,7 @@ REGISTRIES = (METHODS, METRICS, ENGINES, FAMILIES, DATASETS, PRESETS, REDUCERS, 
 def plugin(tmp_path, monkeypatch) -> None:
     """Work in a folder with the plugin and a picture; registries forget what the plugin adds."""
     for table in REGISTRIES:
-        monkeypatch.setattr(table, "_entries", dict(table._entries))
+        monkeypatch.setattr(table, "data", dict(table.data))
     monkeypatch.setattr(registry, "_PLUGINS", {})
     monkeypatch.chdir(tmp_path)
     shutil.copy(PLUGIN, "mine.py")

@@ -111,7 +111,7 @@ class Half(Method):
 @pytest.fixture
 def desk(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
+    monkeypatch.setattr(METHODS, "data", dict(METHODS.data))
     Path("net.py").write_text(MODULE)
     Path("half.py").write_text(PLUGIN)
     pixels = np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
@@ -149,7 +149,7 @@ def test_every_command_takes_models_and_methods_of_ones_own(desk, capsys, monkey
     assert cli.run([*words, "--out", "run"]) == 2
     assert "has changed since it was imported" in capsys.readouterr().err
     monkeypatch.setattr("dave_vit._internal.registry._PLUGINS", {})  # as in another process
-    monkeypatch.delitem(METHODS._entries, "half")
+    monkeypatch.delitem(METHODS.data, "half")
     assert cli.run([*words, "--out", "run"]) == 2
     assert "plugins" in capsys.readouterr().err
     assert cli.run([*words, "--fit", "tiles", "--out", "other"]) == 2
@@ -157,7 +157,7 @@ def test_every_command_takes_models_and_methods_of_ones_own(desk, capsys, monkey
 
 def test_a_worker_knows_the_plugins_of_its_plan(desk, monkeypatch):
     plan = Plan.load({"plugins": "half.py", "methods": "half", "metrics": "deletion", "data": "folder:photos"})
-    monkeypatch.setattr(METHODS, "_entries", {})  # as in a process that has just begun
+    monkeypatch.setattr(METHODS, "data", {})  # as in a process that has just begun
     monkeypatch.setattr("dave_vit._internal.registry._PLUGINS", {})
     Worker(EvalJob(plan), "cpu").close()
     assert list(METHODS) == ["half"]

@@ -107,7 +107,7 @@ def desk(tmp_path, monkeypatch):
     monkeypatch.setattr(
         results, "compute_logits", lambda model, inputs: torch.arange(float(len(model.class_names)))[None]
     )
-    monkeypatch.setitem(FAMILIES._entries, "builtin", replace(FAMILIES["builtin"], load=_as_loaded))
+    monkeypatch.setitem(FAMILIES.data, "builtin", replace(FAMILIES["builtin"], load=_as_loaded))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path
 

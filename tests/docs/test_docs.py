@@ -169,7 +169,7 @@ def example_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from dave_vit.reduce import REDUCERS
 
     for registry in (METHODS, METRICS, DATASETS, FAMILIES, ANALYSES, ENGINES, PRESETS, REDUCERS, SCORES):
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+        monkeypatch.setattr(registry, "data", dict(registry.data))
     pixels = torch.randint(0, 256, (40, 50, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     picture = Image.fromarray(pixels.numpy())
     picture.save(tmp_path / "photo.jpg")

@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "grounding.py"
 @pytest.fixture
 def grounding(monkeypatch) -> ModuleType:
     """The script, whose analysis no other test knows of."""
-    monkeypatch.setattr(ANALYSES, "_entries", dict(ANALYSES._entries))
+    monkeypatch.setattr(ANALYSES, "data", dict(ANALYSES.data))
     return registry.import_file(SCRIPT)
 
 
@@ -64,7 +64,7 @@ def test_words_of_a_removed_object_lose_their_evidence(grounding):
 
 def test_it_is_a_command_of_a_plugin_and_no_section_of_the_papers_report(monkeypatch, capsys):
     assert "grounding" not in ANALYSES
-    monkeypatch.setattr(ANALYSES, "_entries", dict(ANALYSES._entries))
+    monkeypatch.setattr(ANALYSES, "data", dict(ANALYSES.data))
     monkeypatch.setattr(registry, "_PLUGINS", {})
     assert cli.run(["analyze", "--plugin", str(SCRIPT), "grounding", "--help"]) == 0
     assert "--views" in capsys.readouterr().out

@@ -224,7 +224,7 @@ class Counting(AnalysisOptions):
 @pytest.fixture
 def counting(monkeypatch) -> None:
     """An analysis that nothing else knows of."""
-    monkeypatch.setattr(ANALYSES, "_entries", dict(ANALYSES._entries))
+    monkeypatch.setattr(ANALYSES, "data", dict(ANALYSES.data))
 
     @analysis("counting", first_model=True)
     def section(options: Counting) -> Section:
@@ -263,7 +263,7 @@ def double(options: DoublingOptions) -> Section:
 
 @pytest.mark.parametrize("first", ["", "from __future__ import annotations"])
 def test_an_analysis_of_a_plugin_is_a_command(first, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(ANALYSES, "_entries", dict(ANALYSES._entries))
+    monkeypatch.setattr(ANALYSES, "data", dict(ANALYSES.data))
     (tmp_path / "doubling.py").write_text(first + PLUGIN)
     line = ["analyze", "--plugin", str(tmp_path / "doubling.py"), "doubling", "--number", "4", "--json"]
     assert cli.run([*line, "--out", str(tmp_path / "out")]) == 0

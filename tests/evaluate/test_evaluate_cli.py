@@ -197,7 +197,7 @@ def test_an_engine_of_a_plugin_is_used_by_its_name(world, tmp_path, monkeypatch,
 
     page = (Path(__file__).parents[2] / "docs" / "howto" / "own-engine.md").read_text()
     (tmp_path / "engine.py").write_text(re.search(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1])
-    monkeypatch.setattr(ENGINES, "_entries", dict(ENGINES._entries))
+    monkeypatch.setattr(ENGINES, "data", dict(ENGINES.data))
     line = "--metric energypg --methods effective --threads 1 --json --engine plain".split()
     words = ["evaluate", *world, *line, "--plugin", str(tmp_path / "engine.py"), "--out", str(tmp_path / "run")]
     assert cli.run(words) == 0

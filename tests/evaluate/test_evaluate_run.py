@@ -373,7 +373,7 @@ class _Blank(Method):
 
 
 def test_a_map_that_shows_nothing_counts_against_its_method(squares, tmp_path, monkeypatch):
-    monkeypatch.setattr(METHODS, "_entries", {**METHODS._entries, "blank": _Blank})
+    monkeypatch.setattr(METHODS, "data", {**METHODS.data, "blank": _Blank})
     monkeypatch.setattr(_Blank, "refused", None, raising=False)
     plan = build_plan(squares, methods=["blank", "effective"], metrics=["gridpg", "energypg", "pointing", "deletion"])
     summary = evaluate(plan, tmp_path / "run", loader=load)
@@ -386,7 +386,7 @@ def test_a_map_that_shows_nothing_counts_against_its_method(squares, tmp_path, m
 
 
 def test_limited_metrics_score_the_same_images_after_a_failed_batch(squares, tmp_path, monkeypatch):
-    monkeypatch.setattr(METHODS, "_entries", {**METHODS._entries, "blank": _Blank})
+    monkeypatch.setattr(METHODS, "data", {**METHODS.data, "blank": _Blank})
     monkeypatch.setattr(_Blank, "refused", preprocess(open_dataset(f"folder:{squares}").image(0)), raising=False)
     metrics = [{"metric": "sanity", "options": {"images": 5, "stages": 1}}]
     evaluate(build_plan(squares, methods=["blank", "effective"], metrics=metrics), tmp_path / "run", loader=load)

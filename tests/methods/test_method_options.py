@@ -72,7 +72,7 @@ def test_a_method_of_ones_own_is_read_too(monkeypatch):
         def __init__(self, model, width: Width = 3, **options) -> None:  # noqa: F821
             super().__init__(model, **options)
 
-    monkeypatch.setitem(METHODS._entries, "mine", Mine)
+    monkeypatch.setitem(METHODS.data, "mine", Mine)
     assert list(declared_options("mine")) == [*declared_options("saliency"), "width"]
     assert parse_options("mine", {"width": "wide"}) == {"width": "wide"}  # its type is unknown
     with pytest.raises(OptionError, match="has no option 'with'; did you mean width"):

@@ -69,7 +69,7 @@ def test_images_of_one_stem_have_names_of_their_own(tmp_path, monkeypatch):
     data = open_dataset(f"imagenet:{tmp_path}")
     assert len({item.name for item in data}) == len(data) == 4
     data.items.append(data.items[0])
-    monkeypatch.setattr(DATASETS, "_entries", {"twice": lambda rest, limit: data})
+    monkeypatch.setattr(DATASETS, "data", {"twice": lambda rest, limit: data})
     with pytest.raises(DataError, match=r"2 images are called 'val/.*/0.JPEG'; give each a name of its own"):
         open_dataset("twice")
 

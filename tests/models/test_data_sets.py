@@ -192,7 +192,7 @@ def test_specs_that_name_nothing_are_refused(tmp_path):
 
 
 def test_a_registered_data_set_is_opened_by_its_name(folder, monkeypatch):
-    monkeypatch.setattr(DATASETS, "_entries", dict(DATASETS._entries))
+    monkeypatch.setattr(DATASETS, "data", dict(DATASETS.data))
     calls = []
 
     @DATASETS.register("mine")

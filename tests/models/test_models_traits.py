@@ -67,7 +67,7 @@ def test_transformers_say_whether_labels_exclude_each_other(problem, compete):
 
 
 def test_a_registered_family_is_loaded_by_its_name(monkeypatch):
-    monkeypatch.setattr(FAMILIES, "_entries", dict(FAMILIES._entries))
+    monkeypatch.setattr(FAMILIES, "data", dict(FAMILIES.data))
 
     def load(name, weights, classes, **more):
         return Adapter(nn.Linear(2, 2), Preprocessing(torch.as_tensor), classes, spec=f"{name} {weights} {more}")

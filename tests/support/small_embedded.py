@@ -34,11 +34,11 @@ def shrink(folder: str | Path, put: Callable[[object, str, object], None] = seta
     small = {"dim": 64, "depth": 2, "heads": 2, "size": _SIZE}
     entries = {
         name: replace(made, create=partial(made.create.func, len(CLASS_NAMES), **small))
-        for name, made in builtin.BUILTIN._entries.items()
+        for name, made in builtin.BUILTIN.data.items()
     }
     put(builtin, "SIZE", _SIZE)
     put(builtin, "_WEIGHTS", Path(folder))
-    put(builtin.BUILTIN, "_entries", entries)
+    put(builtin.BUILTIN, "data", entries)
 
 
 def write_weights(folder: Path, names: Iterable[str] = builtin.BUILTIN) -> None:
