@@ -16,7 +16,7 @@ from dave_vit import load_model
 from dave_vit.data import open_dataset
 from dave_vit.data.images import SUFFIXES, read_image
 from dave_vit.models import Adapter
-from dave_vit.models.traits import is_out_of_domain
+from dave_vit.models.adapter import is_out_of_domain
 
 
 def share(model: Adapter, pictures: Sequence[Image.Image]) -> float:

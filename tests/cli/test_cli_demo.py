@@ -13,7 +13,7 @@ from dave_vit import cli
 from dave_vit.cli.options import ModelOptions
 from dave_vit.data.builtin import CLASS_NAMES
 from dave_vit.data.grids import GridCandidate
-from dave_vit.explanations import demo
+from dave_vit.explanations import comparison as demo
 from tiny_adapters import adapter
 
 

@@ -20,7 +20,7 @@ from dave_vit.evaluate import Plan
 from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.worker import Worker
 from dave_vit.methods import METHODS
-from dave_vit.models.traits import is_out_of_domain, top_logit_margin
+from dave_vit.models.adapter import is_out_of_domain, top_logit_margin
 
 NAMES = ["cat", "tiger cat", "dog", "hen", "cock", "beer glass, glass"]
 RANKING = [2, 0, 1, 3, 4, 5]

@@ -187,7 +187,7 @@ def tiny_load_model(real):
 
     from dave_vit.data.builtin import CLASS_NAMES
     from dave_vit.models import Adapter, Preprocessing
-    from dave_vit.models.classes import read_classes
+    from dave_vit.models.adapter import read_classes
     from tiny_models import vit
 
     def load_model(*args, **options):

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dave_vit.engine.observation import TokenLayout, find_token_layout
 from dave_vit.errors import InputError, OutputError
-from dave_vit.models import TokenLayout, find_token_layout
 
 SMALL = {"embed_dim": 24, "depth": 2, "num_heads": 2, "num_classes": 3}
 

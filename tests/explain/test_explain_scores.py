@@ -90,11 +90,11 @@ def test_a_mark_in_a_corner_of_a_photograph_is_found_there(transform, mark):
     score = parse_score(region, explainer.model, Geometry.measure(explainer.model.preprocess, picture.size))
     inputs = explainer.model.preprocess(picture)
     *_, scored = refine_score(explainer, LoadedImage("photo", picture), inputs, (region, score))
-    assert scored.map.shape == (60, 90)
-    inside = torch.zeros_like(scored.map, dtype=torch.bool)
+    assert scored.viewed_map().shape == (60, 90)
+    inside = torch.zeros_like(scored.viewed_map(), dtype=torch.bool)
     inside[max(0, y0 - 5) : y1 + 5, max(0, x0 - 5) : x1 + 5] = True
-    assert scored.map[inside].sum() > 0.99 * scored.map.sum() > 0
-    row, column = divmod(int(scored.map.argmax()), 90)
+    assert scored.viewed_map()[inside].sum() > 0.99 * scored.viewed_map().sum() > 0
+    row, column = divmod(int(scored.viewed_map().argmax()), 90)
     assert y0 <= row < y1
     assert x0 <= column < x1
 

@@ -12,7 +12,7 @@ import torch
 import tiny_models
 from dave_vit import cli, load_model
 from dave_vit.errors import ImageError
-from dave_vit.models.audio import read_sound
+from dave_vit.models.recordings import read_sound
 
 RATE = 16_000
 

@@ -11,14 +11,14 @@ from torch import nn
 
 from dave_vit import DAVE, cli, conservation_gap, create_method
 from dave_vit.errors import ImageError, OptionError
-from dave_vit.models.volume import VolumeModel, read_volume
+from dave_vit.models.recordings import VolumeModel, read_volume
 
 nibabel = pytest.importorskip("nibabel")
 
 MODEL = """
 import torch
 from torch import nn
-from dave_vit.models.volume import VolumeModel
+from dave_vit.models.recordings import VolumeModel
 
 class Small(nn.Module):
     def __init__(self):

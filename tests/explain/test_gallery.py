@@ -15,7 +15,7 @@ from PIL import Image
 
 from dave_vit import cli
 from dave_vit.cli.options import ModelOptions
-from dave_vit.explanations import gallery
+from dave_vit.explanations import output_files as gallery
 from dave_vit.explanations.classes import ClassExplanation
 from tiny_adapters import adapter
 

@@ -11,7 +11,7 @@ from dave_vit.errors import UnsupportedOperator
 
 
 def test_equals_the_models_own_explanation_mode():
-    from dave_vit.models.architectures.bcos_vit import BcosViT
+    from dave_vit.models.architectures.vits import BcosViT
 
     model = tiny_models.drawn(BcosViT(5, dim=16, depth=2, heads=2, size=32))
     images = torch.rand(2, 6, 32, 32, generator=torch.Generator().manual_seed(0))

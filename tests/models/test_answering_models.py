@@ -13,7 +13,7 @@ from dave_vit import cli, conservation_gap, create_method, load_model
 from dave_vit.checks.float64 import Float64Mode
 from dave_vit.data.geometry import Geometry
 from dave_vit.errors import InputError, ModelError, OptionError
-from dave_vit.models.pixels import pixel_format
+from dave_vit.models.inputs import pixel_format
 from dave_vit.models.text_generation import AnswerWord, split_words
 from writer_folders import PROCESSORS, saved_folders  # noqa: F401
 

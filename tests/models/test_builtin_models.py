@@ -16,12 +16,12 @@ from PIL import Image
 from dave_vit import create_method, load_model
 from dave_vit.checks.doctor import diagnose
 from dave_vit.data.builtin import CLASS_NAMES, compose_scene
+from dave_vit.engine.observation import find_token_layout
 from dave_vit.errors import InputError
 from dave_vit.maps import collapse
 from dave_vit.metrics import energypg
-from dave_vit.models import Adapter, find_token_layout
-from dave_vit.models.architectures.bcos_vit import BcosViT
-from dave_vit.models.architectures.plain_vit import PlainViT
+from dave_vit.models import Adapter
+from dave_vit.models.architectures.vits import BcosViT, PlainViT
 from dave_vit.models.families.builtin import BUILTIN
 from tiny_models import drawn
 

@@ -16,8 +16,8 @@ from dave_vit import cli, conservation_gap, create_method, load_model
 from dave_vit.data.builtin import CLASS_NAMES, compose_scene
 from dave_vit.errors import ModelError, OptionError
 from dave_vit.metrics import energypg
+from dave_vit.models.adapter import domain_advice
 from dave_vit.models.architectures.captioner import caption, vocabulary
-from dave_vit.models.traits import domain_advice
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "training"))
 

@@ -15,10 +15,11 @@ from torch import nn
 from converted_weights import save_transformers, to_torchvision, to_transformers
 from dave_vit import DAVE, cli, conservation_gap, effective_transformation
 from dave_vit.engine import gradient
+from dave_vit.engine.observation import find_token_layout
 from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.errors import ModelError, OptionError, UnknownName
-from dave_vit.models import find_token_layout, load_model
-from dave_vit.models.zero_shot import matched_similarity
+from dave_vit.models import load_model
+from dave_vit.models.retrieval import matched_similarity
 from dave_vit.neighborhood import Noise
 
 SIZE, PATCH, DIM, HEADS, CLASSES = 32, 8, 24, 3, 5
@@ -26,7 +27,7 @@ SIZE, PATCH, DIM, HEADS, CLASSES = 32, 8, 24, 3, 5
 
 @pytest.fixture(autouse=True)
 def _offline(monkeypatch):
-    monkeypatch.setattr("dave_vit.models.hub._is_reachable", lambda address: False)
+    monkeypatch.setattr("dave_vit.models.state._is_reachable", lambda address: False)
 
 
 def picture(width: int = 60, height: int = 45) -> Image.Image:
@@ -239,7 +240,7 @@ class TestZeroShot:
             load_model("openclip:dave-tiny", **prompts)
 
     def test_prompts_from_a_file_and_their_number(self, tmp_path):
-        from dave_vit.models.zero_shot import resolve_prompts
+        from dave_vit.models.retrieval import resolve_prompts
 
         (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
         assert resolve_prompts(None, tmp_path / "prompts.txt", "openclip:x") == (["a cat", "a dog"], ["a cat", "a dog"])

@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 
 from dave_vit.errors import DaveError, ImageError, ModelError, OptionError, UnknownName
 from dave_vit.models import Adapter, load_model
-from dave_vit.models.classes import class_names, imagenet_names
-from dave_vit.models.hub import hub_access
+from dave_vit.models.adapter import class_names, imagenet_names
 from dave_vit.models.loading import parse_spec
+from dave_vit.models.state import hub_access
 
 
 def picture(width: int = 90, height: int = 70) -> Image.Image:
@@ -45,7 +45,7 @@ def _offline(monkeypatch):
     def no_route(*args, **kwargs):
         raise OSError("no route to host")
 
-    monkeypatch.setattr("dave_vit.models.hub._is_reachable", lambda address: False)
+    monkeypatch.setattr("dave_vit.models.state._is_reachable", lambda address: False)
     monkeypatch.setattr("torch.hub.download_url_to_file", no_route)
 
 

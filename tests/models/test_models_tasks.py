@@ -15,8 +15,9 @@ from dave_vit.checks.float64 import Float64Mode
 from dave_vit.engine import scores
 from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, OptionError
-from dave_vit.models import PackedPatches, with_embeddings
+from dave_vit.models import with_embeddings
 from dave_vit.models.frozen_factors import FrozenFactors
+from dave_vit.models.inputs import PackedPatches
 from model_coverage import LIMIT, Entry, architectures, check
 
 # One of each kind; tests/models/test_models_coverage.py has them all.

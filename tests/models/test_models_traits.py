@@ -9,9 +9,9 @@ from torch import nn
 from dave_vit.errors import OptionError, UnknownName
 from dave_vit.evaluate import ModelEntry
 from dave_vit.models import Adapter, ModelSpec, Preprocessing, Traits, load_model, traits_of
+from dave_vit.models.adapter import square_side
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.loading import backbone
-from dave_vit.models.traits import square_side
 from dave_vit.neighborhood import Noise
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from dave_vit.evaluate import Plan
 from dave_vit.evaluate.statistics.rows import read_tables
-from dave_vit.models.architectures.plain_vit import PlainViT  # and not timm's: each process of a run would import timm
+from dave_vit.models.architectures.vits import PlainViT  # and not timm's: each process of a run would import timm
 
 COLOURS = {
     "red": (220, 40, 40),

@@ -117,7 +117,7 @@ class Output:
 
     def advise(self, model: Adapter) -> None:
         """Print what a model was trained for, where most people need another one."""
-        from dave_vit.models.traits import domain_advice
+        from dave_vit.models.adapter import domain_advice
 
         advice = domain_advice(model)
         if advice is not None:

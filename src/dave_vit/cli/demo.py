@@ -26,7 +26,7 @@ def demo(*, seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), ou
     the results of `dave explain` for each picture, and scores.json.
     """
     from dave_vit.data import open_dataset
-    from dave_vit.explanations import demo as steps
+    from dave_vit.explanations import comparison as steps
     from dave_vit.explanations.output_files import OutputFolder
 
     start, folder = time.perf_counter(), OutputFolder(out, [])

@@ -14,7 +14,7 @@ from dave_vit.errors import ImageError, OptionError
 
 if TYPE_CHECKING:
     from dave_vit.explanations.base import ImageExplanation
-    from dave_vit.explanations.pipeline import Question
+    from dave_vit.explanations.explainer import Question
 
 app = command(
     "dave explain cat.jpg",
@@ -53,7 +53,7 @@ class QuestionOptions:
 
     def create(self) -> Question:
         """Return the question of the pipeline."""
-        from dave_vit.explanations.pipeline import Question
+        from dave_vit.explanations.explainer import Question
 
         target, words = ",".join(self.target) if self.target else None, None
         if self.words is not None and self.words.strip() != "all":
@@ -115,8 +115,7 @@ def explain(
     """
     from dave_vit.data.images import find_images
     from dave_vit.explanations.explainer import Explainer, chunk_for_stages
-    from dave_vit.explanations.gallery import Gallery
-    from dave_vit.explanations.output_files import OutputFolder
+    from dave_vit.explanations.output_files import Gallery, OutputFolder
     from dave_vit.explanations.pipeline import FigureStyle, Pipeline
 
     options, question = method.options(), subject.create()

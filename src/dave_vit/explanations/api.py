@@ -18,8 +18,8 @@ from dave_vit.engine.targets import TargetLike
 from dave_vit.errors import InputError, OptionError
 from dave_vit.methods import Explanation, create_method
 from dave_vit.models import loading
+from dave_vit.models.adapter import do_classes_compete
 from dave_vit.models.loading import find_preprocessing
-from dave_vit.models.traits import do_classes_compete
 
 ImageLike = str | Path | Image.Image | np.ndarray[Any, Any] | Tensor
 TASK = "image-attribution"

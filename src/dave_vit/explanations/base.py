@@ -54,13 +54,13 @@ class ImageExplanation(ABC):
 
     @property
     @abstractmethod
-    def name(self) -> str:
-        """What was explained, such as the names of classes."""
+    def caption(self) -> str:
+        """What was explained, on one line."""
 
     @property
-    @abstractmethod
     def summary(self) -> list[str]:
         """Lines that tell what was explained, for the terminal."""
+        return [f"  {self.caption}"]
 
     @property
     @abstractmethod
@@ -74,11 +74,6 @@ class ImageExplanation(ABC):
     @abstractmethod
     def arrays(self) -> Arrays:
         """The raw numbers of the .npz file, by name."""
-
-    @property
-    def caption(self) -> str:
-        """What was explained on one line, for the gallery."""
-        return self.name
 
     @property
     def confidence(self) -> float | None:
@@ -235,6 +230,10 @@ class ImageExplanation(ABC):
         }
 
 
+Labelled = tuple[str, Sequence[ImageExplanation]]
+"""A label for the names of files, and the explanation after each chunk of samples; the last one is the result."""
+
+
 def tile_boxes(model: Adapter, picture: LoadedImage) -> list[tuple[int, int, int, int]]:
     """Return the parts of a photograph that the model sees one by one; one part without --fit tiles."""
     size, split = picture.image.size, model.preprocessing.parts
@@ -244,12 +243,6 @@ def tile_boxes(model: Adapter, picture: LoadedImage) -> list[tuple[int, int, int
 def drop_single_tile(tensor: Tensor) -> Tensor:
     """Return the values of the image, or [N, ...] of its N tiles."""
     return tensor[0] if len(tensor) == 1 else tensor
-
-
-def to_array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return a float32 array on the CPU."""
-    array: np.ndarray[Any, Any] = tensor.detach().float().cpu().numpy()
-    return array
 
 
 def overlay_maps(

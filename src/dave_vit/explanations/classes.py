@@ -14,10 +14,10 @@ from dave_vit.data.classes import parse_targets
 from dave_vit.data.images import LoadedImage
 from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import OutputError
-from dave_vit.explanations.base import Arrays, ImageExplanation, drop_single_tile, tile_boxes, to_array
+from dave_vit.explanations.base import Arrays, ImageExplanation, drop_single_tile, tile_boxes
 from dave_vit.explanations.explainer import Explainer
 from dave_vit.models import Adapter
-from dave_vit.models.traits import is_out_of_domain
+from dave_vit.models.adapter import is_out_of_domain
 from dave_vit.viz import Panel, build_panels
 
 
@@ -93,11 +93,6 @@ class ClassExplanation(ImageExplanation):
     targets: tuple[Prediction, ...]
 
     @property
-    def name(self) -> str:
-        """The names of the classes."""
-        return ", ".join(target.name for target in self.targets)
-
-    @property
     def caption(self) -> str:
         """The classes with their probabilities."""
         return ", ".join(f"{target.name} {target.probability:.1%}" for target in self.targets)
@@ -155,18 +150,31 @@ class ClassExplanation(ImageExplanation):
         tensors = {"attribution": explanation.attribution, "map": explanation.map}
         if explanation.standard_error is not None and explanation.mean is not None:
             tensors |= {"mean": explanation.mean, "standard_error": explanation.standard_error}
-        arrays = {name: to_array(drop_single_tile(tensor)) for name, tensor in tensors.items()}
+        arrays = {name: drop_single_tile(tensor).float().numpy(force=True) for name, tensor in tensors.items()}
         return arrays | {"target": np.array([target.index for target in self.targets])}
 
 
 def refine_classes(
-    explainer: Explainer, classified: ClassifiedImage, targets: Sequence[Prediction]
+    explainer: Explainer,
+    classified: ClassifiedImage,
+    targets: Sequence[Prediction],
+    kind: type[ClassExplanation] = ClassExplanation,
+    **fields: Any,
 ) -> Iterator[ClassExplanation]:
-    """Yield the explanation after each chunk of samples; methods that draw no samples yield one."""
+    """Yield the explanation after each chunk of samples; methods that draw no samples yield one.
+
+    Args:
+        explainer: the model and the method.
+        classified: what is explained.
+        targets: its classes.
+        kind: the class of the explanations.
+        fields: the fields that this class adds.
+    """
     indices, inputs = [target.index for target in targets], classified.inputs
     target = torch.tensor((indices if len(indices) == 1 else [indices]) * len(inputs))
     for explanation, seconds in explainer.refine(inputs, target):
-        yield ClassExplanation(explainer, classified.picture, inputs, explanation, seconds, classified, tuple(targets))
+        shared = (explainer, classified.picture, inputs, explanation, seconds, classified, tuple(targets))
+        yield kind(*shared, **fields)
 
 
 def explain_classes(

@@ -1,9 +1,10 @@
-"""A model and a method, ready to explain one input after another."""
+"""A model and a method, ready to explain one input after another, and what is explained of each."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,6 +34,25 @@ def chunk_for_stages(method: str, options: Mapping[str, Any]) -> int:
     return max(1, max_samples(method, options) // STAGES)
 
 
+@dataclass(frozen=True)
+class Question:
+    """What is explained of each picture; the fields are options of `dave explain`, None or False where not given."""
+
+    target: str | None = None
+    score: str | None = None
+    boxes: bool = False
+    threshold: float | None = None
+    prompt: str | None = None
+    words: tuple[int | str, ...] | None = None
+    answer: str | None = None
+    max_tokens: int | None = None
+
+    @property
+    def target_label(self) -> str:
+        """The classes, for the names of files; empty for the default."""
+        return "" if self.target in (None, "top1") else str(self.target)
+
+
 class Explainer:
     """A model and a method.
 
@@ -49,9 +69,6 @@ class Explainer:
         maps: how many maps are made in all, for the estimate.
     """
 
-    on_progress: Callable[[float], None]
-    on_slow: Callable[[str], None]
-
     def __init__(
         self,
         model: Adapter,
@@ -65,8 +82,8 @@ class Explainer:
         self.weights, self.against = weights, against
         self.options = options
         self.method: Method = create_method(method, model, **options)
-        self.on_progress = lambda share: None
-        self.on_slow = lambda estimate: None
+        self.on_progress: Callable[[float], None] = lambda share: None
+        self.on_slow: Callable[[str], None] = lambda estimate: None
         self.maps = 1
 
     def with_model(self, model: Adapter, *, against: str | int | None) -> Explainer:
@@ -110,8 +127,5 @@ class Explainer:
         seconds = (time.perf_counter() - start) * backward * passes * len(inputs) * self.maps
         if seconds >= _SLOW:
             maps = f" for {self.maps} maps" if self.maps > 1 else ""
-            on_slow(f"{self.name} takes {passes} passes a map: about {_format_duration(seconds)}{maps}")
-
-
-def _format_duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+            duration = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+            on_slow(f"{self.name} takes {passes} passes a map: about {duration}{maps}")

@@ -9,53 +9,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dave_vit._internal.atomic_files import png_bytes
-from dave_vit.data.geometry import Geometry
-from dave_vit.data.images import LoadedImage, read_image
-from dave_vit.engine.scores import parse_score
+from dave_vit.data.images import read_image
 from dave_vit.errors import ImageError, OptionError, escape_unprintable
-from dave_vit.explanations.base import ImageExplanation
+from dave_vit.explanations.base import ImageExplanation, Labelled
 from dave_vit.explanations.classes import classify, refine_classes
-from dave_vit.explanations.clips import refine_clip
-from dave_vit.explanations.explainer import Explainer
-from dave_vit.explanations.gallery import Gallery
-from dave_vit.explanations.output_files import OutputFolder
-from dave_vit.explanations.pages import refine_page
-from dave_vit.explanations.scores import BoxesExplanation, explain_boxes, refine_score
-from dave_vit.explanations.sentences import refine_sentence
-from dave_vit.explanations.sounds import refine_sound
-from dave_vit.explanations.volumes import refine_volume
-from dave_vit.explanations.words import refine_words
+from dave_vit.explanations.explainer import Explainer, Question
+from dave_vit.explanations.output_files import Gallery, OutputFolder
+from dave_vit.explanations.recordings import explain_clip, explain_sound, explain_volume
+from dave_vit.explanations.scores import BoxesExplanation, explain_boxes, explain_score
+from dave_vit.explanations.words import explain_answer, explain_page, explain_sentence
 from dave_vit.models import Adapter
-from dave_vit.models.audio import AudioModel
-from dave_vit.models.retrieval import PageRetriever
-from dave_vit.models.tasks import NamedScore, PromptedModel, TaskModel, TextDetector
+from dave_vit.models.recordings import AudioModel, VideoModel, VolumeModel
+from dave_vit.models.retrieval import PageRetriever, ZeroShotAdapter
+from dave_vit.models.tasks import PromptedModel, TaskModel, TextDetector
 from dave_vit.models.text_generation import TextGenerator
-from dave_vit.models.video import VideoModel
-from dave_vit.models.volume import VolumeModel
-from dave_vit.models.zero_shot import ZeroShotAdapter
 from dave_vit.viz import AnimationStep, Scales, View, animate
 from dave_vit.viz.rendering import as_map
 
-Stages = list[ImageExplanation]
-"""The explanation after each chunk of samples; the last one is the result."""
 Written = tuple[ImageExplanation, dict[str, Any]]
 """A result whose files are written, and its record with the source and the names of the files."""
-Labelled = tuple[str, Stages]
-"""A label for the names of files, and the stages of one explanation."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is explained of each picture; the fields are options of `dave explain`, None or False where not given."""
-
-    target: str | None = None
-    score: str | None = None
-    boxes: bool = False
-    threshold: float | None = None
-    prompt: str | None = None
-    words: tuple[int | str, ...] | None = None
-    answer: str | None = None
-    max_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -137,8 +109,10 @@ class Pipeline:
         """Write the page and the contact sheet of all results, and return their record; None of a single source."""
         if explained < 2:
             return None
-        labels = self._labels(_target_label(self.question))
-        return self.folder.write_gallery(self.records, self.gallery.files(), self.gallery.record(), labels)
+        labels = self._labels(self.question.target_label)
+        # the same results under the same names are the same gallery
+        question = {"results": [[one["question"], Path(one["files"][0]).name] for one in self.records]}
+        return self.folder.write(None, question, self.gallery.files(), self.gallery.record(), labels)
 
     def _explain(self, source: str) -> Iterator[Written]:
         """Explain one source and write the files of each result."""
@@ -180,73 +154,27 @@ class Pipeline:
 
 def _explain_classes(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
     classified = classify(explainer.model, read_image(source))
-    stages = refine_classes(explainer, classified, classified.pick(question.target or "top1"))
-    yield _target_label(question), [*stages]
-
-
-def _explain_clip(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
-    yield _target_label(question), [*refine_clip(explainer, source, question.target or "top1")]
-
-
-def _explain_sound(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
-    yield _target_label(question), [*refine_sound(explainer, source, question.target or "top1")]
-
-
-def _explain_volume(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
-    yield _target_label(question), [*refine_volume(explainer, source, question.target or "top1")]
-
-
-def _explain_page(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
-    yield question.prompt or "", [*refine_page(explainer, read_image(source), question.prompt)]
-
-
-def _explain_sentence(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
-    assert isinstance(explainer.model, ZeroShotAdapter)
-    yield question.prompt or "", [*refine_sentence(explainer, read_image(source), explainer.model)]
-
-
-def _explain_words(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
-    picture = read_image(source)
-    limit = {} if question.max_tokens is None else {"max_tokens": question.max_tokens}
-    yield "", [*refine_words(explainer, picture, question.prompt, question.words, answer=question.answer, **limit)]
-
-
-def _explain_score(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
-    picture = read_image(source)
-    explainer = _with_prompt(explainer, picture, question.prompt)
-    score = _find_score(explainer.model, picture, question.score)
-    yield score[0], [*refine_score(explainer, picture, explainer.model.preprocess(picture.image), score)]
-
-
-def _explain_boxes(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
-    picture = read_image(source)
-    explainer = _with_prompt(explainer, picture, question.prompt)
-    chosen = {} if question.threshold is None else {"threshold": question.threshold}
-    for number, stages in enumerate(explain_boxes(explainer, picture, **chosen), 1):
-        yield "boxes" if isinstance(stages[-1], BoxesExplanation) else f"box{number}", stages
+    yield question.target_label, [*refine_classes(explainer, classified, classified.pick(question.target))]
 
 
 KINDS = {
     "classes": ExplanationKind("classes", ("target",), _explain_classes, has_tiles=True),
-    "clip": ExplanationKind("a clip", ("target",), _explain_clip),
-    "sound": ExplanationKind("a sound", ("target",), _explain_sound),
-    "volume": ExplanationKind("a volume", ("target",), _explain_volume),
-    "page": ExplanationKind("a page", ("prompt",), _explain_page),
-    "sentence": ExplanationKind("a sentence", ("prompt",), _explain_sentence),
-    "words": ExplanationKind("words", ("prompt", "words", "answer", "max_tokens"), _explain_words),
-    "score": ExplanationKind("a score", ("score", "prompt"), _explain_score),
-    "boxes": ExplanationKind("boxes", ("boxes", "threshold", "prompt"), _explain_boxes),
+    "clip": ExplanationKind("a clip", ("target",), explain_clip),
+    "sound": ExplanationKind("a sound", ("target",), explain_sound),
+    "volume": ExplanationKind("a volume", ("target",), explain_volume),
+    "page": ExplanationKind("a page", ("prompt",), explain_page),
+    "sentence": ExplanationKind("a sentence", ("prompt",), explain_sentence),
+    "words": ExplanationKind("words", ("prompt", "words", "answer", "max_tokens"), explain_answer),
+    "score": ExplanationKind("a score", ("score", "prompt"), explain_score),
+    "boxes": ExplanationKind("boxes", ("boxes", "threshold", "prompt"), explain_boxes),
 }
 
 
 def _find_kind(model: Adapter, question: Question) -> ExplanationKind:
     """Return the kind of explanation that a question means for a model."""
-    if isinstance(model, VideoModel):
-        return KINDS["clip"]
-    if isinstance(model, AudioModel):
-        return KINDS["sound"]
-    if isinstance(model, VolumeModel):
-        return KINDS["volume"]
+    for recording, name in ((VideoModel, "clip"), (AudioModel, "sound"), (VolumeModel, "volume")):
+        if isinstance(model, recording):
+            return KINDS[name]
     if question.score is not None:
         return KINDS["score"]
     if isinstance(model, TextGenerator):
@@ -279,34 +207,7 @@ def _report_share(report: Callable[[float, str], None], number: int, name: str, 
     report(number + share, name)
 
 
-def _target_label(question: Question) -> str:
-    return "" if question.target in (None, "top1") else str(question.target)
-
-
-def _with_prompt(explainer: Explainer, picture: LoadedImage, prompt: str | None) -> Explainer:
-    """Return the explainer of a model that has its prompt, where it takes one."""
-    model = explainer.model
-    if isinstance(model, TextGenerator):
-        return explainer.with_model(model.with_prompt(picture.image, prompt, answer=""), against=explainer.against)
-    if isinstance(model, PromptedModel):
-        return explainer.with_model(model.with_prompt(picture.image, prompt), against=explainer.against)
-    if prompt is not None:
-        raise OptionError(f"{model.spec} takes no prompt; leave --prompt out")
-    return explainer
-
-
-def _find_score(model: Adapter, picture: LoadedImage, text: str | None) -> NamedScore:
-    """Return the score that a text means; where there is none, the default of the model."""
-    if text is not None:
-        return text, parse_score(text, model, Geometry.measure(model.preprocessing, picture.image.size))
-    usual = model.task.default_score if isinstance(model, TaskModel) else None
-    if not isinstance(usual, tuple):
-        advice = model.task.advice if isinstance(model, TaskModel) else "give what to explain, such as --score value"
-        raise OptionError(f"{model.spec} is not a classifier; {advice}")
-    return usual
-
-
-def _animate(stages: Stages, animation: str) -> bytes:
+def _animate(stages: Sequence[ImageExplanation], animation: str) -> bytes:
     """Draw how the map of the first target refines."""
     refined = {id(stage.explanation): stage for stage in stages}.values()  # later words leave the first one as it is
     panels = [(stage.explanation.samples, stage.panels[0]) for stage in refined]

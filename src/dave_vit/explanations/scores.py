@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
 from dave_vit.data.geometry import Geometry
-from dave_vit.data.images import LoadedImage
+from dave_vit.data.images import LoadedImage, read_image
 from dave_vit.engine.boxes import Box
 from dave_vit.engine.forward import compute_logits
-from dave_vit.engine.scores import Detection
+from dave_vit.engine.scores import Detection, parse_score
 from dave_vit.engine.targets import Score, ScoreSet, Target
 from dave_vit.errors import ImageError, OptionError
-from dave_vit.explanations.base import Arrays, ImageExplanation, overlay_maps, to_array
-from dave_vit.explanations.explainer import Explainer
-from dave_vit.models.tasks import NamedScore
+from dave_vit.explanations.base import Arrays, ImageExplanation, Labelled, overlay_maps
+from dave_vit.explanations.explainer import Explainer, Question
+from dave_vit.models import Adapter
+from dave_vit.models.tasks import NamedScore, PromptedModel, TaskModel
+from dave_vit.models.text_generation import TextGenerator
 from dave_vit.viz import HUES, Panel, Scales, View, blend, build_panels, load_font, to_pillow
 
 
@@ -67,19 +69,9 @@ class ScoreExplanation(ImageExplanation):
     box: DetectedBox | None = None
 
     @property
-    def name(self) -> str:
-        """The name of the score."""
-        return self.score_name
-
-    @property
     def caption(self) -> str:
         """The score, or the object that it is about, with its value."""
-        return f"{self.name if self.box is None else self.box.caption}, {self.value:.4g}"
-
-    @property
-    def summary(self) -> list[str]:
-        """The score and its value."""
-        return [f"  {self.caption}"]
+        return f"{self.score_name if self.box is None else self.box.caption}, {self.value:.4g}"
 
     @property
     def confidence(self) -> float | None:
@@ -101,24 +93,14 @@ class ScoreExplanation(ImageExplanation):
         """Where the input lies in the photograph."""
         return self.photo.parts[0]
 
-    @property
-    def map(self) -> Tensor:
-        """The map in the frame of the photograph, [H, W]."""
-        return self.viewed_map()
-
     def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
         """Draw the map over the photograph, with the box that the score is about."""
         (drawn,) = overlay_maps([self.picture.image], [self.viewed_map(view)], view, scales)
-        corners = self._corners()
+        place = getattr(self.score, "box", None)
+        corners = place and self.geometry.box_to_photo(place) if self.box is None else self.box.corners
         if corners is not None:
             ImageDraw.Draw(drawn).rectangle(corners, outline="white", width=2)
         return drawn
-
-    def _corners(self) -> Box | None:
-        if self.box is not None:
-            return self.box.corners
-        place = getattr(self.score, "box", None)
-        return place and self.geometry.box_to_photo(place)
 
     def details(self) -> dict[str, Any]:
         """The score and its value."""
@@ -126,7 +108,8 @@ class ScoreExplanation(ImageExplanation):
 
     def arrays(self) -> Arrays:
         """Attribution [C, H', W'] of the input, and map [H, W] of the photograph."""
-        return {"attribution": to_array(self.explanation.attribution[0]), "map": self.map.numpy()}
+        attribution = self.explanation.attribution[0].float().numpy(force=True)
+        return {"attribution": attribution, "map": self.viewed_map().numpy()}
 
 
 @dataclass(frozen=True)
@@ -139,24 +122,27 @@ class JointExplanation(ImageExplanation):
 
     parts: tuple[ScoreExplanation, ...]
 
+    @classmethod
+    def of(cls, parts: Sequence[ScoreExplanation], **fields: Any) -> Self:
+        """Return the explanation of several scores together; the other fields are those of the first one."""
+        common = {name: getattr(parts[0], name) for name in ("explainer", "picture", "inputs", "explanation")}
+        return cls(**common, seconds=sum(part.seconds for part in parts), parts=tuple(parts), **fields)
+
     @property
     def panels(self) -> list[Panel]:
         """The panel of each score."""
         return [panel for part in self.parts for panel in part.panels]
 
+    def _overlays(self, view: View, scales: Scales) -> list[Image.Image]:
+        maps = [part.viewed_map(view) for part in self.parts]
+        return overlay_maps([self.picture.image] * len(maps), maps, view, scales)
+
     def arrays(self) -> Arrays:
         """The map of each score in the frame of the photograph, [H, W]."""
-        return {name: part.map.numpy() for name, part in zip(self._array_names(), self.parts, strict=True)}
+        return {name: part.viewed_map().numpy() for name, part in zip(self._array_names(), self.parts, strict=True)}
 
     def _array_names(self) -> list[str]:
         return [f"map{number}" for number in range(1, len(self.parts) + 1)]
-
-
-def shared_fields(parts: Sequence[ScoreExplanation]) -> dict[str, Any]:
-    """Return the fields that an explanation of several scores has in common with its parts."""
-    first = parts[0]
-    common = {name: getattr(first, name) for name in ("explainer", "picture", "inputs", "explanation")}
-    return {**common, "seconds": sum(part.seconds for part in parts), "parts": tuple(parts)}
 
 
 @dataclass(frozen=True)
@@ -164,23 +150,20 @@ class BoxesExplanation(JointExplanation):
     """All objects that a detector found in a photograph, in one picture."""
 
     @property
-    def name(self) -> str:
-        """What was explained."""
-        return "boxes"
+    def caption(self) -> str:
+        """How many objects there are."""
+        return f"all {len(self.parts)} boxes together"
 
     @property
     def boxes(self) -> list[DetectedBox]:
         """The objects."""
         return [part.box for part in self.parts if part.box is not None]
 
-    @property
-    def summary(self) -> list[str]:
-        """How many objects there are."""
-        return [f"  all {len(self.parts)} boxes together"]
-
     def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
         """Draw the maps over the photograph, a hue for each, with boxes and names in the same hues."""
-        drawn = to_pillow(blend(self.picture.image, [part.map for part in self.parts], shared=scales == "shared"))
+        drawn = to_pillow(
+            blend(self.picture.image, [part.viewed_map() for part in self.parts], shared=scales == "shared")
+        )
         pen = ImageDraw.Draw(drawn)
         for number, box in enumerate(self.boxes):
             colour, (left, top) = HUES[number % len(HUES)], box.corners[:2]
@@ -249,21 +232,52 @@ def detect_boxes(
     ]
 
 
-def explain_boxes(
-    explainer: Explainer, picture: LoadedImage, threshold: float = 0.5
-) -> Iterator[list[ImageExplanation]]:
-    """Yield the stages of one explanation per object that a detector finds, then one of all objects together."""
+def explain_score(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
+    """Yield the explanation of a score."""
+    picture = read_image(source)
+    explainer = _with_prompt(explainer, picture, question.prompt)
+    score = _find_score(explainer.model, picture, question.score)
+    yield score[0], [*refine_score(explainer, picture, explainer.model.preprocess(picture.image), score)]
+
+
+def _with_prompt(explainer: Explainer, picture: LoadedImage, prompt: str | None) -> Explainer:
+    """Return the explainer of a model that has its prompt, where it takes one."""
+    model = explainer.model
+    if isinstance(model, TextGenerator):
+        return explainer.with_model(model.with_prompt(picture.image, prompt, answer=""), against=explainer.against)
+    if isinstance(model, PromptedModel):
+        return explainer.with_model(model.with_prompt(picture.image, prompt), against=explainer.against)
+    if prompt is not None:
+        raise OptionError(f"{model.spec} takes no prompt; leave --prompt out")
+    return explainer
+
+
+def _find_score(model: Adapter, picture: LoadedImage, text: str | None) -> NamedScore:
+    """Return the score that a text means; where there is none, the default of the model."""
+    if text is not None:
+        return text, parse_score(text, model, Geometry.measure(model.preprocessing, picture.image.size))
+    usual = model.task.default_score if isinstance(model, TaskModel) else None
+    if not isinstance(usual, tuple):
+        advice = model.task.advice if isinstance(model, TaskModel) else "give what to explain, such as --score value"
+        raise OptionError(f"{model.spec} is not a classifier; {advice}")
+    return usual
+
+
+def explain_boxes(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
+    """Yield one explanation per object that a detector finds, then one of all objects together."""
+    picture, threshold = read_image(source), 0.5 if question.threshold is None else question.threshold
+    explainer = _with_prompt(explainer, picture, question.prompt)
     boxes = detect_boxes(explainer, picture, threshold=threshold)
     if not boxes:
         raise ImageError(f"no box of {picture.name} is as likely as {threshold:g}; lower it with --threshold")
     model, parts = explainer.model, []
     inputs, geometry = model.preprocess(picture.image), Geometry.measure(model.preprocessing, picture.image.size)
-    for box in boxes:
+    for number, box in enumerate(boxes, 1):
         score = box.score, Detection(box.label, geometry.box_to_input(box.corners))
         stages = list(refine_score(explainer, picture, inputs, score, box))
         parts.append(stages[-1])
-        yield [*stages]
-    yield [BoxesExplanation(**shared_fields(parts))]
+        yield f"box{number}", stages
+    yield "boxes", [BoxesExplanation.of(parts)]
 
 
 def _class_probabilities(logits: Tensor, classes: int) -> Tensor:

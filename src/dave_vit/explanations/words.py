@@ -1,4 +1,4 @@
-"""Explain the words that a model writes about a photograph, each with a map of its own."""
+"""Explain words: those that a model writes about a photograph, those of a sentence, and those of a query for pages."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dave_vit.data.images import LoadedImage
+from dave_vit.data.images import LoadedImage, read_image
+from dave_vit.engine.scores import ClassLogit
 from dave_vit.errors import OptionError
-from dave_vit.explanations.base import draw_strip, overlay_maps
+from dave_vit.explanations.base import Labelled, draw_strip, overlay_maps
 from dave_vit.explanations.evidence import WordEvidence, find_evidence
-from dave_vit.explanations.explainer import Explainer
-from dave_vit.explanations.scores import JointExplanation, ScoreExplanation, refine_scores, shared_fields
+from dave_vit.explanations.explainer import Explainer, Question
+from dave_vit.explanations.scores import JointExplanation, ScoreExplanation, refine_score, refine_scores
+from dave_vit.models.retrieval import PageRetriever, ZeroShotAdapter, total_score
 from dave_vit.models.text_generation import MAX_TOKENS, AnsweredPrompt, TextGenerator
-from dave_vit.viz import Cell, Drawing, Scales, ShadedWord, View, sentence_cell
+from dave_vit.viz import Drawing, Scales, ShadedWord, View, sentence_cell
 
 _MAP_BYTES = 2**29  # of the maps of all words in one pass
 _VIEWS_PER_PASS = 20  # as methods run on a CPU
-_COLUMNS = 6  # of the figure
 _LEGEND = (
     "Shaded by the image's share of the evidence: violet for a word, orange against it. Underlined: not grounded in "
     "the image."
@@ -48,14 +49,14 @@ class WordExplanation(JointExplanation):
     against: str | int = "rivals"
 
     @property
-    def name(self) -> str:
-        """The numbers of the explained words."""
-        return f"words:{','.join(map(str, self.numbers))}"
-
-    @property
     def words(self) -> list[str]:
         """The words of the whole answer."""
         return [word.text for word in self.answered.words]
+
+    @cached_property
+    def probabilities(self) -> list[float]:
+        """The probability of each word of the answer, given all before it."""
+        return self.answered.probabilities()
 
     @property
     def caption(self) -> str:
@@ -65,13 +66,12 @@ class WordExplanation(JointExplanation):
     @property
     def summary(self) -> list[str]:
         """The answer, then for each explained word its probability and where it comes from."""
-        return [f"  {self.answered.answer}", *(f"  {line}" for line in self._describe_words())]
-
-    def _describe_words(self) -> Iterator[str]:
-        long = max(map(len, self._explained_words))
+        long = max(len(text) for text, _, _ in self._rows)
+        lines = [f"  {self.answered.answer}"]
         for text, chance, evidence in self._rows:
             sources = "" if evidence is None else f"  {evidence.describe()}"
-            yield f"{chance:6.1%}  {text:{long}}{sources}"
+            lines.append(f"  {chance:6.1%}  {text:{long}}{sources}")
+        return lines
 
     @cached_property
     def evidence(self) -> list[WordEvidence] | None:
@@ -80,16 +80,11 @@ class WordExplanation(JointExplanation):
         return find_evidence(self.answered, [part.score for part in self.parts], seed=seed)
 
     @cached_property
-    def probabilities(self) -> list[float]:
-        """The probability of each word of the answer, given all before it."""
-        return self.answered.probabilities()
-
-    @property
     def _rows(self) -> list[tuple[str, float, WordEvidence | None]]:
         """Text, probability and evidence of each explained word."""
-        chances = [self.probabilities[number - 1] for number in self.numbers]
-        evidence: Sequence[WordEvidence | None] = self.evidence or [None] * len(chances)
-        return list(zip(self._explained_words, chances, evidence, strict=True))
+        evidence: Sequence[WordEvidence | None] = self.evidence or [None] * len(self.numbers)
+        pairs = zip(self.numbers, evidence, strict=True)
+        return [(self.words[number - 1], self.probabilities[number - 1], one) for number, one in pairs]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -97,33 +92,26 @@ class WordExplanation(JointExplanation):
         missing = "the model cannot be decomposed exactly, so its words have maps but no shares"
         return (*super().notes, *([missing] if self.evidence is None else []))
 
-    @property
-    def _explained_words(self) -> list[str]:
-        return [self.words[number - 1] for number in self.numbers]
-
     def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
         """Draw the sum of the maps over the photograph: the map of all explained words together."""
-        total = torch.stack(self._viewed_maps(view)).sum(0)
+        total = torch.stack([part.viewed_map(view) for part in self.parts]).sum(0)
         return overlay_maps([self.picture.image], [total], view, scales)[0]
 
     def figure(self, view: View = "map", scales: Scales = "shared") -> Drawing:
         """Draw the answer with each word shaded by the share of the image, and one overlay per word below."""
-        overlays = overlay_maps([self.picture.image] * len(self.parts), self._viewed_maps(view), view, scales)
         titles = [f"{text}, {chance:.0%}" for text, chance, _ in self._rows]
-        columns = min(_COLUMNS, len(overlays))
-        return draw_strip(overlays, titles, columns=columns, above=self._draw_answer(columns), notes=[_LEGEND])
+        columns = min(6, len(titles))
+        answer = sentence_cell(self._shade_words(), columns=columns)
+        return draw_strip(self._overlays(view, scales), titles, columns=columns, above=answer, notes=[_LEGEND])
 
-    def _draw_answer(self, columns: int) -> Cell:
+    def _shade_words(self) -> list[ShadedWord]:
         known = {number: evidence for number, (_, _, evidence) in zip(self.numbers, self._rows, strict=True)}
         words = []
         for number, text in enumerate(self.words, 1):
             evidence = known.get(number)
             is_marked = evidence is not None and not evidence.is_grounded
             words.append(ShadedWord(text, None if evidence is None else evidence.image_share, is_marked))
-        return sentence_cell(words, columns=columns)
-
-    def _viewed_maps(self, view: View) -> list[Tensor]:
-        return [part.viewed_map(view) for part in self.parts]
+        return words
 
     def details(self) -> dict[str, Any]:
         """The prompt, the answer, and the value, the probability and the sources of each explained word."""
@@ -150,9 +138,8 @@ def refine_words(
     picture: LoadedImage,
     prompt: str | None = None,
     words: Sequence[int | str] | None = None,
-    *,
     answer: str | None = None,
-    max_tokens: int = MAX_TOKENS,
+    max_tokens: int | None = None,
 ) -> Iterator[WordExplanation]:
     """Let a model write about a photograph, and yield the explanation of its words after each chunk of samples.
 
@@ -162,12 +149,12 @@ def refine_words(
         prompt: the question; None for captioners.
         words: the words to explain, as numbers counted from 1 or as texts; None for all.
         answer: text to use instead of the model's own answer.
-        max_tokens: the largest number of tokens.
+        max_tokens: the largest number of tokens; `MAX_TOKENS` by default.
     """
     model = explainer.model
     if not isinstance(model, TextGenerator):
         raise OptionError(f"{model.spec} writes no text; a prompt is for models that do")
-    answered = model.with_prompt(picture.image, prompt, answer=answer, max_tokens=max_tokens)
+    answered = model.with_prompt(picture.image, prompt, answer=answer, max_tokens=max_tokens or MAX_TOKENS)
     if not answered.words:
         raise OptionError("the answer has no words; give at least one, such as --answer 'a red cup'")
     everything = range(1, len(answered.words) + 1)
@@ -180,10 +167,8 @@ def refine_words(
         names = [f"word:{number}:{answered.words[number - 1].text}" for number in group]
         for stage in refine_scores(bound, picture, answered.inputs, list(zip(names, scores, strict=True))):
             so_far = (*parts, *stage)
-            explained = numbers[: len(so_far)]
-            yield WordExplanation(
-                **shared_fields(so_far), answered=answered, prompt=prompt, numbers=explained, against=against
-            )
+            told = {"answered": answered, "prompt": prompt, "numbers": numbers[: len(so_far)], "against": against}
+            yield WordExplanation.of(so_far, **told)
         parts = so_far
 
 
@@ -213,3 +198,91 @@ def explain_words(
     """Return the explanation of all words after all samples; see `refine_words`."""
     *_, last = refine_words(explainer, picture, prompt, words, answer=answer)
     return last
+
+
+def explain_answer(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
+    """Yield the explanation of the words that a model writes."""
+    asked = (question.prompt, question.words, question.answer, question.max_tokens)
+    yield "", [*refine_words(explainer, read_image(source), *asked)]
+
+
+@dataclass(frozen=True)
+class SentenceExplanation(ScoreExplanation):
+    """A similarity, explained from both sides.
+
+    Attributes:
+        words: each token of the sentence, which is the name of the score, with what it adds to the similarity.
+    """
+
+    words: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def summary(self) -> list[str]:
+        """The similarity, then the sentence with the share of each word."""
+        return [f"  {self.value:.4g}: " + " ".join(f"{word} ({share:+.3g})" for word, share in self.words)]
+
+    def details(self) -> dict[str, Any]:
+        """The similarity, the sentence, and the share of each word."""
+        words = [{"text": word, "share": share} for word, share in self.words]
+        return {**super().details(), "score": "class:0", "prompt": self.score_name, "words": words}
+
+
+def explain_sentence(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
+    """Yield the explanation of the similarity with a model's first sentence."""
+    model, picture = explainer.model, read_image(source)
+    assert isinstance(model, ZeroShotAdapter)
+    inputs = model.preprocess(picture.image)
+    words = tuple(model.word_contributions(inputs))
+    stages = refine_score(explainer, picture, inputs, (model.class_names[0], ClassLogit(0)))
+    yield question.prompt or "", [SentenceExplanation(**vars(stage), words=words) for stage in stages]
+
+
+@dataclass(frozen=True)
+class PageExplanation(JointExplanation):
+    """The score of a page and a query: the first part is the total, the others are its words.
+
+    Attributes:
+        query: the text.
+    """
+
+    figure_name: ClassVar[str] = "words"
+
+    query: str
+
+    @property
+    def caption(self) -> str:
+        """The query and the total."""
+        return f"{self.query}, {self.parts[0].value:.4g}"
+
+    @property
+    def summary(self) -> list[str]:
+        """The total, then the query with the score of each word; the last one is of its marks."""
+        scores = (f"{part.score_name} ({part.value:.3g})" for part in self.parts[1:])
+        return [f"  {self.parts[0].value:.4g}: {' '.join(scores)}"]
+
+    def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
+        """Draw the map of the total over the page."""
+        return self.parts[0].overlay(view, scales)
+
+    def figure(self, view: View = "map", scales: Scales = "shared") -> Drawing:
+        """Draw the map of the total and those of the words."""
+        titles = [f"{part.score_name}, {part.value:.3g}" for part in self.parts]
+        return draw_strip(self._overlays(view, "own"), titles, columns=min(4, len(titles)))
+
+    def details(self) -> dict[str, Any]:
+        """The query, the total and the score of each word."""
+        words = [{"text": part.score_name, "score": part.value} for part in self.parts[1:]]
+        return {"prompt": self.query, "value": self.parts[0].value, "words": words}
+
+    def _array_names(self) -> list[str]:
+        return ["map", *(f"word{number}" for number in range(1, len(self.parts)))]
+
+
+def explain_page(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
+    """Yield the explanation of a page's score, in total and for each word of a query."""
+    picture, query = read_image(source), question.prompt
+    assert isinstance(explainer.model, PageRetriever)
+    bound = explainer.with_model(explainer.model.with_prompt(picture.image, query), against=explainer.against)
+    words = ((word, ClassLogit(number)) for number, word in enumerate(bound.model.class_names))
+    stages = refine_scores(bound, picture, bound.model.preprocess(picture.image), [("total", total_score), *words])
+    yield query or "", [PageExplanation.of(parts, query=query) for parts in stages]

@@ -16,7 +16,7 @@ from dave_vit.engine.observation import find_patch_side
 from dave_vit.engine.rule_sets import EFFECTIVE, OFFICIAL_GATE, RELEVANCE
 from dave_vit.errors import OptionError
 from dave_vit.maps import official_postprocess
-from dave_vit.models.traits import traits_of
+from dave_vit.models.adapter import traits_of
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial
 from dave_vit.reduce import Mean, Reducer, Sharpened, Significant, SoftThreshold, TrimmedMean
 

@@ -19,7 +19,7 @@ from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.targets import Opponents, Target
 from dave_vit.methods.explanation import ENOUGH, Explanation, join_explanations
 from dave_vit.methods.pass_size import even_chunk_size
-from dave_vit.models.traits import do_classes_compete
+from dave_vit.models.adapter import do_classes_compete
 from dave_vit.reduce import Accumulator, Reducer
 
 

@@ -15,7 +15,7 @@ from dave_vit.errors import InputError, OptionError
 from dave_vit.maps import positive
 from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores
 from dave_vit.metrics.localization import last_equal_index
-from dave_vit.models.traits import traits_of
+from dave_vit.models.adapter import traits_of
 from dave_vit.neighborhood import Warp, affine_matrix
 
 _SIDE = 224  # the shifts of the paper's figure 2 are pixels of an image of this side

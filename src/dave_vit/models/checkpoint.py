@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dave_vit.errors import DaveError, ModelError, first_line, require_extra
-from dave_vit.models.hub import hub_access
+from dave_vit.models.adapter import Traits, square_side
 from dave_vit.models.prepare import Prepare
-from dave_vit.models.state import RANDOM, Weights, read_weights
-from dave_vit.models.traits import Traits, square_side
+from dave_vit.models.state import RANDOM, Weights, hub_access, read_weights
 
+T = TypeVar("T")
 HEAD = "classifier"
 """Name of the head of all image classifiers."""
 # Files that describe the preprocessing of images; the second one holds a tokenizer's settings as well.
@@ -52,6 +52,13 @@ class Checkpoint:
         """The classes of transformers that the configuration names."""
         return tuple(getattr(self.config, "architectures", None) or ())
 
+    def find(self, by_suffix: Mapping[str, T]) -> T | None:
+        """Return the value of the suffix of an architecture's name; None where there is none."""
+        found = (
+            value for suffix, value in by_suffix.items() if any(one.endswith(suffix) for one in self.architectures)
+        )
+        return next(found, None)
+
     @property
     def is_backbone(self) -> bool:
         """Whether the checkpoint has no head, and the user gave no weights of one."""
@@ -74,11 +81,12 @@ class Checkpoint:
         """Names of the classes."""
         return [label for _, label in sorted(self.config.id2label.items())]
 
-    def traits(self, *, compete: bool | None = None) -> Traits:
-        """Return the side of the patches, by the configuration of the model or of its image encoder."""
+    def facts(self, *, compete: bool | None = None) -> dict[str, Any]:
+        """Return the spec and the traits, with the side of the patches of the model or of its image encoder."""
         body = getattr(self.config, "vlm_config", self.config)
         encoder = getattr(body, "vision_config", None) or getattr(body, "encoder", None) or body
-        return Traits(patch=square_side(getattr(encoder, "patch_size", None)), compete=compete)
+        traits = Traits(patch=square_side(getattr(encoder, "patch_size", None)), compete=compete)
+        return {"spec": self.spec, "traits": traits}
 
     @property
     def do_labels_compete(self) -> bool | None:

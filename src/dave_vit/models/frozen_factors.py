@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dave_vit.engine.states import depends_on_input
-from dave_vit.models.traits import traits_of
+from dave_vit.models.adapter import traits_of
 
 Replacements = Mapping[Any, Callable[..., Any]]
 """Functions of torch, and what is called instead of them with the pixels and the arguments."""

@@ -1,4 +1,4 @@
-"""Models with several inputs: one input is explained, the others are constant."""
+"""Models with several inputs, of which one is explained, and the pixel formats of models that write text."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
-from dave_vit.errors import InputError, OptionError
-from dave_vit.models.traits import traits_of
+from dave_vit.errors import InputError, ModelError, OptionError
+from dave_vit.models.adapter import Preprocessing, traits_of
 
 Arrange = Callable[[Tensor], dict[str, Any]]
 """Converts the explained input to named inputs of the model."""
@@ -182,7 +184,7 @@ def with_embeddings(model: nn.Module, embedding: nn.Module | None = None, /, **c
     return WithEmbeddings(model, embedding or half.get_input_embeddings(), constants)
 
 
-class WithEmbeddings(nn.Module):
+class WithEmbeddings(WithInputs):
     """See ``with_embeddings``.
 
     Attributes:
@@ -190,20 +192,17 @@ class WithEmbeddings(nn.Module):
     """
 
     def __init__(self, model: nn.Module, embedding: nn.Module, constants: dict[str, Any]) -> None:
-        super().__init__()
         if "input_ids" not in constants:
             raise OptionError("the words to explain are missing; give input_ids")
-        self.model, self._embedding = model, (embedding,)  # in a tuple, so that it is not registered twice
-        self.constants = constants
+        super().__init__(model, lambda embedded: {}, constants)
+        self._embedding = (embedding,)  # in a tuple, so that it is not registered twice
         with torch.no_grad():
             self.embedded: Tensor = embedding(constants["input_ids"])
-        self.train(model.training)
 
     def forward(self, inputs: Tensor) -> Any:
         """Return the model's output with these embeddings instead of its own."""
-        others = {name: _expand_constant(value, inputs) for name, value in self.constants.items()}
         with _replace_output(self._embedding[0], inputs):
-            return self.model(**others)
+            return super().forward(inputs)
 
 
 @contextmanager
@@ -240,13 +239,91 @@ class ImageAndText(nn.Module):
 
     def split(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the parts ``[..., C, H, W]`` of the image and ``[..., L, D]`` of the text."""
-        pixels = math.prod(self._shape)
-        return values[..., :pixels].unflatten(-1, self._shape), values[..., pixels:].unflatten(
-            -1, self.embedded.shape[1:]
-        )
+        text_shape = self.embedded.shape[1:]
+        pixels, text = values.split([math.prod(self._shape), math.prod(text_shape)], -1)
+        return pixels.unflatten(-1, self._shape), text.unflatten(-1, text_shape)
 
     def forward(self, inputs: Tensor) -> Any:
         """Return the model's output with this image and these embeddings."""
         image, text = self.split(inputs)
         with _replace_output(self._embedding[0], text.to(self.embedded.dtype)):
             return self.model(image)
+
+
+Format = Literal["plain", "packed", "tiled"]
+ImageInputs = dict[str, Any]
+"""What an image processor returns for one image."""
+
+
+def pixel_format(inputs: ImageInputs, spec: str) -> Format:
+    """Return the pixel format of a model, found from what its processor returns for an image."""
+    shape = tuple(inputs["pixel_values"].shape) if "pixel_values" in inputs else ()  # Pix2Struct has none
+    if "image_grid_thw" in inputs and len(shape) == 2:
+        return "packed"
+    if "rows" in inputs and len(shape) == 5:
+        return "tiled"
+    if len(shape) == 4 and shape[0] == 1:
+        return "plain"
+    raise ModelError(
+        f"{spec} takes pixels shaped {list(shape)}, which cannot be followed back to the photograph; explain it with "
+        "dave_vit.with_inputs and a function of your own that arranges the pixels"
+    )
+
+
+@dataclass(frozen=True)
+class PixelInputs:
+    """What an image processor made of one photograph.
+
+    Attributes:
+        processor: the image processor.
+        values: what it returned.
+        form: the format of the pixels; tiles are put into the model with the embedded text.
+    """
+
+    processor: Any
+    values: ImageInputs
+    form: Format
+
+    @property
+    def image(self) -> Tensor:
+        """The image ``[1, C, H, W]`` that is explained."""
+        pixels: Tensor = self.values["pixel_values"]
+        if self.form == "packed":
+            _, rows, columns = self.values["image_grid_thw"][0].tolist()
+            return self._packing.unpack(pixels, rows, columns)
+        if self.form == "tiled":
+            return join_tiles(pixels[0], *self._tiles) if self._tiles else pixels[0, -1:]
+        return pixels
+
+    def arrange(self, model: Any, token_ids: Tensor) -> str | Arrange:
+        """Return a function from images to the model's inputs, or the name of the input that takes them as they are."""
+        if self.form == "tiled":
+            return ImageTokens(model, token_ids, self._tiles)
+        return self._packing if self.form == "packed" else "pixel_values"
+
+    @property
+    def _packing(self) -> PackedPatches:
+        processor = self.processor
+        return PackedPatches(processor.patch_size, processor.merge_size, processor.temporal_patch_size)
+
+    @property
+    def _tiles(self) -> tuple[int, int] | None:
+        """Rows and columns of tiles; None where the image is a single tile."""
+        rows, columns = int(self.values["rows"][0][0]), int(self.values["cols"][0][0])
+        return (rows, columns) if rows else None
+
+
+def process_image(processor: Any, spec: str, image: Image.Image) -> PixelInputs:
+    """Run an image processor, asking for the rows and columns of tiles where it cuts any."""
+    options = {"return_row_col_info": True} if hasattr(processor, "do_image_splitting") else {}
+    values = dict(processor(images=image, return_tensors="pt", **options))
+    return PixelInputs(processor, values, pixel_format(values, spec))
+
+
+def image_preprocessing(processor: Any, spec: str) -> Preprocessing:
+    """Return the preprocessing to one image ``[1, C, H, W]``, of a size that may depend on the photograph."""
+    return Preprocessing.of_processor(partial(_to_image, processor, spec), processor)
+
+
+def _to_image(processor: Any, spec: str, image: Image.Image) -> Tensor:
+    return process_image(processor, spec, image).image

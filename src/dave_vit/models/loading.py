@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from dave_vit.errors import ModelError, OptionError, OutOfMemory, is_out_of_memory
-from dave_vit.models.adapter import Adapter, Preprocessing
-from dave_vit.models.classes import Classes
+from dave_vit.models.adapter import Adapter, Classes, Preprocessing
 from dave_vit.models.families import FAMILIES, hf, timm
 from dave_vit.models.prepare import Prepare
 
@@ -134,14 +133,10 @@ def find_preprocessing(model: nn.Module, processor: Any = None) -> Preprocessing
         model: from `load_model`, or any module; a timm model has its preprocessing in its configuration.
         processor: a processor of transformers, or a function from a PIL image to a tensor ``[C, H, W]``.
     """
-    if processor is not None:
-        return _of_processor(processor)
-    if isinstance(model, Adapter):
+    if processor is None and isinstance(model, Adapter):
         return model.preprocessing
-    return timm.preprocessing(model) if getattr(model, "pretrained_cfg", None) else None
-
-
-def _of_processor(processor: Any) -> Preprocessing:
+    if processor is None:
+        return timm.preprocessing(model) if getattr(model, "pretrained_cfg", None) else None
     if hasattr(processor, "model_input_names"):  # of transformers: an image processor, or one with a tokenizer
         return hf.preprocessing(getattr(processor, "image_processor", processor))
     if not callable(processor):
@@ -149,6 +144,4 @@ def _of_processor(processor: Any) -> Preprocessing:
             f"processor is of type {type(processor).__name__}; give a processor of transformers, or a function from a "
             "PIL image to a tensor"
         )
-    steps = getattr(processor, "transforms", None) or [processor]
-    scaling = next((step for step in steps if hasattr(step, "mean") and hasattr(step, "std")), None)
-    return Preprocessing(processor, *((tuple(scaling.mean), tuple(scaling.std)) if scaling else ()))
+    return Preprocessing.of_transform(processor)

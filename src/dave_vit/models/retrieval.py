@@ -1,23 +1,25 @@
-"""Retrieval of pages by a query: the late interaction of ColPali and ColQwen2, in total and for each word."""
+"""Similarity of images and text: zero-shot classifiers (CLIP, SigLIP), and retrieval of pages (ColPali, ColQwen2)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit.data.images import to_rgb
+from dave_vit.engine import gradient
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.errors import OptionError
-from dave_vit.models.adapter import Preprocessing
-from dave_vit.models.inputs import Arrange, with_inputs
-from dave_vit.models.pixels import ImageTransform, pixel_format
-from dave_vit.models.tasks import PromptedModel, TaskKind, TaskModel
+from dave_vit.models.adapter import Adapter, Classes, read_classes
+from dave_vit.models.inputs import Arrange, WithEmbeddings, process_image, with_embeddings, with_inputs
+from dave_vit.models.tasks import TEXT_INPUTS, PromptedModel, TaskKind, TaskModel
 from dave_vit.models.text_generation import split_words
 
-_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 MARKS = "(marks)"
 """Name of the part of a score that the prefix and the special tokens of a query have."""
 
@@ -31,30 +33,19 @@ RETRIEVAL = TaskKind("retrieval", "", total_score, ("total", total_score))
 
 
 class PageRetriever(PromptedModel):
-    """A model that scores pages by a query; `with_prompt` gives it the query.
-
-    Args:
-        model: of transformers.
-        processor: of its pages and queries.
-        spec: the name under which the model was loaded.
-        options: as of `Adapter`.
-    """
-
-    def __init__(self, model: Any, processor: Any, *, spec: str, **options: Any) -> None:
-        self._transform = ImageTransform(processor.image_processor, spec)
-        pixels = Preprocessing.of_processor(self._transform, processor.image_processor)
-        super().__init__(model, processor, pixels, spec=spec, **options)
+    """A model that scores pages by a query; `with_prompt` gives it the query."""
 
     def with_prompt(self, image: Image.Image, prompt: str | None = None) -> TaskModel:
         """Return the model of a page's scores ``[B, words]`` for each word of a query; the last one is of all marks."""
         if not prompt:
             raise OptionError(f'{self.spec} scores pages by a query; give one, --prompt "revenue in 2023"')
         page = to_rgb(image)[0]
-        inputs, image_inputs = self.processor(images=[page]), self._transform.process(page)
-        form = pixel_format(image_inputs, self.spec)
-        arrange = form.arrange(self.model, self.processor.image_processor, image_inputs, inputs["input_ids"])
+        inputs = self.processor(images=[page])
+        arrange = process_image(self.processor.image_processor, self.spec, page).arrange(
+            self.model, inputs["input_ids"]
+        )
         explained = arrange if isinstance(arrange, str) else partial(by_page, arrange)
-        bound = with_inputs(self.model, explained, **{name: inputs[name] for name in _TEXT if name in inputs})
+        bound = with_inputs(self.model, explained, **{name: inputs[name] for name in TEXT_INPUTS if name in inputs})
         query, groups, words = self._embed(prompt)
         return self._wrap(LateInteraction(bound, query, groups), words, RETRIEVAL)
 
@@ -67,7 +58,7 @@ class PageRetriever(PromptedModel):
         """Return the embeddings ``[L, D]`` of a query's tokens, the word of each ``[L, words]``, and the words."""
         tokens, tokenizer = self.processor(text=[prompt]), self.processor.tokenizer
         device = next(self.parameters()).device
-        query = self.model(**{name: tokens[name].to(device) for name in _TEXT if name in tokens}).embeddings[0]
+        query = self.model(**{name: tokens[name].to(device) for name in TEXT_INPUTS if name in tokens}).embeddings[0]
         ids = tokens["input_ids"][0].tolist()
         own = [place for place, token in enumerate(ids) if token not in tokenizer.all_special_ids]
         prefix = tokenizer(self.processor.query_prefix, add_special_tokens=False)["input_ids"]
@@ -107,3 +98,108 @@ class LateInteraction(nn.Module):
         """Return scores ``[B, words]``."""
         similarity: Tensor = self.query @ self.model(inputs).embeddings.transpose(1, 2)  # [B, L, N]
         return similarity.amax(-1) @ self.groups
+
+
+EncodeImage = Callable[[nn.Module, Tensor], Tensor]
+"""``encode(model, inputs)`` returns the features ``[B, D]`` of images."""
+
+
+class SimilarityClassifier(nn.Module):
+    """Scaled cosine similarity between an image and each of several prompts.
+
+    Args:
+        model: an image and text model.
+        encode: its image encoder.
+        text: features ``[K, D]`` of the prompts.
+        scale: the model's factor on the cosine.
+        bias: the model's additive term (SigLIP).
+
+    Attributes:
+        compete: whether prompts compete with each other; with a bias, each was trained by itself.
+    """
+
+    text: Tensor
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(
+        self, model: nn.Module, encode: EncodeImage, text: Tensor, *, scale: Tensor, bias: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._encode = encode
+        self.compete = bias is None
+        self.register_buffer("text", F.normalize(text.detach(), dim=-1))
+        self.register_buffer("scale", scale.detach().clone())
+        self.register_buffer("bias", torch.zeros_like(scale) if bias is None else bias.detach().clone())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits ``[B, K]``."""
+        features = F.normalize(self._encode(self.model, inputs), dim=-1)  # [B, D]
+        return self.scale * features @ self.text.T + self.bias
+
+
+class ZeroShotAdapter(Adapter):
+    """A zero-shot classifier of transformers, which can also explain the words of its sentences.
+
+    Args:
+        args: as of `Adapter`; the model is a `SimilarityClassifier`.
+        tokenizer: of the sentences.
+        tokens: the tokenized sentences, as the model takes them.
+        options: as of `Adapter`.
+    """
+
+    def __init__(self, *args: Any, tokenizer: Any, tokens: dict[str, Tensor], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.tokenizer, self.tokens = tokenizer, tokens
+
+    def word_model(self, inputs: Tensor, sentence: int = 0) -> WithEmbeddings:
+        """Return the model of the word embeddings ``[1, L, D]`` of a sentence, with a fixed image ``[1, C, H, W]``."""
+        constants = {name: values[sentence : sentence + 1].to(inputs.device) for name, values in self.tokens.items()}
+        model: Any = self.model.model
+        return with_embeddings(model, pixel_values=inputs, **constants)
+
+    def word_contributions(self, inputs: Tensor, sentence: int = 0) -> list[tuple[str, float]]:
+        """Return each token of a sentence with its part of the similarity; special tokens are left out.
+
+        Args:
+            inputs: an image ``[1, C, H, W]``.
+            sentence: index of the sentence.
+        """
+        model = self.word_model(inputs, sentence)
+        weight = gradient(model, model.embedded, matched_similarity, rules=EFFECTIVE).weight[:, 0]
+        contributions = (weight * model.embedded).sum(-1)[0].tolist()  # [L]
+        pairs = zip(self.tokens["input_ids"][sentence].tolist(), contributions, strict=True)
+        special = self.tokenizer.all_special_ids
+        return [(str(self.tokenizer.decode([token])).strip(), part) for token, part in pairs if token not in special]
+
+
+def matched_similarity(output: Any) -> Tensor:
+    """Return the similarity of each image with the sentence of the same row, ``[B]``."""
+    logits: Tensor = output.logits_per_image
+    return logits.diagonal()
+
+
+def resolve_prompts(
+    prompts: Sequence[str] | None, classes: Classes | None, spec: str, *, least: int = 2
+) -> tuple[list[str], list[str]]:
+    """Return the prompts and their names; class names serve as prompts where there are none.
+
+    Args:
+        prompts: sentences.
+        classes: names of the sentences, or the sentences themselves.
+        spec: of the model, for messages.
+        least: smallest number of sentences.
+    """
+    if isinstance(prompts, str):
+        raise OptionError(f"prompts is one string, {prompts!r}; give a list of sentences, one for each class")
+    sentences = list(prompts) if prompts is not None else read_classes(classes) if classes is not None else []
+    if len(sentences) < least:
+        raise OptionError(
+            f'{spec} compares pictures with sentences; give two or more: prompts=["a cat", "a dog"], or --classes FILE '
+            "with one a line"
+        )
+    names = read_classes(classes) if classes is not None else sentences
+    if len(names) != len(sentences):
+        raise OptionError(f"{len(names)} class names for {len(sentences)} prompts; give one name a prompt")
+    return sentences, names

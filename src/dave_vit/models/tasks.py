@@ -20,7 +20,7 @@ from dave_vit.errors import InputError, OptionError
 from dave_vit.models.adapter import Adapter, Preprocessing
 from dave_vit.models.inputs import with_inputs
 
-_TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 NamedScore = tuple[str, Score]
 """A score, and its name as `--score` takes it."""
 
@@ -45,15 +45,10 @@ class TaskKind:
     advice: str = "give what to explain, such as --score query:3:CLASS"
 
 
-def average_embedding(output: Any) -> Tensor:
-    """Return the mean of each picture's embedding, ``[B]``."""
-    return select_embeddings(output).mean(1)
-
-
 EMBEDDING = TaskKind(
     "embedding",
     "AutoModel",
-    average_embedding,
+    lambda output: select_embeddings(output).mean(1),
     advice="compare it with another picture, --score similarity:FILE, or train a head with `dave probe`",
 )
 """Backbones without a head."""
@@ -69,12 +64,6 @@ TASKS = {
     "ForDepthEstimation": TaskKind("depth", "AutoModelForDepthEstimation", Value(), ("value", Value())),
 }
 """Tasks by the suffix of the architecture's name."""
-
-
-def find_task(config: Any) -> TaskKind | None:
-    """Return the task of the architecture that a configuration names; None for classifiers and unknown ones."""
-    names = getattr(config, "architectures", None) or ()
-    return next((task for suffix, task in TASKS.items() if any(name.endswith(suffix) for name in names)), None)
 
 
 class TaskModel(Adapter):
@@ -132,21 +121,21 @@ class TextDetector(PromptedModel):
 
     def with_prompt(self, image: Image.Image, prompt: str | None = None) -> TaskModel:
         """Return the detector of what the prompt names, such as "a cat. a dog."."""
-        constants = self._tokenize(image, prompt)
-        tokens = self.processor.tokenizer.convert_ids_to_tokens(constants["input_ids"][0].tolist())
-        width = getattr(self.model.config, "max_text_len", len(tokens))  # type: ignore[union-attr]
-        names = tokens + [""] * (width - len(tokens))
-        return self._wrap(with_inputs(self.model, **constants), names, TASKS["ForObjectDetection"])
-
-    def _tokenize(self, image: Image.Image, prompt: str | None) -> dict[str, Tensor]:
-        """Return the inputs of the text."""
         if not prompt:
             raise OptionError(f'{self.spec} finds what a text names; give one, --prompt "a cat. a dog."')
         inputs = self.processor(images=to_rgb(image)[0], text=self._format(prompt), return_tensors="pt")
-        return {name: value for name, value in inputs.items() if name in _TEXT_INPUTS}
+        text = {name: value for name, value in inputs.items() if name in TEXT_INPUTS}
+        return self._wrap(*self._bind(prompt, text), TASKS["ForObjectDetection"])
 
     def _format(self, prompt: str) -> Any:
+        """Return the text as the processor takes it."""
         return prompt
+
+    def _bind(self, prompt: str, text: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
+        """Return the model with the inputs of a text, and the names of its classes."""
+        tokens = self.processor.tokenizer.convert_ids_to_tokens(text["input_ids"][0].tolist())
+        width = getattr(self.model.config, "max_text_len", len(tokens))  # type: ignore[union-attr]
+        return with_inputs(self.model, **text), tokens + [""] * (width - len(tokens))
 
     def with_example_prompt(self, image: Image.Image) -> TaskModel:
         """Return the detector of a cat."""
@@ -156,11 +145,8 @@ class TextDetector(PromptedModel):
 class SentenceDetector(TextDetector):
     """A detector of what sentences name, such as OWL-ViT; its classes are the sentences, separated by full stops."""
 
-    def with_prompt(self, image: Image.Image, prompt: str | None = None) -> TaskModel:
-        """Return the detector of what the sentences of the prompt name."""
-        tokens = self._tokenize(image, prompt)
-        bound = with_inputs(self.model, partial(_repeat_sentences, tokens))
-        return self._wrap(bound, self._format(prompt or "")[0], TASKS["ForObjectDetection"])
+    def _bind(self, prompt: str, text: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
+        return with_inputs(self.model, partial(_repeat_sentences, text)), self._format(prompt)[0]
 
     def _format(self, prompt: str) -> list[list[str]]:
         return [[sentence.strip() for sentence in prompt.split(".") if sentence.strip()]]
@@ -175,10 +161,8 @@ def _repeat_sentences(tokens: dict[str, Tensor], pixels: Tensor) -> dict[str, Te
 class ConceptSegmenter(TextDetector):
     """A detector and segmenter of all objects of one concept, such as SAM 3; the concept is its only class."""
 
-    def with_prompt(self, image: Image.Image, prompt: str | None = None) -> TaskModel:
-        """Return the detector of what the prompt names."""
-        bound = _OneClass(with_inputs(self.model, **self._tokenize(image, prompt)))
-        return self._wrap(bound, [prompt or ""], TASKS["ForObjectDetection"])
+    def _bind(self, prompt: str, text: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
+        return _OneClass(with_inputs(self.model, **text)), [prompt]
 
 
 class _OneClass(nn.Module):

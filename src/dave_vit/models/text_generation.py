@@ -16,9 +16,7 @@ from dave_vit.data.images import to_rgb
 from dave_vit.engine.observation import TextDecoder
 from dave_vit.engine.scores import Token, Word
 from dave_vit.errors import InputError, OptionError
-from dave_vit.models.adapter import Preprocessing
-from dave_vit.models.inputs import ImageAndText, with_inputs
-from dave_vit.models.pixels import ImageTransform, pixel_format
+from dave_vit.models.inputs import ImageAndText, PixelInputs, image_preprocessing, process_image, with_inputs
 from dave_vit.models.tasks import PromptedModel, TaskKind, TaskModel
 
 MAX_TOKENS = 32
@@ -55,9 +53,7 @@ class TextGenerator(PromptedModel):
     def __init__(
         self, model: Any, processor: Any, image_processor: Any, tokenizer: Any, *, spec: str, **options: Any
     ) -> None:
-        self._image_transform = ImageTransform(image_processor, spec)
-        preprocessing = Preprocessing.of_processor(self._image_transform, image_processor)
-        super().__init__(model, processor, preprocessing, spec=spec, **options)
+        super().__init__(model, processor, image_preprocessing(image_processor, spec), spec=spec, **options)
         self.image_processor, self.tokenizer = image_processor, tokenizer
 
     def with_prompt(
@@ -74,9 +70,9 @@ class TextGenerator(PromptedModel):
         image = to_rgb(image)[0]
         inputs = self.preprocess(image)
         shown = self.preprocessing.fit(image) if self.preprocessing.fit is not None else image
-        image_inputs = self._image_transform.process(shown)
-        self._check_size(inputs, image_inputs)
-        model = AnsweredPrompt(self, inputs, image_inputs, self._text_inputs(shown, prompt))
+        pixels = process_image(self.image_processor, self.spec, shown)
+        self._check_size(inputs, pixels.image)
+        model = AnsweredPrompt(self, inputs, pixels, self._text_inputs(shown, prompt))
         if answer is None:
             return model.with_answer(self._generate(model, max_tokens))
         return model.with_answer(self.tokenizer(answer, add_special_tokens=False)["input_ids"] if answer else [])
@@ -85,9 +81,8 @@ class TextGenerator(PromptedModel):
         """Return the model with a question and one token of an answer."""
         return self.with_prompt(image, None if self.processor is None else "What is this?", max_tokens=1)
 
-    def _check_size(self, inputs: Tensor, image_inputs: dict[str, Any]) -> None:
+    def _check_size(self, inputs: Tensor, own: Tensor) -> None:
         """Raise OptionError for a picture of another size than the processor's: the text has a slot for each patch."""
-        own = pixel_format(image_inputs, self.spec).to_image(self.image_processor, image_inputs)
         if own.shape != inputs.shape:
             height, width = own.shape[-2:]
             raise OptionError(
@@ -128,7 +123,9 @@ class TextGenerator(PromptedModel):
     def _generate(self, model: AnsweredPrompt, max_tokens: int) -> list[int]:
         """Generate the most likely tokens, up to one that ends the answer; other special tokens are skipped."""
         tokens: list[int] = []
-        end_tokens = self._end_tokens()
+        configured = getattr(self.model.generation_config, "eos_token_id", None)  # type: ignore[union-attr]
+        ends = configured if configured is not None else self.tokenizer.eos_token_id
+        end_tokens = list(ends) if isinstance(ends, list | tuple) else [ends]
         special = [token for token in self.tokenizer.all_special_ids if token not in end_tokens]
         while len(tokens) < max_tokens:
             logits = model.with_answer(tokens)(model.inputs).logits[0, -1]
@@ -140,11 +137,6 @@ class TextGenerator(PromptedModel):
         if not tokens:
             raise InputError(f"{self.spec} returned an empty answer; give another prompt")
         return tokens
-
-    def _end_tokens(self) -> list[int]:
-        configured = getattr(self.model.generation_config, "eos_token_id", None)  # type: ignore[union-attr]
-        tokens = configured if configured is not None else self.tokenizer.eos_token_id
-        return list(tokens) if isinstance(tokens, list | tuple) else [tokens]
 
 
 def _format_prompt(processor: Any, prompt: str) -> str:
@@ -173,16 +165,16 @@ class AnsweredPrompt(TaskModel):
         self,
         generator: TextGenerator,
         inputs: Tensor,
-        image_inputs: dict[str, Any],
+        pixels: PixelInputs,
         text_inputs: dict[str, Any],
         tokens: Sequence[int] = (),
     ) -> None:
-        pixels, model = pixel_format(image_inputs, generator.spec), generator.model
+        model = generator.model
         name = next(key for key in ("input_ids", "decoder_input_ids") if key in text_inputs)
         constants = _append_answer(text_inputs, name, list(tokens))
         token_ids = constants[name]
-        arrange = pixels.arrange(model, generator.image_processor, image_inputs, token_ids)
-        if pixels.embeds_text:
+        arrange = pixels.arrange(model, token_ids)
+        if pixels.form == "tiled":
             constants.pop(name)
         accepted = inspect.signature(model.forward).parameters
         constants |= {"use_cache": False} if "use_cache" in accepted or "kwargs" in accepted else {}
@@ -195,7 +187,7 @@ class AnsweredPrompt(TaskModel):
         self.token_ids = token_ids
         self.text_decoder = _find_decoder(model, token_ids)
         self.prepare = generator.prepare
-        self.tokenizer, self._arguments = generator.tokenizer, (generator, inputs, image_inputs, text_inputs)
+        self.tokenizer, self._arguments = generator.tokenizer, (generator, inputs, pixels, text_inputs)
 
     def with_answer(self, tokens: Sequence[int]) -> AnsweredPrompt:
         """Return the same image and prompt with another answer."""

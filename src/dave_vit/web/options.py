@@ -19,8 +19,8 @@ from dave_vit.methods import METHODS
 from dave_vit.methods.options import declared_options, max_samples
 from dave_vit.methods.presets import PRESETS, Preset
 from dave_vit.models import Adapter
+from dave_vit.models.adapter import domain_advice
 from dave_vit.models.text_generation import TextGenerator
-from dave_vit.models.traits import domain_advice
 from dave_vit.neighborhood.views import NoiseKind
 from dave_vit.reduce import REDUCERS
 from dave_vit.viz.colors import hex_colormaps

@@ -258,7 +258,7 @@ def word_step(result: WordExplanation) -> ExplainStep:
         if (values := getattr(explanation, name)) is not None
     }
     return _build_step(
-        Panel(target=word.name, unit="logit" if word.unit else "", **maps),
+        Panel(target=word.score_name, unit="logit" if word.unit else "", **maps),
         target=Prediction(number, text, probability, word.value),
         against=None,
         method=word.explainer.name,

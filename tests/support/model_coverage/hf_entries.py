@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dave_vit.models.checkpoint import import_transformers as package
 from dave_vit.models.families.hf import encode_image, text_features
-from dave_vit.models.zero_shot import SimilarityClassifier
+from dave_vit.models.retrieval import SimilarityClassifier
 from model_coverage.entry import CLASSES, Entry
 
 PLAIN = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.engine.scores import Query, Region, Value
-from dave_vit.models.audio import AudioModel
 from dave_vit.models.checkpoint import import_transformers as package
 from dave_vit.models.frozen_factors import freeze_factors
 from dave_vit.models.inputs import with_inputs
+from dave_vit.models.recordings import AudioModel
 from model_coverage.entry import Entry
 from model_coverage.hf_entries import PLAIN, VIT
 

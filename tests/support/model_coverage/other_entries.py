@@ -12,8 +12,8 @@ from torch import nn
 
 from dave_vit.models.families import bcos, open_clip, torchvision
 from dave_vit.models.families.builtin import BUILTIN
-from dave_vit.models.volume import VolumeModel
-from dave_vit.models.zero_shot import SimilarityClassifier
+from dave_vit.models.recordings import VolumeModel
+from dave_vit.models.retrieval import SimilarityClassifier
 from model_coverage.entry import CLASSES, Entry
 
 _SWIN = {"embed_dim": 24, "depths": [1, 2, 1], "num_heads": [1, 2, 4], "window_size": [4, 4]}

@@ -9,12 +9,9 @@ from torch import nn
 
 from dave_vit._internal.registry import suggest_names
 from dave_vit.errors import UnknownName, require_extra
-from dave_vit.models.adapter import Adapter, Preprocessing
-from dave_vit.models.classes import Classes, class_names
+from dave_vit.models.adapter import Adapter, Classes, Preprocessing, Traits, class_names
 from dave_vit.models.families import FAMILIES, Family
-from dave_vit.models.hub import hub_access
-from dave_vit.models.state import build_with_weights
-from dave_vit.models.traits import Traits
+from dave_vit.models.state import build_with_weights, hub_access
 from dave_vit.neighborhood import Noise
 
 BCOS_NOISE = Noise("additive", 0.2)

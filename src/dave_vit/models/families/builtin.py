@@ -14,14 +14,11 @@ from torch import Tensor, nn
 
 from dave_vit._internal.registry import Registry
 from dave_vit.data.builtin import CLASS_NAMES
-from dave_vit.models.adapter import Adapter, Preprocessing
-from dave_vit.models.architectures.bcos_vit import BcosViT
-from dave_vit.models.architectures.plain_vit import PlainViT
-from dave_vit.models.classes import Classes, class_names
+from dave_vit.models.adapter import Adapter, Classes, Preprocessing, Traits, class_names
+from dave_vit.models.architectures.vits import BcosViT, PlainViT
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.families.bcos import BCOS
 from dave_vit.models.state import RANDOM, read_weights
-from dave_vit.models.traits import Traits
 
 SIZE, PATCH = 224, 16
 CAPTIONS = "builtin-captions"

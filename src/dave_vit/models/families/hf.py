@@ -14,20 +14,17 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit.errors import ModelError
-from dave_vit.models.adapter import Adapter, Preprocessing
-from dave_vit.models.audio import AudioModel
+from dave_vit.models.adapter import Adapter, Classes, Preprocessing, class_names
 from dave_vit.models.checkpoint import HEAD, Checkpoint, import_transformers, loading_errors
-from dave_vit.models.classes import Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.frozen_factors import freeze_factors
-from dave_vit.models.inputs import with_inputs
+from dave_vit.models.inputs import image_preprocessing, with_inputs
 from dave_vit.models.prepare import Prepare
-from dave_vit.models.retrieval import PageRetriever
+from dave_vit.models.recordings import AudioModel, VideoModel
+from dave_vit.models.retrieval import PageRetriever, SimilarityClassifier, ZeroShotAdapter, resolve_prompts
 from dave_vit.models.state import Weights
-from dave_vit.models.tasks import EMBEDDING, PROMPTED, TaskKind, TaskModel, find_task
+from dave_vit.models.tasks import EMBEDDING, PROMPTED, TASKS, TaskKind, TaskModel
 from dave_vit.models.text_generation import TextGenerator
-from dave_vit.models.video import VideoModel
-from dave_vit.models.zero_shot import SimilarityClassifier, ZeroShotAdapter, resolve_prompts
 
 
 def load(
@@ -48,13 +45,13 @@ def load(
     """
     with loading_errors(name, prepare):
         checkpoint = Checkpoint.open(name, weights)
-        for suffix, load_kind in _LOADERS.items():
-            if any(architecture.endswith(suffix) for architecture in checkpoint.architectures):
-                return load_kind(checkpoint)
+        load_kind = checkpoint.find(_LOADERS)
+        if load_kind is not None:
+            return load_kind(checkpoint)
         if checkpoint.config.model_type in PROMPTED:
             return _load_prompt_model(checkpoint)
         processor = _image_processor(checkpoint, prepare)
-        task = EMBEDDING if checkpoint.is_backbone else find_task(checkpoint.config)
+        task = EMBEDDING if checkpoint.is_backbone else checkpoint.find(TASKS)
         if task is not None and prompts is None:
             return _load_task_model(task, checkpoint, processor)
         has_text = checkpoint.has_text_encoder
@@ -84,8 +81,7 @@ def _load_task_model(task: TaskKind, checkpoint: Checkpoint, processor: Any) -> 
     if checkpoint.config.model_type == "oneformer":
         model = with_inputs(model, task_inputs=_tokenize_task(checkpoint))
     names = [] if task is EMBEDDING else checkpoint.labels
-    pixels, traits = preprocessing(processor), checkpoint.traits()
-    return TaskModel(model, pixels, names, task=task, spec=checkpoint.spec, traits=traits)
+    return TaskModel(model, preprocessing(processor), names, task=task, **checkpoint.facts())
 
 
 def _tokenize_task(checkpoint: Checkpoint) -> Tensor:
@@ -104,23 +100,26 @@ def _load_text_generator(checkpoint: Checkpoint) -> Adapter:
     else:
         processor = checkpoint.load_part("AutoProcessor")
         parts = processor, processor.image_processor, processor.tokenizer
-    return TextGenerator(model, *parts, spec=checkpoint.spec, traits=checkpoint.traits())
+    return TextGenerator(model, *parts, **checkpoint.facts())
 
 
 def _load_retriever(checkpoint: Checkpoint) -> Adapter:
-    model, _ = checkpoint.build(checkpoint.architectures[0])
-    return PageRetriever(model, checkpoint.load_part("AutoProcessor"), spec=checkpoint.spec, traits=checkpoint.traits())
+    model, processor = checkpoint.build(checkpoint.architectures[0])[0], checkpoint.load_part("AutoProcessor")
+    pixels = image_preprocessing(processor.image_processor, checkpoint.spec)
+    return PageRetriever(model, processor, pixels, **checkpoint.facts())
 
 
-def _load_recording_classifier(
-    adapter_class: type[VideoModel | AudioModel], auto_class: str, processor: str, checkpoint: Checkpoint
-) -> Adapter:
-    """Load a classifier of clips or sounds."""
-    model = checkpoint.build_with_head(auto_class)
-    processor = "AutoVideoProcessor" if checkpoint.config.model_type == "vjepa2" else processor
-    traits = checkpoint.traits(compete=checkpoint.do_labels_compete)
-    part = checkpoint.load_part(processor)
-    return adapter_class(model, part, checkpoint.labels, spec=checkpoint.spec, traits=traits)
+def _load_video_model(checkpoint: Checkpoint) -> Adapter:
+    model = checkpoint.build_with_head("AutoModelForVideoClassification")
+    processor = "AutoVideoProcessor" if checkpoint.config.model_type == "vjepa2" else "AutoImageProcessor"
+    facts = checkpoint.facts(compete=checkpoint.do_labels_compete)
+    return VideoModel(model, checkpoint.load_part(processor), checkpoint.labels, **facts)
+
+
+def _load_audio_model(checkpoint: Checkpoint) -> Adapter:
+    model = checkpoint.build_with_head("AutoModelForAudioClassification")
+    facts = checkpoint.facts(compete=checkpoint.do_labels_compete)
+    return AudioModel(model, checkpoint.load_part("AutoFeatureExtractor"), checkpoint.labels, **facts)
 
 
 def _load_prompt_model(checkpoint: Checkpoint) -> Adapter:
@@ -128,32 +127,27 @@ def _load_prompt_model(checkpoint: Checkpoint) -> Adapter:
     adapter_class, auto_class = PROMPTED[checkpoint.config.model_type]
     model = freeze_factors(checkpoint.build(auto_class)[0])
     processor = checkpoint.load_part("AutoProcessor")
-    pixels = preprocessing(processor.image_processor)
-    return adapter_class(model, processor, pixels, spec=checkpoint.spec, traits=checkpoint.traits())
+    return adapter_class(model, processor, preprocessing(processor.image_processor), **checkpoint.facts())
 
 
 _LOADERS: dict[str, Callable[[Checkpoint], Adapter]] = {
     "ForConditionalGeneration": _load_text_generator,
     "VisionEncoderDecoderModel": _load_text_generator,
     "ForRetrieval": _load_retriever,
-    "ForVideoClassification": partial(
-        _load_recording_classifier, VideoModel, "AutoModelForVideoClassification", "AutoImageProcessor"
-    ),
-    "ASTForAudioClassification": partial(
-        _load_recording_classifier, AudioModel, "AutoModelForAudioClassification", "AutoFeatureExtractor"
-    ),
+    "ForVideoClassification": _load_video_model,
+    "ASTForAudioClassification": _load_audio_model,
 }
 """By the end of an architecture's name."""
 
 
 def wrap(model: nn.Module, processor: Any, classes: Classes | None, *, spec: str) -> Adapter:
     """Return the adapter of a classifier and its image processor."""
-    checkpoint = Checkpoint(spec, model.config, None)
+    checkpoint = Checkpoint(spec.removeprefix("hf:"), model.config, None)
     known = checkpoint.labels
     nameless = all(re.fullmatch(r"LABEL_\d+", label) for label in known)
     names = class_names(len(known), classes, known=None if nameless else known)
-    traits = checkpoint.traits(compete=checkpoint.do_labels_compete if len(names) > 1 else None)
-    return Classifier(model, preprocessing(processor), names, spec=spec, traits=traits)
+    facts = checkpoint.facts(compete=checkpoint.do_labels_compete if len(names) > 1 else None)
+    return Classifier(model, preprocessing(processor), names, **facts)
 
 
 class Classifier(Adapter):
@@ -208,8 +202,8 @@ def _load_zero_shot(checkpoint: Checkpoint, prompts: list[str], names: list[str]
     tokens = dict(tokenizer(prompts, padding=padding, truncation=True, return_tensors="pt"))
     scale, bias = model.logit_scale.exp(), getattr(model, "logit_bias", None)
     classifier = SimilarityClassifier(model, encode_image, text_features(model, tokens), scale=scale, bias=bias)
-    options = {"spec": checkpoint.spec, "traits": checkpoint.traits(compete=classifier.compete)}
-    return ZeroShotAdapter(classifier, preprocessing(processor), names, tokenizer=tokenizer, tokens=tokens, **options)
+    facts = checkpoint.facts(compete=classifier.compete)
+    return ZeroShotAdapter(classifier, preprocessing(processor), names, tokenizer=tokenizer, tokens=tokens, **facts)
 
 
 def encode_image(model: nn.Module, inputs: Tensor) -> Tensor:

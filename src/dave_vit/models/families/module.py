@@ -9,8 +9,7 @@ from torch import nn
 from dave_vit._internal.registry import import_file, suggest_names
 from dave_vit.engine.targets import class_logits
 from dave_vit.errors import ModelError, first_line
-from dave_vit.models.adapter import Adapter
-from dave_vit.models.classes import Classes, class_names
+from dave_vit.models.adapter import Adapter, Classes, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.prepare import Prepare
 from dave_vit.models.state import RANDOM, read_weights

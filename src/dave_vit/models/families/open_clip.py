@@ -12,13 +12,10 @@ from torch import Tensor, nn
 
 from dave_vit._internal.registry import suggest_names
 from dave_vit.errors import ModelError, UnknownName, require_extra
-from dave_vit.models.adapter import Adapter, Preprocessing
-from dave_vit.models.classes import Classes
+from dave_vit.models.adapter import Adapter, Classes, Preprocessing, Traits, square_side
 from dave_vit.models.families import FAMILIES, Family
-from dave_vit.models.hub import hub_access
-from dave_vit.models.state import RANDOM, read_weights
-from dave_vit.models.traits import Traits, square_side
-from dave_vit.models.zero_shot import SimilarityClassifier, resolve_prompts
+from dave_vit.models.retrieval import SimilarityClassifier, resolve_prompts
+from dave_vit.models.state import RANDOM, hub_access, read_weights
 
 
 def load(
@@ -86,7 +83,7 @@ def _preprocessing(model: Any) -> Preprocessing:
     from open_clip.transform import PreprocessCfg, image_transform_v2
 
     config = PreprocessCfg(**model.visual.preprocess_cfg)
-    return Preprocessing(image_transform_v2(config, is_train=False), tuple(config.mean), tuple(config.std))
+    return Preprocessing.of_transform(image_transform_v2(config, is_train=False))
 
 
 @contextmanager

@@ -11,12 +11,9 @@ from torch import nn
 
 from dave_vit._internal.registry import suggest_names
 from dave_vit.errors import ModelError, UnknownName
-from dave_vit.models.adapter import Adapter, Preprocessing
-from dave_vit.models.classes import Classes, class_names
+from dave_vit.models.adapter import Adapter, Classes, Preprocessing, Traits, class_names, square_side
 from dave_vit.models.families import FAMILIES, Family
-from dave_vit.models.hub import hub_access
-from dave_vit.models.state import RANDOM, Weights, read_weights
-from dave_vit.models.traits import Traits, square_side
+from dave_vit.models.state import RANDOM, Weights, hub_access, read_weights
 
 _CLASSES = 1000  # of a head that is built to find its name, where the published model has none
 
@@ -30,23 +27,18 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
         classes: names of the classes, or a file of them.
     """
     check_name(name)
+    model: nn.Module | None = None
     known: list[str] | None = None
-    if weights is None or weights == RANDOM:
-        if _published_classes(name) == 0:
-            raise _no_head_error(name)  # before a long download
-        model = _build_without_file(name, weights)
-    else:
-        file = read_weights(weights)
+    if weights not in (None, RANDOM):
+        file = read_weights(str(weights))
         model, known = from_weights(name, file), file.class_names
-    if not getattr(model, "num_classes", 0):
-        raise _no_head_error(name)
+    elif _published_classes(name) != 0:  # known before a long download
+        model = _build_without_file(name, weights)
+    if model is None or not getattr(model, "num_classes", 0):
+        raise ModelError(
+            f"timm:{name} has no class head; train one with `dave probe`, or give weights with one (--weights FILE)"
+        )
     return wrap(model, classes, known, spec=f"timm:{name}")
-
-
-def _no_head_error(name: str) -> ModelError:
-    return ModelError(
-        f"timm:{name} has no class head; train one with `dave probe`, or give weights with one (--weights FILE)"
-    )
 
 
 def wrap(model: nn.Module, classes: Classes | None, known: Sequence[str] | None, *, spec: str) -> Adapter:

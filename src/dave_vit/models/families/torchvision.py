@@ -9,12 +9,9 @@ from torch import nn
 
 from dave_vit._internal.registry import suggest_names
 from dave_vit.errors import UnknownName
-from dave_vit.models.adapter import Adapter, Preprocessing
-from dave_vit.models.classes import Classes, class_names
+from dave_vit.models.adapter import Adapter, Classes, Preprocessing, Traits, class_names
 from dave_vit.models.families import FAMILIES, Family
-from dave_vit.models.hub import hub_access
-from dave_vit.models.state import build_with_weights
-from dave_vit.models.traits import Traits
+from dave_vit.models.state import build_with_weights, hub_access
 
 _HOST = "https://download.pytorch.org"
 
@@ -39,8 +36,7 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
             model = build(name, weights=published)
     else:
         model, count = build_with_weights(partial(build, name), weights, own)
-    transform: Any = published.transforms()
-    preprocessing = Preprocessing(transform, tuple(transform.mean), tuple(transform.std))
+    preprocessing = Preprocessing.of_transform(published.transforms())
     # A head of another size was trained by somebody else, with an unknown loss.
     traits = Traits(patch=getattr(model, "patch_size", None), compete=True if count == own else None)
     return Adapter(model, preprocessing, class_names(count, classes), spec=f"torchvision:{name}", traits=traits)
