@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dave_vit.errors import InputError, OptionError, UnknownName
-from dave_vit.reduce import REDUCERS, Mean, Sharpened, Shrinkage, Significant, SoftThreshold, TrimmedMean
+from dave_vit.reduce import REDUCERS, Mean, Sharpened, Shrinkage, Significant, SoftThreshold, TrimmedMean, uses_clean
 
 ALL = [Mean(), Shrinkage(), SoftThreshold(), SoftThreshold(0.0), TrimmedMean(), TrimmedMean(0.0)]
 
@@ -250,7 +250,9 @@ def test_sums_on_a_gpu_are_those_of_the_cpu(name, weighted):
     counts = torch.rand(20, 2, generator=torch.Generator().manual_seed(1)).split([8, 7, 5])
     found = {}
     for device in ("cpu", "cuda"):
-        accumulator = REDUCERS[name]().accumulator()
+        reducer = REDUCERS[name]()
+        clean = [torch.randn(2, 2, 2, 5, 4, generator=torch.Generator().manual_seed(2)).to(device)]
+        accumulator = reducer.accumulator(*clean if uses_clean(reducer) else [])
         for chunk, weights in zip(chunks, counts, strict=True):
             accumulator.update(chunk.to(device), weights.to(device) if weighted else None)
         found[device] = (accumulator.attribution(), accumulator.mean(), accumulator.standard_error())

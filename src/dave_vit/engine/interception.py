@@ -264,7 +264,8 @@ class Interception(TorchFunctionMode):
             return value
         # Padding with -inf before a max-pool: such an entry is never selected, and inf - inf would spoil the value.
         added = added.detach().masked_fill(~added.isfinite(), 0)
-        self._nonzero_flags.append(added.any())
+        if not self._nonzero:
+            self._nonzero_flags.append(added.any())
         leaf = value.new_zeros(()).expand_as(value).requires_grad_()
         self.constants.append(RecordedConstant(self.current_module(), function, added.expand_as(value), leaf))
         return value + leaf  # adds zero, but with a derivative
@@ -272,7 +273,7 @@ class Interception(TorchFunctionMode):
     def drop_zero_constants(self) -> None:
         """Remove constants that are zero; all at once after the pass, so that the host waits for the device once."""
         if self.constants:
-            if not self._nonzero:
+            if self._nonzero_flags:
                 device = self._nonzero_flags[0].device
                 self._nonzero += torch.stack([flag.to(device) for flag in self._nonzero_flags]).tolist()
             self.constants = list(compress(self.constants, self._nonzero))

@@ -28,7 +28,7 @@ _CHANNELS_FIRST = frozenset(
     """conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution batch_norm group_norm
     instance_norm""".split()
 )
-CONSTANT_ROWS = {"cuda": 32, "cpu": 8}
+CONSTANT_ROWS = {"cuda": 16, "cpu": 8}
 """Images in one pass: all constants and their derivatives are kept."""
 _CHANNELS_LAST = frozenset("linear layer_norm rms_norm".split())
 

@@ -328,10 +328,10 @@ class Captures:
         except (DaveError, RuntimeError):  # out of memory too: the pass itself needs less
             return None
         total = torch.cuda.get_device_properties(inputs[0].device).total_memory
-        return graph if graph.held_bytes <= _MOST_HELD * total else None
+        return graph if graph.held_bytes <= min(_MOST_HELD, total // 16) else None
 
 
-_MOST_HELD = 1 / 16  # of a GPU's memory, by one captured pass
+_MOST_HELD = 4 * 2**30  # bytes of a captured pass, which it keeps; passes of more rows are long enough for Python
 _BUSY = 1.25  # times as long as the host takes a device that does not wait for it
 
 
