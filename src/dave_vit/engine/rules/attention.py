@@ -157,7 +157,10 @@ def multi_head_attention(call: Call, *args: Any, **kwargs: Any) -> tuple[Tensor,
     if given.get("static_k") is not None or given.get("static_v") is not None:
         raise call.mode.refusal(call.name, "static_k and static_v have no rule")
     with call.mode:
-        return attend_in_parts(*args, **kwargs)  # type: ignore[no-any-return]
+        if not given.get("use_separate_proj_weight"):  # apart, so that only the layer of the values has a derivative
+            names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+            given |= zip(names, given["in_proj_weight"].chunk(3), strict=True)
+        return attend_in_parts(**{**given, "use_separate_proj_weight": True})  # type: ignore[no-any-return]
 
 
 def is_attention(scores: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> bool:
