@@ -263,7 +263,7 @@ class Interception(TorchFunctionMode):
         if self.constants is None or added is None:
             return value
         # Padding with -inf before a max-pool: such an entry is never selected, and inf - inf would spoil the value.
-        added = added.detach().masked_fill(~added.isfinite(), 0)
+        added = added.detach().nan_to_num(0, 0, 0)
         if not self._nonzero:
             self._nonzero_flags.append(added.any())
         leaf = value.new_zeros(()).expand_as(value).requires_grad_()

@@ -119,9 +119,9 @@ class FlatForm:
         favoured = self._favoured(torch.mul(grad, share, out=buffer), of_output, of_input, signs)
         return plain.addcmul_(signs.sign().to(grad.dtype), favoured, value=self.c)
 
-    def bias_part(self, x: Tensor, weight: Tensor, bias: Tensor, value: Tensor) -> Tensor:
-        """Compute the part of the output that is the bias's."""
-        share: Any = FlatForm.keep(self, x, weight, bias, value)[0]
+    def bias_part(self, x: Tensor, weight: Tensor, bias: Tensor, value: Tensor, *kept: Any) -> Tensor:
+        """Compute the part of the output that is the bias's, with what ``keep`` returned."""
+        share: Any = kept[0] if type(self) is FlatForm else FlatForm.keep(self, x, weight, bias, value)[0]
         return bias_part(by_output(bias, weight), share, value, self.c)
 
     @torch.no_grad()
@@ -218,7 +218,7 @@ def choose_kernel_form(x: Tensor, weight: Tensor, *others: Tensor | None) -> typ
 def _mean_factors(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factors of the mean of absolute weights; a part of a layer has its part of the layer's mean."""
     whole, outputs = whole_weight(weight)
-    of_output, of_input = rank_one_factors(whole.abs())
+    of_output, of_input = rank_one_factors(whole)
     return of_output[outputs], of_input
 
 
@@ -252,7 +252,9 @@ def flat_gamma(
         carried = arrange(carry(lambda: value, form.pull_back, input, saved=(signs, weight, *kept)))
         if bias is None:
             return carried
-        return call.mode.record_constant(carried, lambda: arrange(form.bias_part(x, weight, bias, value)), call.name)
+        return call.mode.record_constant(
+            carried, lambda: arrange(form.bias_part(x, weight, bias, value, *kept)), call.name
+        )
 
     if call.name != "conv2d" or not are_windows_adjacent(input, weight, *args, **kwargs):
         return run(layer, layer(input.detach(), weight, bias), input, weight, lambda outputs: outputs)

@@ -70,7 +70,7 @@ class Gamma:
 
         x, absolute = input.detach(), weight.abs()
         if self.flat and sees_all_inputs(call, input, weight):
-            absolute = torch.mul(*rank_one_factors(absolute))
+            absolute = torch.mul(*rank_one_factors(weight))
         value = layer(x, weight, bias)  # z
         share = share_of(value, layer(x.abs(), absolute, None if bias is None else bias.abs()), c)
         pullback = partial(_pull_back, layer=layer, c=c)
@@ -137,7 +137,9 @@ def adjoint(layer: Layer, grad: Tensor, weight: Tensor, like: Tensor) -> Tensor:
 
 
 def rank_one_factors(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return u ``[O, 1, ...]`` and v ``[1, I, ...]``, with u v the rank-one mean of ``weight`` by rows and columns."""
-    of_output, of_input = weight.flatten(1).mean(1), weight.mean(0, keepdim=True)
+    """Return u ``[O, 1, ...]`` and v ``[1, I, ...]``, with u v the rank-one mean of |weight| by rows and columns."""
+    matrix = weight.flatten(1)  # a norm takes absolute values without keeping them
+    of_output = torch.linalg.vector_norm(matrix, 1, 1) / matrix.shape[1]
+    of_input = torch.linalg.vector_norm(weight, 1, 0, keepdim=True) / len(weight)
     mean = of_output.mean()
     return (of_output / torch.where(mean > 0, mean, 1)).reshape(-1, *[1] * (weight.ndim - 1)), of_input
