@@ -48,7 +48,7 @@ test-oldest: RESOLUTION = lowest-direct
 test-newest: RESOLUTION = highest
 test-oldest test-newest: test-%: $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) .venv-$*
-	$(UV) pip install --python .venv-$*/bin/python --resolution $(RESOLUTION) --all-extras --group dev --editable .
+	$(UV) pip install --python .venv-$*/bin/python --resolution $(RESOLUTION) -r pyproject.toml --all-extras --group dev --editable .
 	.venv-$*/bin/python -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(MARKS)"
 
 lint: .venv/dev.stamp
