@@ -200,7 +200,7 @@ def phrases() -> list[str]:
                 reasons += node.args.defaults
         if path.stem == "dataflow":
             reasons += [node.value for node in tree.body if isinstance(node, ast.Assign)]
-    values = [reason.value for reason in reasons if isinstance(reason, ast.Constant)]
+    values = [reason.value for reason in reasons if isinstance(reason, ast.Constant) and isinstance(reason.value, str)]
     return [value for value in values if isinstance(value, str)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -220,6 +222,15 @@ class TestRandomisation:
         scores = create_metric("random_logit", seed=3).score(case_of(model, own))
         candidates = [similarity(own, contribution(model, X, (TARGET + ahead) % 5)) for ahead in range(1, 5)]
         assert any(torch.equal(scores.values, candidate) for candidate in candidates)
+
+    def test_random_logit_counts_the_classes_of_a_model_once(self):
+        model = Tiny().double()
+        case, metric, passes = case_of(model, contribution(model, X, TARGET)), create_metric("random_logit"), []
+        case = replace(case, explain=lambda model, inputs, target: case.maps)
+        model.register_forward_hook(lambda module, given, made: passes.append(len(made)))
+        for _ in range(3):
+            metric.score(case)
+        assert passes == [1]
 
     def test_a_map_of_no_class_fails(self, model):
         case = case_of(model, X.abs().sum(1))

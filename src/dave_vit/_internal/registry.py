@@ -83,7 +83,7 @@ def import_plugins(paths: Iterable[str | Path]) -> tuple[str, ...]:
 
 
 class Registry(UserDict[str, T]):
-    """Names to objects, in the order of their registration.
+    """Names to objects, in the order of their registration unless they are arranged.
 
     Args:
         kind: the noun used in error messages, such as "method".
@@ -104,6 +104,10 @@ class Registry(UserDict[str, T]):
             return entry
 
         return add
+
+    def arrange(self, names: str) -> None:
+        """List the entries of these names, with spaces between, first and in this order."""
+        self.data = {**{name: self.data[name] for name in names.split()}, **self.data}
 
     def register_library(self, library: str) -> Callable[[Callable[[str], T]], Callable[[str], T]]:
         """Return a decorator for a function from NAME to the entry of ``library:NAME``; such entries are not listed."""

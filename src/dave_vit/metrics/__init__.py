@@ -2,15 +2,11 @@
 
 from dave_vit._internal.registry import import_all
 from dave_vit.metrics.base import METRICS, Case, GridMetric, Metric, Scores, create_metric
-
-# isort: off
-# imported in the order in which tables show them
+from dave_vit.metrics.fidelity import infidelity, saco, sensitivity
 from dave_vit.metrics.localization import average_precision, energypg, gridpg, pointing
 from dave_vit.metrics.perturbation import Perturbation, area, deletion, insertion, protocol
 from dave_vit.metrics.removal import impute, relevance_gain, road
-from dave_vit.metrics.fidelity import infidelity, saco, sensitivity
 from dave_vit.metrics.stability import cascade, complexity, consistency, similarity, small_warp, sparseness
-# isort: on
 
 __all__ = [
     "METRICS",
@@ -43,3 +39,11 @@ __all__ = [
 ]
 
 import_all(__name__)  # registers the metrics of every other file of this package
+
+# The order in which tables show them, whatever files they are in.
+METRICS.arrange(
+    """gridpg energypg pointing average_precision
+    deletion insertion irof road srg r_oms saco
+    consistency infidelity sensitivity_n single_deletion
+    sanity random_logit complexity sparseness"""
+)

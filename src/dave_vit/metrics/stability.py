@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -219,15 +220,25 @@ class RandomLogit(Metric):
     seed: int = 0
     images: Count | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._class_counts: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+
     def score(self, case: Case) -> Scores:
         """Return [B]."""
-        with torch.no_grad():
-            classes = case.model(case.inputs[:1]).shape[1]
+        classes = self._count_classes(case)
         if classes < 2:
             raise OptionError("random_logit needs another class, and the model has one output; leave this metric out")
         offset = int(torch.randint(1, classes, (1,), generator=torch.Generator().manual_seed(self.seed)))
         others = case.explain(case.model, case.inputs, (case.target + offset) % classes)
         return Scores(similarity(case.maps, others))
+
+    def _count_classes(self, case: Case) -> int:
+        """Return the number of logits, counted by one pass for each model."""
+        if case.model not in self._class_counts:
+            with torch.no_grad():
+                self._class_counts[case.model] = case.model(case.inputs[:1]).shape[1]
+        return self._class_counts[case.model]
 
 
 def complexity(maps: Tensor) -> Tensor:

@@ -105,7 +105,13 @@ _ARCHITECTURES: tuple[tuple[str, str, dict[str, Any], int], ...] = (
 )
 
 
-def _build(name: str, options: dict[str, Any]) -> nn.Module:
+def find_options(name: str) -> tuple[dict[str, Any], int]:
+    """Return what makes a model of the table small, and the side of its images."""
+    return next((options, side) for _, known, options, side in _ARCHITECTURES if known == name)
+
+
+def build(name: str, options: dict[str, Any]) -> nn.Module:
+    """Return a model of timm with these options, few classes and at most two equal blocks in a row."""
     import timm
 
     model: nn.Module = timm.create_model(name, num_classes=CLASSES, **options)
@@ -129,6 +135,6 @@ def _form(block: nn.Module) -> tuple[object, ...]:
 def entries() -> list[Entry]:
     """What is checked of timm."""
     return [
-        Entry("timm", family, name, partial(_build, name, options), (side, side))
+        Entry("timm", family, name, partial(build, name, options), (side, side))
         for family, name, options, side in _ARCHITECTURES
     ]
