@@ -12,7 +12,7 @@ import tiny_models
 from dave_vit import Contrast, create_method
 from dave_vit.engine.observation import observe
 from dave_vit.errors import InputError, OptionError, UnsupportedOperator
-from dave_vit.methods.patch_order import fit_convex
+from dave_vit.methods.patch_values import fit_convex
 
 X = tiny_models.images(dtype=torch.float64)
 TARGET = [0, 1, 2]

@@ -1,27 +1,33 @@
-"""Attention itself as an explanation: the last matrix, the product of all, or the flow through all of them.
+"""Attention alone as an explanation (last matrix, rollout, flow), or times its integrated gradient.
 
-None of these depends on the class. If the model has a class token, its row is read; if it averages its tokens, the mean
-of their rows; if learned queries pool the tokens, the attention of these. A derivative of the logits through the head
-and the last block, the only backward step, shows which of them it is.
+Attention alone does not depend on the class. Of a model with a class token its row is read; of one that averages its
+tokens, the mean of their rows; where learned queries pool the tokens, the attention of these. One derivative shows it.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from dave_vit._internal.schema import Limits
-from dave_vit.engine.observation import AttentionMatrix, Observation
+from dave_vit._internal.schema import Count, Limits
+from dave_vit.engine.calls import Call, RuleSet
+from dave_vit.engine.observation import AttentionMatrix, Observation, observe
+from dave_vit.engine.rule_sets import PLAIN
+from dave_vit.engine.rules.attention import is_attention
 from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, OptionError, require_extra
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import TokenGraph, TokenMethod, token_graph, wide
+from dave_vit.methods.tokens import TokenGraph, TokenMethod, gradients, token_graph, wide
 from dave_vit.methods.words import residual, roll_words
 
+T = TypeVar("T")
 Heads = Literal["mean", "max", "min"]
 
 _FUSE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -29,23 +35,24 @@ _FUSE: dict[str, Callable[[Tensor], Tensor]] = {
     "max": lambda matrix: matrix.amax(1),
     "min": lambda matrix: matrix.amin(1),
 }
-_OUTER = (3, 3)  # layers that keep all edges where a network is thinned: enough for all tokens tried in DeiT-Tiny
+# Layers at either end that keep all edges where a network is thinned: enough for all tokens tried in DeiT-Tiny.
+_OUTER = 3
 _UNITS = 2**20  # capacities are counted in whole millionths, since flow is solved in integers
 
 
-def _fuse_heads(graph: TokenGraph, heads: Heads) -> list[Tensor]:
-    """Return one matrix ``[b, N, N]`` per layer."""
-    return [_FUSE[heads](wide(layer)) for layer in graph.layers]
+class _AttentionAlone(TokenMethod):
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        graph = token_graph(observed, images)
+        grid = graph.layout.to_grid(self._scores(graph))  # [b, h, w]
+        return grid.unsqueeze(1).expand(-1, target.count, -1, -1)
 
-
-def _repeat_for_classes(scores: Tensor, graph: TokenGraph, target: Target) -> Tensor:
-    """Return scores ``[b, N]`` as token grids ``[b, K, h, w]``, the same for all K targets."""
-    grid = graph.layout.to_grid(scores)  # [b, h, w]
-    return grid.unsqueeze(1).expand(-1, target.count, -1, -1)
+    @abstractmethod
+    def _scores(self, graph: TokenGraph) -> Tensor:
+        """Compute one score per token, ``[b, N]``, the same for all targets."""
 
 
 @METHODS.register("raw_attention")
-class RawAttention(TokenMethod):
+class RawAttention(_AttentionAlone):
     """Attention from the class token to each patch, in the last layer.
 
     Args:
@@ -60,21 +67,17 @@ class RawAttention(TokenMethod):
     layer: int = -1
     heads: Heads = "mean"
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        graph = token_graph(observed, images)
-        return _repeat_for_classes(self._scores(graph), graph, target)
-
     def _scores(self, graph: TokenGraph) -> Tensor:
-        layers = _fuse_heads(graph, self.heads)
-        if not -len(layers) <= self.layer < len(layers):
-            raise OptionError(f"layer {self.layer}; the model has layers 0 to {len(layers) - 1}")
+        fuse, depth = _FUSE[self.heads], len(graph.layers)
+        if not -depth <= self.layer < depth:
+            raise OptionError(f"layer {self.layer}; the model has layers 0 to {depth - 1}")
         if graph.pooling is not None and self.layer == -1:  # nothing comes between the pooling and the head
-            return _FUSE[self.heads](wide(graph.pooling)).mean(1)
-        return (graph.readout() @ layers[self.layer])[:, 0]
+            return fuse(wide(graph.pooling)).mean(1)
+        return (graph.readout() @ fuse(wide(graph.layers[self.layer])))[:, 0]
 
 
 @METHODS.register("rollout")
-class Rollout(TokenMethod):
+class Rollout(_AttentionAlone):
     """Product of all attention matrices, each mixed with the residual path.
 
     For a word of an answer it is read out where the language model predicts the word, and rolled out through the
@@ -97,27 +100,24 @@ class Rollout(TokenMethod):
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         if observed.decoder is not None and self.start_layer == 0:
             return roll_words(observed, images, target, self._fuse)
-        graph = token_graph(observed, images)
-        matrices = from_layer(_fuse_heads(graph, self.heads), self.start_layer)
-        kept = [_without_smallest(matrix, self.discard) for matrix in matrices]
-        return _repeat_for_classes(rollout(kept, graph.readout()), graph, target)
+        return super()._grids(observed, images, target, pass_size)
+
+    def _scores(self, graph: TokenGraph) -> Tensor:
+        return rollout([self._fuse(layer) for layer in from_layer(graph.layers, self.start_layer)], graph.readout())
 
     def _fuse(self, layer: AttentionMatrix) -> Tensor:
         """Return the attention of a layer over all heads, without its smallest entries: ``[b, L, S]``."""
-        return _without_smallest(_FUSE[self.heads](wide(layer)), self.discard)
+        matrix = _FUSE[self.heads](wide(layer))
+        flat = matrix.flatten(1)  # [b, L * S]
+        smallest = flat.topk(int(self.discard * flat.shape[1]), largest=False).indices
+        return flat.scatter(1, smallest, 0.0).view_as(matrix)
 
 
-def from_layer(layers: list[Tensor], start: int) -> list[Tensor]:
+def from_layer(layers: Sequence[T], start: int) -> Sequence[T]:
     """Return the layers from ``start`` on."""
     if not 0 <= start < len(layers):
         raise OptionError(f"start_layer is {start}; the model has layers 0 to {len(layers) - 1}")
     return layers[start:]
-
-
-def _without_smallest(matrix: Tensor, share: float) -> Tensor:
-    flat = matrix.flatten(1)  # [b, N * N]
-    smallest = flat.topk(int(share * flat.shape[1]), largest=False).indices
-    return flat.scatter(1, smallest, 0.0).view_as(matrix)
 
 
 def rollout(matrices: Sequence[Tensor], readout: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def rollout(matrices: Sequence[Tensor], readout: Tensor) -> Tensor:
 
 
 @METHODS.register("attention_flow")
-class AttentionFlow(TokenMethod):
+class AttentionFlow(_AttentionAlone):
     """Maximum flow from each patch to the class token, attention being capacity.
 
     The maximum flow from each token to the read-out, with attention as the capacity of the edges between layers. Each
@@ -153,17 +153,15 @@ class AttentionFlow(TokenMethod):
     start_layer: int = 0
     max_tokens: int = 256
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        graph = token_graph(observed, images)
+    def _scores(self, graph: TokenGraph) -> Tensor:
         if graph.layout.tokens > self.max_tokens:
             raise InputError(
                 f"attention_flow on {graph.layout.tokens} tokens would take very long (see its cost); use rollout, "
                 f"smaller images, or allow it with max_tokens={graph.layout.tokens}"
             )
-        layers = [residual(matrix) for matrix in from_layer(_fuse_heads(graph, self.heads), self.start_layer)]
-        stacked = torch.stack(layers, 1)  # [b, layers, N, N]
-        flows = [flow(matrices, read[0]) for matrices, read in zip(stacked, graph.readout(), strict=True)]
-        return _repeat_for_classes(torch.stack(flows), graph, target)
+        layers = from_layer(graph.layers, self.start_layer)
+        stacked = torch.stack([residual(_FUSE[self.heads](wide(layer))) for layer in layers], 1)  # [b, layers, N, N]
+        return torch.stack([flow(matrices, read[0]) for matrices, read in zip(stacked, graph.readout(), strict=True)])
 
 
 def flow(matrices: Tensor, readout: Tensor) -> Tensor:
@@ -183,7 +181,10 @@ def flow(matrices: Tensor, readout: Tensor) -> Tensor:
     capacity, read = ((part.cpu().double() * _UNITS).round().int() for part in (matrices, readout))
     end = (len(capacity) + 1) * len(read)
     whole = _graph(capacity, read)
-    thin = _graph(_remove_middle_edges(capacity), read) if len(capacity) > sum(_OUTER) else whole
+    thin, (first, last) = whole, (_OUTER, len(capacity) - _OUTER)
+    if first < last:
+        residual_only = torch.diag_embed(capacity[first:last].diagonal(dim1=1, dim2=2))
+        thin = _graph(torch.cat([capacity[:first], residual_only, capacity[last:]]), read)
     leaving, entering = capacity[0].sum(0), int(torch.minimum(capacity[-1].sum(1), read).sum())
     flows = []
     for token in range(len(read)):
@@ -207,8 +208,140 @@ def _graph(capacity: Tensor, read: Tensor) -> Any:
     return csr_matrix((values.numpy(), (sources.numpy(), targets.numpy())), shape=(end + 1, end + 1))
 
 
-def _remove_middle_edges(capacity: Tensor) -> Tensor:
-    """Remove the edges between different tokens in the layers between the outer ones."""
-    first, last = _OUTER
-    middle = torch.diag_embed(capacity[first : len(capacity) - last].diagonal(dim1=1, dim2=2))
-    return torch.cat([capacity[:first], middle, capacity[max(first, len(capacity) - last) :]])
+@METHODS.register("iia")
+class IIA(TokenMethod):
+    """Gradient times attention, integrated over the input and the last block's attention, then rolled out.
+
+    Iterated integrated attributions of a vision transformer. The integrals run over the input and over the attention of
+    the last blocks, each from zero. At every point, with the image at i/n of itself and the attention A of each
+    interpolated block at j/n of itself, the positive part of attention times its gradient is taken in all blocks
+    (gradient rollout). Its average over points and heads then goes through rollout: as in the authors' code, rollout
+    comes after the integrals. Unlike there, interpolated attention still depends on the blocks before it, as the
+    definition has it.
+
+    Args:
+        model: a model with softmax attention among all tokens.
+        steps: points of each integral, n, at 1/n, 2/n ... 1.
+        layers: interpolated blocks, counted from the last; 1 is IIA2 of the paper, 2 is IIA3 and costs n times more.
+        options: ``resolution``, ``chunk`` (points in one forward pass) and ``autocast``.
+    """
+
+    info = MethodInfo(paper="Barkan et al., ICCV 2023", passes="1 + n^2 forward, 1 + n^2 backward")
+
+    steps: Count = 10
+    layers: Annotated[int, Limits(at_least=0)] = 1
+
+    @classmethod
+    def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:
+        """Return the number of steps: the points of all integrals, and the image itself, take one pass each."""
+        axes = 1 + int(options.get("layers", 1))
+        return {"steps": next(steps for steps in itertools.count(1) if 1 + (steps + 1) ** axes > budget)}
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        graph = token_graph(observed, images)
+        blocks, readout = len(graph.layers), graph.readout()
+        if self.layers > blocks:
+            raise OptionError(f"layers is {self.layers}; the model has {blocks} blocks with attention")
+        axis = [step / self.steps for step in range(1, self.steps + 1)]
+        places = torch.tensor(list(itertools.product(axis, repeat=1 + self.layers)), dtype=torch.float64)
+        grid = places.to(images.dtype).to(images.device)  # where the integrals are evaluated, [points, 1 + layers]
+        points = grid.split(pass_size.samples_per_pass(images))
+        parts = (self._integrand(images, target, part, blocks, pass_size) for part in points)
+        matrices = functools.reduce(torch.add, parts) / len(grid)  # [blocks, b, K, N, N]
+        scores = [rollout(list(column), readout) for column in matrices.unbind(2)]  # K of [b, N]
+        return torch.stack([graph.layout.to_grid(score) for score in scores], 1)
+
+    def _integrand(self, images: Tensor, target: Target, points: Tensor, blocks: int, pass_size: PassSize) -> Tensor:
+        """Return max(0, A * dA), averaged over heads and summed over points: ``[blocks, b, K, N, N]``."""
+        rows = (points[:, 0].view(-1, 1, 1, 1, 1) * images).flatten(0, 1)  # [p * b, C, H, W]
+        scales = points[:, 1:].repeat_interleave(len(images), 0)  # [p * b, layers]
+        repeated = target.repeat(len(points))
+
+        def compute(start: int, stop: int) -> Tensor:
+            factors = dict(zip(range(blocks - self.layers, blocks), scales[start:stop].unbind(1), strict=True))
+            some, rules = repeated.part(start, stop), scale_attention(factors)
+            with observe(self.model, rows[start:stop], rules=rules, autocast=self.autocast, read=some.read) as observed:
+                layers = token_graph(observed, rows[start:stop]).layers
+                slopes = gradients(observed.logits, some, [layer.matrix for layer in layers])  # K lists
+            matrices = torch.stack([wide(layer) for layer in layers])  # [blocks, rows, heads, N, N]
+            return torch.stack([(matrices * torch.stack(column)).clamp(min=0).mean(2) for column in slopes], 2)
+
+        values = torch.cat(pass_size.run_chunks(compute, len(rows)), 1)  # [blocks, p * b, K, N, N]
+        return values.reshape(blocks, len(points), len(images), *values.shape[2:]).sum(1)
+
+
+def scale_attention(scales: dict[int, Tensor]) -> RuleSet:
+    """Return rules for one forward pass that scale the attention of some blocks and keep ordinary derivatives.
+
+    Args:
+        scales: index of a block to its factor for each row ``[rows]``.
+    """
+    block = itertools.count()
+
+    def softmax(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        matrix: Tensor = call.func(input, *args, **kwargs)
+        scale = scales.get(next(block)) if is_attention(input, *args, **kwargs) else None
+        if scale is None:
+            return matrix
+        factor = scale.repeat_interleave(len(matrix) // len(scale)).to(matrix.dtype)  # [rows] or [rows * heads]
+        return matrix * factor.view(-1, *[1] * (matrix.ndim - 1))
+
+    return PLAIN.extend("interpolated attention", dict.fromkeys(["softmax", "_softmax"], softmax))
+
+
+@METHODS.register("beyond_intuition")
+class BeyondIntuition(TokenMethod):
+    """Attention weighted by the importance of its heads, times the last attention's integrated gradient.
+
+    Token attributions by attention perception and reasoning feedback, the head-wise form. Perception: R = R + A R over
+    the blocks, where A is the mean of the heads' attention weighted by their importance E|A_h^T dA_h|. Feedback: the
+    positive part of the last attention's gradient, averaged over scaled copies of the image. The map is the read-out's
+    row of their product, entry by entry.
+
+    Args:
+        model: a model with softmax attention among all tokens.
+        steps: scaled copies of the image, from zero to the image itself.
+        start_layer: the first block that counts; a quarter of all by default, as in the authors' code for 12 blocks.
+        options: ``resolution``, ``chunk`` (scaled copies in one forward pass) and ``autocast``.
+    """
+
+    info = MethodInfo(paper="Chen et al., TMLR 2023", passes="1 + n forward, 1 + n backward")
+    _budget_option = ("steps", 1)
+    steps: Count = 20
+    start_layer: int | None = None
+
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        graph = token_graph(observed, images)
+        slopes, readout = gradients(graph.logits, target, [layer.matrix for layer in graph.layers]), graph.readout()
+        feedback = self._integrate_last(images, target, pass_size).clamp(min=0).mean(2)  # [b, K, N, N]
+        start = len(graph.layers) // 4 if self.start_layer is None else self.start_layer
+        matrices = [wide(layer) for layer in graph.layers]
+        scores = []
+        for column, last in zip(slopes, feedback.unbind(1), strict=True):
+            layers = [weigh_heads(*pair) for pair in zip(matrices, column, strict=True)]
+            perceived = torch.eye(last.shape[-1], dtype=layers[0].dtype, device=last.device)
+            for layer in from_layer(layers, start):  # (I + A_L) ... (I + A_1)
+                perceived = perceived + layer @ perceived
+            scores.append((readout @ (last * perceived))[:, 0])
+        return graph.layout.to_grid(torch.stack(scores, 1))
+
+    def _integrate_last(self, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        """Average the gradient of the last attention over scaled copies of the images: ``[b, K, heads, N, N]``."""
+        scales = torch.linspace(0, 1, self.steps, dtype=images.dtype, device=images.device)
+        rows, repeated = (scales.view(-1, 1, 1, 1, 1) * images).flatten(0, 1), target.repeat(self.steps)
+
+        def compute(start: int, stop: int) -> Tensor:
+            part = repeated.part(start, stop)
+            with observe(self.model, rows[start:stop], autocast=self.autocast, read=part.read) as observed:
+                last = token_graph(observed, rows[start:stop]).layers[-1].matrix
+                return torch.stack([slope for (slope,) in gradients(observed.logits, part, [last])], 1)
+
+        slopes = torch.cat(pass_size.run_chunks(compute, len(rows)))  # [steps * b, K, heads, N, N]
+        return slopes.reshape(self.steps, len(images), *slopes.shape[1:]).mean(0)
+
+
+def weigh_heads(matrix: Tensor, slope: Tensor) -> Tensor:
+    """Average attention ``[b, heads, N, N]`` over its heads, weighted by the mean of |A^T dA|: ``[b, N, N]``."""
+    importance = (matrix.mT @ slope.to(matrix.dtype)).abs().mean((2, 3))  # [b, heads]
+    share = importance / importance.sum(1, keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
+    return torch.einsum("bh,bhij->bij", share, matrix)

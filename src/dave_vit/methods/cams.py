@@ -8,18 +8,17 @@ from functools import partial
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit._internal.schema import Count, NonNegative
 from dave_vit.engine.gradient import derivatives
-from dave_vit.engine.observation import Observation, guess_token_layout, observe
+from dave_vit.engine.observation import Observation, guess_token_layout
 from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
-from dave_vit.methods.base import METHODS, Method, MethodInfo
-from dave_vit.methods.explanation import Explanation
+from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import Resolution, TokenMethod, explain_grids
+from dave_vit.methods.tokens import TokenMethod
 from dave_vit.methods.words import tokens_to_grid, vision_features
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
@@ -46,7 +45,7 @@ def _place_slope(slope: Tensor, values: Tensor) -> Tensor:
     return slope
 
 
-class ActivationMap(Method):
+class ActivationMap(TokenMethod):
     """Base of methods that add up the channels of a feature map, each with its weights.
 
     Args:
@@ -56,24 +55,15 @@ class ActivationMap(Method):
         options: ``chunk`` and ``autocast``, as for every method.
     """
 
-    _why_no_clips = TokenMethod._why_no_clips
-    _rows, _kept, _resolution = TokenMethod._rows, TokenMethod._kept, TokenMethod._resolution
     _weigh: ClassVar[Weigh]
     _: KW_ONLY
     positive: bool = True
-    resolution: Resolution = "input"
-
-    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        with observe(self._subject(), images, autocast=self.autocast, read=target.read) as observed:
-            target = target.resolve(observed.logits)
-            grids = self._grids(observed, images, target, pass_size)
-            return explain_grids(grids.clamp(min=0) if self.positive else grids, images, target, self.resolution)
-
-    def _subject(self) -> nn.Module:
-        """Return the module that is run."""
-        return self.model
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        sums = self._sums(observed, images, target, pass_size)
+        return sums.clamp(min=0) if self.positive else sums
+
+    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         """Compute the signed sums ``[b, K, h, w]`` from an observed forward pass, for a resolved target."""
         return weigh_features(observed, images, target.scores(observed.logits), type(self)._weigh)
 
@@ -191,13 +181,11 @@ class EigenCAM(ActivationMap):
 
     centred: bool = False
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)
         values = to_grid(source.detach()).to(precise_dtype(images.device))  # [b, D, h, w]
-        grid = principal_component(values.flatten(2).mT, centred=self.centred).reshape(
-            len(images), 1, *values.shape[2:]
-        )
-        return grid.expand(-1, target.count, -1, -1)
+        scores = principal_component(values.flatten(2).mT, centred=self.centred)
+        return scores.reshape(len(images), 1, *values.shape[2:]).expand(-1, target.count, -1, -1)
 
 
 def principal_component(places: Tensor, *, centred: bool) -> Tensor:
@@ -230,7 +218,7 @@ class FinerCAM(ActivationMap):
     references: Count = 3
     strength: NonNegative = 1.0
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         return weigh_features(observed, images, self._compare(observed.logits, target), mean_slope)
 
     def _compare(self, logits: Tensor, target: Target) -> Tensor:

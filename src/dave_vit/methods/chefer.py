@@ -218,14 +218,6 @@ def alpha_beta(alpha: float = 1.0) -> RuleSet:
     return RuleSet("alpha-beta relevance", {**wide, "__setitem__": linear.ordinary})
 
 
-def _relevance_grids(
-    graph: TokenGraph, slopes: Sequence[Sequence[Tensor]], values: Sequence[Sequence[Tensor]], start_layer: int
-) -> Tensor:
-    """Return token grids ``[b, K, h, w]`` from K lists, one per class: a gradient and a value of each matrix."""
-    columns = zip(slopes, values, strict=True)
-    return graph.layout.to_grid(torch.stack([_relevance(graph, *column, start_layer) for column in columns], 1))
-
-
 def _relevance(graph: TokenGraph, slopes: Sequence[Tensor], values: Sequence[Tensor], start_layer: int) -> Tensor:
     """Return one value per token, ``[b, N]``."""
     parts = zip(slopes, values, strict=True)
@@ -258,14 +250,17 @@ class CheferGeneric(TokenMethod):
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
         matrices = [attention.matrix for attention in graph.all]
-        slopes = gradients(graph.logits, target, matrices)
-        return _relevance_grids(
-            graph, slopes, [[matrix.detach() for matrix in matrices]] * len(slopes), self.start_layer
-        )
+        slopes, values = gradients(graph.logits, target, matrices), self._values(matrices, images, target)
+        columns = zip(slopes, values, strict=True)
+        return graph.layout.to_grid(torch.stack([_relevance(graph, *each, self.start_layer) for each in columns], 1))
+
+    def _values(self, matrices: list[Tensor], images: Tensor, target: Target) -> Sequence[Sequence[Tensor]]:
+        """Return K lists, one per class: what the gradient of each attention matrix is multiplied by."""
+        return [[matrix.detach() for matrix in matrices]] * target.count
 
 
 @METHODS.register("chefer_lrp")
-class CheferLRP(TokenMethod):
+class CheferLRP(CheferGeneric):
     """Relevance of attention matrices times their gradient, gathered over all layers.
 
     Transformer attribution: relevance of the attention matrices times their gradient, accumulated over all layers.
@@ -283,18 +278,14 @@ class CheferLRP(TokenMethod):
 
     info = MethodInfo(paper="Chefer et al., CVPR 2021", passes="2 forward, 2 backward")
 
-    start_layer: int = 0
     alpha: Annotated[float, Limits(at_least=1)] = 1.0
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        graph = token_graph(observed, images)
-        slopes = gradients(graph.logits, target, [attention.matrix for attention in graph.all])
+    def _values(self, matrices: list[Tensor], images: Tensor, target: Target) -> Sequence[Sequence[Tensor]]:
         # One by one: sums share their relevance out by totals over the whole image.
         single = [
             self._relevances(images[i : i + 1], target.part(i, i + 1).without_contrast()) for i in range(len(images))
         ]
-        values = [[torch.cat(layer) for layer in zip(*column, strict=True)] for column in zip(*single, strict=True)]
-        return _relevance_grids(graph, slopes, values, self.start_layer)
+        return [[torch.cat(layer) for layer in zip(*column, strict=True)] for column in zip(*single, strict=True)]
 
     def _relevances(self, image: Tensor, target: Target) -> Sequence[Sequence[Tensor]]:
         """Return K lists, one per class: the relevance of each attention matrix of one image."""

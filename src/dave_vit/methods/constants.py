@@ -196,40 +196,26 @@ def resolve_by_evidence(
         of the constants; the resolved target; logits ``[b, classes]``. A model that AttnLRP's rules do not cover has
         the first maps twice.
     """
-    most = CONSTANT_ROWS.get(images.device.type, CONSTANT_ROWS["cpu"])
-
-    def chunks(rules: RuleSet, target: Target, start: int, stop: int) -> tuple[list[tuple[Tensor, Target]], bool]:
-        form = PassForm(method.model, "constants", rules, method.autocast, target.read)
-        step = rows.limit_rows(most, form, images)
-        ends = [(at, min(at + step, stop)) for at in range(start, stop, step)]
-        is_alone = min(rows.rows, step) == 1  # no memory for two images: constants are those of the only one
-        return [(images[at:end], target.part(at, end)) for at, end in ends], is_alone
-
-    def one_rule_set(rules: RuleSet, target: Target, resolve: Resolve) -> tuple[Tensor, Tensor]:
-        def compute(start: int, stop: int) -> tuple[Tensor, Tensor]:
-            parts, is_alone = chunks(rules, target, start, stop)
-            return _join([_evidence(method, *part, rules, resolve, is_alone=is_alone) for part in parts])
-
-        return _join(rows.run_chunks(compute, len(images)))
-
+    logits, most = None, CONSTANT_ROWS.get(images.device.type, CONSTANT_ROWS["cpu"])
     if passes is not None and images.is_cuda and images.ndim == 4 and target.score is None:
         logits = torch.cat(rows.run_chunks(lambda start, stop: passes.logits(images[start:stop]), len(images)))
-        resolved = resolve(target, logits)
+        target, resolve = resolve(target, logits), keep_target
+    form = PassForm(method.model, "constants", rules, method.autocast, target.read)
 
-        def both(start: int, stop: int) -> Tensor:
-            parts, is_alone = chunks(rules, resolved, start, stop)
-            if is_alone:
-                return torch.cat([_evidence_of_both(method, *part, rules, is_alone=True) for part in parts])
-            return torch.cat([_captured_evidence(method, *part, rules, passes) for part in parts])
+    def compute(start: int, stop: int) -> tuple[Tensor, Tensor]:
+        step, parts = rows.limit_rows(most, form, images), []
+        is_alone = min(rows.rows, step) == 1  # no memory for two images: constants are those of the only one
+        for at in range(start, stop, step):
+            end = min(at + step, stop)
+            part = images[at:end], target.part(at, end)
+            if passes is not None and logits is not None and not is_alone:
+                parts.append((_captured_evidence(method, *part, rules, passes), logits[at:end]))
+            else:
+                parts.append(_evidence_of_both(method, *part, rules, resolve, is_alone=is_alone))
+        return _join(parts)
 
-        return torch.cat(rows.run_chunks(both, len(images))), resolved, logits
-    own, logits = one_rule_set(rules, target, resolve)
-    resolved = resolve(target, logits)
-    try:
-        other = one_rule_set(ATTENTION_RELEVANCE, resolved, keep_target)[0]
-    except UnsupportedOperator:
-        other = own
-    return torch.stack([own, other], -4), resolved, logits
+    evidence, logits_of_all = _join(rows.run_chunks(compute, len(images)))
+    return evidence, resolve(target, logits_of_all), logits_of_all
 
 
 def _captured_evidence(
@@ -242,12 +228,12 @@ def _captured_evidence(
 
         def function(images: Tensor, columns: Tensor, *weights: Tensor) -> tuple[Tensor]:
             own = Target(columns, weights=weights[0] if weights else None, classes=target.classes)
-            return (_evidence_of_both(method, images, own, rules, nonzero),)
+            return (_evidence_of_both(method, images, own, rules, nonzero=nonzero)[0],)
 
         return function
 
     def compute() -> tuple[Tensor]:
-        return (_evidence_of_both(method, images, target, rules),)
+        return (_evidence_of_both(method, images, target, rules)[0],)
 
     return passes.captures.run("evidence", prepare, target_tensors(images, target), compute)[0]
 
@@ -257,18 +243,19 @@ def _evidence_of_both(
     images: Tensor,
     target: Target,
     rules: RuleSet,
-    nonzero: tuple[list[bool] | None, list[bool] | None] = (None, None),
+    resolve: Resolve = keep_target,
     *,
+    nonzero: tuple[list[bool] | None, list[bool] | None] = (None, None),
     is_alone: bool = False,
-) -> Tensor:
-    """Return the maps by a method's rules and by AttnLRP's, where they cover the model: ``[b, K, 2, 2, H, W]``."""
-    compute = partial(_evidence, method, images, target, resolve=keep_target, is_alone=is_alone)
-    own, _ = compute(rules=rules, nonzero=nonzero[0])
+) -> tuple[Tensor, Tensor]:
+    """Return maps ``[b, K, 2, 2, H, W]`` by a method's rules and by AttnLRP's, where they cover the model, and logits."""
+    compute = partial(_evidence, method, images, is_alone=is_alone)
+    own, logits = compute(target, rules, resolve, nonzero=nonzero[0])
     try:
-        other, _ = compute(rules=ATTENTION_RELEVANCE, nonzero=nonzero[1])
+        other, _ = compute(resolve(target, logits), ATTENTION_RELEVANCE, keep_target, nonzero=nonzero[1])
     except UnsupportedOperator:
         other = own
-    return torch.stack([own, other], -4)
+    return torch.stack([own, other], -4), logits
 
 
 def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ keep their ordinary derivative.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import partial
 from typing import Any, ClassVar
 
@@ -134,8 +135,29 @@ def slopes_of(method: Method, rows: Tensor, target: Target, pass_size: PassSize)
     return slopes.reshape(*rows.shape[:2], *slopes.shape[1:])
 
 
+class _SampledGradients(Method):
+    """Base of methods that average gradients at random points, times the input or a difference."""
+
+    _budget_option = ("samples", 0)
+    samples: Count = 50
+
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        target = self._resolve_target(images, target, pass_size)
+        estimate = SampleEstimate.start(Mean(), target, frames=tuple(images.shape[1:-3]))
+        at_once = pass_size.samples_per_pass(images)
+        for first in range(0, self.samples, at_once):
+            points, factor = self._points(images, first, min(first + at_once, self.samples))
+            slopes = slopes_of(self, points, target, pass_size)  # [n, b, K, C, H, W]
+            estimate.add(slopes * factor.unsqueeze(-images.ndim))
+        return estimate.explanation()
+
+    @abstractmethod
+    def _points(self, images: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Return points ``[n, b, C, H, W]`` of the samples, and what their gradients are multiplied by."""
+
+
 @METHODS.register("smoothgrad")
-class SmoothGrad(Method):
+class SmoothGrad(_SampledGradients):
     """Gradient averaged over noisy copies of the image, times the input.
 
     The original method is the average alone. Here it is multiplied by the image by default, since the other methods of
@@ -151,25 +173,15 @@ class SmoothGrad(Method):
     """
 
     info = MethodInfo(paper="Smilkov et al., 2017", passes="1 + T forward, T backward", unit="logit")
-    _budget_option = ("samples", 0)
-    samples: Count = 50
     level: NonNegative = 0.15
     seed: int = 0
     times_input: bool = True
 
-    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        target = self._resolve_target(images, target, pass_size)
-        estimate = SampleEstimate.start(Mean(), target, frames=tuple(images.shape[1:-3]))
+    def _points(self, images: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
         flat = images.flatten(1)
         spread = self.level * (flat.amax(1) - flat.amin(1)).view(-1, *[1] * (images.ndim - 1))  # [b, 1, 1, 1]
-        factor = images if self.times_input else torch.ones_like(images)
-        at_once = pass_size.samples_per_pass(images)
-        for first in range(0, self.samples, at_once):
-            noise = self.noise(tuple(images.shape[1:]), first, min(first + at_once, self.samples))
-            noise = noise.to(images.device, images.dtype).unsqueeze(1)  # [n, 1, C, H, W]
-            slopes = slopes_of(self, images + spread * noise, target, pass_size)
-            estimate.add(slopes * factor.unsqueeze(1))
-        return estimate.explanation()
+        noise = self.noise(tuple(images.shape[1:]), start, stop).to(images.device, images.dtype).unsqueeze(1)
+        return images + spread * noise, images if self.times_input else torch.ones_like(images)
 
     def noise(self, shape: tuple[int, ...], start: int, stop: int) -> Tensor:
         """Return standard normal draws ``start`` to ``stop`` of this seed, shared by all images: ``[n, C, H, W]``."""
@@ -177,7 +189,7 @@ class SmoothGrad(Method):
 
 
 @METHODS.register("expected_gradients")
-class ExpectedGradients(Method):
+class ExpectedGradients(_SampledGradients):
     """Integrated gradients, averaged over many baselines.
 
     The gradient at random points between reference images and the image, times the difference of the two. Each sample
@@ -196,23 +208,14 @@ class ExpectedGradients(Method):
     info = MethodInfo(
         paper="Erion et al., Nature Machine Intelligence 2021", passes="1 + T forward, T backward", unit="logit"
     )
-    _budget_option = ("samples", 0)
-    samples: Count = 50
     seed: int = 0
     references: Tensor | None = None
 
-    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        target = self._resolve_target(images, target, pass_size)
-        estimate = SampleEstimate.start(Mean(), target, frames=tuple(images.shape[1:-3]))
-        at_once = pass_size.samples_per_pass(images)
-        for first in range(0, self.samples, at_once):
-            references, places = self.draw(tuple(images.shape[1:]), first, min(first + at_once, self.samples))
-            start = references.to(images.device, images.dtype).unsqueeze(1)  # [n, 1, C, H, W]
-            span = images - start  # [n, b, C, H, W]
-            at = places.to(images.device, images.dtype).view(-1, *[1] * images.ndim)
-            slopes = slopes_of(self, start + at * span, target, pass_size)  # [n, b, K, C, H, W]
-            estimate.add(slopes * span.unsqueeze(2))
-        return estimate.explanation()
+    def _points(self, images: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        references, places = self.draw(tuple(images.shape[1:]), start, stop)
+        origin = references.to(images.device, images.dtype).unsqueeze(1)  # [n, 1, C, H, W]
+        span = images - origin  # [n, b, C, H, W]
+        return origin + places.to(images.device, images.dtype).view(-1, *[1] * images.ndim) * span, span
 
     def draw(self, shape: tuple[int, ...], start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Return references ``[n, C, H, W]`` and places ``[n]`` from 0 to 1 of the samples ``start`` to ``stop``."""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dave_vit._internal.precision import working_dtype
+from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit._internal.schema import Count, Limits
 from dave_vit.engine.observation import find_patch_side
 from dave_vit.engine.targets import Target
@@ -46,10 +46,21 @@ class MaskingMethod(Method):
     baseline: float = 0.0
     score: Score = "probability"
 
-    def _score_under_masks(
-        self, images: Tensor, target: Target, pass_size: PassSize, masks: Masks, count: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        return score_under_masks(self, images, target, pass_size, masks, count, self.score, self.baseline)
+    def _score_squares(
+        self,
+        images: Tensor,
+        target: Target,
+        pass_size: PassSize,
+        squares: Squares,
+        shown: Tensor,
+        background: float | Tensor | None = None,
+    ) -> Tensor:
+        """Score images with some squares shown, ``[n, P]`` or ``[n, b, P]``: ``[n, b, K]``, in the widest type."""
+        rows = shown.reshape(len(shown), -1, squares.count)
+        background = self.baseline if background is None else background
+        args = (self, images, target, pass_size, lambda start, stop: squares.masks(rows[start:stop]))
+        parts = score_under_masks(*args, len(rows), self.score, background)
+        return torch.cat([scores for _, scores in parts]).to(precise_dtype(images.device))
 
 
 def score_images(
@@ -201,7 +212,8 @@ class Occlusion(MaskingMethod):
             return shown
 
         drops, covered = clean.new_zeros(*clean.shape, *images.shape[-2:]), clean.new_zeros(images.shape[-2:])
-        for shown, scores in self._score_under_masks(images, target, pass_size, masks, len(places)):
+        args = (self, images, target, pass_size, masks, len(places), self.score, self.baseline)
+        for shown, scores in score_under_masks(*args):
             hidden = 1 - shown[:, 0].to(scores.dtype)  # [n, H, W]
             drops += torch.einsum("nbk,nhw->bkhw", clean - scores, hidden)
             covered += hidden.sum(0)
@@ -244,8 +256,8 @@ class RISE(MaskingMethod):
         target = self._resolve_target(images, target, pass_size)
         total, squares = torch.zeros(2, 1, dtype=images.dtype, device=images.device)
         masks_of = partial(self.masks, (images.shape[-2], images.shape[-1]))
-        parts = self._score_under_masks(images, target, pass_size, masks_of, self.samples)
-        for masks, scores in parts:
+        args = (self, images, target, pass_size, masks_of, self.samples, self.score, self.baseline)
+        for masks, scores in score_under_masks(*args):
             shown = masks[:, 0].to(scores.dtype) / self.shown  # [n, H, W]
             total = total + torch.einsum("nbk,nhw->bkhw", scores, shown)
             squares = squares + torch.einsum("nbk,nhw->bkhw", scores.square(), shown.square())

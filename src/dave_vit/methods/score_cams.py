@@ -39,7 +39,7 @@ class ScoreCAM(ActivationMap):
 
     info = MethodInfo(paper="Wang et al., CVPR 2020 workshop", passes="1 + D forward, D being the channels")
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)
         values = to_grid(source.detach()).to(images.dtype)  # [b, D, h, w]
 
@@ -65,10 +65,10 @@ class AblationCAM(ActivationMap):
 
     info = MethodInfo(paper="Desai and Ramaswamy, WACV 2020", passes="1 + D forward, D being the channels")
 
-    def _subject(self) -> nn.Module:
+    def _subject(self, target: Target) -> nn.Module:
         return Recorded(self.model, record_outputs)
 
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)
         values = to_grid(source.detach()).to(images.dtype)  # [b, D, h, w]
         layer = find_feature_layer(cast(Recorded, observed.model).record, source, values.shape[1])
@@ -86,36 +86,29 @@ class AblationCAM(ActivationMap):
 
         def compute(start: int, stop: int) -> Tensor:
             rows, part = images[torch.arange(start, stop) % len(images)], repeated.part(start, stop)
-            with layer.ablate(channels[start:stop]):
+            with ablate(layer, channels[start:stop]):
                 return target_scores(compute_logits(self.model, rows, part.read, self.autocast), part, "logit")
 
         return torch.cat(pass_size.run_chunks(compute, len(channels))).reshape(count, len(images), -1)
 
 
-class FeatureLayer:
-    """A module that returns the features.
+FeatureLayer = tuple[nn.Module, tuple[int, int]]
+"""A module that returns the features, and the axes of the batch and of the channels in its output."""
 
-    Args:
-        module: the module.
-        axes: of the batch and of the channels in its output.
-    """
 
-    def __init__(self, module: nn.Module, axes: tuple[int, int]) -> None:
-        self.module, self.axes = module, axes
+def ablate(layer: FeatureLayer, channels: Tensor) -> torch.utils.hooks.RemovableHandle:
+    """Return a context in which this thread's passes have one channel of each row ``[rows]`` set to zero."""
+    (module, (batch_axis, channel_axis)), thread = layer, threading.get_ident()
 
-    def ablate(self, channels: Tensor) -> torch.utils.hooks.RemovableHandle:
-        """Return a context in which this thread's passes have one channel of each row ``[rows]`` set to zero."""
-        thread = threading.get_ident()
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if threading.get_ident() != thread:
+            return output
+        shape = [1] * output.ndim
+        shape[batch_axis], shape[channel_axis] = len(channels), output.shape[channel_axis]
+        ablated = nn.functional.one_hot(channels, shape[channel_axis]).bool()  # [rows, D]
+        return output.masked_fill(ablated.view(shape), 0)
 
-        def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-            if threading.get_ident() != thread:
-                return output
-            shape = [1] * output.ndim
-            shape[self.axes[0]], shape[self.axes[1]] = len(channels), output.shape[self.axes[1]]
-            ablated = nn.functional.one_hot(channels, shape[self.axes[1]]).bool()  # [rows, D]
-            return output.masked_fill(ablated.view(shape), 0)
-
-        return self.module.register_forward_hook(hook)
+    return module.register_forward_hook(hook)
 
 
 def find_feature_layer(outputs: list[tuple[nn.Module, Tensor]], source: Tensor, channels: int) -> FeatureLayer:
@@ -123,7 +116,7 @@ def find_feature_layer(outputs: list[tuple[nn.Module, Tensor]], source: Tensor, 
     channel_axis = next(axis for axis in (1, 2) if source.shape[axis] == channels)
     for module, output in outputs:
         if output.data_ptr() == source.data_ptr() and output.numel() == source.numel():
-            return FeatureLayer(module, (_find_axis(output, source, 0), _find_axis(output, source, channel_axis)))
+            return module, (_find_axis(output, source, 0), _find_axis(output, source, channel_axis))
     raise UnsupportedOperator(
         "ablationcam sets channels of the features to zero, and no module of this model returns the features; use "
         "scorecam, which masks the image instead"

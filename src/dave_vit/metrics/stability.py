@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import cache
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -135,39 +136,29 @@ def cascade(model: nn.Module, stages: int = 3, seed: int = 0, layers: Layers = "
     randomised = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     modules = [module for module in randomised.modules() if next(module.parameters(recurse=False), None) is not None]
     modules.reverse()  # modules are registered from input to output
-    substitutes = _RandomParameters(seed)
+    generators: dict[torch.device, torch.Generator] = {}
+
+    @cache  # layers that share a parameter share its substitute
+    @torch.no_grad()
+    def draw(parameter: nn.Parameter) -> nn.Parameter:
+        device = parameter.device
+        generator = generators.setdefault(device, torch.Generator(device).manual_seed(seed))
+        mean, others = parameter.mean(), parameter.numel() - 1
+        spread = torch.linalg.vector_norm(parameter - mean) / others**0.5 if others else mean.abs()
+        values = torch.empty_like(parameter).normal_(generator=generator).mul_(spread).add_(mean)
+        return nn.Parameter(values, requires_grad=parameter.requires_grad)
+
     start = 0
     for stage in range(1, stages + 1):
         stop = -(-len(modules) * stage // stages)
         replaced = [(module, *own) for module in modules[start:stop] for own in module.named_parameters(recurse=False)]
         for module, name, parameter in replaced:
-            setattr(module, name, substitutes.substitute(parameter))
+            setattr(module, name, draw(parameter))
         start = stop
         yield randomised
         if layers == "independent":
             for module, name, parameter in replaced:
                 setattr(module, name, parameter)
-
-
-class _RandomParameters:
-    """Random substitutes of parameters; layers that share a parameter share its substitute."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
-        self._substitutes: dict[nn.Parameter, nn.Parameter] = {}
-
-    @torch.no_grad()
-    def substitute(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return normal values with the mean and the standard deviation of a parameter."""
-        if parameter not in self._substitutes:
-            device = parameter.device
-            generator = self._generators.setdefault(device, torch.Generator(device).manual_seed(self.seed))
-            mean, others = parameter.mean(), parameter.numel() - 1
-            spread = torch.linalg.vector_norm(parameter - mean) / others**0.5 if others else mean.abs()
-            values = torch.empty_like(parameter).normal_(generator=generator).mul_(spread).add_(mean)
-            self._substitutes[parameter] = nn.Parameter(values, requires_grad=parameter.requires_grad)
-        return self._substitutes[parameter]
 
 
 def similarity(first: Tensor, second: Tensor) -> Tensor:

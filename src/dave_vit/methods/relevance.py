@@ -1,17 +1,19 @@
-"""FullGrad, OMENN and LibraGrad: input and biases times their derivatives, at their places in the image."""
+"""Sums over inputs and biases under a rule set: AttnLRP, CP-LRP and B-cos; FullGrad, OMENN and LibraGrad."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, NoReturn
+from dataclasses import KW_ONLY
+from typing import Any, ClassVar, Literal, NoReturn
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dave_vit.engine.calls import Call, RuleSet, carry
 from dave_vit.engine.observation import observe
 from dave_vit.engine.operators import OPERATORS, OperatorKind, names_of_kind
-from dave_vit.engine.rule_sets import EFFECTIVE, PLAIN, uniform_product
+from dave_vit.engine.rule_sets import ATTN_LRP, CP_LRP, EFFECTIVE, PLAIN, uniform_product, with_gamma
 from dave_vit.engine.rules.attention import multi_head_attention
+from dave_vit.engine.rules.gamma import Gamma
 from dave_vit.engine.rules.linear import affine
 from dave_vit.engine.rules.products import product
 from dave_vit.engine.states import State, map_tensors, state_of, tensors
@@ -20,11 +22,13 @@ from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, Method, MethodInfo, check_no_clips, multiply_by_input
 from dave_vit.methods.cams import mean_slope, weigh_features
 from dave_vit.methods.constants import CONSTANT_ROWS, Contribution, attributions, scale_to_unit, sum_maps, upsample
+from dave_vit.methods.dave import Effective
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import explain_grids
 
 Biases = Literal["all", "conv"]
+Base = Literal["fullgrad", "gradcam", "input_x_gradient"]
 
 _WEIGHTED = names_of_kind(OperatorKind.WEIGHTED)
 # Ordinary derivatives that also record the additive constants of layers. Layer and group norms of zero are their bias.
@@ -107,9 +111,6 @@ class OMENN(Method):
         return attributions(self, images, target, signed_sum, EFFECTIVE)
 
 
-Base = Literal["fullgrad", "gradcam", "input_x_gradient"]
-
-
 def halved_product(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Give a stream and the activation it is multiplied by (SwiGLU) half of the derivative each."""
     states = [state_of(factor) for factor in tensors((args, kwargs))]
@@ -177,3 +178,75 @@ class LibraGrad(Method):
             target = target.resolve(observed.logits)
             grids = weigh_features(observed, images, target.scores(observed.logits), mean_slope)
             return explain_grids(grids.clamp(min=0), images, target)
+
+
+class _LRP(Method):
+    base: ClassVar[RuleSet]
+    _: KW_ONLY
+    conv_gamma: float = Gamma.conv
+    linear_gamma: float = Gamma.linear
+    attention_gamma: float = Gamma.attention
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rules = with_gamma(self.base, Gamma(self.conv_gamma, self.linear_gamma, self.attention_gamma))
+
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        return multiply_by_input(self._gradient(images, target, self.rules), images, target)
+
+
+@METHODS.register("attn_lrp")
+class AttnLRP(_LRP):
+    """Relevance propagated back through values, keys and queries, with the gamma rule for linear layers.
+
+    Relevance propagated through values, keys and queries. The defaults of gamma are the recipe of the authors' example
+    for vision transformers; 0 everywhere is the method without gamma.
+
+    Args:
+        model: any module that maps inputs to logits.
+        conv_gamma: gamma of convolutions; 0 is the plain rule.
+        linear_gamma: gamma of linear layers outside of attention.
+        attention_gamma: gamma of the projections of attention, known by "attn" or "attention" in a module's name.
+        options: ``chunk`` and ``autocast``, as for every method.
+    """
+
+    info = MethodInfo(
+        paper="Achtibat et al., ICML 2024", passes="1 forward, 1 backward (with gamma twice the work)", unit="logit"
+    )
+    base = ATTN_LRP
+
+
+@METHODS.register("cp_lrp")
+class CPLRP(_LRP):
+    """Relevance propagated back through values with attention held, with the gamma rule for linear layers.
+
+    Relevance propagated through values only, attention matrices held; arguments as for ``attn_lrp``. With gamma 0
+    everywhere it equals the method ``effective``.
+    """
+
+    info = MethodInfo(
+        paper="Ali et al., ICML 2022", passes="1 forward, 1 backward (with gamma twice the work)", unit="logit"
+    )
+    base = CP_LRP
+
+
+@METHODS.register("bcos")
+class Bcos(Effective):
+    """Dynamic linear weights of a B-cos network, times the input.
+
+    A B-cos network is linear once its dynamic weights are held, and holding them is what the effective transformation
+    does; so the map equals that of the method ``effective``, and of the network's own explanation mode.
+
+    Args:
+        model: a B-cos network.
+        options: ``chunk`` and ``autocast``, as for every method.
+    """
+
+    info = MethodInfo(paper="Böhle et al., TPAMI 2024", passes="1 forward, 1 backward", unit="logit")
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        if not any(hasattr(module, "set_explanation_mode") for module in model.modules()):
+            raise UnsupportedOperator(
+                "bcos explains B-cos networks, and this model has no B-cos module; use effective, its generalisation"
+            )
