@@ -93,6 +93,29 @@ class TestAblationCAM:
         found = create_method("ablationcam", model).attribute(images, TARGET).sum(1)
         torch.testing.assert_close(scaled(found), package, rtol=1e-3, atol=1e-3)
 
+    def test_of_features_that_are_computed_in_place(self):
+        class Residual(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.stem, self.conv = nn.Conv2d(3, 4, 4, 4), nn.Conv2d(4, 4, 1)
+                self.act, self.head = nn.ReLU(inplace=True), nn.Linear(4, 5)
+
+            def features(self, x):
+                x = self.stem(x)
+                y = self.conv(x)
+                y += x
+                return self.act(y)
+
+            def forward(self, x):
+                return self.head(self.features(x).mean((2, 3)))
+
+        model = Residual().double()
+        values = model.features(X).detach()  # [b, D, h, w]
+        own = model.head.weight[TARGET] * values.mean((2, 3))  # what each channel adds to the logit
+        weights = own / model(X).gather(1, torch.tensor(TARGET)[:, None])
+        expected = torch.einsum("bd,bdhw->bhw", weights, values).detach()
+        torch.testing.assert_close(grids("ablationcam", model, positive=False), expected)
+
     @pytest.mark.parametrize("family", ["torchvision", "cnn"])
     def test_leaves_the_model_as_it_was(self, family):
         model, images = tiny_models.FAMILIES[family](), X.float()

@@ -248,7 +248,7 @@ def _evidence_of_both(
     nonzero: tuple[list[bool] | None, list[bool] | None] = (None, None),
     is_alone: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return maps ``[b, K, 2, 2, H, W]`` by a method's rules and by AttnLRP's, where they cover the model, and logits."""
+    """Return maps ``[b, K, 2, 2, H, W]`` by a method's rules and by AttnLRP's, if they cover the model, and logits."""
     compute = partial(_evidence, method, images, is_alone=is_alone)
     own, logits = compute(target, rules, resolve, nonzero=nonzero[0])
     try:

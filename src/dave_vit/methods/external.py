@@ -19,14 +19,16 @@ from torch import Tensor, nn
 from dave_vit._internal.registry import suggest_names
 from dave_vit.engine.fingerprint import fingerprint_model
 from dave_vit.engine.forward import autocast_context, evaluation_mode
-from dave_vit.engine.observation import find_token_layout
+from dave_vit.engine.observation import observe
 from dave_vit.engine.targets import Target
-from dave_vit.errors import OptionError, OutputError, UnknownName, import_optional
+from dave_vit.errors import OptionError, OutputError, UnknownName, UnsupportedOperator, import_optional
 from dave_vit.methods.base import METHODS, Method, MethodInfo, create_method
+from dave_vit.methods.cams import features
 from dave_vit.methods.constants import per_channel, upsample
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import list_blocks, record_outputs
+from dave_vit.methods.score_cams import find_feature_layer
+from dave_vit.methods.tokens import Recorded, record_outputs
 
 _CAPTUM_OWN = {"self", "inputs", "target", "additional_forward_args", "return_convergence_delta"}
 
@@ -142,29 +144,19 @@ def _row_score(target: Target, row: Tensor) -> Tensor:
     return target.scores(row.unsqueeze(0))[0, 0]
 
 
-def _find_features(
-    model: nn.Module, images: Tensor, target: Target
-) -> tuple[nn.Module, Callable[[Tensor], Tensor] | None]:
+def _find_features(model: nn.Module, images: Tensor, target: Target) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     """Return a layer with features of places, and how its output becomes ``[b, D, h, w]``.
 
-    In a Vision Transformer it is the first norm of the last block, whose output enters the last attention: after the
-    last block only the class token counts. Otherwise it is the last module that returns a feature map.
+    The features are those of ``gradcam``. In a Vision Transformer the first norm of the last block returns them: after
+    the last block only the class token counts.
     """
-    with torch.no_grad(), record_outputs(model) as outputs:
-        model(images[:1])
-    grids = [module for module, output in outputs if output.ndim == 4 and min(output.shape[-2:]) > 1]
-    blocks = [block for _, found in list_blocks(model) for block in found]
-    inside = set(blocks[-1].modules()) if blocks else set()
-    norms = [one for one, output in outputs if one in inside and "Norm" in type(one).__name__ and output.ndim == 3]
-    if norms:
-        try:
-            layout = find_token_layout(model, images, target.read)
-        except OutputError as error:
-            raise OptionError(f"{error}; or give target_layers and reshape_transform") from error
-        return norms[0], lambda tokens: layout.to_grid(tokens.mT)
-    if not grids:
-        raise OptionError("no layer of the model returns a feature map; give target_layers and reshape_transform")
-    return grids[-1], None
+    recorded = Recorded(model, record_outputs)
+    try:
+        with observe(recorded, images[:1], read=target.read) as observed:
+            source, to_grid = features(observed, images[:1])
+            return find_feature_layer(recorded.record, source, to_grid(source).shape[1])[0], to_grid
+    except (OutputError, UnsupportedOperator) as error:
+        raise OptionError(f"{error}; or give target_layers and reshape_transform") from error
 
 
 @contextmanager

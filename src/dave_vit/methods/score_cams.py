@@ -112,21 +112,17 @@ def ablate(layer: FeatureLayer, channels: Tensor) -> torch.utils.hooks.Removable
 
 
 def find_feature_layer(outputs: list[tuple[nn.Module, Tensor]], source: Tensor, channels: int) -> FeatureLayer:
-    """Return the first module that returned this tensor, or a view of it."""
+    """Return the last module that returned this tensor, or a view of it; outputs of others may be changed in place."""
     channel_axis = next(axis for axis in (1, 2) if source.shape[axis] == channels)
-    for module, output in outputs:
-        if output.data_ptr() == source.data_ptr() and output.numel() == source.numel():
-            return module, (_find_axis(output, source, 0), _find_axis(output, source, channel_axis))
+    sides = [(source.shape[axis], source.stride(axis)) for axis in (0, channel_axis)]
+    for module, output in reversed(outputs):
+        axes = list(zip(output.shape, output.stride(), strict=True))
+        if output.data_ptr() == source.data_ptr() and output.numel() == source.numel() and set(sides) <= set(axes):
+            return module, (axes.index(sides[0]), axes.index(sides[1]))
     raise UnsupportedOperator(
-        "ablationcam sets channels of the features to zero, and no module of this model returns the features; use "
-        "scorecam, which masks the image instead"
+        "no module of this model returns the features, so their channels cannot be set to zero; use scorecam, which "
+        "masks the image instead"
     )
-
-
-def _find_axis(output: Tensor, source: Tensor, axis: int) -> int:
-    """Return the axis of a tensor that is an axis of its view ``source``."""
-    same = zip(output.shape, output.stride(), strict=True)
-    return list(same).index((source.shape[axis], source.stride(axis)))
 
 
 @METHODS.register("vit_cx")
