@@ -1,4 +1,4 @@
-"""Methods that read the tokens after every block: LeGrad and transformer input sampling."""
+"""Methods that read the tokens after every block, or cluster channels: LeGrad, TIS, ViT-CX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
-from dave_vit._internal.schema import Count, Limits
+from dave_vit._internal.schema import Count, Limits, NonNegative
 from dave_vit.engine.calls import Call, RuleSet, carry
 from dave_vit.engine.forward import Read
 from dave_vit.engine.observation import AttentionMatrix, Observation, find_text_decoder, observe
@@ -17,9 +17,12 @@ from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.rules.attention import is_attention
 from dave_vit.engine.rules.linear import ordinary
 from dave_vit.engine.targets import Target, class_logits
-from dave_vit.errors import OptionError, UnsupportedOperator, first_line
-from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.masking import Score, target_scores
+from dave_vit.errors import OptionError, UnsupportedOperator, first_line, require_extra
+from dave_vit.methods.base import METHODS, Method, MethodInfo
+from dave_vit.methods.cams import features
+from dave_vit.methods.constants import scale_to_unit, upsample
+from dave_vit.methods.explanation import Explanation
+from dave_vit.methods.masking import Score, score_rows, target_scores, to_explanation
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import (
     Recorded,
@@ -31,7 +34,7 @@ from dave_vit.methods.tokens import (
     tap_blocks,
     token_graph,
 )
-from dave_vit.neighborhood.draws import sample_generator
+from dave_vit.neighborhood.draws import normal_samples, sample_generator
 
 Readout = Literal["model", "cls", "mean"]
 
@@ -75,21 +78,14 @@ class LeGrad(TokenMethod):
         layered = cast(Layered, observed.model)
         matrices = [attention.matrix for attention in _block_attention(observed, layered)]
         slopes = gradients(layered.logits.flatten(0, 1), target.repeat(len(matrices)), matrices)  # K lists
-        chosen = self._layer_indices(len(matrices))
-        maps = [torch.stack([_positive(column[index]) for index in chosen]).mean(0) for column in slopes]  # [b, N]
+        depth = len(matrices)
+        chosen = range(depth) if self.layers is None else self.layers
+        if not chosen or not all(-depth <= index < depth for index in chosen):
+            raise OptionError(f"layers {list(chosen)}; the model has layers 0 to {depth - 1}")
+        # The positive part is averaged over heads and queries: one value per key.
+        gains = [[grad.to(working_dtype(grad.dtype)).clamp(min=0).mean((1, 2)) for grad in column] for column in slopes]
+        maps = [torch.stack([column[index] for index in chosen]).mean(0) for column in gains]  # [b, N]
         return token_graph(observed, images).layout.to_grid(torch.stack(maps, 1))
-
-    def _layer_indices(self, depth: int) -> Sequence[int]:
-        if self.layers is None:
-            return range(depth)
-        if not self.layers or not all(-depth <= index < depth for index in self.layers):
-            raise OptionError(f"layers {list(self.layers)}; the model has layers 0 to {depth - 1}")
-        return self.layers
-
-
-def _positive(grad: Tensor) -> Tensor:
-    """Average the positive part over heads and queries: ``[b, heads, N, N]`` -> ``[b, N]``, one value per key."""
-    return grad.to(working_dtype(grad.dtype)).clamp(min=0).mean((1, 2))
 
 
 class Layered(nn.Module):
@@ -190,20 +186,14 @@ class TIS(TokenMethod):
         channels = _block_channels(cast(Recorded, observed.model).record, graph.layout.tokens)  # [b, channels, N]
         grids = []
         for index, points in enumerate(channels[..., graph.layout.prefix :]):
-            shown = self.select_patches(points)  # [T, patches]
-            prefix = shown.new_ones(len(shown), graph.layout.prefix)  # class and register tokens stay
-            scores = self._score_tokens(
-                images[index], target.part(index, index + 1), torch.cat([prefix, shown], 1), pass_size
-            )
+            centres = kmeans_centres(points.to(precise_dtype(points.device)), self.samples, self.seed)
+            best = centres.topk(max(1, int(self.kept * points.shape[1])), 1).indices
+            shown = torch.zeros_like(centres, dtype=torch.bool).scatter(1, best, value=True)  # [T, patches]
+            kept = nn.functional.pad(shown, (graph.layout.prefix, 0), value=True)  # class and register tokens stay
+            scores = self._score_tokens(images[index], target.part(index, index + 1), kept, pass_size)
             weight = shown.to(scores.dtype)
             grids.append(scores.T @ weight / weight.sum(0).clamp(min=1))  # [K, patches]
         return torch.stack(grids).reshape(len(images), -1, *graph.layout.grid)
-
-    def select_patches(self, points: Tensor) -> Tensor:
-        """Return which patches each sample keeps, from channels ``[channels, patches]``: ``[T, patches]``."""
-        centres = kmeans_centres(points.to(precise_dtype(points.device)), self.samples, self.seed)
-        best = centres.topk(max(1, int(self.kept * points.shape[1])), 1).indices
-        return torch.zeros_like(centres, dtype=torch.bool).scatter(1, best, value=True)
 
     def _score_tokens(self, image: Tensor, target: Target, kept: Tensor, pass_size: PassSize) -> Tensor:
         """Return the scores ``[T, K]`` of one image ``[C, H, W]`` of which some tokens ``[T, N]`` are kept."""
@@ -283,3 +273,77 @@ def _block_channels(recorded: dict[str, list[Tensor]], tokens: int) -> Tensor:
         "tis reads the tokens after every block, and this model's blocks are no list of modules that return them; "
         "use chefer_generic, or dave, which works on any model"
     )
+
+
+@METHODS.register("vit_cx")
+class ViTCX(Method):
+    """Clusters of the last block's feature maps, weighted by the class's probability under them.
+
+    Clusters of feature maps used as masks, weighted by the score under them and divided by coverage. The features are
+    those of ``gradcam``. Each channel, enlarged to the image and scaled from 0 to 1, is a mask; masks that point in
+    nearly the same direction are added up. Hidden pixels get noise, and the effect of the noise alone is subtracted
+    from the score.
+
+    Args:
+        model: any module that maps inputs to logits.
+        seed: of the noise: the same for every image, batch and chunk.
+        distance: masks are joined as long as no two of a cluster are farther apart than this in cosine distance.
+        noise: standard deviation, in units of the preprocessed image.
+        score: the class's "probability", as published, or its "logit"; other targets are their own number.
+        options: ``chunk`` (masked images in one forward pass) and ``autocast``.
+    """
+
+    info = MethodInfo(paper="Xie et al., IJCAI 2023", passes="1 + 2 N forward, N being the clusters")
+    _why_no_clips = "hides places of one image"
+    _kept, _resolution = "attention", "patch"
+    seed: int = 0
+    distance: NonNegative = 0.1
+    noise: NonNegative = 0.1
+    score: Score = "probability"
+
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        with observe(self.model, images, autocast=self.autocast, read=target.read) as observed:
+            target = target.resolve(observed.logits)
+            clean = target_scores(observed.logits.detach(), target, self.score)  # [b, K]
+            source, to_grid = features(observed, images)
+            values = to_grid(source.detach()).to(images.dtype)  # [b, D, h, w]
+        maps = []
+        for index, channels in enumerate(values):
+            image = images[index : index + 1]
+            channel_masks = scale_to_unit(upsample(channels[None], images.shape[-2:]))[0]  # [D, H, W]
+            masks = cluster_masks(channel_masks, self.distance)  # [N, H, W]
+            effects = clean[index] + self._effects(image, target.part(index, index + 1), masks, pass_size)  # [N, K]
+            # Divided by the coverage, so that pixels under many masks count no more.
+            shares = masks / masks.sum(0).clamp(min=torch.finfo(masks.dtype).tiny)
+            maps.append(torch.einsum("nk,nhw->khw", effects.to(shares.dtype), shares) / len(masks))
+        return to_explanation(torch.stack(maps), images, target)
+
+    def _effects(self, image: Tensor, target: Target, masks: Tensor, pass_size: PassSize) -> Tensor:
+        """Return how much each mask ``[N, H, W]`` changes the score beyond the effect of its noise: ``[N, K]``."""
+        parts, size = [], max(1, pass_size.rows // 2)
+        for start in range(0, len(masks), size):
+            some = masks[start : start + size][:, None, None]  # [n, 1, 1, H, W]
+            noise = self._noise(image, start, len(some)) * (1 - some)
+            rows = torch.cat([image * some + noise, image + noise])  # [2 n, 1, C, H, W]
+            masked, noisy = score_rows(self, rows, target, pass_size, self.score)[:, 0].chunk(2)
+            parts.append(masked - noisy)
+        return torch.cat(parts)
+
+    def _noise(self, image: Tensor, start: int, count: int) -> Tensor:
+        eps = normal_samples(self.seed, image.shape, start, start + count)
+        return self.noise * eps.to(image.device, image.dtype)  # [n, 1, C, H, W]
+
+
+def cluster_masks(masks: Tensor, distance: float) -> Tensor:
+    """Merge masks ``[D, H, W]`` by complete linkage, scaled from 0 to 1: ``[N, H, W]``, by their first member."""
+    with require_extra("scipy", "eval"):
+        from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-untyped]
+    flat = nn.functional.normalize(masks.flatten(1), dim=1)
+    apart = (1 - flat @ flat.T).cpu().double()
+    labels = torch.ones(len(apart))
+    if len(apart) > 1:
+        above = apart[*torch.triu_indices(len(apart), len(apart), 1)].clamp(min=0)
+        labels = torch.from_numpy(fcluster(linkage(above.numpy(), "complete"), distance, "distance"))
+    first = sorted(set(labels.tolist()), key=labels.tolist().index)
+    members = (labels == torch.tensor(first)[:, None]).to(masks.device, masks.dtype)  # [N, D]
+    return scale_to_unit(torch.einsum("nd,dhw->nhw", members, masks))

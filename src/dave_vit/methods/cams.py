@@ -1,24 +1,28 @@
-"""Class activation maps by features and gradients: Grad-CAM and its kin, Eigen-CAM, Finer-CAM."""
+"""Class activation maps by gradients or scores: Grad-CAM and its kin, Eigen-CAM, Finer-CAM, Score-CAM, Ablation-CAM."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import KW_ONLY, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit._internal.schema import Count, NonNegative
+from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.observation import Observation, guess_token_layout
 from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, MethodInfo
+from dave_vit.methods.constants import scale_to_unit, upsample
+from dave_vit.methods.masking import score_under_masks, target_scores
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import TokenMethod
+from dave_vit.methods.tokens import Recorded, TokenMethod, record_outputs
 from dave_vit.methods.words import tokens_to_grid, vision_features
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
@@ -232,3 +236,105 @@ class FinerCAM(ActivationMap):
         similar = apart.topk(count, dim=2, largest=False).indices  # [b, K, R]
         others, weights = (part.gather(1, similar.flatten(1)).view_as(similar) for part in (wide, wide.softmax(1)))
         return (weights * (own - self.strength * others)).sum(2) / weights.sum(2)
+
+
+@METHODS.register("scorecam")
+class ScoreCAM(ActivationMap):
+    """Channels of the last block's tokens, weighted by the score of the image seen through them.
+
+    The channels of a feature map, weighted by the score of the image masked with each of them. The features are those
+    of ``gradcam``. Each channel, enlarged to the image and scaled from 0 to 1, is a mask; the softmax of the scores
+    over the channels weighs them.
+
+    Args:
+        model: any module that maps inputs to logits.
+        positive: keep the positive part of the map only, as published; otherwise the signed sum.
+        options: ``resolution``, ``chunk`` (masked images in one forward pass) and ``autocast``.
+    """
+
+    info = MethodInfo(paper="Wang et al., CVPR 2020 workshop", passes="1 + D forward, D being the channels")
+
+    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        source, to_grid = features(observed, images)
+        values = to_grid(source.detach()).to(images.dtype)  # [b, D, h, w]
+
+        def masks(start: int, stop: int) -> Tensor:
+            return scale_to_unit(upsample(values[:, start:stop], images.shape[-2:])).transpose(0, 1)  # [n, b, H, W]
+
+        parts = score_under_masks(self, images, target, pass_size, masks, values.shape[1])
+        weights = torch.cat([scores for _, scores in parts]).softmax(0)  # [D, b, K]
+        return torch.einsum("dbk,bdhw->bkhw", weights.to(values.dtype), values)
+
+
+@METHODS.register("ablationcam")
+class AblationCAM(ActivationMap):
+    """Channels of the last block's tokens, weighted by the fall of the score without them.
+
+    The channels of a feature map, weighted by the share of the score that is lost where a channel is set to zero. The
+    features are those of ``gradcam``; in a Vision Transformer a channel is set to zero in all tokens.
+
+    Args:
+        model: any module that maps inputs to logits, and has a module that returns the features.
+        options: ``positive``, ``resolution``, ``chunk`` (ablated copies in one forward pass) and ``autocast``.
+    """
+
+    info = MethodInfo(paper="Desai and Ramaswamy, WACV 2020", passes="1 + D forward, D being the channels")
+
+    def _subject(self, target: Target) -> nn.Module:
+        return Recorded(self.model, record_outputs)
+
+    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        source, to_grid = features(observed, images)
+        values = to_grid(source.detach()).to(images.dtype)  # [b, D, h, w]
+        layer = find_feature_layer(cast(Recorded, observed.model).record, source, values.shape[1])
+        scores = target_scores(observed.logits.detach(), target, "logit")  # [b, K]
+        ablated = self._score_ablated(images, target, layer, values.shape[1], pass_size)  # [D, b, K]
+        weights = (scores - ablated) / torch.where(scores == 0, 1, scores)
+        return torch.einsum("dbk,bdhw->bkhw", weights.to(values.dtype), values)
+
+    def _score_ablated(
+        self, images: Tensor, target: Target, layer: FeatureLayer, count: int, pass_size: PassSize
+    ) -> Tensor:
+        """Score the images with each of the channels set to zero: ``[D, b, K]``."""
+        channels = torch.arange(count, device=images.device).repeat_interleave(len(images))  # [D * b]
+        repeated = target.repeat(count)
+
+        def compute(start: int, stop: int) -> Tensor:
+            rows, part = images[torch.arange(start, stop) % len(images)], repeated.part(start, stop)
+            with ablate(layer, channels[start:stop]):
+                return target_scores(compute_logits(self.model, rows, part.read, self.autocast), part, "logit")
+
+        return torch.cat(pass_size.run_chunks(compute, len(channels))).reshape(count, len(images), -1)
+
+
+FeatureLayer = tuple[nn.Module, tuple[int, int]]
+"""A module that returns the features, and the axes of the batch and of the channels in its output."""
+
+
+def ablate(layer: FeatureLayer, channels: Tensor) -> torch.utils.hooks.RemovableHandle:
+    """Return a context in which this thread's passes have one channel of each row ``[rows]`` set to zero."""
+    (module, (batch_axis, channel_axis)), thread = layer, threading.get_ident()
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if threading.get_ident() != thread:
+            return output
+        shape = [1] * output.ndim
+        shape[batch_axis], shape[channel_axis] = len(channels), output.shape[channel_axis]
+        ablated = nn.functional.one_hot(channels, shape[channel_axis]).bool()  # [rows, D]
+        return output.masked_fill(ablated.view(shape), 0)
+
+    return module.register_forward_hook(hook)
+
+
+def find_feature_layer(outputs: list[tuple[nn.Module, Tensor]], source: Tensor, channels: int) -> FeatureLayer:
+    """Return the last module that returned this tensor, or a view of it; outputs of others may be changed in place."""
+    channel_axis = next(axis for axis in (1, 2) if source.shape[axis] == channels)
+    sides = [(source.shape[axis], source.stride(axis)) for axis in (0, channel_axis)]
+    for module, output in reversed(outputs):
+        axes = list(zip(output.shape, output.stride(), strict=True))
+        if output.data_ptr() == source.data_ptr() and output.numel() == source.numel() and set(sides) <= set(axes):
+            return module, (axes.index(sides[0]), axes.index(sides[1]))
+    raise UnsupportedOperator(
+        "no module of this model returns the features, so their channels cannot be set to zero; use scorecam, which "
+        "masks the image instead"
+    )

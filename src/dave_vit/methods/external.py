@@ -23,11 +23,10 @@ from dave_vit.engine.observation import observe
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, OutputError, UnknownName, UnsupportedOperator, import_optional
 from dave_vit.methods.base import METHODS, Method, MethodInfo, create_method
-from dave_vit.methods.cams import features
+from dave_vit.methods.cams import features, find_feature_layer
 from dave_vit.methods.constants import per_channel, upsample
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.score_cams import find_feature_layer
 from dave_vit.methods.tokens import Recorded, record_outputs
 
 _CAPTUM_OWN = {"self", "inputs", "target", "additional_forward_args", "return_convergence_delta"}
