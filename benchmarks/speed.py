@@ -32,6 +32,7 @@ from dave_vit import DAVE, __version__, effective_transformation
 VIEWS = 50  # of a map with the exact linear map, and of captum's SmoothGrad
 CLASSES = 10  # of one image, beside one of them
 UNITS = 8  # forward passes before a call that is timed, and after it
+WARM_UP = 3  # calls before the first that is timed: passes that come again are captured by the third
 STATM = Path("/proc/self/statm")
 
 
@@ -63,7 +64,7 @@ class Bench:
     Attributes:
         model: with random weights.
         images: a batch of them.
-        repeats: of each measurement, after one to warm up.
+        repeats: of each measurement, after those to warm up.
     """
 
     model: nn.Module
@@ -146,7 +147,7 @@ class Bench:
 def timed(
     call: Callable[[], object], device: torch.device, repeats: int, unit: Callable[[], object]
 ) -> tuple[float, float, int | None]:
-    """Of a call after one to warm up: median seconds, how many times those of ``unit``, and the memory beyond before.
+    """Of a call after some to warm up: median seconds, how many times those of ``unit``, and the memory beyond before.
 
     The unit is timed before and after each call: a processor that is shared with others changes its pace by the minute.
     """
@@ -159,8 +160,9 @@ def timed(
 
     seconds, times = [], []
     with Peak(device) as peak:
-        call()
-        synchronize(device)
+        for _ in range(WARM_UP if device.type == "cuda" else 1):
+            call()
+            synchronize(device)
         peak.warm()
         for _ in range(repeats):
             units = [clock(unit) for _ in range(UNITS)]
@@ -191,7 +193,7 @@ class Peak:
         return self
 
     def warm(self) -> None:
-        """What only the first call needed, such as a trace of the model, does not count."""
+        """What only the first calls needed, such as a trace of the model, does not count."""
         if self.cuda:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
