@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 from dave_vit.engine.calls import ModuleCall, ModulePaths, place_tensors
 from dave_vit.engine.fingerprint import forget_fingerprints
 from dave_vit.engine.operators import FunctionName, function_name
-from dave_vit.engine.rules.attention import attend_in_parts
 from dave_vit.engine.states import map_tensors, tensors
 
 Region = tuple[tuple[int, int, int], ...]
@@ -188,9 +187,6 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if spelling.name == "__iter__":
             return iter(self.__torch_function__(Tensor.unbind, types, args))
-        if spelling.name == "multi_head_attention_forward":
-            with self:
-                return attend_in_parts(*args, **kwargs)
         arg_refs, kwarg_refs = map_tensors(self._find_ref, (args, kwargs))
         result = func(*args, **kwargs)
         outputs, given = tensors(result), tensors((args, kwargs))

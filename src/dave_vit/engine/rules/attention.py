@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import FunctionType
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -143,24 +143,73 @@ def attention_in_parts(call: Call, *args: Any, **kwargs: Any) -> Tensor:
         return arguments.matrix() @ repeat_heads(arguments.value, arguments.query)
 
 
-# Torch's own code, without the first lines, by which the interception would get the whole call again.
-attend_in_parts = FunctionType(
-    F.multi_head_attention_forward.__code__,
-    {**vars(F), "has_torch_function": lambda arguments: False},
-    argdefs=F.multi_head_attention_forward.__defaults__,
-)
-
-
 def multi_head_attention(call: Call, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """``F.multi_head_attention_forward`` in its parts, so that each part meets its own rule."""
-    given = _SIGNATURE.bind(*args, **kwargs).arguments
-    if given.get("static_k") is not None or given.get("static_v") is not None:
-        raise call.mode.refusal(call.name, "static_k and static_v have no rule")
+    packed = _bind_arguments(call, *args, **kwargs)
     with call.mode:
-        if not given.get("use_separate_proj_weight"):  # apart, so that only the layer of the values has a derivative
-            names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-            given |= zip(names, given["in_proj_weight"].chunk(3), strict=True)
-        return attend_in_parts(**{**given, "use_separate_proj_weight": True})  # type: ignore[no-any-return]
+        q, k, v = (_split_heads(F.linear(*part), packed.num_heads) for part in _projections(packed))
+        mask = _merge_masks(packed, q, k)
+        k = _append_rows(k, packed.bias_k, zero=packed.add_zero_attn)
+        v = _append_rows(v, packed.bias_v, zero=packed.add_zero_attn)
+        mask = None if mask is None else F.pad(mask, (0, k.shape[2] - mask.shape[-1]))
+        mixed = F.scaled_dot_product_attention(q, k, v, mask)  # [N, heads, L, E / heads]
+        mixed = mixed.permute(2, 0, 1, 3).flatten(2)  # [L, N, E]
+        out = F.linear(mixed.reshape(packed.query.shape), packed.out_proj_weight, packed.out_proj_bias)
+    if not packed.need_weights:
+        return out, None
+    matrix = attention_matrix(q.detach(), k.detach(), mask)  # [N, heads, L, S]
+    matrix = matrix.mean(1) if packed.average_attn_weights else matrix
+    return out, matrix if packed.query.ndim == 3 else matrix[0]
+
+
+def _bind_arguments(call: Call, *args: Any, **kwargs: Any) -> SimpleNamespace:
+    """Bind the arguments by name (query, key, value: ``[L, N, E]``, or ``[L, E]``); refuse what has no rule."""
+    bound = _SIGNATURE.bind(*args, **kwargs)
+    bound.apply_defaults()
+    packed = SimpleNamespace(**bound.arguments)
+    if packed.static_k is not None or packed.static_v is not None:
+        raise call.mode.refusal(call.name, "static_k and static_v have no rule")
+    if packed.training and packed.dropout_p > 0.0:
+        raise training_error("attention dropout" + call.mode.location())
+    return packed
+
+
+def _projections(packed: SimpleNamespace) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Yield input, weight and bias of each of the three linear layers."""
+    weights = (packed.q_proj_weight, packed.k_proj_weight, packed.v_proj_weight)
+    if not packed.use_separate_proj_weight:
+        weights = packed.in_proj_weight.chunk(3)
+    biases = (None, None, None) if packed.in_proj_bias is None else packed.in_proj_bias.chunk(3)
+    return zip((packed.query, packed.key, packed.value), weights, biases, strict=True)
+
+
+def _split_heads(x: Tensor, heads: int) -> Tensor:
+    """Reshape ``[L, N, E]`` or ``[L, E]`` to ``[N, heads, L, E / heads]``."""
+    x = x if x.ndim == 3 else x.unsqueeze(1)
+    return x.reshape(*x.shape[:2], heads, -1).permute(1, 2, 0, 3)
+
+
+def _append_rows(x: Tensor, bias: Tensor | None, *, zero: bool) -> Tensor:
+    """Append a key or value ``[1, 1, E]`` that is learned, and one of zeros, to ``[N, heads, S, E / heads]``."""
+    if bias is not None:
+        x = torch.cat([x, _split_heads(bias, x.shape[1]).expand(len(x), -1, -1, -1)], 2)
+    return torch.cat([x, x.new_zeros(*x.shape[:2], 1, x.shape[3])], 2) if zero else x
+
+
+def _merge_masks(packed: SimpleNamespace, q: Tensor, k: Tensor) -> Tensor | None:
+    """Merge the two masks of nn.MultiheadAttention (True means: do not attend) into one that is added to the scores."""
+    merged, padding = packed.attn_mask, packed.key_padding_mask
+    if merged is not None:
+        merged = _additive_mask(merged, q)
+        merged = merged.reshape(*q.shape[:2], *merged.shape[1:]) if merged.ndim == 3 else merged  # [N * heads, L, S]
+    if padding is None:
+        return merged  # type: ignore[no-any-return]
+    padding = _additive_mask(padding, q).reshape(k.shape[0], 1, 1, k.shape[2])
+    return padding if merged is None else merged + padding
+
+
+def _additive_mask(mask: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf) if mask.dtype == torch.bool else mask
 
 
 def is_attention(scores: Tensor, dim: int | None = None, *args: Any, **kwargs: Any) -> bool:
