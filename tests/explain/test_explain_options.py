@@ -69,7 +69,7 @@ def endings(record: dict) -> set[str]:
 CASES = [
     pytest.param("DPT", [], ["a.png", "b.png"], "broken.png", "panels", id="score"),
     pytest.param("YOLOS", ["--threshold", "0"], ["a.png", "b.png"], "broken.png", "panels", id="boxes"),
-    pytest.param("builtin-captions", ["--words", "1"], ["a.png", "b.png"], "broken.png", "words", id="words"),
+    pytest.param("LLaVA", ["--prompt", "what ?", "--words", "1"], ["a.png", "b.png"], "broken.png", "words", id="words"),
     pytest.param("VideoMAE", [], ["clip.gif", "other.gif"], "broken.gif", "frames", id="clips"),
 ]
 

@@ -97,19 +97,21 @@ def test_a_word_is_explained_against_its_rivals(caption):
     assert probabilities[0] == pytest.approx(float(logits.softmax(0)[against[0].tokens[0]]))
 
 
-def test_words_share_their_forward_passes(caption, monkeypatch):
-    scores = ScoreSet(tuple(caption.scores(range(2))))
-    together = create_method("effective", caption).attribute(caption.inputs, scores)
-    alone = [create_method("effective", caption).attribute(caption.inputs, one) for one in scores.parts]
+def test_words_share_their_forward_passes(photograph, tmp_path):
+    writer = load_model(f"hf:{writer_folders.save('LLaVA', tmp_path)}").double()
+    answered = writer.with_prompt(photograph, QUESTION, max_tokens=3)
+    scores = ScoreSet(tuple(answered.scores(range(2))))
+    together = create_method("effective", answered).attribute(answered.inputs, scores)
+    alone = [create_method("effective", answered).attribute(answered.inputs, one) for one in scores.parts]
     torch.testing.assert_close(together, torch.stack(alone, 1))
     passes = []
-    caption.model.register_forward_pre_hook(lambda *_: passes.append(1))
-    method = create_method("dave", caption, samples=2)
+    answered.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    method = create_method("dave", answered, samples=2)
     counts = []
     for target in (scores, scores.parts[0]):
-        method.explain(caption.inputs, target)
+        method.explain(answered.inputs, target)
         passes.clear()
-        method.explain(caption.inputs, target)
+        method.explain(answered.inputs, target)
         counts.append(len(passes))
     assert counts[0] == counts[1]
 
