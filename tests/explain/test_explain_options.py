@@ -66,10 +66,11 @@ def endings(record: dict) -> set[str]:
     return {path.rsplit(".dave.", 1)[1] for path in record["files"]}
 
 
+ASKED = ["--prompt", "what ?", "--words", "1"]
 CASES = [
     pytest.param("DPT", [], ["a.png", "b.png"], "broken.png", "panels", id="score"),
     pytest.param("YOLOS", ["--threshold", "0"], ["a.png", "b.png"], "broken.png", "panels", id="boxes"),
-    pytest.param("LLaVA", ["--prompt", "what ?", "--words", "1"], ["a.png", "b.png"], "broken.png", "words", id="words"),
+    pytest.param("LLaVA", ASKED, ["a.png", "b.png"], "broken.png", "words", id="words"),
     pytest.param("VideoMAE", [], ["clip.gif", "other.gif"], "broken.gif", "frames", id="clips"),
 ]
 
@@ -130,7 +131,7 @@ def test_preprocessing_of_your_own(folders, capsys):
         pytest.param("SAM with a point", "smooth.png", ["--prompt", "20,30"], id="point"),
         pytest.param("Grounding DINO", "smooth.png", ["--prompt", "a cat.", "--score", "query:2:cat"], id="text"),
         pytest.param("VideoMAE", "smooth.gif", [], id="clip"),
-        pytest.param("LLaVA", "smooth.png", ["--prompt", "what ?", "--words", "1"], id="words"),
+        pytest.param("LLaVA", "smooth.png", ASKED, id="words"),
         pytest.param("builtin-captions", "smooth.png", ["--words", "1"], id="caption"),
     ],
 )
@@ -158,7 +159,7 @@ def test_the_model_receives_the_prepared_photograph(family, source, options, fol
     version("transformers") < "5", reason="its processor takes Qwen2's own tokenizer only, not a tiny one"
 )
 def test_packed_pictures_are_fitted_but_keep_their_size(folders, capsys):
-    args = ["a.png", *model_of("Qwen2-VL", folders), "--prompt", "what ?", "--words", "1"]
+    args = ["a.png", *model_of("Qwen2-VL", folders), *ASKED]
     (usual,) = explain(capsys, *args)
     (squashed,) = explain(capsys, *args, "--fit", "squash")
     assert usual["shape"][1] < usual["shape"][2]

@@ -17,15 +17,21 @@ from dave_vit import cli
 from dave_vit.cli.options import ModelOptions
 from dave_vit.explanations import output_files as gallery
 from dave_vit.explanations.classes import ClassExplanation
+from dave_vit.models import Adapter
 from tiny_adapters import adapter
 
 NAMES = ["a.png", "b <i>&#.png", "c.png"]
 
 
+@pytest.fixture(scope="module")
+def model() -> Adapter:
+    """Examined and recorded once for all tests."""
+    return adapter()
+
+
 @pytest.fixture(autouse=True)
-def desk(tmp_path, monkeypatch) -> Path:
+def desk(tmp_path, monkeypatch, model) -> Path:
     """A folder with three pictures, where `--model` always gives a tiny one."""
-    model = adapter()
     monkeypatch.setattr(ModelOptions, "load", lambda options: model)
     monkeypatch.setattr(
         ClassExplanation, "figure", lambda *asked: SimpleNamespace(to_bytes=str.encode)
