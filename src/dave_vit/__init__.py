@@ -17,8 +17,7 @@ from dave_vit._version import __version__
 if TYPE_CHECKING:
     from dave_vit.analysis.tuning import tune
     from dave_vit.engine import scores
-    from dave_vit.engine.conservation import conservation_gap
-    from dave_vit.engine.gradient import effective_transformation
+    from dave_vit.engine.gradient import conservation_gap, effective_transformation
     from dave_vit.engine.targets import Contrast
     from dave_vit.explanations.api import explain, pipeline
     from dave_vit.methods import DAVE, METHODS, Explanation, create_method
@@ -51,7 +50,7 @@ _HOMES = {
     "create_method": "methods",
     "load_model": "models",
     "with_inputs": "models",
-    "conservation_gap": "engine.conservation",
+    "conservation_gap": "engine.gradient",
     "effective_transformation": "engine.gradient",
     "scores": "engine.scores",
     "Contrast": "engine.targets",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dave_vit.engine.conservation import Balance, compute_balances, conservation_gap
+from dave_vit.engine.gradient import Balance, compute_balances, conservation_gap
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from torch import nn
 from dave_vit import create_method, effective_transformation
 from dave_vit.checks import doctor
 from dave_vit.checks.companion_values import ReplayError, replay
-from dave_vit.checks.doctor import Diagnosis, diagnose
-from dave_vit.checks.float64 import Float64Mode
+from dave_vit.checks.doctor import Diagnosis, Float64Mode, diagnose
 from dave_vit.engine import gradient
 from dave_vit.engine import soundness as sound
 from dave_vit.engine.dataflow import find_changing_constant

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, note, seed, settings
 
 from dave_vit import effective_transformation
-from dave_vit.engine.conservation import compute_balances
+from dave_vit.engine.gradient import compute_balances
 from dave_vit.errors import DaveError
 from exactness import TOLERANCE, Tokens
 from program_vocabulary import OPERATIONS

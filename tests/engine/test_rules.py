@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from dave_vit.checks.companion_values import replay
 from dave_vit.engine import gradient
-from dave_vit.engine.conservation import conservation_gap
 from dave_vit.engine.fast import PassKind, substitute_rules
 from dave_vit.engine.fast.gates import gelu_gate
 from dave_vit.engine.fast.recorded_model import RecordedModel
-from dave_vit.engine.gradient import effective_transformation
+from dave_vit.engine.gradient import conservation_gap, effective_transformation
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets import EFFECTIVE, OFFICIAL_GATE, PLAIN
 from dave_vit.engine.targets import class_logits

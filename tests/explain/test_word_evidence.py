@@ -11,9 +11,9 @@ from PIL import Image
 
 import writer_folders
 from dave_vit import cli, create_method, effective_transformation, load_model
-from dave_vit.checks.float64 import Float64Mode
+from dave_vit.checks.doctor import Float64Mode
 from dave_vit.data.builtin import compose_edited_scene, compose_scene
-from dave_vit.engine.conservation import compute_balances
+from dave_vit.engine.gradient import compute_balances
 from dave_vit.engine.targets import ScoreSet
 from dave_vit.errors import OptionError
 from dave_vit.explanations.evidence import SOURCES, compute_evidence

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from dave_vit import DAVE, create_method
+from dave_vit.engine.autograd_graph import SavedMemory, offload_saved
 from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.rule_sets import PLAIN
-from dave_vit.engine.saved_memory import SavedMemory, offload_saved
 from dave_vit.engine.targets import class_logits
 from dave_vit.errors import OptionError
 from dave_vit.methods import base, pass_size

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from dave_vit import cli, conservation_gap, create_method, load_model
-from dave_vit.checks.float64 import Float64Mode
+from dave_vit.checks.doctor import Float64Mode
 from dave_vit.data.geometry import Geometry
 from dave_vit.errors import InputError, ModelError, OptionError
 from dave_vit.models.inputs import pixel_format

@@ -11,7 +11,7 @@ from torch import nn
 import tiny_models
 from dave_vit import DAVE, conservation_gap, effective_transformation, with_inputs
 from dave_vit.checks.companion_values import replay
-from dave_vit.checks.float64 import Float64Mode
+from dave_vit.checks.doctor import Float64Mode
 from dave_vit.engine import scores
 from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, OptionError

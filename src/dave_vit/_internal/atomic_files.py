@@ -41,11 +41,11 @@ def replace_atomically(path: Path, *, durable: bool = False) -> Iterator[Path]:
     try:
         yield temporary
         if durable:
-            _sync(temporary, os.O_RDWR)
+            _sync(temporary)
         os.replace(temporary, path)
         if durable:  # the folder holds the name, and the one above it that of a folder that was made for it
-            for folder in (path.parent, *(one.parent for one in fresh)):
-                _sync_folder(folder)
+            for folder in (path.parent, *(one.parent for one in fresh)) if os.name != "nt" else ():
+                _sync(folder)  # Windows cannot open folders, and needs not
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
@@ -79,18 +79,12 @@ def write_json(path: Path, data: Any) -> None:
     write_bytes(path, json_bytes(data))
 
 
-def _sync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder so that a rename is durable; on Windows, where folders cannot be opened, it already is."""
-    if os.name != "nt":
-        _sync(folder, os.O_RDONLY)
 
 
 def json_bytes(data: Any) -> bytes:

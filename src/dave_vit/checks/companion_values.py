@@ -133,18 +133,19 @@ def _copy_written(tensor: Tensor, target: Tensor) -> Tensor:
 
 def _replay_call(name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Run one function with its operators held."""
-    form = _FORMS.get(name)
-    if form is None:
+    if name not in _FORMS:
         raise ReplayError(name)
-    return form(func, *args, **kwargs)
+    return _FORMS[name](func, *args, **kwargs)
 
 
-def _affine(func: Any, *args: Any, **kwargs: Any) -> Any:
-    return func(*_live(args), **_live(kwargs))
+def _take(*ways: Callable[[Any], Any], rest: Callable[[Any], Any] = _at) -> Callable[..., Any]:
+    """Return the form of a function that takes its first arguments, and the rest, as they are or as companions."""
 
+    def form(func: Any, *args: Any, **kwargs: Any) -> Any:
+        first = [take(value) for take, value in zip(ways, args, strict=False)]
+        return func(*first, *rest(args[len(ways) :]), **rest(kwargs))
 
-def _first(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    return func(_live(input), *_at(args), **_at(kwargs))
+    return form
 
 
 def _product(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -188,33 +189,26 @@ def _gate(func: Any, input: Any, *args: Any, **kwargs: Any) -> Tensor:
     return gate * _live(input)  # type: ignore[no-any-return]
 
 
-def _power(func: Any, input: Any, exponent: Any = 2) -> Any:
-    return _at(input) ** (exponent - 1) * _live(input)
-
-
-def _glu(func: Any, input: Any, dim: int = -1) -> Any:
-    return _live(input).chunk(2, dim)[0] * _at(input).chunk(2, dim)[1].sigmoid()
-
-
 def _layer_norm(
     func: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
 ) -> Any:
-    dims = tuple(range(-len(tuple(shape)), 0))
-    return _scale(_center(_live(x), _at(x), dims, eps), weight, bias)
+    return _center(_live(x), _at(x), tuple(range(-len(tuple(shape)), 0)), eps, weight, bias)
 
 
 def _rms_norm(func: Any, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
     at, dims = _at(x), tuple(range(-len(tuple(shape)), 0))
     floor = torch.finfo(at.dtype).eps if eps is None else eps
-    return _scale(_live(x) / (at.square().mean(dims, keepdim=True) + floor).sqrt(), weight, None)
+    value = _live(x) / (at.square().mean(dims, keepdim=True) + floor).sqrt()
+    return value if weight is None else value * weight.detach()
 
 
 def _group_norm(
     func: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
 ) -> Any:
-    live, at = (part.unflatten(1, (groups, -1)).flatten(2) for part in (_live(x), _at(x)))
-    parameters = (None if part is None else part.reshape(-1, *[1] * (x.ndim - 2)) for part in (weight, bias))
-    return _scale(_center(live, at, (-1,), eps).reshape(x.shape), *parameters)
+    live, at = (part.unflatten(1, (groups, -1)) for part in (_live(x), _at(x)))
+    shape = (*live.shape[1:3], *[1] * (x.ndim - 2))
+    parameters = (None if part is None else part.reshape(shape) for part in (weight, bias))
+    return _center(live, at, tuple(range(2, live.ndim)), eps, *parameters).reshape(x.shape)
 
 
 def _instance_norm(func: Any, x: Any, mean: Any = None, spread: Any = None, *args: Any) -> Any:
@@ -222,66 +216,41 @@ def _instance_norm(func: Any, x: Any, mean: Any = None, spread: Any = None, *arg
     return _group_norm(func, x, x.shape[1], weight, bias, eps)
 
 
-def _center(live: Tensor, at: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
-    """Subtract the companion's own mean and divide by the spread that is held."""
-    return (live - live.mean(dims, keepdim=True)) / (at.var(dims, unbiased=False, keepdim=True) + eps).sqrt()
-
-
-def _scale(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    x = x if weight is None else x * weight.detach()
-    return x if bias is None else x + bias.detach()
+def _center(live: Tensor, at: Tensor, dims: tuple[int, ...], eps: float, weight: Any, bias: Any) -> Tensor:
+    """Subtract the companion's own mean, divide by the spread that is held, scale and shift."""
+    value = (live - live.mean(dims, keepdim=True)) / (at.var(dims, unbiased=False, keepdim=True) + eps).sqrt()
+    value = value if weight is None else value * weight.detach()
+    return value if bias is None else value + bias.detach()
 
 
 def _normalize(func: Any, x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **_: Any) -> Any:
     return _live(x) / _at(x).norm(p, dim, keepdim=True).clamp_min(eps)
 
 
-def _solve(func: Any, system: Any, right: Any, **kwargs: Any) -> Any:
-    return func(_at(system), _live(right), **kwargs)
-
-
-def _attention(func: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run fused attention, which is linear in its values."""
-    return func(_at(query), _at(key), _live(value), *_at(args), **_at(kwargs))
-
-
 def _mean_and_spread(func: Any, *args: Any, **kwargs: Any) -> Any:
     return func(*_at(args), **_at(kwargs))[0], func(*_live(args), **_live(kwargs))[1]
 
 
-def _copy(func: Any, target: Any, source: Any, *args: Any) -> Any:
-    return _live(source).to(target.dtype).expand_as(target)
-
-
-def _parts(func: Any, tensor: Any) -> Any:
-    return list(_live(tensor).unbind())
-
-
-def _same(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    return _live(input)
-
-
 _FORMS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(names_of_kind(OperatorKind.MOVE, OperatorKind.REDUCTION, OperatorKind.TRANSFORM), _first),
-    **dict.fromkeys([*names_of_kind(OperatorKind.SUM), "lerp", "batch_norm"], _affine),
+    **dict.fromkeys(names_of_kind(OperatorKind.MOVE, OperatorKind.REDUCTION, OperatorKind.TRANSFORM), _take(_live)),
+    **dict.fromkeys([*names_of_kind(OperatorKind.SUM), "lerp", "batch_norm"], _take(rest=_live)),
     **dict.fromkeys(names_of_kind(OperatorKind.PRODUCT), _product),
     **dict.fromkeys(names_of_kind(OperatorKind.WEIGHTED), _weighted_sum),
     **dict.fromkeys(names_of_kind(OperatorKind.FUSED_PRODUCT), _fused_product),
     **dict.fromkeys(names_of_kind(OperatorKind.SELECTION), _selection),
-    **dict.fromkeys(names_of_kind(OperatorKind.DROPOUT), _same),
+    **dict.fromkeys(names_of_kind(OperatorKind.DROPOUT), lambda func, x, *_, **__: _live(x)),
     **dict.fromkeys(names_of_kind(OperatorKind.ACTIVATION), _gate),
-    **dict.fromkeys(["pow", "square"], _power),
+    **dict.fromkeys(["pow", "square"], lambda func, x, power=2: _at(x) ** (power - 1) * _live(x)),
     **dict.fromkeys(["var_mean", "std_mean"], _mean_and_spread),
-    **dict.fromkeys(["linalg_solve", "linalg_solve_triangular"], _solve),
-    "div": _first,
-    "diff": _first,
-    "glu": _glu,
+    **dict.fromkeys(["linalg_solve", "linalg_solve_triangular"], _take(_at, _live)),
+    **dict.fromkeys(["div", "diff"], _take(_live)),
+    "glu": lambda func, x, dim=-1: _live(x).chunk(2, dim)[0] * _at(x).chunk(2, dim)[1].sigmoid(),
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "instance_norm": _instance_norm,
     "normalize": _normalize,
-    "scaled_dot_product_attention": _attention,
-    "copy": _copy,
-    "__iter__": _parts,
+    "scaled_dot_product_attention": _take(_at, _at, _live),  # linear in its values
+    "copy": lambda func, target, source, *_: _live(source).to(target.dtype).expand_as(target),
+    "__iter__": lambda func, x: list(_live(x).unbind()),
 }

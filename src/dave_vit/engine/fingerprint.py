@@ -30,6 +30,7 @@ from dave_vit.errors import training_error
 _PLAIN = (int, float, bool, complex, str, bytes, range, type(None), type(...))
 _VALUES = frozenset((*_PLAIN, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format))
 _CONTAINERS: tuple[Any, ...] = (dict, list, tuple, set, frozenset)
+_TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _ENTRY_POINTS = ("forward", "__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter__", "__len__")
 # Bookkeeping of torch, which no forward pass reads.
@@ -37,16 +38,17 @@ _SKIPPED = frozenset(
     """_non_persistent_buffers_set _is_full_backward_hook _forward_hooks_with_kwargs _forward_hooks_always_called
     _forward_pre_hooks_with_kwargs _state_dict_hooks _state_dict_pre_hooks _load_state_dict_pre_hooks
     _load_state_dict_post_hooks""".split()
-).union(_HOOKS)
-_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType)
-_BY_IDENTITY = (
-    *_DESCRIPTORS,
-    types.BuiltinFunctionType,
-    types.MethodWrapperType,
-    types.WrapperDescriptorType,
-    types.ModuleType,
-    enum.Enum,
 )
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType)
+_BUILT_IN = (types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType)
+_BY_IDENTITY = (*_DESCRIPTORS, *_BUILT_IN, types.ModuleType, enum.Enum)
+# Attributes that stand for an object of some other kind.
+_PARTS: dict[type, tuple[str, ...]] = {
+    MethodType: ("__func__", "__self__"),
+    functools.partial: ("func", "args", "keywords"),
+    **dict.fromkeys([staticmethod, classmethod, functools._lru_cache_wrapper], ("__wrapped__",)),
+    property: ("fget",),
+}
 _IN_FILES = (Tensor, FunctionType, list, dict, tuple, types.SimpleNamespace)  # what is looked into, whoever made it
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "builtins"}
 _TRAINERS = frozenset(("lightning", "pytorch_lightning"))  # modules hold their trainer, which holds its data
@@ -93,9 +95,7 @@ def cache_fingerprints() -> Iterator[None]:
 
 def forget_fingerprints() -> None:
     """Clear the cache; called before a model's own code runs, which may change anything."""
-    cache = _CACHE.get()
-    if cache is not None:
-        cache.clear()
+    (_CACHE.get() or {}).clear()
 
 
 def fingerprint_model(model: nn.Module) -> Fingerprint:
@@ -119,8 +119,8 @@ def _walk_modules(model: nn.Module) -> Fingerprint:
     walk = _Walk()
     walk.add(model)
     walk.add_methods()
-    for hooks in filter(None, (getattr(torch_modules, f"_global{name}") for name in _HOOKS)):
-        walk.add_hooks(hooks)
+    for name in _HOOKS:
+        walk.add_hooks(getattr(torch_modules, f"_global{name}"))
     is_recordable = not (walk.has_hooks or walk.opaque & walk.names)
     structure = hash(tuple(walk.tokens))
     return Fingerprint(hash((structure, *walk.counts)), structure, is_recordable, walk.tensors)
@@ -167,11 +167,10 @@ class _Walk:
         elif kind is FunctionType:
             self._add_function(value)
         elif isinstance(value, type):
-            self._add_class(value)
+            self.tokens.append(_serial_number(value))
+            self._classes.update(dict.fromkeys(base for base in value.__mro__ if base not in (nn.Module, object)))
         elif isinstance(value, _BY_IDENTITY):
             self.tokens.append(id(value))
-        elif kind.__module__.partition(".")[0] in _TRAINERS:
-            self._add_opaque(kind)
         else:
             self._add_parts(kind, value)
 
@@ -186,24 +185,25 @@ class _Walk:
             self.tokens += (tensor.data_ptr(), tensor.stride())
 
     def _add_module(self, module: nn.Module) -> None:
-        attributes = vars(module)
         self.tokens.append(_serial_number(module))
-        for hooks in filter(None, map(attributes.get, _HOOKS)):
-            self.add_hooks(hooks)
         self.add(type(module))
-        for name, value in attributes.items():
-            if type(value) is int:
+        for name, value in vars(module).items():
+            kind = type(value)
+            if kind is int:
                 self.counts.append(value)
-            elif type(value) in _VALUES:  # as most are
-                self.tokens += (name, type(value), value)
-            elif name not in _SKIPPED:
+            elif kind in _VALUES:  # as most are
+                self.tokens += (name, kind, value)
+            elif name in _HOOKS:
+                self.add_hooks(value)
+            elif name not in _SKIPPED and (name not in _TABLES or value):  # most tables are empty
                 self._attribute = name
                 self.tokens.append(name)
-                self.add(value)
+                for part in (*value, *value.values()) if name in _TABLES else (value,):
+                    self.add(part)
 
     def add_hooks(self, hooks: dict[int, Any]) -> None:
         """Add hooks, not what they hold: many collect something in every pass, and none is recorded."""
-        self.has_hooks = True
+        self.has_hooks |= bool(hooks)
         self.tokens += map(_serial_number, hooks.values())
 
     def _add_container(self, kind: type, values: Any) -> None:
@@ -213,22 +213,17 @@ class _Walk:
         for value in (*base.__iter__(values), *(dict.values(values) if base is dict else ())):
             self.add(value)
 
-    def _add_class(self, kind: type) -> None:
-        self.tokens.append(_serial_number(kind))
-        self._classes.update(dict.fromkeys(base for base in kind.__mro__ if base not in (nn.Module, object)))
-
     def add_methods(self) -> None:
         """Add what the classes of modules define, as far as forward passes may read it, by whatever way."""
         added: set[tuple[type, str]] = set()
-        while True:
-            members = ((base, name) for base in self._classes for name in vars(base) if name in self.names)
-            found = [member for member in members if member not in added]
-            if not found:
-                return
+        while found := [member for member in self._read_members() if member not in added]:
             for base, name in found:
                 self.tokens.append(name)
                 self.add(vars(base)[name])
             added.update(found)
+
+    def _read_members(self) -> Iterator[tuple[type, str]]:
+        return ((base, name) for base in self._classes for name in vars(base) if name in self.names)
 
     def _add_function(self, function: FunctionType) -> None:
         """Add a function with what it reads of its surroundings."""
@@ -256,21 +251,12 @@ class _Walk:
 
     def _add_parts(self, kind: type, value: Any) -> None:
         """Add an object of any other kind by its attributes."""
-        if isinstance(value, MethodType):
-            parts: Any = (value.__func__, value.__self__)
-        elif isinstance(value, functools.partial):
-            parts = (value.func, value.args, value.keywords)
-        elif isinstance(value, staticmethod | classmethod | functools._lru_cache_wrapper):
-            parts = (value.__wrapped__,)
-        elif isinstance(value, property):
-            parts = (value.fget,)
-        elif hasattr(value, "__dict__"):
-            parts = (kind, vars(value))
-        else:
+        names = next((names for known, names in _PARTS.items() if isinstance(value, known)), None)
+        if names is None and (kind.__module__.partition(".")[0] in _TRAINERS or not hasattr(value, "__dict__")):
             self._add_opaque(kind)
             return
         self.tokens.append(kind)
-        for part in parts:
+        for part in (kind, vars(value)) if names is None else [getattr(value, name) for name in names]:
             self.add(part)
 
 

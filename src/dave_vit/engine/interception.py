@@ -20,12 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dave_vit._internal.torch_private import saved_tensor_hooks
-from dave_vit.engine.autograd_graph import (
-    check_saved_tensor_hooks,
-    hidden_error,
-    is_function_of,
-    reject_gradient_changes,
-)
+from dave_vit.engine.autograd_graph import check_saved_hooks, hidden_error, is_function_of, reject_gradient_changes
 from dave_vit.engine.calls import Call, ModulePaths, RuleSet, frames_of, place_tensors
 from dave_vit.engine.operators import OPERATORS, UNKNOWN, FunctionName, Operator, OperatorKind, function_name
 from dave_vit.engine.random_draws import RANDOM_FUNCTIONS, RandomDraws
@@ -200,7 +195,7 @@ class Interception(TorchFunctionMode):
     def _run_rule(self, func: Any, spelling: FunctionName, args: Any, kwargs: Any) -> Any:
         """Run the rule of a function that is called with a carrier."""
         if (hooks := saved_tensor_hooks()) is not self._hooks:
-            check_saved_tensor_hooks(hooks)
+            check_saved_hooks(hooks)
         self._function = spelling.name
         self.functions[spelling.name] = self.functions.get(spelling.name, 0) + 1
         rule = self.rules.lookup(func, spelling.name)

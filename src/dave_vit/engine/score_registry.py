@@ -1,13 +1,19 @@
-"""The registry of named scores, and what their texts refer to."""
+"""The registry of named scores, and the classes and boxes that their texts refer to."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from dave_vit._internal.registry import Registry
-from dave_vit.engine.boxes import Box, parse_box
 from dave_vit.errors import OptionError
+
+Box = tuple[float, float, float, float]
+"""(x0, y0, x1, y1): fractions of the image's width and height, or pixels of a photograph where stated."""
 
 SCORES: Registry[Any] = Registry("score")
 """Named scores: frozen dataclasses that are called with the model's output, such as ``Detection``.
@@ -42,3 +48,54 @@ class ScoreContext:
         """Return a box that is given in pixels of the photograph, as fractions of the input."""
         box: Box = self.geometry.box_to_input(parse_box(text))
         return box
+
+
+def parse_box(text: str) -> Box:
+    """Parse "x0,y0,x1,y1"; raises ValueError where these are not four finite numbers."""
+    x0, y0, x1, y1 = (float(part) for part in text.split(","))
+    if not all(map(math.isfinite, (x0, y0, x1, y1))):
+        raise ValueError(f"the corners of the box {text} are not finite")
+    return (x0, y0, x1, y1)
+
+
+def box_mask(box: Box, size: tuple[int, int]) -> Tensor:
+    """Return how much of each pixel lies within a box: ``[H, W]``, from 0 to 1."""
+    columns, rows = (_pixel_cover(box[axis], box[axis + 2], size[1 - axis]) for axis in (0, 1))
+    return rows[:, None] * columns
+
+
+def _pixel_cover(low: float, high: float, extent: int) -> Tensor:
+    edges = torch.arange(extent + 1, dtype=torch.float64)
+    inside = edges.clamp(low * extent, high * extent)
+    return inside[1:] - inside[:-1]
+
+
+def check_box(box: Box) -> None:
+    """Raise OptionError unless a box is given as fractions of the image and not empty."""
+    if len(box) != 4 or not (0 <= box[0] < box[2] <= 1 and 0 <= box[1] < box[3] <= 1):
+        raise OptionError(f"box {tuple(box)}; expected (x0, y0, x1, y1) as fractions of the image, x0 < x1 and y0 < y1")
+
+
+def mask_bounds(places: Tensor) -> Tensor:
+    """Return the corners that masks ``[B, H, W]`` cover, as fractions ``[B, 4]``; the whole image for empty masks."""
+    edges = []
+    for axis in (1, 2):  # what is left is the profile along x, then along y
+        inside = places.amax(axis) > 0.5  # [B, extent]
+        inside = inside | ~inside.any(1, keepdim=True)
+        extent = inside.shape[1]
+        at = torch.arange(extent, device=places.device)
+        low = torch.where(inside, at, extent).amin(1)
+        high = torch.where(inside, at, -1).amax(1) + 1
+        edges.append((low / extent, high / extent))
+    (x0, x1), (y0, y1) = edges
+    return torch.stack([x0, y0, x1, y1], 1)
+
+
+def box_overlap(boxes: Tensor, corners: Tensor) -> Tensor:
+    """Compute the intersection over union of boxes ``[B, N, 4]`` (centre, size) with corners ``[B, 4]``: ``[B, N]``."""
+    centre, size = boxes[..., :2], boxes[..., 2:].clamp(min=0)
+    low, high = centre - size / 2, centre + size / 2
+    start, stop = corners[:, None, :2], corners[:, None, 2:]
+    common = (torch.minimum(high, stop) - torch.maximum(low, start)).clamp(min=0).prod(-1)
+    union = size.prod(-1) + (stop - start).prod(-1) - common
+    return common / union.clamp(min=torch.finfo(union.dtype).tiny)

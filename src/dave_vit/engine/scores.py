@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dave_vit.engine.boxes import Box, box_mask, box_overlap, check_box, mask_bounds
-from dave_vit.engine.score_registry import SCORES, ScoreContext
+from dave_vit.engine.score_registry import SCORES, Box, ScoreContext, box_mask, box_overlap, check_box, mask_bounds
 from dave_vit.errors import OptionError, OutputError, TargetError
 
 Find = Callable[[Any], Tensor]

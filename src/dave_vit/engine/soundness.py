@@ -103,8 +103,8 @@ class _SoundnessCheck:
         """Raise if some of these images would be explained wrongly; their logits may be known already."""
         forget_fingerprints()
         places = range(len(inputs)) if len(inputs) <= _FEW else [1]  # the first one's place may be a special one
-        outputs = {place: self._run_alone(inputs[place : place + 1], batch=len(inputs)) for place in places}
-        alone = {place: output for place, output in outputs.items() if output is not None}
+        runs = ((place, self._run_alone(inputs[place : place + 1], batch=len(inputs))) for place in places)
+        alone = {place: output for place, output in runs if output is not None}
         fixed = not alone  # the model takes batches of this size only: no image can be run alone
         shown = inputs if fixed else inputs[places[-1] : places[-1] + 1].clone()
         plain = alone.get(places[-1])
@@ -182,12 +182,10 @@ class _SoundnessCheck:
 
     def _select_outputs(self, output: Any, batch: int) -> list[Tensor]:
         """Return all per-image tensors of an output, or the values of the score."""
-        return _outputs(output, batch) if self.score is None else [Target(score=self.score).read(output, batch)]
-
-
-def _outputs(output: Any, batch: int) -> list[Tensor]:
-    collected = tensors(output) or tensors(dict(vars(output)) if hasattr(output, "__dict__") else ())
-    return [tensor.detach() for tensor in collected if tensor.is_floating_point() and tensor.shape[:1] == (batch,)]
+        if self.score is not None:
+            return [Target(score=self.score).read(output, batch)]
+        collected = tensors(output) or tensors(dict(vars(output)) if hasattr(output, "__dict__") else ())
+        return [tensor.detach() for tensor in collected if tensor.is_floating_point() and tensor.shape[:1] == (batch,)]
 
 
 def _differ(left: list[Tensor], right: list[Tensor], limit: float) -> bool:

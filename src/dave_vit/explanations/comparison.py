@@ -16,7 +16,7 @@ from dave_vit.data.batches import load_batch
 from dave_vit.data.geometry import Geometry, GeometryCache
 from dave_vit.data.grids import GridOptions, choose_grids, compose_grids, select_candidates
 from dave_vit.data.images import LoadedImage, read_image
-from dave_vit.engine.boxes import Box, parse_box
+from dave_vit.engine.score_registry import Box, parse_box
 from dave_vit.errors import DaveError, ImageError, OptionError
 from dave_vit.explanations.classes import ClassExplanation, classify, explain_classes
 from dave_vit.explanations.explainer import Explainer

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage, read_image
-from dave_vit.engine.boxes import Box
 from dave_vit.engine.forward import compute_logits
+from dave_vit.engine.score_registry import Box
 from dave_vit.engine.scores import Detection, parse_score
 from dave_vit.engine.targets import Score, ScoreSet, Target
 from dave_vit.errors import ImageError, OptionError

@@ -18,8 +18,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit._internal.atomic_files import json_bytes, png_bytes, write_files
-from dave_vit.engine.boxes import Box
 from dave_vit.engine.forward import evaluation_mode
+from dave_vit.engine.score_registry import Box
 from dave_vit.engine.targets import TargetLike
 from dave_vit.errors import OptionError, import_optional
 from dave_vit.methods import Explanation, create_method

@@ -15,12 +15,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from dave_vit.engine.autograd_graph import SavedMemory, offload_saved
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast import substitute_rules
 from dave_vit.engine.forward import Read, compute_logits, count_passes, forward, isolate_pass, prepare_model
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.observation import observe
-from dave_vit.engine.saved_memory import SavedMemory, offload_saved
 from dave_vit.engine.targets import class_logits
 from dave_vit.errors import DaveError, OptionError, is_out_of_memory
 

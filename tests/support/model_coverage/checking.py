@@ -16,10 +16,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dave_vit.checks.float64 import Float64Mode
+from dave_vit.checks.doctor import Float64Mode
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.conservation import compute_balances
 from dave_vit.engine.forward import compute_logits, forward, isolate_pass
+from dave_vit.engine.gradient import compute_balances
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets import EFFECTIVE, RELEVANCE
 from dave_vit.engine.soundness import check_soundness
