@@ -47,7 +47,11 @@ class Checked:
     def __post_init__(self) -> None:
         for name, annotation in _type_hints(type(self)).items():
             if name in vars(self):
-                check_option(name, vars(self)[name], annotation)
+                value = vars(self)[name]
+                if get_origin(annotation) is Literal:
+                    check_choice(name, value, get_args(annotation))
+                if not matches_type(value, annotation):
+                    raise OptionError(f"{name} is {_short(value)}; expected {describe_type(annotation)}")
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
@@ -73,14 +77,6 @@ def _type_hints(kind: type) -> dict[str, Any]:
         return get_type_hints(kind, include_extras=True)
     except NameError:
         return {}
-
-
-def check_option(name: str, value: Any, annotation: Any) -> None:
-    """Raise OptionError for a value that does not match its annotation."""
-    if get_origin(annotation) is Literal:
-        check_choice(name, value, get_args(annotation))
-    if not matches_type(value, annotation):
-        raise OptionError(f"{name} is {_short(value)}; expected {describe_type(annotation)}")
 
 
 def check_choice(name: str, value: Name, known: Collection[str]) -> Name:
@@ -132,19 +128,13 @@ def matches_type(value: Any, annotation: Any) -> bool:
         number = Integral if kind is int else Real
         return isinstance(value, number) and not isinstance(value, bool) and abs(value) < _LIMITS[kind]
     if kind in (tuple, list, Sequence, Collection):
-        return isinstance(value, list | tuple) and _parts_fit(value, kind, parts)
+        if not isinstance(value, list | tuple):
+            return False
+        if kind is tuple and parts and parts[-1] is not Ellipsis:
+            return len(value) == len(parts) and all(map(matches_type, value, parts))
+        return all(matches_type(one, parts[0]) for one in value) if parts else True
     if kind in (dict, Mapping):
         return isinstance(value, Mapping) and (not parts or all(matches_type(name, parts[0]) for name in value))
-    return _is_instance(value, kind)
-
-
-def _parts_fit(value: Sequence[Any], kind: Any, parts: tuple[Any, ...]) -> bool:
-    if kind is tuple and parts and parts[-1] is not Ellipsis:
-        return len(value) == len(parts) and all(map(matches_type, value, parts))
-    return all(matches_type(one, parts[0]) for one in value) if parts else True
-
-
-def _is_instance(value: Any, kind: Any) -> bool:
     if kind is Callable:
         return callable(value)
     try:

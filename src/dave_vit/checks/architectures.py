@@ -45,8 +45,7 @@ class CheckedArchitecture:
 @cache
 def _table() -> dict[str, Any]:
     text = (resources.files("dave_vit.checks") / "architectures.json").read_text(encoding="utf-8")
-    table: dict[str, Any] = json.loads(text)
-    return table
+    return json.loads(text)  # type: ignore[no-any-return]
 
 
 def library_versions() -> dict[str, str]:

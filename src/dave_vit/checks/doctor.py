@@ -200,11 +200,12 @@ class Float64Mode(TorchFunctionMode):
         kwargs, name = kwargs or {}, function_name(func).name
         given = tensors((args, kwargs))
         if not given:
-            is_new = kwargs.get("dtype") is None and _makes_floats(name, args, kwargs)
+            is_of_floats = name in _CONVERSIONS and any(isinstance(one, float) for one in tree_leaves((args, kwargs)))
+            is_new = kwargs.get("dtype") is None and (name in _FACTORIES or is_of_floats)
             return func(*args, **({**kwargs, "dtype": torch.float64} if is_new else kwargs))
         has_float64 = any(tensor.dtype == torch.float64 for tensor in given)
         if name == "scaled_dot_product_attention" and has_float64:
-            args, kwargs = map_tensors(_widen, (args, kwargs))  # see AttentionArguments.bind
+            args, kwargs = map_tensors(lambda t: t.to(_to_float64(t.dtype)), (args, kwargs))  # AttentionArguments.bind
         if name == "float" and (has_float64 or not args[0].is_floating_point()):
             return args[0].double()
         if any(value is torch.float32 for value in (*args, *kwargs.values())):
@@ -219,22 +220,11 @@ class Float64Mode(TorchFunctionMode):
         return result
 
 
-def _makes_floats(name: str, args: Any, kwargs: Any) -> bool:
-    """Return whether a function that is given no tensors makes one of the default dtype."""
-    return name in _FACTORIES or (
-        name in _CONVERSIONS and any(isinstance(value, float) for value in tree_leaves((args, kwargs)))
-    )
-
-
 def _run_on_integers(func: Any, name: str, args: Any, kwargs: Any) -> Any:
     """Run a function, such as a quotient, that makes floating numbers of integers, in float64."""
     if name == "where":  # of a mask, and of two numbers
         return func(args[0], *(torch.as_tensor(value, dtype=torch.float64) for value in args[1:]))
     return func(*map_tensors(Tensor.double, args), **map_tensors(Tensor.double, kwargs))
-
-
-def _widen(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.dtype == torch.float32 else tensor
 
 
 def _to_float64(value: Any) -> Any:

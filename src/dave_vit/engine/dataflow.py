@@ -21,16 +21,11 @@ from dave_vit._internal.precision import precise_dtype
 from dave_vit._internal.torch_private import TorchDispatchMode, is_transformed, memory_id
 from dave_vit.engine.forward import Read, forward, isolate_pass
 from dave_vit.engine.interception import Interception
-from dave_vit.engine.operators import OPERATORS, function_name
+from dave_vit.engine.operators import OPERATORS, UNKNOWN, function_name
 from dave_vit.engine.random_draws import RANDOM_FUNCTIONS
 from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.states import depends_on_input, is_operator, tensors
-from dave_vit.errors import UnsupportedOperator
 
-_SHAPE_ONLY = frozenset(
-    """zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_full new_empty
-    new_empty_strided""".split()
-)
 _ATTENTION = re.compile("attention|sdp")
 _DECISIONS = frozenset("__bool__ is_nonzero equal allclose __contains__".split())
 # Functions that may make numbers of a tensor: decisions, indices, and those whose result has a state.
@@ -124,12 +119,16 @@ class MemoryTracker(TorchDispatchMode):
     Args:
         inputs: what is followed.
         location: returns in which module a function is called.
+
+    Attributes:
+        problem: where memory and states disagreed first, for a refusal; "" if they never did.
+        random_use: the first function that draws the order of something at random; "" if there is none.
     """
 
     def __init__(self, inputs: Tensor, location: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._location = location
-        self._problem = ""
+        self.problem = ""
         self.random_use = ""
         self._draws_orders_only = True
         self._memory: dict[int, StorageWeakRef] = {}
@@ -141,11 +140,6 @@ class MemoryTracker(TorchDispatchMode):
         self._frozen: set[int] = set()
         self._calls = 0  # that the interception is routing
         _add_memory(self._memory, inputs)
-
-    def check(self) -> None:
-        """Refuse the model if memory and states disagreed anywhere."""
-        if self._problem:
-            raise UnsupportedOperator(self._problem)
 
     @contextmanager
     def follow_call(self, name: str, arguments: Any) -> Iterator[None]:
@@ -212,7 +206,7 @@ class MemoryTracker(TorchDispatchMode):
 
     def _note(self, name: str, why: str) -> None:
         # Not raised at once: a script or a kernel in between would turn it into another error.
-        self._problem = self._problem or self._describe(name, why)
+        self.problem = self.problem or self._describe(name, why)
 
     def _describe(self, name: str, why: str) -> str:
         return f"{name}{self._location()} cannot be explained exactly: {why}"
@@ -243,7 +237,7 @@ class _Kernel:
 
     def __init__(self, func: Any) -> None:
         self.name = func.overloadpacket.__name__
-        self.shape_only = self.name in _SHAPE_ONLY
+        self.shape_only = OPERATORS.get(self.name, UNKNOWN).has_constant_result
         self.makes_numbers = torch.Tag.data_dependent_output in func.tags
         self.makes_shapes = torch.Tag.dynamic_output_shape in func.tags
         self.draws = torch.Tag.nondeterministic_seeded in func.tags and not _ATTENTION.search(self.name)

@@ -79,6 +79,10 @@ class Fingerprint:
         """
         return self.structure if self.state != before.state and self.structure == before.structure else self.state
 
+    def is_known_as(self, number: int | None) -> bool:
+        """Return whether a verdict under this number holds for the model."""
+        return number in (self.state, self.structure)
+
 
 _CACHE: ContextVar[dict[nn.Module, Fingerprint] | None] = ContextVar("fingerprints", default=None)
 
@@ -106,8 +110,7 @@ def fingerprint_model(model: nn.Module) -> Fingerprint:
         CheckpointingError: it recomputes its forward pass.
     """
     cache = _CACHE.get()
-    if cache is None:
-        return _walk_modules(model)
+    cache = {} if cache is None else cache
     if model not in cache:
         cache[model] = _walk_modules(model)
     return cache[model]

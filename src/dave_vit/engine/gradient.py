@@ -138,7 +138,7 @@ def gradient(
     with isolate_pass(inputs):
         leaf, logits = forward(run or model, inputs, mode, autocast, target.read)
         checked = logits.detach() if target.places is None else None  # a place that views moved is another score
-        is_random = mode.draws.is_used
+        is_random = bool(mode.draws.generators)
         check_soundness(model, inputs, rules, autocast, logits=checked, score=target.score, is_random=is_random)
         scores = (target if resolve is None else resolve(logits.detach())).scores(logits)
         weight, constants = _differentiate(scores, leaf, mode.constants or [], combine)
@@ -255,7 +255,7 @@ def _inner(left: Tensor, right: Tensor) -> float:
 Axes = list[int | None] | None
 """Batch dimension of each constant, None for one whose images cannot be separated; None as a whole if none can."""
 
-_KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], Axes]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Any, tuple[int, Axes]]] = WeakKeyDictionary()
 _LIKE = 0.05  # of the largest derivative; those of another image differ by as much as they are
 
 
@@ -268,18 +268,15 @@ def find_batch_axes(
     if the constants of this one lie at its place in the pair; other dimensions, as of windows, or images that change
     their places, cannot be separated.
     """
-    fingerprint = fingerprint_model(model)
+    fingerprint, known = fingerprint_model(model), _KNOWN.setdefault(model, {})
     key = (rules.identity, images.shape[1:], images.dtype, images.device, autocast)
-    known = _KNOWN.get(model, {})
-    for state in (fingerprint.state, fingerprint.structure):
-        if (state, *key) in known and target.score is None:
-            return known[state, *key]
+    if target.score is None and key in known and fingerprint.is_known_as(known[key][0]):
+        return known[key][1]
     pair = torch.cat([images[:1].flip(-1), images[:1]])
     axes = _compare_passes(model, pair, target.part(0, 1).repeat(2), rules, autocast)
     # Copies do not show whether they change their places, and a score may add constants of its own.
     if target.score is None and not torch.equal(pair[0], pair[1]):
-        state = fingerprint_model(model).known_as(fingerprint)
-        _KNOWN[model] = {**{old: entry for old, entry in known.items() if old[0] == state}, (state, *key): axes}
+        known[key] = (fingerprint_model(model).known_as(fingerprint), axes)
     return axes
 
 

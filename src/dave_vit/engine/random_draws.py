@@ -37,12 +37,7 @@ class RandomDraws:
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
-
-    @property
-    def is_used(self) -> bool:
-        """Whether anything was drawn from them."""
-        return bool(self._generators)
+        self.generators: dict[torch.device, torch.Generator] = {}  # empty where nothing was drawn
 
     def bind(self, func: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Return a random function that draws from these generators, unless it is called with another one."""
@@ -61,9 +56,9 @@ class RandomDraws:
     def _generator(self, args: Any, kwargs: Any) -> torch.Generator:
         given = kwargs.get("device") or next((tensor.device for tensor in tensors((args, kwargs))), None)
         device = torch.empty(0, device=given).device  # with its index, and the default device where none is given
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-        return self._generators[device]
+        if device not in self.generators:
+            self.generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self.generators[device]
 
 
 class HoldDraws(TorchFunctionMode):

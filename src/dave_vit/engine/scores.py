@@ -41,10 +41,9 @@ def parse_score(text: str, model: Any, geometry: Any) -> Callable[..., Tensor]:
     if name not in SCORES:
         raise OptionError(f"score {text!r}; expected one of {', '.join(score_forms())}")
     try:
-        score: Callable[..., Tensor] = SCORES[name].parse(rest, ScoreContext(model, geometry))
+        return SCORES[name].parse(rest, ScoreContext(model, geometry))  # type: ignore[no-any-return]
     except ValueError as error:
         raise OptionError(f"score {text!r}; expected {SCORES[name].form}") from error
-    return score
 
 
 def score_forms() -> dict[str, str]:

@@ -65,12 +65,11 @@ def check_soundness(
     known = _CHECKED.setdefault(model, {})
     key = (_weak_reference(score), rules.identity, inputs.shape[1:], inputs.dtype, inputs.device, autocast)
     size = min(len(inputs), _FEW + 1)
-    unchanged = (fingerprint.state, fingerprint.structure)
-    if known.get((*key, size)) in unchanged:
+    if fingerprint.is_known_as(known.get((*key, size))):
         return
     if size > 1 and bool((inputs[1:] == inputs[:1]).all()):
         size = 0  # copies of one image do not show whether they are mixed: a batch of other images is checked again
-    if known.get((*key, size)) not in unchanged:
+    if not fingerprint.is_known_as(known.get((*key, size))):
         check.check(inputs, logits)
         _drop_dead_scores(known)
         known[(*key, size)] = fingerprint_model(model).known_as(fingerprint)
@@ -163,7 +162,8 @@ class _SoundnessCheck:
             tracker = mode.tracker = MemoryTracker(entered, mode.location)
             with mode, tracker:
                 output = self._select_outputs(self.model(mode.enter(entered)), len(images))
-            tracker.check()
+            if tracker.problem:
+                raise UnsupportedOperator(tracker.problem)
             return [tensor.detach() for tensor in output], mode, tracker
 
     def _run_alone(self, image: Tensor, *, batch: int) -> list[Tensor] | None:
