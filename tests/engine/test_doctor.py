@@ -228,6 +228,14 @@ class TestHeld:
         expected = (weight * shift).sum((1, 2))
         torch.testing.assert_close(other[:, 8] - model(x)[:, 8], expected, rtol=1e-8, atol=1e-8)
 
+    @pytest.mark.parametrize("options", [{}, {"affine": True}])
+    def test_instance_norm(self, options):
+        model = drawn(nn.Sequential(nn.InstanceNorm2d(3, eps=0.1, **options), relu_cnn())).double()
+        weight = effective_transformation(model, images(1).double(), 1)
+        shift = images(2)[1:].double()
+        change = replay(model, images(1).double(), images(1).double() + shift, class_logits) - model(images(1).double())
+        torch.testing.assert_close(change[:, 1], (weight * shift).sum((1, 2, 3)), rtol=1e-8, atol=1e-8)
+
     def test_what_cannot_be_followed_is_said(self):
         def through_a_view(x):
             made = torch.zeros_like(x)

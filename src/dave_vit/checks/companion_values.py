@@ -189,9 +189,7 @@ def _gate(func: Any, input: Any, *args: Any, **kwargs: Any) -> Tensor:
     return gate * _live(input)  # type: ignore[no-any-return]
 
 
-def _layer_norm(
-    func: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
-) -> Any:
+def _layer_norm(func: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any) -> Any:
     return _center(_live(x), _at(x), tuple(range(-len(tuple(shape)), 0)), eps, weight, bias)
 
 
@@ -202,18 +200,17 @@ def _rms_norm(func: Any, x: Any, shape: Any, weight: Any = None, eps: float | No
     return value if weight is None else value * weight.detach()
 
 
-def _group_norm(
-    func: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
-) -> Any:
+def _group_norm(func: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: Any = 1e-5, *_: Any) -> Any:
     live, at = (part.unflatten(1, (groups, -1)) for part in (_live(x), _at(x)))
     shape = (*live.shape[1:3], *[1] * (x.ndim - 2))
     parameters = (None if part is None else part.reshape(shape) for part in (weight, bias))
     return _center(live, at, tuple(range(2, live.ndim)), eps, *parameters).reshape(x.shape)
 
 
-def _instance_norm(func: Any, x: Any, mean: Any = None, spread: Any = None, *args: Any) -> Any:
-    weight, bias, _, _, eps = (*args, *(None, None, True, 0.1, 1e-5)[len(args) :])[:5]
-    return _group_norm(func, x, x.shape[1], weight, bias, eps)
+def _instance_norm(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    names = ("running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return _group_norm(func, x, x.shape[1], given.get("weight"), given.get("bias"), given.get("eps", 1e-5))
 
 
 def _center(live: Tensor, at: Tensor, dims: tuple[int, ...], eps: float, weight: Any, bias: Any) -> Tensor:
