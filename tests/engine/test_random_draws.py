@@ -11,8 +11,7 @@ from torch import nn
 import tiny_models
 from dave_vit import create_method, effective_transformation
 from dave_vit.engine import dataflow
-from dave_vit.engine.forward import compute_logits
-from dave_vit.engine.random_draws import HoldDraws
+from dave_vit.engine.forward import HoldDraws, compute_logits
 from dave_vit.errors import UnsupportedOperator
 
 X = tiny_models.images()

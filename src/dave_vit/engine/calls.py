@@ -1,4 +1,4 @@
-"""Calls of torch functions: the rules that answer them, their arguments, and the modules that make them."""
+"""Calls of torch functions: the rules that answer them, their arguments and draws, and the modules that make them."""
 
 from __future__ import annotations
 
@@ -177,3 +177,51 @@ class ModulePaths:
 def frames_of(error: BaseException) -> list[FrameType]:
     """Return the frames in which an error was raised, the innermost first."""
     return [frame for frame, _ in traceback.walk_tb(error.__traceback__)][::-1]
+
+
+RANDOM_FUNCTIONS = frozenset(
+    """rand randn randint randperm normal bernoulli multinomial poisson binomial uniform exponential geometric cauchy
+    log_normal random rand_like randn_like randint_like""".split()
+)
+# These take no generator in older versions of torch: an empty tensor is filled instead.
+_FILLS: dict[str, Callable[..., Tensor]] = {
+    "rand_like": Tensor.uniform_,
+    "randn_like": Tensor.normal_,
+    "randint_like": Tensor.random_,
+}
+
+
+class RandomDraws:
+    """Generators of one pass, one for each device, so that every pass makes the same draws.
+
+    The global generators are neither read nor moved, so that other threads keep their random numbers. Models whose
+    output depends on the draws are refused by the soundness check.
+
+    Args:
+        seed: of each of them.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+        self.generators: dict[torch.device, torch.Generator] = {}  # empty where nothing was drawn
+
+    def bind(self, func: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Return a random function that draws from these generators, unless it is called with another one."""
+
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("generator") is not None:
+                return func(*args, **kwargs)
+            generator = self._generator(args, kwargs)
+            if name in _FILLS:
+                limits = [kwargs.pop(limit) for limit in ("low", "high") if limit in kwargs]
+                return _FILLS[name](torch.empty_like(args[0], **kwargs), *args[1:], *limits, generator=generator)
+            return func(*args, **{**kwargs, "generator": generator})
+
+        return draw
+
+    def _generator(self, args: Any, kwargs: Any) -> torch.Generator:
+        given = kwargs.get("device") or next((tensor.device for tensor in tensors((args, kwargs))), None)
+        device = torch.empty(0, device=given).device  # with its index, and the default device where none is given
+        if device not in self.generators:
+            self.generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self.generators[device]

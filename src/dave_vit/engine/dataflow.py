@@ -19,10 +19,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit._internal.torch_private import TorchDispatchMode, is_transformed, memory_id
+from dave_vit.engine.calls import RANDOM_FUNCTIONS
 from dave_vit.engine.forward import Read, forward, isolate_pass
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.operators import OPERATORS, UNKNOWN, function_name
-from dave_vit.engine.random_draws import RANDOM_FUNCTIONS
 from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.states import depends_on_input, is_operator, tensors
 

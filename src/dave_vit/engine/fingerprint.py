@@ -198,10 +198,11 @@ class _Walk:
                 self.tokens += (name, kind, value)
             elif name in _HOOKS:
                 self.add_hooks(value)
-            elif name not in _SKIPPED and (name not in _TABLES or value):  # most tables are empty
+            elif name not in _SKIPPED:
                 self._attribute = name
                 self.tokens.append(name)
-                for part in (*value, *value.values()) if name in _TABLES else (value,):
+                is_table = kind is dict and name in _TABLES  # most are empty; scripted modules have other ones
+                for part in (*value, *value.values()) if is_table else (value,):
                     self.add(part)
 
     def add_hooks(self, hooks: dict[int, Any]) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from dave_vit._internal.precision import working_dtype
 from dave_vit._internal.torch_private import force_eager
 from dave_vit.engine.autograd_graph import check_graph, hidden_error
+from dave_vit.engine.calls import RANDOM_FUNCTIONS, RandomDraws
 from dave_vit.engine.fingerprint import fingerprint_model, forget_fingerprints
 from dave_vit.engine.interception import Interception
-from dave_vit.engine.random_draws import HoldDraws
+from dave_vit.engine.operators import function_name
 from dave_vit.engine.states import is_known
 from dave_vit.engine.targets import class_logits
 from dave_vit.errors import InputError, OutputError, UnsupportedOperator
@@ -50,6 +52,23 @@ def record_pass(inputs: Tensor) -> None:
     count = _COUNT.get()
     if count is not None:
         count.passes += len(inputs)
+
+
+class HoldDraws(TorchFunctionMode):
+    """Context in which random functions draw from generators of its own, and plain forward passes repeat their draws.
+
+    Args:
+        seed: of the generators.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self._draws = RandomDraws(seed)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Bind random functions to the generators of this pass; all others run as they are."""
+        name = function_name(func).name
+        return (self._draws.bind(func, name) if name in RANDOM_FUNCTIONS else func)(*args, **(kwargs or {}))
 
 
 def prepare_model(model: nn.Module) -> nn.Module:

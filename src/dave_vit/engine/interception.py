@@ -21,9 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from dave_vit._internal.torch_private import saved_tensor_hooks
 from dave_vit.engine.autograd_graph import check_saved_hooks, hidden_error, is_function_of, reject_gradient_changes
-from dave_vit.engine.calls import Call, ModulePaths, RuleSet, frames_of, place_tensors
+from dave_vit.engine.calls import RANDOM_FUNCTIONS, Call, ModulePaths, RandomDraws, RuleSet, frames_of, place_tensors
 from dave_vit.engine.operators import OPERATORS, UNKNOWN, FunctionName, Operator, OperatorKind, function_name
-from dave_vit.engine.random_draws import RANDOM_FUNCTIONS, RandomDraws
 from dave_vit.engine.states import (
     State,
     depends_on_input,

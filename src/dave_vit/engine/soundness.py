@@ -22,8 +22,7 @@ from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.dataflow import CallConstants, MemoryTracker, TrackedInterception, another_image
 from dave_vit.engine.fast import substitute_rules
 from dave_vit.engine.fingerprint import fingerprint_model, forget_fingerprints
-from dave_vit.engine.forward import autocast_context, isolate_pass
-from dave_vit.engine.random_draws import HoldDraws
+from dave_vit.engine.forward import HoldDraws, autocast_context, isolate_pass
 from dave_vit.engine.states import tensors
 from dave_vit.engine.targets import Score, Target
 from dave_vit.errors import OutputError, UnsupportedOperator

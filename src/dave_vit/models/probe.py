@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dave_vit._internal.atomic_files import replace_atomically
 from dave_vit.data.base import Dataset
-from dave_vit.engine.random_draws import HoldDraws
+from dave_vit.engine.forward import HoldDraws
 from dave_vit.errors import DataError, OptionError
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.loading import backbone, resolve_device
