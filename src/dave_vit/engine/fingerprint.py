@@ -198,10 +198,10 @@ class _Walk:
                 self.tokens += (name, kind, value)
             elif name in _HOOKS:
                 self.add_hooks(value)
-            elif name not in _SKIPPED:
+            elif name not in _SKIPPED and (kind is not dict or value):  # most tables are empty
                 self._attribute = name
                 self.tokens.append(name)
-                is_table = kind is dict and name in _TABLES  # most are empty; scripted modules have other ones
+                is_table = kind is dict and name in _TABLES  # those of scripted modules are no dicts
                 for part in (*value, *value.values()) if is_table else (value,):
                     self.add(part)
 
