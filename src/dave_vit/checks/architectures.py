@@ -34,13 +34,6 @@ class CheckedArchitecture:
     forward_difference: float | None = None
     reason: str | None = None
 
-    def matches(self, pattern: str) -> bool:
-        """Return whether library, family or name contain a text, or match a pattern with * and ?."""
-        pattern = pattern.lower()
-        pattern = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
-        texts = (self.library, self.family, self.architecture, f"{self.library}:{self.architecture}")
-        return any(fnmatchcase(text.lower(), pattern) for text in texts)
-
 
 @cache
 def _table() -> dict[str, Any]:
@@ -54,6 +47,9 @@ def library_versions() -> dict[str, str]:
 
 
 def checked_architectures(pattern: str | None = None) -> list[CheckedArchitecture]:
-    """Return the rows of the table, or those that match a pattern."""
+    """Return the rows of which library, family or name contain a text, or match one with * and ?."""
+    text = (pattern or "").lower()
+    text = text if any(sign in text for sign in "*?[") else f"*{text}*"
     rows = [CheckedArchitecture(**row) for row in _table()["architectures"]]
-    return [row for row in rows if pattern is None or row.matches(pattern)]
+    names = [(row.library, row.family, row.architecture, f"{row.library}:{row.architecture}") for row in rows]
+    return [row for row, own in zip(rows, names, strict=True) if any(fnmatchcase(one.lower(), text) for one in own)]
