@@ -139,7 +139,7 @@ def _replay_call(name: str, func: Callable[..., Any], args: Any, kwargs: Any) ->
 
 
 def _take(*ways: Callable[[Any], Any], rest: Callable[[Any], Any] = _at) -> Callable[..., Any]:
-    """Return the form of a function that takes its first arguments, and the rest, as they are or as companions."""
+    """Return the form of a function that is called with its first arguments, and the rest, taken in these ways."""
 
     def form(func: Any, *args: Any, **kwargs: Any) -> Any:
         first = [take(value) for take, value in zip(ways, args, strict=False)]
@@ -148,17 +148,8 @@ def _take(*ways: Callable[[Any], Any], rest: Callable[[Any], Any] = _at) -> Call
     return form
 
 
-def _product(func: Any, *args: Any, **kwargs: Any) -> Any:
-    args, kwargs = _factors((args, kwargs))
-    return func(*args, **kwargs)
-
-
 def _weighted_sum(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
     return func(*_factors((input, weight)), *_live(args), **_live(kwargs))
-
-
-def _fused_product(func: Any, addend: Any, *args: Any, **kwargs: Any) -> Any:
-    return func(_live(addend), *_factors(args), **kwargs)
 
 
 def _selection(func: Any, first: Any, *args: Any, **kwargs: Any) -> Any:
@@ -231,9 +222,9 @@ def _mean_and_spread(func: Any, *args: Any, **kwargs: Any) -> Any:
 _FORMS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(names_of_kind(OperatorKind.MOVE, OperatorKind.REDUCTION, OperatorKind.TRANSFORM), _take(_live)),
     **dict.fromkeys([*names_of_kind(OperatorKind.SUM), "lerp", "batch_norm"], _take(rest=_live)),
-    **dict.fromkeys(names_of_kind(OperatorKind.PRODUCT), _product),
+    **dict.fromkeys(names_of_kind(OperatorKind.PRODUCT), _take(rest=_factors)),
     **dict.fromkeys(names_of_kind(OperatorKind.WEIGHTED), _weighted_sum),
-    **dict.fromkeys(names_of_kind(OperatorKind.FUSED_PRODUCT), _fused_product),
+    **dict.fromkeys(names_of_kind(OperatorKind.FUSED_PRODUCT), _take(_live, rest=_factors)),
     **dict.fromkeys(names_of_kind(OperatorKind.SELECTION), _selection),
     **dict.fromkeys(names_of_kind(OperatorKind.DROPOUT), lambda func, x, *_, **__: _live(x)),
     **dict.fromkeys(names_of_kind(OperatorKind.ACTIVATION), _gate),
