@@ -73,7 +73,7 @@ def slow(a, evidence, *, k, smooth):
     agreement = np.corrcoef(patch_means(pixels + constants).ravel(), patch_means(means[0]).ravel())[0, 1]
     amount = 2 - max(0, agreement) + min(3, (constants.sum() / pixels.sum()) ** 2)
     against = np.maximum(0, -means[2] - k * errors[2]) / sums_[2] / 2
-    drawn = sharp + amount * balanced(patch_means(q)) - against
+    drawn = sharp + amount * gaussian(balanced(patch_means(q)), PATCH / 8) - against
     return drawn * np.maximum(0, means[2]).sum() / np.maximum(0, drawn).sum()
 
 

@@ -21,6 +21,7 @@ from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError, Moments
 
 _MIDDLE, _COARSE = 3 / 16, 1 / 2  # standard deviations of the Gaussians, in patches
 _PIXEL = 1 / 16  # standard deviation of the Gaussian that takes dots out of the clean evidence, in patches
+_EDGE = 1 / 8  # standard deviation of the Gaussian that softens the borders of patches, in patches
 _MOST = 3.0  # of the constants' part in the amount of patch evidence
 
 
@@ -129,10 +130,11 @@ class Sharpened(Significant):
 
         q     = balanced(R + r) + balanced(A + a)
         sharp = max(0, d) (1 + squash(R)) (1 + squash(A)) (1 + squash(smooth(q)))
-        map   = sharp + amount balanced(patches(q)) - against
+        map   = sharp + amount blurred(balanced(patches(q))) - against
 
     ``balanced`` divides by the sum of absolute values; squash(m) = m / (|m| + std(m)), for R and A after a blur by a
-    16th of a patch; ``patches`` takes the mean of each patch; ``smooth`` is a continuous map with the same patch means.
+    16th of a patch; ``patches`` takes the mean of each patch, and ``blurred``, by an 8th of it, takes away its edges;
+    ``smooth`` is a continuous map with the same patch means.
     The amount is 2 - c + min(3, p^2), with c the correlation of R + r with the mean of the samples at patches and
     p = sum r / sum R: the clean image counts more where the views disagree with it, and where constants, which the
     samples leave out, carry the score. ``against`` is the coarse evidence that is negative by more than k standard
@@ -191,7 +193,8 @@ class _Sharpened(ScaleMoments):
         pixels, constants = own.sum((2, 3)).unbind(1)
         missing = (constants / torch.where(pixels == 0, 1, pixels)).square().clamp(max=_MOST)
         amount = 2 - _correlate(seen, views).clamp(min=0) + missing  # [B]
-        return amount.view(-1, 1, 1) * _balance(average_patches(evidence, self._patch))
+        patches = _balance(average_patches(evidence, self._patch))
+        return amount.view(-1, 1, 1) * blur(patches, _EDGE * self._patch)
 
     def _against(self) -> Tensor:
         """Return the coarse evidence that is significantly negative, in the unit of the coarse term: [B,H,W]."""
