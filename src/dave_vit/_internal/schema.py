@@ -45,7 +45,7 @@ class Checked:
     """Base of dataclasses whose values must match their annotations."""
 
     def __post_init__(self) -> None:
-        for name, annotation in _type_hints(type(self)).items():
+        for name, annotation in type_hints(type(self)).items():
             if name in vars(self):
                 value = vars(self)[name]
                 if get_origin(annotation) is Literal:
@@ -63,7 +63,7 @@ class Options(Checked):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        hints = _type_hints(cls)
+        hints = type_hints(cls)
         own = vars(cls).get("__annotations__", {})
         declared = [name for name in own if get_origin(hints.get(name, ClassVar[Any])) is not ClassVar]
         if declared and "__init__" not in vars(cls):
@@ -71,8 +71,8 @@ class Options(Checked):
             dataclass(eq=False, repr=False)(cls)
 
 
-def _type_hints(kind: type) -> dict[str, Any]:
-    """Return the annotations of a class; none where names cannot be resolved, as in plugins."""
+def type_hints(kind: Any) -> dict[str, Any]:
+    """Return the annotations of a class or function; none where names cannot be resolved, as in plugins."""
     try:
         return get_type_hints(kind, include_extras=True)
     except NameError:

@@ -167,7 +167,12 @@ class Method(Options, ABC):
     def _prepare(self, given: Inputs, target: TargetLike) -> tuple[Tensor, Target, PassSize]:
         """Return images that autograd accepts, the normalised target and the pass size of a call."""
         inputs = given if isinstance(given, Tensor) else self._preprocess(given)
-        check_images(inputs)
+        check_inputs(inputs)
+        if inputs.ndim not in (4, 5):
+            shape = tuple(inputs.shape)
+            raise InputError(
+                f"inputs have shape {shape}; give a batch of images [B, C, H, W], or of clips [B, T, C, H, W]"
+            )
         if self._why_no_clips is not None:
             check_no_clips(inputs, type(self).__name__, self._why_no_clips)
         images = inputs.clone() if inputs.is_inference() else inputs.detach()
@@ -225,15 +230,6 @@ class Method(Options, ABC):
 def multiply_by_input(passed: Gradient, images: Tensor, target: Target) -> Explanation:
     """Return the explanation gradient times input."""
     return Explanation(passed.weight * images.unsqueeze(1), target.resolve(passed.logits).indices)
-
-
-def check_images(inputs: Tensor) -> None:
-    """Raise InputError for what is no batch of images or clips."""
-    check_inputs(inputs)
-    if inputs.ndim not in (4, 5):
-        raise InputError(
-            f"inputs have shape {tuple(inputs.shape)}; give a batch of images [B, C, H, W], or of clips [B, T, C, H, W]"
-        )
 
 
 def check_no_clips(images: Tensor, name: str, why: str) -> None:

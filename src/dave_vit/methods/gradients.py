@@ -1,4 +1,4 @@
-"""Plain gradients: alone, times the input, integrated, averaged over noise, or with other rules for rectifiers.
+"""Plain gradients (alone, times the input, integrated, averaged, with other rules for rectifiers), and baselines.
 
 A rectifier is f(x) = x * phi(x) with a gate phi. For ReLU the gate is 1 or 0 and both rules are the published ones. For
 GELU, SiLU and their kin the same rules act on the gate phi(x) = f(x) / x: guided backpropagation passes positive
@@ -10,19 +10,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit._internal.schema import Count, NonNegative
+from dave_vit._internal.schema import Count, Limits, NonNegative
 from dave_vit.engine.calls import Call, RuleSet, carry
 from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import InputError, UnsupportedOperator
 from dave_vit.methods.base import METHODS, Method, MethodInfo, multiply_by_input
+from dave_vit.methods.constants import per_channel
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize, clean_logits
 from dave_vit.methods.sampling import SampleEstimate
@@ -287,3 +288,55 @@ class Deconvolution(_Rectified):
 
     info = MethodInfo(paper="Zeiler and Fergus, ECCV 2014", passes="1 forward, 1 backward")
     rules = DECONVOLUTION
+
+
+@METHODS.register("random")
+class Random(Method):
+    """Random values: the floor of every score.
+
+    Independent normal values, the same for every image and every class of a seed.
+
+    Args:
+        model: used for the predicted class only.
+        seed: another seed gives another map.
+        options: ``chunk`` and ``autocast``, as for every method.
+    """
+
+    info = MethodInfo(paper="baseline", passes="1 forward, for the predicted class", class_specific=False)
+    _kept = "nothing"
+    seed: int = 0
+
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        values = normal_samples(self.seed, images.shape[1:], 0, 1)[0]
+        return _repeat_map(self, values, images, target, pass_size)
+
+
+@METHODS.register("center")
+class Center(Method):
+    """A Gaussian in the middle of the image, where photographers put their subjects.
+
+    Args:
+        model: used for the predicted class only.
+        width: standard deviation, as a fraction of each side.
+        options: ``chunk`` and ``autocast``, as for every method.
+    """
+
+    info = MethodInfo(paper="baseline", passes="1 forward, for the predicted class", class_specific=False)
+    _kept = "nothing"
+    width: Annotated[float, Limits(above=0)] = 0.25
+
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        row, column = (self._profile(extent).to(images.dtype) for extent in images.shape[-2:])
+        values = per_channel(row[:, None] * column, images.shape[-3]).expand(images.shape[1:])  # [C, H, W]
+        return _repeat_map(self, values, images, target, pass_size)
+
+    def _profile(self, extent: int) -> Tensor:
+        at = (torch.arange(extent, dtype=torch.float64) + 0.5) / extent - 0.5
+        return torch.exp(-at.square() / (2 * self.width**2))
+
+
+def _repeat_map(method: Method, values: Tensor, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+    """Return the same values ``[C, H, W]`` for every image and target; the target is checked all the same."""
+    target = target.resolve(clean_logits(method.model, images, pass_size, target.read, method.autocast))
+    attribution = values.to(images.device, images.dtype).expand(len(images), target.count, *values.shape).clone()
+    return Explanation(attribution, target.indices)

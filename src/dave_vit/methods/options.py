@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import nn
 
-from dave_vit._internal.schema import check_values, matches_type
+from dave_vit._internal.schema import check_values, matches_type, type_hints
 from dave_vit.methods.base import METHODS, Method
 from dave_vit.methods.dave import DAVE
 from dave_vit.methods.presets import SWITCHES, load_preset
@@ -45,23 +45,16 @@ def declared_options(method: str) -> dict[str, Option]:
     options: dict[str, Option] = {}
     for base in kind.__mro__:
         constructor = vars(base).get("__init__")
-        if constructor is not None:
-            options = {**{one.name: one for one in _options(constructor)}, **options}
-            if not any(one.kind is one.VAR_KEYWORD for one in inspect.signature(constructor).parameters.values()):
-                break
+        if constructor is None:
+            continue
+        hints, parameters = type_hints(constructor), list(inspect.signature(constructor).parameters.values())
+        named = [one for one in parameters[2:] if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+        options = {**{one.name: Option(one.name, hints.get(one.name, Any), one.default) for one in named}, **options}
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            break
     if issubclass(kind, DAVE):  # the defaults of its switches are the preset's
         options |= {name: Option(name, get_type_hints(holder)[field]) for name, (holder, field) in SWITCHES.items()}
     return {name: one for name, one in options.items() if name not in getattr(kind, "fixed_options", ())}
-
-
-def _options(constructor: Any) -> Iterator[Option]:
-    try:
-        hints = get_type_hints(constructor, include_extras=True)
-    except NameError:  # a name that only type checkers import; values of these options are not looked into
-        hints = {}
-    for name, one in list(inspect.signature(constructor).parameters.items())[2:]:  # after self and the model
-        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
-            yield Option(name, hints.get(name, Any), one.default)
 
 
 def filter_options(method: str, **values: Any) -> dict[str, Any]:

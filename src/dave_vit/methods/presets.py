@@ -86,12 +86,13 @@ _RECOMMENDED = 0.3  # the level of variance-preserving noise that a model's own 
 
 
 def load_preset(name: str, model: nn.Module) -> Preset:
-    """Return a preset by its name, or from a TOML file."""
-    return read_preset(Path(name), model) if name.endswith(".toml") else PRESETS[name](model)
+    """Return a preset by its name, or from a TOML file.
 
-
-def read_preset(path: Path, model: nn.Module) -> Preset:
-    """Read a preset file: ``base``, a preset's name; ``samples``; and under ``[neighborhood]`` any switches of it."""
+    A file has ``base``, a preset's name; ``samples``; and under ``[neighborhood]`` any switches of it.
+    """
+    if not name.endswith(".toml"):
+        return PRESETS[name](model)
+    path = Path(name)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal, NoReturn
 from torch import Tensor, nn
 
 from dave_vit.engine.calls import Call, RuleSet, carry
-from dave_vit.engine.observation import observe
 from dave_vit.engine.operators import OPERATORS, OperatorKind, names_of_kind
 from dave_vit.engine.rule_sets import ATTN_LRP, CP_LRP, EFFECTIVE, PLAIN, uniform_product, with_gamma
 from dave_vit.engine.rules.attention import multi_head_attention
@@ -20,12 +19,11 @@ from dave_vit.engine.states import State, map_tensors, state_of, tensors
 from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, Method, MethodInfo, check_no_clips, multiply_by_input
-from dave_vit.methods.cams import mean_slope, weigh_features
+from dave_vit.methods.cams import GradCAM
 from dave_vit.methods.constants import CONSTANT_ROWS, Contribution, attributions, scale_to_unit, sum_maps, upsample
 from dave_vit.methods.dave import Effective
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import explain_grids
 
 Biases = Literal["all", "conv"]
 Base = Literal["fullgrad", "gradcam", "input_x_gradient"]
@@ -170,14 +168,12 @@ class LibraGrad(Method):
             return multiply_by_input(self._gradient(images, target, LIBRA), images, target)
         check_no_clips(images, f"libragrad on {self.base}", "puts values at their place in the image")
         if self.base == "gradcam":
-            return self._activation_map(images, target)
+            return _LibraCAM(self.model, autocast=self.autocast)._explain(images, target, pass_size)
         return attributions(self, images, target, signed_sum, LIBRA)
 
-    def _activation_map(self, images: Tensor, target: Target) -> Explanation:
-        with observe(self.model, images, rules=LIBRA_OBSERVED, autocast=self.autocast, read=target.read) as observed:
-            target = target.resolve(observed.logits)
-            grids = weigh_features(observed, images, target.scores(observed.logits), mean_slope)
-            return explain_grids(grids.clamp(min=0), images, target)
+
+class _LibraCAM(GradCAM):
+    rules = LIBRA_OBSERVED
 
 
 class _LRP(Method):

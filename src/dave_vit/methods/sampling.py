@@ -125,9 +125,7 @@ class SampleEstimate:
         """Select images by index, to continue with them alone."""
         maps = math.prod(self._maps)
         rows = (images[:, None] * maps + torch.arange(maps, device=images.device)).flatten()
-        clean = None if self.clean is None else self.clean[images]
-        part = self.accumulator.select(rows)
-        return replace(self, accumulator=part, target=self.target.select(images), clean=clean)
+        return replace(self.restart(images), accumulator=self.accumulator.select(rows))
 
     def has_converged(self, share: float) -> Tensor:
         """Return whether at most this share of the energy of each of an image's maps is sampling error, ``[b]``."""

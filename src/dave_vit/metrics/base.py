@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, get_type_hints
+from inspect import signature
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from dave_vit._internal.registry import Registry
-from dave_vit._internal.schema import Options, check_values
+from dave_vit._internal.schema import Options, check_values, type_hints
 from dave_vit.data.grids import Cell, GridOptions
 
 Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -135,7 +135,7 @@ def create_metric(name: str, **options: Any) -> Metric:
         options: the metric's own options.
     """
     metric = METRICS[name]
-    hints = get_type_hints(metric.__init__, include_extras=True)
-    known = {option: hints.get(option, Any) for option in inspect.signature(metric).parameters}
+    hints = type_hints(metric.__init__)
+    known = {option: hints.get(option, Any) for option in signature(metric).parameters}
     check_values(options, known, f"metric {name!r}")
     return metric(**options)
