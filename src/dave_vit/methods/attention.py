@@ -30,11 +30,7 @@ from dave_vit.methods.words import residual, roll_words
 T = TypeVar("T")
 Heads = Literal["mean", "max", "min"]
 
-_FUSE: dict[str, Callable[[Tensor], Tensor]] = {
-    "mean": lambda matrix: matrix.mean(1),
-    "max": lambda matrix: matrix.amax(1),
-    "min": lambda matrix: matrix.amin(1),
-}
+_FUSE: dict[str, Callable[..., Tensor]] = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
 # Layers at either end that keep all edges where a network is thinned: enough for all tokens tried in DeiT-Tiny.
 _OUTER = 3
 _UNITS = 2**20  # capacities are counted in whole millionths, since flow is solved in integers
@@ -72,8 +68,8 @@ class RawAttention(_AttentionAlone):
         if not -depth <= self.layer < depth:
             raise OptionError(f"layer {self.layer}; the model has layers 0 to {depth - 1}")
         if graph.pooling is not None and self.layer == -1:  # nothing comes between the pooling and the head
-            return fuse(wide(graph.pooling)).mean(1)
-        return (graph.readout() @ fuse(wide(graph.layers[self.layer])))[:, 0]
+            return fuse(wide(graph.pooling), 1).mean(1)
+        return (graph.readout() @ fuse(wide(graph.layers[self.layer]), 1))[:, 0]
 
 
 @METHODS.register("rollout")
@@ -107,7 +103,7 @@ class Rollout(_AttentionAlone):
 
     def _fuse(self, layer: AttentionMatrix) -> Tensor:
         """Return the attention of a layer over all heads, without its smallest entries: ``[b, L, S]``."""
-        matrix = _FUSE[self.heads](wide(layer))
+        matrix = _FUSE[self.heads](wide(layer), 1)
         flat = matrix.flatten(1)  # [b, L * S]
         smallest = flat.topk(int(self.discard * flat.shape[1]), largest=False).indices
         return flat.scatter(1, smallest, 0.0).view_as(matrix)
@@ -160,7 +156,7 @@ class AttentionFlow(_AttentionAlone):
                 f"smaller images, or allow it with max_tokens={graph.layout.tokens}"
             )
         layers = from_layer(graph.layers, self.start_layer)
-        stacked = torch.stack([residual(_FUSE[self.heads](wide(layer))) for layer in layers], 1)  # [b, layers, N, N]
+        stacked = torch.stack([residual(_FUSE[self.heads](wide(layer), 1)) for layer in layers], 1)  # [b, layers, N, N]
         return torch.stack([flow(matrices, read[0]) for matrices, read in zip(stacked, graph.readout(), strict=True)])
 
 

@@ -36,6 +36,8 @@ from dave_vit.neighborhood import Neighborhood, Views
 from dave_vit.neighborhood.views import ViewCache
 from dave_vit.reduce import REDUCERS, Mean, Reducer, uses_clean
 
+Samples = int | Literal["auto"]
+
 
 @METHODS.register("dave")
 class DAVE(Method):
@@ -77,7 +79,7 @@ class DAVE(Method):
     def __init__(
         self,
         model: nn.Module,
-        samples: int | Literal["auto"] | None = None,
+        samples: Samples | None = None,
         seed: int = 0,
         preset: str = "default",
         *,
@@ -250,12 +252,7 @@ class Equivariant(DAVE):
     fixed_options = tuple(NOISE_SWITCHES)
 
     def __init__(
-        self,
-        model: nn.Module,
-        samples: int | Literal["auto"] | None = None,
-        seed: int = 0,
-        preset: str = "paper",
-        **options: Any,
+        self, model: nn.Module, samples: Samples | None = None, seed: int = 0, preset: str = "paper", **options: Any
     ) -> None:
         for name in NOISE_SWITCHES:
             if name in options:
