@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -36,19 +35,14 @@ _OUTER = 3
 _UNITS = 2**20  # capacities are counted in whole millionths, since flow is solved in integers
 
 
-class _AttentionAlone(TokenMethod):
-    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        graph = token_graph(observed, images)
-        grid = graph.layout.to_grid(self._scores(graph))  # [b, h, w]
-        return grid.unsqueeze(1).expand(-1, target.count, -1, -1)
-
-    @abstractmethod
-    def _scores(self, graph: TokenGraph) -> Tensor:
-        """Compute one score per token, ``[b, N]``, the same for all targets."""
+def _repeat_for_classes(scores: Tensor, graph: TokenGraph, target: Target) -> Tensor:
+    """Return scores ``[b, N]`` as token grids ``[b, K, h, w]``, the same for all K targets."""
+    grid = graph.layout.to_grid(scores)  # [b, h, w]
+    return grid.unsqueeze(1).expand(-1, target.count, -1, -1)
 
 
 @METHODS.register("raw_attention")
-class RawAttention(_AttentionAlone):
+class RawAttention(TokenMethod):
     """Attention from the class token to each patch, in the last layer.
 
     Args:
@@ -63,6 +57,10 @@ class RawAttention(_AttentionAlone):
     layer: int = -1
     heads: Heads = "mean"
 
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        graph = token_graph(observed, images)
+        return _repeat_for_classes(self._scores(graph), graph, target)
+
     def _scores(self, graph: TokenGraph) -> Tensor:
         fuse, depth = _FUSE[self.heads], len(graph.layers)
         if not -depth <= self.layer < depth:
@@ -73,7 +71,7 @@ class RawAttention(_AttentionAlone):
 
 
 @METHODS.register("rollout")
-class Rollout(_AttentionAlone):
+class Rollout(TokenMethod):
     """Product of all attention matrices, each mixed with the residual path.
 
     For a word of an answer it is read out where the language model predicts the word, and rolled out through the
@@ -96,10 +94,9 @@ class Rollout(_AttentionAlone):
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         if observed.decoder is not None and self.start_layer == 0:
             return roll_words(observed, images, target, self._fuse)
-        return super()._grids(observed, images, target, pass_size)
-
-    def _scores(self, graph: TokenGraph) -> Tensor:
-        return rollout([self._fuse(layer) for layer in from_layer(graph.layers, self.start_layer)], graph.readout())
+        graph = token_graph(observed, images)
+        layers = [self._fuse(layer) for layer in from_layer(graph.layers, self.start_layer)]
+        return _repeat_for_classes(rollout(layers, graph.readout()), graph, target)
 
     def _fuse(self, layer: AttentionMatrix) -> Tensor:
         """Return the attention of a layer over all heads, without its smallest entries: ``[b, L, S]``."""
@@ -125,7 +122,7 @@ def rollout(matrices: Sequence[Tensor], readout: Tensor) -> Tensor:
 
 
 @METHODS.register("attention_flow")
-class AttentionFlow(_AttentionAlone):
+class AttentionFlow(TokenMethod):
     """Maximum flow from each patch to the class token, attention being capacity.
 
     The maximum flow from each token to the read-out, with attention as the capacity of the edges between layers. Each
@@ -149,7 +146,8 @@ class AttentionFlow(_AttentionAlone):
     start_layer: int = 0
     max_tokens: int = 256
 
-    def _scores(self, graph: TokenGraph) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        graph = token_graph(observed, images)
         if graph.layout.tokens > self.max_tokens:
             raise InputError(
                 f"attention_flow on {graph.layout.tokens} tokens would take very long (see its cost); use rollout, "
@@ -157,7 +155,8 @@ class AttentionFlow(_AttentionAlone):
             )
         layers = from_layer(graph.layers, self.start_layer)
         stacked = torch.stack([residual(_FUSE[self.heads](wide(layer), 1)) for layer in layers], 1)  # [b, layers, N, N]
-        return torch.stack([flow(matrices, read[0]) for matrices, read in zip(stacked, graph.readout(), strict=True)])
+        flows = [flow(matrices, read[0]) for matrices, read in zip(stacked, graph.readout(), strict=True)]
+        return _repeat_for_classes(torch.stack(flows), graph, target)
 
 
 def flow(matrices: Tensor, readout: Tensor) -> Tensor:

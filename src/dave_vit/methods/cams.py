@@ -13,16 +13,19 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit._internal.schema import Count, NonNegative
+from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.gradient import derivatives
-from dave_vit.engine.observation import Observation, guess_token_layout
+from dave_vit.engine.observation import Observation, guess_token_layout, observe
+from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
-from dave_vit.methods.base import METHODS, MethodInfo
+from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.constants import scale_to_unit, upsample
+from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.masking import score_under_masks, target_scores
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import Recorded, TokenMethod, record_outputs
+from dave_vit.methods.tokens import Recorded, Resolution, TokenMethod, explain_grids, record_outputs
 from dave_vit.methods.words import tokens_to_grid, vision_features
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
@@ -49,7 +52,7 @@ def _place_slope(slope: Tensor, values: Tensor) -> Tensor:
     return slope
 
 
-class ActivationMap(TokenMethod):
+class ActivationMap(Method):
     """Base of methods that add up the channels of a feature map, each with its weights.
 
     Args:
@@ -59,15 +62,25 @@ class ActivationMap(TokenMethod):
         options: ``chunk`` and ``autocast``, as for every method.
     """
 
+    _why_no_clips = TokenMethod._why_no_clips
+    _rows, _kept, _resolution = TokenMethod._rows, TokenMethod._kept, TokenMethod._resolution
     _weigh: ClassVar[Weigh]
+    rules: ClassVar[RuleSet] = PLAIN
     _: KW_ONLY
     positive: bool = True
+    resolution: Resolution = "input"
+
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        subject = self._subject()
+        with observe(subject, images, rules=self.rules, autocast=self.autocast, read=target.read) as observed:
+            target = target.resolve(observed.logits)
+            grids = self._grids(observed, images, target, pass_size)
+            return explain_grids(grids.clamp(min=0) if self.positive else grids, images, target, self.resolution)
+
+    def _subject(self) -> nn.Module:
+        return self.model
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        sums = self._sums(observed, images, target, pass_size)
-        return sums.clamp(min=0) if self.positive else sums
-
-    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         """Compute the signed sums ``[b, K, h, w]`` from an observed forward pass, for a resolved target."""
         return weigh_features(observed, images, target.scores(observed.logits), type(self)._weigh)
 
@@ -94,9 +107,8 @@ class GradCAM(ActivationMap):
 class GradCAMPlusPlus(ActivationMap):
     """Channels of the last block's tokens, weighted by positive gradients of places that count most.
 
-    As ``gradcam``, with positive gradients weighted by second and third derivatives. The derivatives are those of the
-    exponential of the logit, as published, in closed form. Its value, one positive factor of the whole map, is left
-    out.
+    As ``gradcam``, with positive gradients weighted by second and third derivatives: those of the exponential of the
+    logit, as published, in closed form. Its value, one positive factor of the whole map, is left out.
 
     Args:
         model: any module that maps inputs to logits.
@@ -111,8 +123,6 @@ class GradCAMPlusPlus(ActivationMap):
 @METHODS.register("layercam")
 class LayerCAM(ActivationMap):
     """The last block's tokens, weighted by their positive gradient place by place.
-
-    Features times their positive gradient at each place, added up over the channels.
 
     Args:
         model: any module that maps inputs to logits.
@@ -185,7 +195,7 @@ class EigenCAM(ActivationMap):
 
     centred: bool = False
 
-    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)
         values = to_grid(source.detach()).to(precise_dtype(images.device))  # [b, D, h, w]
         scores = principal_component(values.flatten(2).mT, centred=self.centred)
@@ -222,7 +232,7 @@ class FinerCAM(ActivationMap):
     references: Count = 3
     strength: NonNegative = 1.0
 
-    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         return weigh_features(observed, images, self._compare(observed.logits, target), mean_slope)
 
     def _compare(self, logits: Tensor, target: Target) -> Tensor:
@@ -254,7 +264,7 @@ class ScoreCAM(ActivationMap):
 
     info = MethodInfo(paper="Wang et al., CVPR 2020 workshop", passes="1 + D forward, D being the channels")
 
-    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)
         values = to_grid(source.detach()).to(images.dtype)  # [b, D, h, w]
 
@@ -280,10 +290,10 @@ class AblationCAM(ActivationMap):
 
     info = MethodInfo(paper="Desai and Ramaswamy, WACV 2020", passes="1 + D forward, D being the channels")
 
-    def _subject(self, target: Target) -> nn.Module:
+    def _subject(self) -> nn.Module:
         return Recorded(self.model, record_outputs)
 
-    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)
         values = to_grid(source.detach()).to(images.dtype)  # [b, D, h, w]
         layer = find_feature_layer(cast(Recorded, observed.model).record, source, values.shape[1])

@@ -231,6 +231,14 @@ def _relevance(graph: TokenGraph, slopes: Sequence[Tensor], values: Sequence[Ten
     return (start + gained if pooled else gained)[:, 0]  # what a token is to itself says nothing
 
 
+def _relevance_grids(
+    graph: TokenGraph, slopes: Sequence[Sequence[Tensor]], values: Sequence[Sequence[Tensor]], start_layer: int
+) -> Tensor:
+    """Return token grids ``[b, K, h, w]`` from K lists, one per class: a gradient and a value of each matrix."""
+    columns = zip(slopes, values, strict=True)
+    return graph.layout.to_grid(torch.stack([_relevance(graph, *each, start_layer) for each in columns], 1))
+
+
 @METHODS.register("chefer_generic")
 class CheferGeneric(TokenMethod):
     """Attention times its gradient, gathered over all layers.
@@ -249,18 +257,14 @@ class CheferGeneric(TokenMethod):
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
-        matrices = [attention.matrix for attention in graph.all]
-        slopes, values = gradients(graph.logits, target, matrices), self._values(matrices, images, target)
-        columns = zip(slopes, values, strict=True)
-        return graph.layout.to_grid(torch.stack([_relevance(graph, *each, self.start_layer) for each in columns], 1))
-
-    def _values(self, matrices: list[Tensor], images: Tensor, target: Target) -> Sequence[Sequence[Tensor]]:
-        """Return K lists, one per class: what the gradient of each attention matrix is multiplied by."""
-        return [[matrix.detach() for matrix in matrices]] * target.count
+        slopes = gradients(graph.logits, target, [attention.matrix for attention in graph.all])
+        return _relevance_grids(
+            graph, slopes, [[each.matrix.detach() for each in graph.all]] * len(slopes), self.start_layer
+        )
 
 
 @METHODS.register("chefer_lrp")
-class CheferLRP(CheferGeneric):
+class CheferLRP(TokenMethod):
     """Relevance of attention matrices times their gradient, gathered over all layers.
 
     Transformer attribution: relevance of the attention matrices times their gradient, accumulated over all layers.
@@ -278,14 +282,18 @@ class CheferLRP(CheferGeneric):
 
     info = MethodInfo(paper="Chefer et al., CVPR 2021", passes="2 forward, 2 backward")
 
+    start_layer: int = 0
     alpha: Annotated[float, Limits(at_least=1)] = 1.0
 
-    def _values(self, matrices: list[Tensor], images: Tensor, target: Target) -> Sequence[Sequence[Tensor]]:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        graph = token_graph(observed, images)
+        slopes = gradients(graph.logits, target, [attention.matrix for attention in graph.all])
         # One by one: sums share their relevance out by totals over the whole image.
         single = [
             self._relevances(images[i : i + 1], target.part(i, i + 1).without_contrast()) for i in range(len(images))
         ]
-        return [[torch.cat(layer) for layer in zip(*column, strict=True)] for column in zip(*single, strict=True)]
+        values = [[torch.cat(layer) for layer in zip(*column, strict=True)] for column in zip(*single, strict=True)]
+        return _relevance_grids(graph, slopes, values, self.start_layer)
 
     def _relevances(self, image: Tensor, target: Target) -> Sequence[Sequence[Tensor]]:
         """Return K lists, one per class: the relevance of each attention matrix of one image."""

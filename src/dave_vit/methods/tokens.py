@@ -7,16 +7,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import working_dtype
-from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.forward import Read
 from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.observation import AttentionMatrix, Observation, TokenLayout, guess_token_layout, observe
-from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import Method
@@ -227,13 +225,11 @@ class TokenMethod(Method):
     _why_no_clips = "scores the patches of one image"
     _rows = {"cuda": 32, "cpu": 8}  # noqa: RUF012 - their attention matrices are held with the graph
     _kept, _resolution = "attention", "patch"
-    rules: ClassVar[RuleSet] = PLAIN
     _: KW_ONLY
     resolution: Resolution = "input"
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        subject, read = self._subject(target), self._read(target)
-        with observe(subject, images, rules=self.rules, autocast=self.autocast, read=read) as observed:
+        with observe(self._subject(target), images, autocast=self.autocast, read=self._read(target)) as observed:
             target = target.resolve(observed.logits)
             return explain_grids(self._grids(observed, images, target, pass_size), images, target, self.resolution)
 
