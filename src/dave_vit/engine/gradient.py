@@ -216,10 +216,14 @@ class Balance:
         return cls(float(parts.score[0, index]), _inner(parts.weight[:, index], image), constants)
 
     @property
+    def residual(self) -> float:
+        """What no part accounts for."""
+        return abs(self.score - self.explained - sum(self.constants.values()))
+
+    @property
     def gap(self) -> float:
-        """What no part accounts for, relative to the larger of the score and <W, x>."""
-        residual = abs(self.score - self.explained - sum(self.constants.values()))
-        return residual / max(abs(self.score), abs(self.explained), sys.float_info.min)
+        """The residual, relative to the larger of the score and <W, x>."""
+        return self.residual / max(abs(self.score), abs(self.explained), sys.float_info.min)
 
 
 def compute_balances(
