@@ -8,6 +8,7 @@ silently wrong map.
 
 from __future__ import annotations
 
+import traceback
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import cached_property
@@ -20,7 +21,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dave_vit._internal.torch_private import saved_tensor_hooks
-from dave_vit.engine.autograd_graph import check_saved_hooks, hidden_error, is_function_of, reject_gradient_changes
+from dave_vit.engine.autograd_graph import (
+    check_saved_hooks,
+    checkpointing_error,
+    hidden_error,
+    is_function_of,
+    reject_gradient_changes,
+)
 from dave_vit.engine.calls import RANDOM_FUNCTIONS, Call, ModulePaths, RandomDraws, RuleSet, frames_of, place_tensors
 from dave_vit.engine.operators import OPERATORS, UNKNOWN, FunctionName, Operator, OperatorKind, function_name
 from dave_vit.engine.states import (
@@ -174,6 +181,8 @@ class Interception(TorchFunctionMode):
     def _hook(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if not self.rules.strict or args[0].is_leaf:
             return func(*args, **kwargs)
+        if any(frame.f_globals.get("__name__") == "torch.utils.checkpoint" for frame, _ in traceback.walk_stack(None)):
+            raise checkpointing_error()  # it reads grad_fn, up to torch 2.11
         if name != "register_hook":
             raise self.refusal(name, "a hook on gradients may change the map")
         return func(args[0], reject_gradient_changes(args[1]))

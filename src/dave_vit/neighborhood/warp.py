@@ -139,8 +139,9 @@ class _Between:
         return F.grid_sample(image, self.grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
     def spread(self, values: Tensor) -> Tensor:
-        transposed = torch.func.vjp(self.read, torch.zeros_like(values))[1]
-        spread: Tensor = transposed(values)[0]
+        with torch.inference_mode(mode=False), torch.enable_grad():  # without, older versions of torch return zeros
+            transposed = torch.func.vjp(self.read, torch.zeros_like(values))[1]
+            spread: Tensor = transposed(values)[0]
         return spread
 
 
