@@ -71,24 +71,6 @@ def test_json_is_the_summary_and_nothing_else(world, tmp_path, capsys):
     assert len(error.splitlines()) == 1
 
 
-def test_watching_shows_first_numbers_while_the_run_goes_on(world, tmp_path, capsys, monkeypatch):
-    from dave_vit.cli import common as watching
-
-    monkeypatch.setattr(watching, "_EVERY_LINE", 0.0)
-    monkeypatch.setattr(watching, "_SHARE", 0)
-    words = ["evaluate", *world, "--metric", "energypg", "--methods", "effective,saliency", "--shard", "2"]
-    assert cli.run([*words, "--threads", "1", "--watch", "--out", str(tmp_path / "run")]) == 0
-    shown = capsys.readouterr().err
-    assert "evaluating: 2 of 10" in shown
-    assert re.search(r"evaluating: 10 of 10, .* a second", shown)
-    first, last = (re.findall(r"effective +(\S+) .*?\(n = (\d)\)", shown)[place] for place in (0, -1))
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert first[1] == "2"
-    assert last == (f"{summary['results'][0]['mean']:.3f}", "5")
-    assert cli.run([*words, "--threads", "1", "--watch", "--quiet", "--out", str(tmp_path / "run")]) == 0
-    assert capsys.readouterr().err == ""
-
-
 def test_a_log_gets_a_line_now_and_then(world, tmp_path, capsys, monkeypatch):
     from dave_vit.cli import common as watching
 

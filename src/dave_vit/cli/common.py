@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from dave_vit.models import Adapter
 
 
-_SHARE = 20  # reading and showing results takes a twentieth of the time at most
-_EVERY, _EVERY_LINE = 2.0, 30.0  # seconds between two updates: on a terminal, in a log
+_EVERY_LINE = 30.0  # seconds between two lines of progress in a log
 
 
 class RegistryCommand(TyperCommand):
@@ -159,19 +158,6 @@ class Output:
                 self._bar = None
 
     @contextmanager
-    def live(self) -> Iterator[Callable[..., None]]:
-        """Show content on standard error that is redrawn in place; each update is printed where that is no terminal."""
-        from rich.console import Group
-        from rich.live import Live
-
-        console = _console(stderr=True)
-        if not self.on_terminal:
-            yield (lambda *parts: None) if self.quiet else console.print
-            return
-        with Live(console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as place:
-            yield lambda *parts: place.update(Group(*parts), refresh=True)
-
-    @contextmanager
     def _without_bar(self) -> Iterator[None]:
         """Hide the progress bar while something else is printed."""
         bar = self._bar
@@ -201,8 +187,7 @@ def rich_table(head: Iterable[Any], rows: Iterable[Iterable[str]], caption: str 
 @contextmanager
 def show_bars(output: Output) -> Iterator[ProgressCallback]:
     """Show a progress bar for each phase of a run, or a line now and then in a log."""
-    clock = _UpdateClock(_EVERY_LINE)
-    clock.record_update(0.0)  # a short phase needs no line in a log
+    clock = _UpdateClock()
     with ExitStack() as stack:
         bars: dict[str, Callable[..., None]] = {}
 
@@ -215,26 +200,6 @@ def show_bars(output: Output) -> Iterator[ProgressCallback]:
                 bars[phase](completed=max(done - before, 0), description=line)
             elif clock.is_due():
                 output.note(line)
-                clock.record_update(0.0)
-
-        yield update
-
-
-@contextmanager
-def show_results(output: Output, build_tables: Callable[[], Sequence[Any]]) -> Iterator[ProgressCallback]:
-    """Show a line of progress and the tables of first results.
-
-    On a terminal the tables are updated in place; elsewhere they are printed again now and then.
-    """
-    with output.live() as show:
-        clock = _UpdateClock(_EVERY if output.on_terminal else _EVERY_LINE)
-
-        def update(phase: str, done: int, total: int, before: int) -> None:
-            line = clock.format_line(phase, done, total, before)
-            if done == total or clock.is_due():
-                started = time.monotonic()
-                show(line, *(build_tables() if phase == "evaluating" else ()))
-                clock.record_update(time.monotonic() - started)
 
         yield update
 
@@ -242,9 +207,8 @@ def show_results(output: Output, build_tables: Callable[[], Sequence[Any]]) -> I
 class _UpdateClock:
     """Tells when the next update is due, and how fast a phase goes."""
 
-    def __init__(self, every: float) -> None:
-        self._every = self._pause = every
-        self._phase, self._started, self._updated = "", 0.0, -float("inf")
+    def __init__(self) -> None:
+        self._phase, self._started, self._updated = "", 0.0, time.monotonic()  # a short phase needs no line
 
     def format_line(self, phase: str, done: int, total: int, before: int) -> str:
         """Return what is done, the rate and the time left."""
@@ -255,12 +219,11 @@ class _UpdateClock:
         return f"{phase}: {done} of {total}, {rate:.3g} a second{left}"
 
     def is_due(self) -> bool:
-        """Return whether it is time for another update."""
-        return time.monotonic() - self._updated >= self._pause
-
-    def record_update(self, seconds: float) -> None:
-        """Record an update that took so long."""
-        self._updated, self._pause = time.monotonic(), max(self._every, _SHARE * seconds)
+        """Return whether it is time for another line, and if so, begin to wait for the next one."""
+        if time.monotonic() - self._updated < _EVERY_LINE:
+            return False
+        self._updated = time.monotonic()
+        return True
 
 
 def _format_duration(seconds: float) -> str:

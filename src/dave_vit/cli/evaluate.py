@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from dave_vit.cli.common import Output, command, command_line, rich_table, show_bars, show_results
+from dave_vit.cli.common import Output, command, command_line, rich_table, show_bars
 from dave_vit.cli.options import Data, MethodsOptions, ModelOptions, Out, Plugins, Preset, explicit_options, option
 from dave_vit.errors import DataError
 
@@ -111,7 +111,6 @@ class EngineFlags:
 class Execution(EngineFlags):
     """How a run is executed."""
 
-    watch: bool = option("--watch", "Show first results with their intervals while the run goes on.", default=False)
     allow_mixed: bool = option(
         "--allow-mixed", "Continue with other code, libraries or weights than the run was started with.", default=False
     )
@@ -149,7 +148,7 @@ def evaluate(
         "allow_mixed": execution.allow_mixed,
         "command": command_line(context),
     }
-    _run(plan, out, how, watch=execution.watch, output=output)
+    _run(plan, out, how, output)
 
 
 def _flags(
@@ -165,14 +164,10 @@ def _flags(
     return flags
 
 
-def _run(plan: Plan, out: Path, how: dict[str, Any], *, watch: bool, output: Output) -> None:
+def _run(plan: Plan, out: Path, how: dict[str, Any], output: Output) -> None:
     from dave_vit.evaluate import evaluate as run_plan
-    from dave_vit.evaluate.statistics.summary import PartialResults
 
-    partial = PartialResults(plan, out)
-    quiet = Output(quiet=output.quiet or output.as_json)
-    live = show_results(quiet, lambda: _tables(plan, partial.results(), sizes_in_cells=True))
-    with live if watch else show_bars(quiet) as progress:
+    with show_bars(Output(quiet=output.quiet or output.as_json)) as progress:
         summary = run_plan(plan, out, progress=progress, **how)
     failures = _describe_failures(summary["results"])
     for text in (*summary["notes"], *failures):
@@ -187,12 +182,12 @@ def _run(plan: Plan, out: Path, how: dict[str, Any], *, watch: bool, output: Out
         raise DataError(f"nothing could be scored; {why}")
 
 
-def _tables(plan: Plan, results: Sequence[Any], *, brief: bool = False, sizes_in_cells: bool = False) -> list[Any]:
+def _tables(plan: Plan, results: Sequence[Any], *, brief: bool = False) -> list[Any]:
     """Return a table of the results of each model; without intervals if brief."""
     from dave_vit.evaluate.statistics.summary import build_results_table
 
     models = dict.fromkeys(one["model"] for one in results)
-    tables = [build_results_table(plan, results, model, sizes_in_cells=sizes_in_cells) for model in models]
+    tables = [build_results_table(plan, results, model) for model in models]
     texts = [table.format(brief=brief) for table in tables]
     return [rich_table(text.head, text.rows, text.caption) for text in texts]
 

@@ -105,58 +105,39 @@ class ModelScores:
     devices: set[str] = field(default_factory=set)
 
 
-@dataclass
-class ScoreReader:
-    """Reads the rows of a run file by file.
-
-    Curves are summed as they are read, so that memory does not grow with their number.
-
-    Attributes:
-        methods: labels of the plan.
-    """
-
-    methods: Sequence[str]
-    _models: dict[str, ModelScores] = field(default_factory=dict)
-    _rows: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
-    _curves: dict[tuple[str, str], dict[str, CurveSum]] = field(default_factory=dict)
-
-    def read(self, paths: Iterable[Path]) -> None:
-        """Add the rows of some files."""
-        for rows in read_tables(paths, _ALL_COLUMNS):
-            for key, part in _split(rows, "model", "metric"):
-                scores = self._models.setdefault(key[0], ModelScores())
-                scores.versions.update(part["versions"].unique().to_pylist())
-                scores.devices.update(part["device"].unique().to_pylist())
-                self._rows.setdefault(key, []).append(part.select(_COLUMNS))
-                self._add_curves(self._curves.setdefault(key, {}), part.filter(part["curve"].is_valid()))
-
-    def scores(self) -> dict[str, ModelScores]:
-        """Return the scores read so far by the label of the model."""
-        concat = import_pyarrow().concat_tables
-        for (model, metric), parts in self._rows.items():
-            rows = concat(parts).unify_dictionaries()  # they differ from file to file, which grouping does not allow
-            self._models[model].tables[metric] = ScoreTable(self.methods, rows, self._curves[model, metric])
-        return self._models
-
-    def _add_curves(self, curves: dict[str, CurveSum], rows: Any) -> None:
-        for (method,), part in _split(rows, "method"):
-            steps = np.asarray(part["curve"].combine_chunks().flatten(), dtype=np.float64).reshape(len(part), -1)
-            axis = np.asarray(part["at"][0].as_py())
-            curve = curves.setdefault(method, CurveSum(axis, np.zeros(steps.shape[1]), 0))
-            curve.total += steps.sum(0)
-            curve.count += len(part)
-
-
 def read_scores(paths: Iterable[Path], methods: Sequence[str]) -> dict[str, ModelScores]:
     """Read the scores of a run from its Parquet files, by the label of the model.
+
+    Curves are summed as they are read, so that memory does not grow with their number.
 
     Args:
         paths: files of rows.
         methods: labels of the plan.
     """
-    reader = ScoreReader(methods)
-    reader.read(paths)
-    return reader.scores()
+    models: dict[str, ModelScores] = {}
+    parts: dict[tuple[str, str], list[Any]] = {}
+    curves: dict[tuple[str, str], dict[str, CurveSum]] = {}
+    for rows in read_tables(paths, _ALL_COLUMNS):
+        for key, part in _split(rows, "model", "metric"):
+            scores = models.setdefault(key[0], ModelScores())
+            scores.versions.update(part["versions"].unique().to_pylist())
+            scores.devices.update(part["device"].unique().to_pylist())
+            parts.setdefault(key, []).append(part.select(_COLUMNS))
+            _add_curves(curves.setdefault(key, {}), part.filter(part["curve"].is_valid()))
+    for (model, metric), own in parts.items():
+        # dictionaries differ from file to file, which grouping does not allow
+        rows = import_pyarrow().concat_tables(own).unify_dictionaries()
+        models[model].tables[metric] = ScoreTable(methods, rows, curves[model, metric])
+    return models
+
+
+def _add_curves(curves: dict[str, CurveSum], rows: Any) -> None:
+    for (method,), part in _split(rows, "method"):
+        steps = np.asarray(part["curve"].combine_chunks().flatten(), dtype=np.float64).reshape(len(part), -1)
+        axis = np.asarray(part["at"][0].as_py())
+        curve = curves.setdefault(method, CurveSum(axis, np.zeros(steps.shape[1]), 0))
+        curve.total += steps.sum(0)
+        curve.count += len(part)
 
 
 def rank_columns(values: Floats, *, higher_is_better: bool) -> npt.NDArray[np.int64]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dave_vit.evaluate.plan import Plan
 from dave_vit.evaluate.plan_entries import MetricEntry
 from dave_vit.evaluate.statistics.intervals import estimate_differences, estimate_means
 from dave_vit.evaluate.statistics.rows import ScannedImage
-from dave_vit.evaluate.statistics.scores import ModelScores, ScoreReader, ScoreTable
-from dave_vit.evaluate.store import DamagedFile
+from dave_vit.evaluate.statistics.scores import ModelScores, ScoreTable
 from dave_vit.metrics import GridMetric
 from dave_vit.viz.report_section import Column, DetailedTable, TableCell, estimate_cell
 
@@ -38,9 +36,12 @@ def summarise(
     """
     results: list[Result] = []
     differences: list[Result] = []
+    methods = [entry.label for entry in plan.methods]
     for entry, own, missing in zip(plan.models, scores, left_out, strict=True):
-        results += summarise_model(plan, entry.label, own, missing)
-        differences += [one for metric in plan.metrics for one in _differences(entry.label, metric, own)]
+        for metric in plan.metrics:
+            table = own.tables.get(metric.label)
+            results += _results(entry.label, metric, table or ScoreTable(methods), missing)
+            differences += _differences(entry.label, metric, table) if table else []
     return {
         "results": results,
         "differences": differences,
@@ -50,16 +51,6 @@ def summarise(
         "versions": sorted({version for own in scores for version in own.versions}),
         "devices": sorted({device for own in scores for device in own.devices}),
     }
-
-
-def summarise_model(plan: Plan, model: str, scores: ModelScores, left_out: Mapping[str, str]) -> list[Result]:
-    """Return the results of one model: an entry for each metric and method."""
-    methods = [entry.label for entry in plan.methods]
-    return [
-        one
-        for metric in plan.metrics
-        for one in _results(model, metric, scores.tables.get(metric.label) or ScoreTable(methods), left_out)
-    ]
 
 
 def format_sample_size(result: Result) -> str:
@@ -104,10 +95,7 @@ def _results(model: str, entry: MetricEntry, table: ScoreTable, left_out: Mappin
         }
 
 
-def _differences(model: str, entry: MetricEntry, scores: ModelScores) -> list[Result]:
-    table = scores.tables.get(entry.label)
-    if table is None:
-        return []
+def _differences(model: str, entry: MetricEntry, table: ScoreTable) -> list[Result]:
     shared, bounds = {"model": model, "metric": entry.label}, entry.create().bounds
     estimates = estimate_differences(table.values, table.units, pictures=table.pictures, bounds=bounds)
     return [
@@ -116,16 +104,13 @@ def _differences(model: str, entry: MetricEntry, scores: ModelScores) -> list[Re
     ]
 
 
-def build_results_table(
-    plan: Plan, results: Sequence[Result], model: str, *, sizes_in_cells: bool = False
-) -> DetailedTable:
+def build_results_table(plan: Plan, results: Sequence[Result], model: str) -> DetailedTable:
     """Return the results of a model: a row per method; a column more is a line more here.
 
     Args:
         plan: the plan of the run.
         results: results as in ``summary.json``.
         model: label of the model.
-        sizes_in_cells: show the number of scores in each cell, also if it is the same in the whole column.
     """
     by_key = {(one["method"], one["metric"]): one for one in results if one["model"] == model}
     methods = [entry.label for entry in plan.methods]
@@ -135,7 +120,7 @@ def build_results_table(
 
     def metric_column(entry: MetricEntry) -> Column:
         own, tooltip = [by_key[method, entry.label] for method in methods], entry.create().summary
-        return build_metric_column(format_title(entry), own, tooltip=tooltip, sizes_in_cells=sizes_in_cells)
+        return build_metric_column(format_title(entry), own, tooltip=tooltip)
 
     columns = [
         Column("method", [TableCell(method) for method in methods]),
@@ -154,7 +139,6 @@ def build_metric_column(
     digits: int = 3,
     note: Callable[[Result], str] = lambda result: "",
     tooltip: str = "",
-    sizes_in_cells: bool = False,
 ) -> Column:
     """Return a column of means with their intervals, in which the best mean is marked.
 
@@ -165,12 +149,11 @@ def build_metric_column(
         digits: digits after the decimal point.
         note: text after the interval of a result.
         tooltip: what the metric measures.
-        sizes_in_cells: see `build_results_table`.
     """
     means = [one["mean"] for one in results if one["mean"] is not None]
     best = (max if results[0]["higher_is_better"] else min)(means, default=None)
     sizes = [format_sample_size(one) for one in results]
-    shared = sizes[0] if len(set(sizes)) == 1 and not sizes_in_cells else ""
+    shared = sizes[0] if len(set(sizes)) == 1 else ""
     cells = []
     for result, size in zip(results, sizes, strict=True):
         numbers = [None if result[name] is None else scale * result[name] for name in ("mean", "low", "high")]
@@ -186,28 +169,3 @@ def format_title(entry: MetricEntry) -> str:
 
 def _number_cell(value: float | None) -> TableCell:
     return TableCell("-" if value is None else f"{value:.3g}")
-
-
-class PartialResults:
-    """Results of the rows that a run has so far; each file is read once.
-
-    Args:
-        plan: the plan of the run.
-        out: its folder.
-    """
-
-    def __init__(self, plan: Plan, out: Path) -> None:
-        self._plan, self._folder = plan, out / "rows"
-        self._read: set[Path] = set()
-        self._reader = ScoreReader([entry.label for entry in plan.methods])
-
-    def results(self) -> list[Result]:
-        """Return results as in ``summary.json``."""
-        for path in sorted(set(self._folder.glob("*.parquet")) - self._read):
-            self._read.add(path)
-            try:
-                self._reader.read([path])
-            except DamagedFile:  # the run itself reports it and computes it again
-                continue
-        scores = self._reader.scores()
-        return [one for model in scores for one in summarise_model(self._plan, model, scores[model], {})]
