@@ -148,7 +148,7 @@ def evaluate(
         "allow_mixed": execution.allow_mixed,
         "command": command_line(context),
     }
-    _run(plan, out, how, output)
+    _run(plan, out, how, output=output)
 
 
 def _flags(
@@ -164,7 +164,7 @@ def _flags(
     return flags
 
 
-def _run(plan: Plan, out: Path, how: dict[str, Any], output: Output) -> None:
+def _run(plan: Plan, out: Path, how: dict[str, Any], *, output: Output) -> None:
     from dave_vit.evaluate import evaluate as run_plan
 
     with show_bars(Output(quiet=output.quiet or output.as_json)) as progress:
