@@ -178,8 +178,12 @@ def refine_classes(
 
 
 def explain_classes(
-    explainer: Explainer, classified: ClassifiedImage, targets: Sequence[Prediction]
+    explainer: Explainer,
+    classified: ClassifiedImage,
+    targets: Sequence[Prediction],
+    kind: type[ClassExplanation] = ClassExplanation,
+    **fields: Any,
 ) -> ClassExplanation:
-    """Return the explanation after all samples."""
-    *_, last = refine_classes(explainer, classified, targets)
+    """Return the explanation after all samples; see `refine_classes`."""
+    *_, last = refine_classes(explainer, classified, targets, kind, **fields)
     return last
