@@ -19,9 +19,8 @@ from PIL import Image
 from dave_vit._internal.content_hash import hash_content
 from dave_vit.data import DATASETS, Dataset, Item
 from dave_vit.data.base import Mask
-from dave_vit.data.builtin.compose import compose, make_piece
 from dave_vit.data.builtin.draws import Draws
-from dave_vit.data.builtin.scenes import CLASS_NAMES, draw_art, draw_distractors
+from dave_vit.data.builtin.scenes import CLASS_NAMES, compose, draw_art, draw_distractors, make_piece
 from dave_vit.errors import OptionError
 
 Bytes = npt.NDArray[np.uint8]

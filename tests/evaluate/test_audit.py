@@ -13,8 +13,8 @@ from torch import nn
 
 from dave_vit import cli
 from dave_vit.audit import AuditOptions, run_audit
-from dave_vit.audit.compare import compare_audits, read_audit
 from dave_vit.audit.groups import cluster_images, name_place, partition, silhouette
+from dave_vit.audit.report import compare_audits, read_audit
 from dave_vit.audit.verification import (
     Others,
     choose_reference,

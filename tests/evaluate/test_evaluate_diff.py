@@ -13,7 +13,7 @@ import pytest
 from dave_vit import cli
 from dave_vit.evaluate import evaluate
 from dave_vit.evaluate.statistics import intervals
-from dave_vit.evaluate.statistics.compare import describe_changes, read_run
+from dave_vit.evaluate.statistics.summary import describe_changes, read_run
 from evaluation_fixtures import build_plan, load, paint, read_rows
 
 

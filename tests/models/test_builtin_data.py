@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from dave_vit.data.builtin import CLASS_NAMES, backgrounds, compose, compose_scene, draws, sprites
+from dave_vit.data.builtin import CLASS_NAMES, backgrounds, compose_scene, draws, scenes, sprites
 from dave_vit.data.sets.builtin import BuiltinDataset
 from dave_vit.errors import OptionError
 
@@ -99,13 +99,13 @@ def test_boxes_are_tight_and_masks_do_not_overlap():
 
 def test_masks_match_the_pixels():
     """A target repainted in another colour changes the picture on its mask and nowhere else, but for a soft edge."""
-    art = compose.Art(0, "dog", "noto", sprites.catalogue()["targets"]["dog"]["noto"][0])
-    piece = compose.make_piece(art, 224, draws.Draws(1), easy=True)
+    art = scenes.Art(0, "dog", "noto", sprites.catalogue()["targets"]["dog"]["noto"][0])
+    piece = scenes.make_piece(art, 224, draws.Draws(1), easy=True)
     colours = piece.rgba.copy()
     colours[..., :3] = colours[..., 3:] - colours[..., :3]
-    negative = compose.Piece(art, colours, piece.silhouette, piece.area)
-    first, owner = compose.compose([piece], 224, draws.Draws(2), easy=True)
-    second, _ = compose.compose([negative], 224, draws.Draws(2), easy=True)
+    negative = scenes.Piece(art, colours, piece.silhouette, piece.area)
+    first, owner = scenes.compose([piece], 224, draws.Draws(2), easy=True)
+    second, _ = scenes.compose([negative], 224, draws.Draws(2), easy=True)
     changed = (first != second).any(axis=2)
     mask = owner == 0
     edge = mask.copy()
@@ -121,9 +121,9 @@ def test_objects_show_enough_of_themselves():
     """Silhouettes are rendered whole, so a visible part is against what would show on an endless empty canvas."""
     for index in range(25):
         stream = draws.Draws(3, index)
-        arts = [compose.Art(number if number < 2 else -1, "x", "noto", stream.integer(0, 184)) for number in range(5)]
-        pieces = [compose.make_piece(art, 224, stream, easy=False) for art in arts]
-        _, owner = compose.lay_out(pieces, 224, stream)
+        arts = [scenes.Art(number if number < 2 else -1, "x", "noto", stream.integer(0, 184)) for number in range(5)]
+        pieces = [scenes.make_piece(art, 224, stream, easy=False) for art in arts]
+        _, owner = scenes.lay_out(pieces, 224, stream)
         for number, piece in enumerate(pieces):
             least = 0.6 if piece.art.label >= 0 else 0.5
             assert (owner == number).sum() >= least * piece.silhouette.sum()
@@ -132,14 +132,14 @@ def test_objects_show_enough_of_themselves():
 def test_targets_and_distractors_share_one_size_range():
     lengths = {True: [], False: []}
     for label in (0, -1):
-        art = compose.Art(label, "x", "twemoji", 5)
+        art = scenes.Art(label, "x", "twemoji", 5)
         for index in range(60):
-            piece = compose.make_piece(art, 224, draws.Draws(label, index), easy=True)
+            piece = scenes.make_piece(art, 224, draws.Draws(label, index), easy=True)
             rows, columns = np.nonzero(piece.silhouette)
             lengths[label == 0].append(max(np.ptp(rows), np.ptp(columns)) + 1)
     for found in lengths.values():
-        assert min(found) >= compose.SMALLEST - 2
-        assert max(found) <= compose.LARGEST + 2
+        assert min(found) >= scenes.SMALLEST - 2
+        assert max(found) <= scenes.LARGEST + 2
         assert max(found) - min(found) > 40
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.atomic_files import write_bytes
-from dave_vit.data.grids import GridCandidate, GridOptions, choose_grids, compose_grids
+from dave_vit.data.grids import GridOptions, choose_grids, compose_grids, select_candidates
 from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import InputError
 from dave_vit.methods import DAVE
@@ -201,9 +201,7 @@ def _measure(model: nn.Module, inputs: Tensor, logits: Tensor, index: int, seed:
 
 def _localization(dave: DAVE, inputs: Tensor, logits: Tensor) -> tuple[float, ...]:
     """Return GridPG of the predicted classes, which deletion and insertion do not measure and needs no labels."""
-    top = logits.float().softmax(1).max(1)
-    rows = enumerate(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-    pool = [GridCandidate(index, label, confidence) for index, (label, confidence) in rows]
+    pool = select_candidates(logits, logits.argmax(1).tolist(), confidence=0.0)
     grids = choose_grids(pool, GridOptions(grids=max(1, len(inputs) // 4)))
     if not grids:
         return ()

@@ -36,8 +36,8 @@ def diff(
     if (before / "audit.json").exists() and not pair:
         output.json(show_audit_changes(before, after, output))
         return
-    from dave_vit.evaluate.statistics.compare import compare_runs, describe_changes, pair_methods, read_run
     from dave_vit.evaluate.statistics.intervals import describe_comparisons
+    from dave_vit.evaluate.statistics.summary import compare_runs, describe_changes, pair_methods, read_run
 
     first, second = read_run(before), read_run(after)
     pairs = pair_methods(first, second, _parse_pairs(pair or []))
@@ -53,7 +53,7 @@ def diff(
 
 def show_audit_changes(before: Path, after: Path, output: Output) -> dict[str, Any]:
     """Print what changed from one audit to another, and return it."""
-    from dave_vit.audit.compare import compare_audits, describe_settings, read_audit
+    from dave_vit.audit.report import compare_audits, describe_settings, read_audit
 
     first, second = read_audit(before), read_audit(after)
     rows, settings = compare_audits(first, second), list(describe_settings(first, second))
