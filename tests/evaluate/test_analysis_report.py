@@ -326,7 +326,7 @@ def test_the_builtin_suite_is_reproduced_and_resumed(tmp_path, monkeypatch, caps
     args = ["reproduce", "builtin", "--quick", "--out", "out"]
     assert cli.run([*args, "--device", "cpu", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    names = "conventional bcos consistency toy construction convergence rotation noise cost"
+    names = "conventional bcos consistency toy construction models classes convergence rotation noise cost"
     assert [section["name"] for section in record["sections"]] == names.split()
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("<figure>") == sum(len(section["pictures"]) for section in record["sections"])
