@@ -87,7 +87,7 @@ def test_unreadable_files_are_reported_and_the_rest_is_done(family, options, goo
     assert {"json", "npz", f"{figure}.png"} <= endings(records[0])
     gallery = json.loads(next(Path("out").glob("gallery*.dave.json")).read_text())
     assert {item["name"] for item in gallery["pictures"]} == set(good)
-    assert {Path(file).suffix for file in gallery["files"]} == {".json", ".html"}
+    assert {Path(file).suffix for file in gallery["files"]} == {".json", ".html", ".png"}
 
 
 @pytest.mark.parametrize(("family", "options", "good", "bad", "figure"), CASES)
