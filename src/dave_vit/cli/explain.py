@@ -122,6 +122,7 @@ def explain(
         loaded = model.load() if question.prompt is None else model.load(question.prompt)
         output.advise(loaded)
         explainer = Explainer(loaded, method.name, weights=model.weights, against=method.against, **options)
+        explainer.on_slow, explainer.maps = output.note, len(sources)
         pipeline = Pipeline(explainer, question, FigureStyle(**vars(drawing)), folder, Gallery(page.order))
         print_result = _print_result if verbose or len(sources) == 1 else _print_line
         for result in pipeline.run(sources, lambda done, name: update(completed=done, description=name)):

@@ -156,7 +156,7 @@ def compare_methods(
         target: the class.
         against: contrast; see `Explainer`.
         report: called with the number of methods that are done, and the name of the current one.
-        note: called with the reason why a method is left out.
+        note: called with the reason why a method is left out, and with the time that a slow one takes.
         options: options, for the methods that take them.
     """
     classified = classify(model, picture)
@@ -169,6 +169,7 @@ def compare_methods(
         report(number, name)
         try:
             explainer = Explainer(model, name, against=against, **filter_options(name, **options))
+            explainer.on_slow = note
             results[name] = explain_classes(explainer, classified, targets)
         except DaveError as error:
             if len(methods) == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,19 @@ from torch import Tensor
 from dave_vit.engine.targets import Contrast, TargetLike
 from dave_vit.errors import OutputError
 from dave_vit.methods import Explanation, Method, create_method
+from dave_vit.methods.options import max_samples
 from dave_vit.models import Adapter
+
+STAGES = 24
+"""About so many explanations are yielded while a map refines, where somebody watches it."""
+
+_MANY_PASSES = 50  # from which on the time is estimated before
+_SLOW = 20.0  # seconds from which on an estimate is reported
+
+
+def chunk_for_stages(method: str, options: Mapping[str, Any]) -> int:
+    """Return how many samples a method draws between two of about `STAGES` explanations."""
+    return max(1, max_samples(method, options) // STAGES)
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,8 @@ class Explainer:
 
     Attributes:
         on_progress: called with the share of samples that are done, 0 to 1, after each chunk of them.
+        on_slow: called with an estimate of the time, once, before maps that take long.
+        maps: how many maps are made in all, for the estimate.
     """
 
     def __init__(
@@ -63,11 +77,13 @@ class Explainer:
         self.options = options
         self.method: Method = create_method(method, model, **options)
         self.on_progress: Callable[[float], None] = lambda share: None
+        self.on_slow: Callable[[str], None] = lambda estimate: None
+        self.maps = 1
 
     def with_model(self, model: Adapter, *, against: str | int | None) -> Explainer:
         """Return the same method on another model, with another contrast."""
         other = Explainer(model, self.name, weights=self.weights, against=against, **self.options)
-        other.on_progress = self.on_progress
+        other.on_progress, other.on_slow, other.maps = self.on_progress, self.on_slow, self.maps
         return other
 
     @property
@@ -80,6 +96,7 @@ class Explainer:
 
         Methods that draw no samples yield one.
         """
+        self._estimate_time(inputs)
         start = time.perf_counter()
         target = target if self.against is None else Contrast(target, self.against)  # type: ignore[arg-type]
         refine = getattr(self.method, "refine", None)
@@ -95,3 +112,19 @@ class Explainer:
         """Return the explanation after all samples, with the seconds it took."""
         *_, last = self.refine(inputs, target)
         return last
+
+    @torch.no_grad()
+    def _estimate_time(self, inputs: Tensor) -> None:
+        """Call `on_slow` with the time of all maps, from that of one forward pass; of fewer passes nobody waits."""
+        passes = max(self.max_samples, getattr(self.method, "steps", 1))
+        on_slow, self.on_slow = self.on_slow, lambda estimate: None
+        if passes * self.maps < _MANY_PASSES:
+            return
+        start = time.perf_counter()
+        self.model(inputs[:1])
+        backward = 3 if "backward" in self.method.info.passes else 1  # a backward pass takes about two forward passes
+        seconds = (time.perf_counter() - start) * backward * passes * len(inputs) * self.maps
+        if seconds >= _SLOW:
+            maps = f" for {self.maps} maps" if self.maps > 1 else ""
+            duration = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+            on_slow(f"{self.name} takes {passes} passes a map: about {duration}{maps}")

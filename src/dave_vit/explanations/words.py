@@ -160,6 +160,7 @@ def explain_words(
     everything = range(1, len(answered.words) + 1)
     numbers = tuple(number for word in (words or everything) for number in _find_word(answered, word))
     bound, against = explainer.with_model(answered, against=None), explainer.against or "rivals"
+    bound.maps *= len(numbers)
     parts: list[ScoreExplanation] = []
     for group in _group_words(numbers, answered.inputs):
         scores = answered.scores([number - 1 for number in group], against=against)

@@ -169,6 +169,14 @@ def to_pillow(colours: Array) -> Image.Image:
     return Image.fromarray((colours.clip(0, 1) * 255).round().astype(np.uint8))
 
 
+def enlarge(colours: Array, side: int = 448) -> Image.Image:
+    """Enlarge an image by an integer factor until its shorter side has at least so many pixels."""
+    image = to_pillow(colours)
+    factor = -(-side // min(image.size))
+    size = (image.width * factor, image.height * factor)
+    return image.resize(size, Image.Resampling.BICUBIC) if factor > 1 else image
+
+
 @dataclass(frozen=True)
 class Panel:
     """The map of one target in one image.

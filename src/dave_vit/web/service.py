@@ -22,10 +22,10 @@ from dave_vit.errors import DaveError, OptionError, UnknownName
 from dave_vit.explanations.base import ImageExplanation
 from dave_vit.explanations.classes import classify, refine_classes
 from dave_vit.explanations.evidence import find_evidence
-from dave_vit.explanations.explainer import Explainer
+from dave_vit.explanations.explainer import Explainer, chunk_for_stages
 from dave_vit.explanations.words import explain_words
 from dave_vit.methods import METHODS
-from dave_vit.methods.options import filter_options, max_samples
+from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter, Prepare
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.viz import to_pillow
@@ -37,7 +37,6 @@ from dave_vit.web.work_queue import Check, Work
 
 CLASS_FILES = ("panels.png", "overlay.png", "npz", "json")
 WORD_FILES = ("words.png", "npz", "json")
-_STEPS = 24  # about so many maps are shown while one refines
 _CHUNK = 4  # views per pass of other methods: a cancelled request stops between two passes
 _KEPT_PIXELS = 60_000_000  # kept results hold their images
 
@@ -233,7 +232,7 @@ def _find_crop(model: Adapter, picture: LoadedImage) -> tuple[float, float, floa
 def _small_chunk(query: ExplainQuery, options: dict[str, Any]) -> dict[str, Any]:
     """Return options for few views per pass, so that there are many steps; the numbers stay the same."""
     if hasattr(METHODS[query.method], "refine"):
-        return {"chunk": max(1, max_samples(query.method, options) // _STEPS)}
+        return {"chunk": chunk_for_stages(query.method, options)}
     return filter_options(query.method, chunk=_CHUNK)
 
 

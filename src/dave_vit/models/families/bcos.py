@@ -44,7 +44,8 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
 def preprocessing(model: nn.Module) -> Preprocessing:
     """Return the preprocessing that a network of the package carries."""
     steps: Any = model.transform
-    return Preprocessing.of_transform(steps)
+    scaling = next((step for step in steps.transforms.transforms if hasattr(step, "mean")), None)
+    return Preprocessing(steps, tuple(scaling.mean), tuple(scaling.std)) if scaling else Preprocessing(steps)
 
 
 def build(name: str, **options: Any) -> nn.Module:
