@@ -20,7 +20,7 @@ from dave_vit.data.images import LoadedImage
 from dave_vit.engine.scores import parse_score
 from dave_vit.errors import OptionError
 from dave_vit.explanations.explainer import Explainer
-from dave_vit.explanations.scores import detect_boxes, explain_one_score
+from dave_vit.explanations.scores import detect_boxes, refine_score
 from dave_vit.models import Adapter, Preprocessing
 from model_coverage import architectures
 
@@ -89,7 +89,7 @@ def test_a_mark_in_a_corner_of_a_photograph_is_found_there(transform, mark):
     picture = photograph(mark)
     score = parse_score(region, explainer.model, Geometry.measure(explainer.model.preprocess, picture.size))
     inputs = explainer.model.preprocess(picture)
-    scored = explain_one_score(explainer, LoadedImage("photo", picture), inputs, (region, score))
+    *_, scored = refine_score(explainer, LoadedImage("photo", picture), inputs, (region, score))
     assert scored.viewed_map().shape == (60, 90)
     inside = torch.zeros_like(scored.viewed_map(), dtype=torch.bool)
     inside[max(0, y0 - 5) : y1 + 5, max(0, x0 - 5) : x1 + 5] = True

@@ -230,8 +230,8 @@ class ImageExplanation(ABC):
         }
 
 
-Labelled = tuple[str, ImageExplanation]
-"""A label for the names of files, and the explanation."""
+Labelled = tuple[str, Sequence[ImageExplanation]]
+"""A label for the names of files, and the explanation after each chunk of samples; the last one is the result."""
 
 
 def tile_boxes(model: Adapter, picture: LoadedImage) -> list[tuple[int, int, int, int]]:

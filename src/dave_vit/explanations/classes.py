@@ -178,12 +178,8 @@ def refine_classes(
 
 
 def explain_classes(
-    explainer: Explainer,
-    classified: ClassifiedImage,
-    targets: Sequence[Prediction],
-    kind: type[ClassExplanation] = ClassExplanation,
-    **fields: Any,
+    explainer: Explainer, classified: ClassifiedImage, targets: Sequence[Prediction]
 ) -> ClassExplanation:
-    """Return the explanation after all samples; see `refine_classes`."""
-    *_, last = refine_classes(explainer, classified, targets, kind, **fields)
+    """Return the explanation after all samples."""
+    *_, last = refine_classes(explainer, classified, targets)
     return last

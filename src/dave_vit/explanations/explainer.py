@@ -108,11 +108,6 @@ class Explainer:
             self.on_progress(min(1.0, explanation.samples / self.max_samples))
             yield explanation, time.perf_counter() - start
 
-    def explain(self, inputs: Tensor, target: TargetLike) -> tuple[Explanation, float]:
-        """Return the explanation after all samples, with the seconds it took."""
-        *_, last = self.refine(inputs, target)
-        return last
-
     @torch.no_grad()
     def _estimate_time(self, inputs: Tensor) -> None:
         """Call `on_slow` with the time of all maps, from that of one forward pass; of fewer passes nobody waits."""

@@ -12,7 +12,7 @@ from dave_vit._internal.atomic_files import png_bytes
 from dave_vit.data.images import read_image
 from dave_vit.errors import ImageError, OptionError, escape_unprintable
 from dave_vit.explanations.base import ImageExplanation, Labelled
-from dave_vit.explanations.classes import classify, explain_classes
+from dave_vit.explanations.classes import classify, refine_classes
 from dave_vit.explanations.explainer import Explainer, Question
 from dave_vit.explanations.output_files import Gallery, OutputFolder
 from dave_vit.explanations.recordings import explain_clip, explain_sound, explain_volume
@@ -115,17 +115,18 @@ class Pipeline:
     def _explain(self, source: str) -> Iterator[Written]:
         """Explain one source and write the files of each result."""
         view, scales = self.style.view, self.style.scales
-        for label, result in self.kind.explain(self.explainer, source, self.question):
-            if view == "signed" and all(as_map(panel.values(view)).min() >= 0 for panel in result.panels):
+        for label, stages in self.kind.explain(self.explainer, source, self.question):
+            last = stages[-1]
+            if view == "signed" and all(as_map(panel.values(view)).min() >= 0 for panel in last.panels):
                 raise OptionError(f"the maps of {self.explainer.name} have no negative values; leave out --view signed")
-            files = result.files(self.style.figure_format, view=view, scales=scales)
-            record = {"source": escape_unprintable(source), **result.record()}
-            record = self.folder.write(result.picture, self._facts(label), files, record, self._labels(label))
-            if not isinstance(result, BoxesExplanation):  # it shows what has its own records
-                overlay = files.get("overlay.png") or png_bytes(result.overlay(view, scales))
-                self.gallery.add(result, overlay, record)
+            files = last.files(self.style.figure_format, view=view, scales=scales)
+            record = {"source": escape_unprintable(source), **last.record()}
+            record = self.folder.write(last.picture, self._facts(label), files, record, self._labels(label))
+            if not isinstance(last, BoxesExplanation):  # it shows what has its own records
+                overlay = files.get("overlay.png") or png_bytes(last.overlay(view, scales))
+                self.gallery.add(last, overlay, record)
                 self.records.append(record)
-            yield result, record
+            yield last, record
 
     def _labels(self, label: str) -> list[str]:
         """Return the labels of file names; what is the default has none."""
@@ -149,7 +150,7 @@ class Pipeline:
 
 def _explain_classes(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
     classified = classify(explainer.model, read_image(source))
-    yield question.target_label, explain_classes(explainer, classified, classified.pick(question.target))
+    yield question.target_label, [*refine_classes(explainer, classified, classified.pick(question.target))]
 
 
 KINDS = {

@@ -16,7 +16,7 @@ from torch import Tensor
 from dave_vit.data.images import Clip, LoadedImage, read_clip
 from dave_vit.errors import OptionError, escape_unprintable
 from dave_vit.explanations.base import Arrays, Labelled, draw_strip, overlay_maps
-from dave_vit.explanations.classes import ClassExplanation, classify, explain_classes
+from dave_vit.explanations.classes import ClassExplanation, classify, refine_classes
 from dave_vit.explanations.explainer import Explainer, Question
 from dave_vit.models.recordings import HOP, AudioModel, VideoModel, VolumeModel, import_nibabel, load_nifti
 from dave_vit.viz import Drawing, Scales, View, encode_animation, to_pillow
@@ -81,7 +81,7 @@ def explain_clip(explainer: Explainer, source: str, question: Question) -> Itera
     targets = classified.pick(question.target)
     if len(targets) != 1:
         raise OptionError(f"{len(targets)} classes of a clip; a clip is explained for one at a time")
-    yield question.target_label, explain_classes(explainer, classified, targets, ClipExplanation, clip=clip)
+    yield question.target_label, [*refine_classes(explainer, classified, targets, ClipExplanation, clip=clip)]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def explain_sound(explainer: Explainer, source: str, question: Question) -> Iter
     shown = to_pillow(as_image(explainer.model.preprocessing.picture(inputs)[0]))
     classified = classify(explainer.model, LoadedImage(escape_unprintable(Path(source).stem), shown), inputs)
     targets = classified.pick(question.target)
-    yield question.target_label, explain_classes(explainer, classified, targets, SoundExplanation)
+    yield question.target_label, [*refine_classes(explainer, classified, targets, SoundExplanation)]
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,8 @@ def explain_volume(explainer: Explainer, source: str, question: Question) -> Ite
     clip = Clip(escape_unprintable(Path(source).name.split(".nii")[0]), slices, tuple(numbers.tolist()))
     classified = classify(model, LoadedImage(clip.name, slices[0]), model.preprocess(source))
     targets = classified.pick(question.target)[:1]
-    fields = {"clip": clip, "file": file}
-    yield question.target_label, explain_classes(explainer, classified, targets, VolumeExplanation, **fields)
+    stages = refine_classes(explainer, classified, targets, VolumeExplanation, clip=clip, file=file)
+    yield question.target_label, [*stages]
 
 
 def _draw_slices(values: np.ndarray[Any, Any]) -> tuple[Image.Image, ...]:

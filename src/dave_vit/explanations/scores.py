@@ -178,26 +178,28 @@ class BoxesExplanation(JointExplanation):
         return {"boxes": [{**asdict(box), "score": box.score} for box in self.boxes]}
 
 
-def explain_scores(
+def refine_score(
+    explainer: Explainer, picture: LoadedImage, inputs: Tensor, score: NamedScore, box: DetectedBox | None = None
+) -> Iterator[ScoreExplanation]:
+    """Yield the explanation of a score after each chunk of samples; methods that draw no samples yield one."""
+    name, function = score
+    value = float(compute_logits(explainer.model, inputs, Target(score=function).read))
+    for explanation, seconds in explainer.refine(inputs, function):
+        yield ScoreExplanation(explainer, picture, inputs, explanation, seconds, name, function, value, box)
+
+
+def refine_scores(
     explainer: Explainer, picture: LoadedImage, inputs: Tensor, scores: Sequence[NamedScore]
-) -> list[ScoreExplanation]:
-    """Return the explanations of several scores, which share their forward passes."""
+) -> Iterator[list[ScoreExplanation]]:
+    """Yield the explanations of several scores, which share their forward passes, after each chunk of samples."""
     together = ScoreSet(tuple(function for _, function in scores))
     values = compute_logits(explainer.model, inputs, Target.of(together, 1).read)[0].tolist()
-    explanation, seconds = explainer.explain(inputs, together)
-    shared = (explainer, picture, inputs)
-    return [
-        ScoreExplanation(*shared, explanation.select_class(index), seconds / len(scores), *score, value)
-        for index, (score, value) in enumerate(zip(scores, values, strict=True))
-    ]
-
-
-def explain_one_score(
-    explainer: Explainer, picture: LoadedImage, inputs: Tensor, score: NamedScore, box: DetectedBox | None = None
-) -> ScoreExplanation:
-    """Return the explanation of a score."""
-    value = float(compute_logits(explainer.model, inputs, Target(score=score[1]).read))
-    return ScoreExplanation(explainer, picture, inputs, *explainer.explain(inputs, score[1]), *score, value, box)
+    for explanation, seconds in explainer.refine(inputs, together):
+        shared = (explainer, picture, inputs)
+        yield [
+            ScoreExplanation(*shared, explanation.select_class(index), seconds / len(scores), *score, value)
+            for index, (score, value) in enumerate(zip(scores, values, strict=True))
+        ]
 
 
 def detect_boxes(
@@ -235,7 +237,7 @@ def explain_score(explainer: Explainer, source: str, question: Question) -> Iter
     picture = read_image(source)
     explainer = _with_prompt(explainer, picture, question.prompt)
     score = _find_score(explainer.model, picture, question.score)
-    yield score[0], explain_one_score(explainer, picture, explainer.model.preprocess(picture.image), score)
+    yield score[0], [*refine_score(explainer, picture, explainer.model.preprocess(picture.image), score)]
 
 
 def _with_prompt(explainer: Explainer, picture: LoadedImage, prompt: str | None) -> Explainer:
@@ -272,9 +274,10 @@ def explain_boxes(explainer: Explainer, source: str, question: Question) -> Iter
     inputs, geometry = model.preprocess(picture.image), Geometry.measure(model.preprocessing, picture.image.size)
     for number, box in enumerate(boxes, 1):
         score = box.score, Detection(box.label, geometry.box_to_input(box.corners))
-        parts.append(explain_one_score(explainer, picture, inputs, score, box))
-        yield f"box{number}", parts[-1]
-    yield "boxes", BoxesExplanation.of(parts)
+        stages = list(refine_score(explainer, picture, inputs, score, box))
+        parts.append(stages[-1])
+        yield f"box{number}", stages
+    yield "boxes", [BoxesExplanation.of(parts)]
 
 
 def _class_probabilities(logits: Tensor, classes: int) -> Tensor:

@@ -17,7 +17,7 @@ from dave_vit.errors import OptionError
 from dave_vit.explanations.base import Labelled, draw_strip, overlay_maps
 from dave_vit.explanations.evidence import WordEvidence, find_evidence
 from dave_vit.explanations.explainer import Explainer, Question
-from dave_vit.explanations.scores import JointExplanation, ScoreExplanation, explain_one_score, explain_scores
+from dave_vit.explanations.scores import JointExplanation, ScoreExplanation, refine_score, refine_scores
 from dave_vit.models.retrieval import PageRetriever, ZeroShotAdapter, total_score
 from dave_vit.models.text_generation import MAX_TOKENS, AnsweredPrompt, TextGenerator
 from dave_vit.viz import Drawing, Scales, ShadedWord, View, sentence_cell
@@ -133,15 +133,15 @@ class WordExplanation(JointExplanation):
         return [f"word{number}" for number in self.numbers]
 
 
-def explain_words(
+def refine_words(
     explainer: Explainer,
     picture: LoadedImage,
     prompt: str | None = None,
     words: Sequence[int | str] | None = None,
     answer: str | None = None,
     max_tokens: int | None = None,
-) -> WordExplanation:
-    """Let a model write about a photograph, and return the explanation of its words.
+) -> Iterator[WordExplanation]:
+    """Let a model write about a photograph, and yield the explanation of its words after each chunk of samples.
 
     Args:
         explainer: holds a model that writes text.
@@ -161,12 +161,15 @@ def explain_words(
     numbers = tuple(number for word in (words or everything) for number in _find_word(answered, word))
     bound, against = explainer.with_model(answered, against=None), explainer.against or "rivals"
     bound.maps *= len(numbers)
-    parts: list[ScoreExplanation] = []
+    parts: tuple[ScoreExplanation, ...] = ()
     for group in _group_words(numbers, answered.inputs):
         scores = answered.scores([number - 1 for number in group], against=against)
         names = [f"word:{number}:{answered.words[number - 1].text}" for number in group]
-        parts += explain_scores(bound, picture, answered.inputs, list(zip(names, scores, strict=True)))
-    return WordExplanation.of(parts, answered=answered, prompt=prompt, numbers=numbers, against=against)
+        for stage in refine_scores(bound, picture, answered.inputs, list(zip(names, scores, strict=True))):
+            so_far = (*parts, *stage)
+            told = {"answered": answered, "prompt": prompt, "numbers": numbers[: len(so_far)], "against": against}
+            yield WordExplanation.of(so_far, **told)
+        parts = so_far
 
 
 def _find_word(answered: AnsweredPrompt, word: int | str) -> list[int]:
@@ -184,10 +187,23 @@ def _group_words(numbers: Sequence[int], inputs: Tensor) -> Iterator[Sequence[in
     yield from (numbers[start : start + most] for start in range(0, len(numbers), most))
 
 
+def explain_words(
+    explainer: Explainer,
+    picture: LoadedImage,
+    prompt: str | None = None,
+    words: Sequence[int | str] | None = None,
+    *,
+    answer: str | None = None,
+) -> WordExplanation:
+    """Return the explanation of all words after all samples; see `refine_words`."""
+    *_, last = refine_words(explainer, picture, prompt, words, answer=answer)
+    return last
+
+
 def explain_answer(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
     """Yield the explanation of the words that a model writes."""
     asked = (question.prompt, question.words, question.answer, question.max_tokens)
-    yield "", explain_words(explainer, read_image(source), *asked)
+    yield "", [*refine_words(explainer, read_image(source), *asked)]
 
 
 @dataclass(frozen=True)
@@ -217,8 +233,8 @@ def explain_sentence(explainer: Explainer, source: str, question: Question) -> I
     assert isinstance(model, ZeroShotAdapter)
     inputs = model.preprocess(picture.image)
     words = tuple(model.word_contributions(inputs))
-    similarity = explain_one_score(explainer, picture, inputs, (model.class_names[0], ClassLogit(0)))
-    yield question.prompt or "", SentenceExplanation(**vars(similarity), words=words)
+    stages = refine_score(explainer, picture, inputs, (model.class_names[0], ClassLogit(0)))
+    yield question.prompt or "", [SentenceExplanation(**vars(stage), words=words) for stage in stages]
 
 
 @dataclass(frozen=True)
@@ -268,5 +284,5 @@ def explain_page(explainer: Explainer, source: str, question: Question) -> Itera
     assert isinstance(explainer.model, PageRetriever)
     bound = explainer.with_model(explainer.model.with_prompt(picture.image, query), against=explainer.against)
     words = ((word, ClassLogit(number)) for number, word in enumerate(bound.model.class_names))
-    parts = explain_scores(bound, picture, bound.model.preprocess(picture.image), [("total", total_score), *words])
-    yield query or "", PageExplanation.of(parts, query=query)
+    stages = refine_scores(bound, picture, bound.model.preprocess(picture.image), [("total", total_score), *words])
+    yield query or "", [PageExplanation.of(parts, query=query) for parts in stages]
