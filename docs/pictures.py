@@ -24,6 +24,7 @@ PICTURES = {
     "panels": ("dave explain chelsea.jpg", "chelsea.dave.panels.png"),
     "classes": ("dave explain chelsea.jpg --target 'Egyptian cat,tabby,lynx'", "dave.panels.png"),
     "tiles": ("dave explain chelsea.jpg --fit tiles", "dave.panels.png"),
+    "sheet": ("dave explain chelsea.jpg coffee.jpg", "gallery.dave.png"),
 }
 
 

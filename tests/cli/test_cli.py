@@ -68,6 +68,7 @@ def test_version(capsys):
         (["explain", "a.png", "--method", "dav"], ["unknown method 'dav'", "did you mean dave"]),
         (["explain", "a.png", "--method", "effective", "--samples", "3"], ["'effective' takes no --samples"]),
         (["explain", "a.png", "--set", "rotation"], ["NAME=VALUE"]),
+        (["explain", "a.png", "--method", "effective", "--animate", "gif"], ["does not refine", "--animate"]),
     ],
 )
 def test_a_wrong_call_is_one_line_and_exit_code_two(args, words, capsys):

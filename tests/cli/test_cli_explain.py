@@ -15,7 +15,7 @@ from dave_vit.cli.options import ModelOptions
 from tiny_adapters import adapter
 from tiny_models import CLASSES, SIZE
 
-GALLERY = ["gallery.dave.html", "gallery.dave.json"]
+GALLERY = ["gallery.dave.html", "gallery.dave.json", "gallery.dave.png"]
 ENDINGS = ["dave.json", "dave.npz", "dave.panels.png", "dave.png"]
 
 
@@ -143,6 +143,20 @@ def test_a_wrong_target_is_one_line_and_writes_nothing(target, words, capsys):
 def test_the_figure_comes_in_other_formats(kind):
     assert explain("a.png", "--format", kind) == 0
     assert f"a.dave.panels.{kind}" in written()
+
+
+@pytest.mark.parametrize("kind", ["gif", "webp"])
+def test_the_refining_map_is_animated(kind):
+    assert explain("a.png", "--animate", kind, "--samples", "6") == 0
+    with Image.open(f"dave-out/a.dave.{kind}") as moving:
+        assert moving.n_frames == 6
+
+
+def test_an_animation_changes_no_number():
+    assert explain("a.png", "--out", "still", "--samples", "6") == 0
+    assert explain("a.png", "--out", "moving", "--samples", "6", "--animate", "gif") == 0
+    still, moving = (np.load(f"{folder}/a.dave.npz")["attribution"] for folder in ("still", "moving"))
+    np.testing.assert_allclose(still, moving, rtol=1e-4, atol=1e-8)
 
 
 def test_ctrl_c_keeps_what_is_finished_and_nothing_half(monkeypatch, capsys):

@@ -122,7 +122,7 @@ def test_folders_are_searched_without_results():
 
 @pytest.mark.parametrize(
     ("source", "more"),
-    [("cat.webp", []), ("cat.gif", []), ("cat.dave.png", ["cat.png"])],
+    [("cat.webp", ["--animate", "webp"]), ("cat.gif", ["--animate", "gif"]), ("cat.dave.png", ["cat.png"])],
 )
 def test_no_source_is_written_over(source, more):
     Path(source).write_bytes(good_png())

@@ -49,7 +49,7 @@ def photos(tmp_path, monkeypatch) -> Path:
 
 def explain(capsys, *args: str, code: int = 0) -> list[dict]:
     """Run `dave explain`, and return its records."""
-    method = [] if "--method" in args else ["--method", "effective"]
+    method = [] if "--method" in args or "--animate" in args else ["--method", "effective"]
     assert cli.run(["explain", *args, *method, "--json", "--out", "out"]) == code
     return json.loads(capsys.readouterr().out)
 
@@ -101,6 +101,15 @@ def test_view_scales_and_format(family, options, good, bad, figure, folders, cap
         [file for file in record["files"] if file.endswith((".dave.png", ".gif"))] for record in (usual, signed)
     ]
     assert Path(pictures[0][0]).read_bytes() != Path(pictures[1][0]).read_bytes()
+
+
+@pytest.mark.parametrize(("family", "options", "good", "bad", "figure"), CASES[:3])
+def test_the_refining_map_is_animated(family, options, good, bad, figure, folders, capsys):
+    args = [good[0], *model_of(family, folders), *options, "--samples", "3", "--animate", "gif"]
+    record, *_ = explain(capsys, *args)
+    (film,) = [file for file in record["files"] if file.endswith(".gif")]
+    with Image.open(film) as frames:
+        assert frames.n_frames == 3
 
 
 def test_preprocessing_of_your_own(folders, capsys):
@@ -165,6 +174,7 @@ def test_packed_pictures_are_fitted_but_keep_their_size(folders, capsys):
         ("DPT", ["--against", "rivals"], "does not apply to a score function"),
         ("DPT", ["--fit", "tiles"], "take pad or squash"),
         ("DPT", ["--words", "1"], "takes no words"),
+        ("VideoMAE", ["--animate", "gif"], "leave out --animate"),
         ("VideoMAE", ["--score", "value"], "takes no score"),
         ("YOLOS", ["--threshold", "1"], "lower it with --threshold"),
         ("builtin-captions", ["--boxes"], "takes no boxes"),

@@ -65,6 +65,9 @@ def test_the_page_shows_every_picture_and_leads_to_its_map():
     assert all(Path("out", link).is_file() for link in links)
     assert 'data-by="certainty"' not in page  # the method draws no samples
     assert all(f"brightest {one['brightest']:.2g}" in page for one in record["pictures"])
+    with Image.open("out/gallery.effective.dave.png") as sheet:
+        assert sheet.width > 2 * 2 * 180
+        assert sheet.height > 2 * 180
 
 
 @pytest.mark.parametrize("order", ["confidence", "certainty", "name"])
@@ -107,11 +110,14 @@ def test_one_picture_has_no_gallery_and_several_need_none():
 
 def test_thumbnails_are_kept_of_some_and_numbers_of_all(monkeypatch):
     monkeypatch.setattr(gallery, "ON_PAGE", 2)
+    monkeypatch.setattr(gallery, "ON_SHEET", 1)
     assert explain() == 0
     page, record = told()
     assert page.count("data:image/jpeg;base64,") == 2 * 2
     assert "The first 2 of 3 pictures are shown" in page
     assert len(record["pictures"]) == 3
+    with Image.open("out/gallery.effective.dave.png") as sheet:
+        assert sheet.height < 2 * 180
 
 
 def test_certainty_is_that_of_the_middle_of_what_a_map_shows():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 
 import matplotlib
@@ -198,6 +199,34 @@ def test_another_ending_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(OptionError, match="png, svg, pdf"):
         viz.draw_grid([[viz.map_cell(MAP)]]).save(tmp_path / "map.bmp")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["gif", "webp"])
+def test_an_animation_shows_each_step_and_rests_on_the_last(kind):
+    steps = [viz.AnimationStep(count, MAP * count, MAP.abs() / count) for count in (1, 2, 4)]
+    with Image.open(io.BytesIO(viz.animate(IMAGE, steps, kind, seconds=1))) as moving:
+        frames = []
+        for number in range(moving.n_frames):
+            moving.seek(number)
+            frames.append((moving.convert("RGB"), moving.info["duration"]))
+    assert [duration for _, duration in frames] == [500, 500, 2000]
+    assert np.abs(np.asarray(frames[0][0], float) - np.asarray(frames[2][0], float)).mean() > 1
+
+
+def test_frames_share_the_scale_of_the_last_one():
+    steps = [viz.AnimationStep(1, MAP / 10), viz.AnimationStep(2, MAP)]
+    with Image.open(io.BytesIO(viz.animate(IMAGE, steps, "gif"))) as moving:
+        first = np.asarray(moving.convert("RGB"), float)
+        moving.seek(1)
+        last = np.asarray(moving.convert("RGB"), float)
+    assert first.mean() < last.mean()
+
+
+def test_animations_of_nothing_or_of_another_kind_are_refused():
+    with pytest.raises(OptionError, match="no steps"):
+        viz.animate(IMAGE, [])
+    with pytest.raises(OptionError, match="gif, webp"):
+        viz.animate(IMAGE, [viz.AnimationStep(1, MAP)], "mp4")
 
 
 @pytest.mark.parametrize("targets", [torch.tensor([1, 0]), torch.tensor([[1, 0, 2], [0, 1, 2]])])

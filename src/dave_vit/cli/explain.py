@@ -73,6 +73,9 @@ class StyleOptions(DrawingOptions):
     figure_format: Literal["png", "svg", "pdf"] = option(
         "--format", "Format of the side-by-side figure.", default="png"
     )
+    animation: Literal["gif", "webp"] | None = option(
+        "--animate", "Also show how the map refines, as an animation.", "none"
+    )
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class GalleryOptions:
     """The page that shows all pictures of one command."""
 
     gallery: bool = option(
-        "--gallery/--no-gallery", "Write a page of all images where there are several.", default=True
+        "--gallery/--no-gallery", "Write a page and a contact sheet where there are several images.", default=True
     )
     order: Literal["confidence", "certainty", "name"] = option(
         "--sort", "Sort the gallery; the most confident or the most certain first.", default="confidence"
@@ -107,15 +110,17 @@ def explain(
     side by side), NAME.dave.npz (raw numbers) and NAME.dave.json (classes, options, versions). A target, score or
     method of your own goes into the name (NAME.tabby.dave.png). Only results of the same question about the same
     picture are written over; where another file has the name, NAME gets a number. An image that cannot be read is
-    reported and the others are still done. Several images also get gallery.dave.html, a page of all with their maps
-    (1000 at most), named by the same rules.
+    reported and the others are still done. Several images also get gallery.dave.html (a page of all with their maps,
+    1000 at most) and gallery.dave.png (a contact sheet, 200 at most), named by the same rules.
     """
     from dave_vit.data.images import find_images
-    from dave_vit.explanations.explainer import Explainer
+    from dave_vit.explanations.explainer import Explainer, chunk_for_stages
     from dave_vit.explanations.output_files import Gallery, OutputFolder
     from dave_vit.explanations.pipeline import FigureStyle, Pipeline
 
     options, question = method.options(), subject.create()
+    if drawing.animation:
+        options = {"chunk": chunk_for_stages(method.name, options), **options}
     sources = find_images(images)
     folder = OutputFolder(out, sources)
     with output.progress(len(sources), "loading the model") as update:

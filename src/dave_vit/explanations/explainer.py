@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dave_vit.engine.targets import Contrast, TargetLike
-from dave_vit.errors import OutputError
-from dave_vit.methods import Explanation, Method, create_method
+from dave_vit.errors import OptionError, OutputError
+from dave_vit.methods import METHODS, Explanation, Method, create_method
 from dave_vit.methods.options import max_samples
 from dave_vit.models import Adapter
 
@@ -24,7 +24,13 @@ _SLOW = 20.0  # seconds from which on an estimate is reported
 
 
 def chunk_for_stages(method: str, options: Mapping[str, Any]) -> int:
-    """Return how many samples a method draws between two of about `STAGES` explanations."""
+    """Return how many samples a method draws between two of about `STAGES` explanations.
+
+    Raises:
+        OptionError: the method draws no samples one after the other.
+    """
+    if not hasattr(METHODS[method], "refine"):
+        raise OptionError(f"method {method!r} does not refine sample by sample; leave out --animate")
     return max(1, max_samples(method, options) // STAGES)
 
 

@@ -15,12 +15,13 @@ from typing import Any, Literal, get_args
 
 from PIL import Image
 
-from dave_vit._internal.atomic_files import check_folder, json_bytes, write_files
+from dave_vit._internal.atomic_files import check_folder, json_bytes, png_bytes, write_files
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import escape_unprintable
 from dave_vit.explanations.base import ImageExplanation
 from dave_vit.methods import Explanation
 from dave_vit.viz.pages import render
+from dave_vit.viz.pictures import draw_contact_sheet
 from dave_vit.viz.rendering import scale_map
 
 _MOST_BYTES = 120  # of a name; file systems take 255 with the endings
@@ -113,6 +114,7 @@ def _clean_label(text: str) -> str:
 Order = Literal["confidence", "certainty", "name"]
 
 ON_PAGE = 1000  # pictures of which thumbnails are kept
+ON_SHEET = 200  # of these on the contact sheet
 _SIDE = 240  # pixels of a thumbnail's longer side
 
 
@@ -160,10 +162,10 @@ class GalleryItem:
 
 
 class Gallery:
-    """All results of one command on a page; only thumbnails are kept in memory.
+    """All results of one command on a page and on a contact sheet; only thumbnails are kept in memory.
 
     Args:
-        order: how it is sorted; the most confident or the most certain first.
+        order: how both are sorted; the most confident or the most certain first.
     """
 
     def __init__(self, order: Order = "confidence") -> None:
@@ -201,6 +203,11 @@ class Gallery:
         """Return all results in their order, ready for JSON."""
         return {**self._facts, "order": self._order, "pictures": [one.record() for one in self._sort(self._items)]}
 
+    def files(self) -> dict[str, bytes]:
+        """Return the page and the contact sheet, by the ending of their names."""
+        items = self._sort(self._items[:ON_PAGE])
+        return {"html": self._draw_page(items), "png": self._draw_sheet(items[:ON_SHEET])}
+
     @property
     def _facts(self) -> dict[str, str]:
         first = next(iter(self._methods))
@@ -213,9 +220,8 @@ class Gallery:
             return sorted(items, key=lambda one: one.name)
         return sorted(items, key=lambda one: (getattr(one, self._order) is None, -(getattr(one, self._order) or 0.0)))
 
-    def page(self) -> bytes:
-        """Return the page."""
-        items, count = self._sort(self._items[:ON_PAGE]), len(self._items)
+    def _draw_page(self, items: list[GalleryItem]) -> bytes:
+        count = len(self._items)
         missing = f"The first {len(items)} of {count} pictures are shown; the JSON file beside this page lists all."
         # numbers that no result has are left out
         orders = [name for name in get_args(Order) if any(getattr(one, name) is not None for one in self._items)]
@@ -229,6 +235,13 @@ class Gallery:
             "items": items,
         }
         return render("gallery.html", **content).encode()
+
+    def _draw_sheet(self, items: list[GalleryItem]) -> bytes:
+        count = len(self._items)
+        shown = f"{len(items)} of {count} pictures" if len(items) < count else f"{count} pictures"
+        title = f"{shown} by {self._order}, each on its own colour scale; {', '.join(self._facts.values())}"
+        pairs = [(_open_image(one.photo), _open_image(one.map)) for one in items]
+        return png_bytes(draw_contact_sheet(pairs, [(one.name, one.caption) for one in items], title))
 
 
 def median_certainty(explanation: Explanation) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dave_vit._internal.atomic_files import png_bytes
 from dave_vit.data.images import read_image
@@ -23,7 +23,7 @@ from dave_vit.models.recordings import AudioModel, VideoModel, VolumeModel
 from dave_vit.models.retrieval import PageRetriever, ZeroShotAdapter
 from dave_vit.models.tasks import PromptedModel, TaskModel, TextDetector
 from dave_vit.models.text_generation import TextGenerator
-from dave_vit.viz import Scales, View
+from dave_vit.viz import AnimationStep, Scales, View, animate
 from dave_vit.viz.rendering import as_map
 
 Written = tuple[ImageExplanation, dict[str, Any]]
@@ -38,11 +38,13 @@ class FigureStyle:
         view: "map" for what speaks for the target, "signed" with what speaks against it.
         scales: one colour scale for all maps of a picture, or one for each.
         figure_format: "png", "svg" or "pdf".
+        animation: "gif" or "webp" to show how the map refines; None for no animation.
     """
 
     view: View = "map"
     scales: Scales = "shared"
     figure_format: str = "png"
+    animation: Literal["gif", "webp"] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Pipeline:
     ) -> None:
         self.explainer, self.question, self.style = explainer, question, style
         self.folder, self.gallery = folder, gallery
-        self.kind = _check_question(_find_kind(explainer.model, question), explainer.model, question)
+        self.kind = _check_question(_find_kind(explainer.model, question), explainer.model, question, style)
         self.records: list[dict[str, Any]] = []
         self.failures = 0
 
@@ -104,13 +106,13 @@ class Pipeline:
                 yield error
 
     def write_gallery(self, explained: int) -> dict[str, Any] | None:
-        """Write the page of all results, and return its record; None of a single source."""
+        """Write the page and the contact sheet of all results, and return their record; None of a single source."""
         if explained < 2:
             return None
         labels = self._labels(self.question.target_label)
         # the same results under the same names are the same gallery
         question = {"results": [[one["question"], Path(one["files"][0]).name] for one in self.records]}
-        return self.folder.write(None, question, {"html": self.gallery.page()}, self.gallery.record(), labels)
+        return self.folder.write(None, question, self.gallery.files(), self.gallery.record(), labels)
 
     def _explain(self, source: str) -> Iterator[Written]:
         """Explain one source and write the files of each result."""
@@ -120,6 +122,8 @@ class Pipeline:
             if view == "signed" and all(as_map(panel.values(view)).min() >= 0 for panel in last.panels):
                 raise OptionError(f"the maps of {self.explainer.name} have no negative values; leave out --view signed")
             files = last.files(self.style.figure_format, view=view, scales=scales)
+            if self.style.animation:
+                files[self.style.animation] = _animate(stages, self.style.animation)
             record = {"source": escape_unprintable(source), **last.record()}
             record = self.folder.write(last.picture, self._facts(label), files, record, self._labels(label))
             if not isinstance(last, BoxesExplanation):  # it shows what has its own records
@@ -185,7 +189,7 @@ def _find_kind(model: Adapter, question: Question) -> ExplanationKind:
     return KINDS["score" if isinstance(model, PromptedModel | TaskModel) else "classes"]
 
 
-def _check_question(kind: ExplanationKind, model: Adapter, question: Question) -> ExplanationKind:
+def _check_question(kind: ExplanationKind, model: Adapter, question: Question, style: FigureStyle) -> ExplanationKind:
     """Refuse options that a kind of explanation cannot follow."""
     for option, value in asdict(question).items():
         if value not in (None, False) and option not in kind.options:
@@ -194,8 +198,17 @@ def _check_question(kind: ExplanationKind, model: Adapter, question: Question) -
             )
     if model.preprocessing.parts is not None and not kind.has_tiles:
         raise OptionError(f"--fit tiles explains classes of pictures, not {kind.subject}; take pad or squash")
+    if style.animation and kind in (KINDS["clip"], KINDS["volume"]):
+        raise OptionError("the animation of a clip shows its frames; leave out --animate")
     return kind
 
 
 def _report_share(report: Callable[[float, str], None], number: int, name: str, share: float) -> None:
     report(number + share, name)
+
+
+def _animate(stages: Sequence[ImageExplanation], animation: str) -> bytes:
+    """Draw how the map of the first target refines."""
+    refined = {id(stage.explanation): stage for stage in stages}.values()  # later words leave the first one as it is
+    panels = [(stage.explanation.samples, stage.panels[0]) for stage in refined]
+    return animate(stages[-1].image, [AnimationStep(count, one.map, one.certainty) for count, one in panels], animation)

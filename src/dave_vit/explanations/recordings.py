@@ -22,7 +22,7 @@ from dave_vit.models.recordings import HOP, AudioModel, VideoModel, VolumeModel,
 from dave_vit.viz import Drawing, Scales, View, encode_animation, to_pillow
 from dave_vit.viz.rendering import as_image
 
-_FRAME_MILLISECONDS = 250  # of the animation
+_FRAME_SECONDS = 0.25  # of the animation
 _TICKS = (125, 500, 1000, 2000, 4000, 8000)  # Hz
 _SHOWN = 16  # slices of the montage
 
@@ -69,7 +69,8 @@ class ClipExplanation(ClassExplanation):
         """As of pictures, with an animation of all frames instead of one overlay."""
         files = super().files(figure_format, view=view, scales=scales)
         del files["overlay.png"]
-        return {**files, "gif": encode_animation(self.overlays(view, scales), _FRAME_MILLISECONDS)}
+        milliseconds = [round(1000 * _FRAME_SECONDS)] * len(self.clip.frames)
+        return {**files, "gif": encode_animation(self.overlays(view, scales), milliseconds, "gif")}
 
 
 def explain_clip(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:

@@ -1,8 +1,9 @@
-"""Pictures that Pillow draws: animations of clips, and sentences with shaded words."""
+"""Pictures that Pillow draws: animations of a map as it refines, contact sheets, and sentences with shaded words."""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,26 +12,127 @@ import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from dave_vit.errors import OptionError
 from dave_vit.viz.colors import COLORMAPS
-from dave_vit.viz.figures import Cell
+from dave_vit.viz.figures import Cell, certainty_cell
+from dave_vit.viz.rendering import ImageLike, MapLike, colorize_map, enlarge, overlay, scale_map, smooth_for_overlay
 
-# of sentences, in pixels
-_COLUMN, _LETTERS, _WORD_LINE = 480, 30, 46  # width of a column, size of letters, height of lines
+FORMATS = ("gif", "webp")
+# pixels
+_TEXT, _GAP = 26, 8  # animations: under the pictures, for text; between pictures
+_SIDE, _SPACE, _LINE = 180, 6, 17  # contact sheets: side of a picture, gap inside a pair, line of text
+_MARGIN, _HEAD = 16, 34  # around the sheet and between pairs; above all pairs
+_COLUMN, _LETTERS, _WORD_LINE = 480, 30, 46  # sentences: width of a column, size of letters, height of lines
 _WORD_GAP = 10
 
 
-def encode_animation(frames: Sequence[Image.Image], milliseconds: int) -> bytes:
-    """Encode frames, each shown for so many milliseconds, as an animated GIF."""
-    palette = frames[-1].quantize(255)  # one for all, or colours flicker
-    first, *later = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+@dataclass(frozen=True)
+class AnimationStep:
+    """The state after some samples: map [H, W] and, where it is known, certainty [H, W]."""
+
+    samples: int
+    map: MapLike
+    certainty: MapLike | None = None
+
+
+def animate(
+    image: ImageLike, steps: Sequence[AnimationStep], kind: str = "gif", *, seconds: float = 3.0, side: int = 224
+) -> bytes:
+    """Draw overlay, map and certainty after each step, as an animated GIF or WebP that rests on its last frame.
+
+    All frames share the scale of the last one, so that a change of brightness is a change of the map.
+
+    Args:
+        image: as the model saw it.
+        steps: in their order.
+        kind: "gif" or "webp".
+        seconds: for all steps but the last.
+        side: least height of the pictures in pixels.
+    """
+    if kind not in FORMATS:
+        raise OptionError(f"animation format {kind!r}; expected one of {', '.join(FORMATS)}")
+    if not steps:
+        raise OptionError("an animation of no steps; give at least one")
+    frames = [_draw_frame(image, step, steps[-1], side) for step in steps]
+    pause = round(1000 * seconds / max(1, len(frames) - 1))
+    return encode_animation(frames, [pause] * (len(frames) - 1) + [2000], kind)
+
+
+def encode_animation(frames: Sequence[Image.Image], durations: Sequence[int], kind: str = "gif") -> bytes:
+    """Encode frames, each shown for so many milliseconds, as an animated GIF or WebP."""
+    if kind == "gif":  # one palette for all, or colours flicker
+        palette = frames[-1].quantize(255)
+        frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     buffer = io.BytesIO()
-    first.save(buffer, "gif", save_all=True, append_images=later, duration=milliseconds, loop=0)
+    options = {} if kind == "gif" else {"quality": 90}
+    later = list(frames[1:])
+    frames[0].save(buffer, kind, save_all=True, append_images=later, duration=list(durations), loop=0, **options)
     return buffer.getvalue()
+
+
+def _draw_frame(image: ImageLike, step: AnimationStep, last: AnimationStep, side: int) -> Image.Image:
+    over = overlay(image, scale_map(smooth_for_overlay(step.map), like=[smooth_for_overlay(last.map)]))
+    pictures = {f"map over image, {step.samples} of {last.samples} samples": over}
+    pictures["map"] = colorize_map(scale_map(step.map, like=[last.map]))
+    if step.certainty is not None:
+        pictures["certainty"] = certainty_cell(step.certainty).colours
+    width, height = enlarge(over, side).size
+    frame = Image.new("RGB", (len(pictures) * (width + _GAP) - _GAP, height + _TEXT), "white")
+    pen = ImageDraw.Draw(frame)
+    for number, (text, colours) in enumerate(pictures.items()):
+        frame.paste(enlarge(colours, side), (number * (width + _GAP), 0))
+        pen.text((number * (width + _GAP) + 2, height + 5), text, fill="#222222", font=load_font())
+    return frame
 
 
 def load_font(size: int = 12) -> ImageFont.FreeTypeFont:
     """Load the font of text on pictures, of a size in pixels: DejaVu Sans, which comes with matplotlib."""
     return ImageFont.truetype(str(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")), size)
+
+
+def draw_contact_sheet(
+    pairs: Sequence[tuple[Image.Image, Image.Image]], captions: Sequence[tuple[str, str]], title: str
+) -> Image.Image:
+    """Draw photographs beside their maps, each pair above two lines of text.
+
+    Args:
+        pairs: photograph and map; large ones are scaled down.
+        captions: two lines per pair; long ones are cut.
+        title: above all pairs.
+    """
+    if not pairs or len(pairs) != len(captions):
+        raise OptionError(f"{len(pairs)} pairs and {len(captions)} captions; expected one per pair")
+    small = [[_shrink(picture) for picture in pair] for pair in pairs]
+    tall = max(picture.height for pair in small for picture in pair)
+    width, height = 2 * _SIDE + _SPACE, tall + 2 * _LINE + _SPACE
+    columns = max(min(2, len(pairs)), math.ceil(math.sqrt(len(pairs) * height / width)))  # about a square
+    rows = -(-len(pairs) // columns)
+    size = (columns * (width + _MARGIN) + _MARGIN, rows * (height + _MARGIN) + _HEAD + _MARGIN)
+    sheet = Image.new("RGB", size, "white")
+    pen = ImageDraw.Draw(sheet)
+    pen.text((_MARGIN, _MARGIN - 2), _truncate(title, size[0] - 2 * _MARGIN), fill="#74449c", font=load_font())
+    for number, (pair, lines) in enumerate(zip(small, captions, strict=True)):
+        left = _MARGIN + number % columns * (width + _MARGIN)
+        bottom = _HEAD + _MARGIN // 2 + number // columns * (height + _MARGIN) + tall
+        for place, picture in enumerate(pair):  # aligned at the bottom, above their text
+            sheet.paste(picture, (left + place * (_SIDE + _SPACE), bottom - picture.height))
+        for place, (line, colour) in enumerate(zip(lines, ("#222222", "#675f78"), strict=True)):
+            pen.text((left, bottom + _SPACE + place * _LINE), _truncate(line, width), fill=colour, font=load_font())
+    return sheet
+
+
+def _truncate(text: str, width: int) -> str:
+    """Return as much of a text as fits on one line of this width in pixels."""
+    text = " ".join(text.split())
+    while len(text) > 1 and load_font().getlength(text) > width:
+        text = text[:-2] + "…"
+    return text
+
+
+def _shrink(picture: Image.Image) -> Image.Image:
+    small = picture.copy()
+    small.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+    return small
 
 
 @dataclass(frozen=True)
