@@ -28,6 +28,7 @@ import dave_vit.web
 from dave_vit import cli
 from dave_vit.cli.options import ModelOptions
 from dave_vit.data.images import LoadedImage
+from dave_vit.errors import DataError
 from dave_vit.explanations.classes import classify, explain_classes
 from dave_vit.explanations.explainer import Explainer
 from dave_vit.web import Limits, ServedModel, create_app, service
@@ -51,6 +52,37 @@ def explain(client: TestClient, data: bytes | None = None, **options):
     defaults = {"samples": 4, "name": "my cat.png"} | options
     params = {key: value for key, value in defaults.items() if value is not None}
     return client.post("/api/explain", params=params, content=encode_image(make_picture()) if data is None else data)
+
+
+SERVED = ("index.html", "classes/2.html", "audit.json")
+
+
+def test_the_report_of_an_audit_is_served_and_nothing_beside_it(tmp_path):
+    report = tmp_path / "report"
+    (report / "classes").mkdir(parents=True)
+    page = '<style>p {}</style><img src="data:image/png;base64,"><a href="classes/2.html">red</a>'
+    for name in (*SERVED, "notes.txt"):
+        (report / name).write_text(page)
+    (tmp_path / "secret.json").write_text("secret")
+    with TestClient(create_app([ServedModel(adapter())], hosts=["localhost"], audit=report)) as client:
+        client.headers["host"] = "localhost"
+        first = client.get("/audit/")
+        assert first.text == page
+        assert first.headers["content-type"].startswith("text/html")
+        assert "img-src data:" in first.headers["content-security-policy"]
+        assert "script" not in first.headers["content-security-policy"]
+        assert first.headers["x-content-type-options"] == "nosniff"
+        assert [client.get(f"/audit/{name}").status_code for name in SERVED] == [200, 200, 200]
+        assert client.get("/audit", follow_redirects=True).text == page
+        for name in ("notes.txt", "../secret.json", "%2e%2e/secret.json", "classes/"):
+            assert client.get(f"/audit/{name}").status_code == 404
+        assert client.post("/audit/").status_code == 405
+        assert client.get("/audit/", headers={"host": "elsewhere.example"}).status_code == 403
+
+
+def test_a_folder_without_an_audit_is_refused(tmp_path):
+    with pytest.raises(DataError, match="no report of dave audit"):
+        create_app([ServedModel(adapter())], audit=tmp_path)
 
 
 def events(response) -> list[tuple[str, dict]]:
@@ -132,7 +164,7 @@ def test_classes_are_searched(client):
 def test_the_interface_is_described(client):
     described = client.get("/api/openapi.json").json()
     paths = {"info", "classes", "examples/{name}.png", "classify", "explain", "results/{token}/{ending}"}
-    paths |= {"generate", "sources", "verdict", "refusals"}
+    paths |= {"generate", "sources", "verdict", "refusals", "results/{first}/{second}/both.png"}
     assert set(described["paths"]) == {f"/api/{path}" for path in paths}
     options = {parameter["name"] for parameter in described["paths"]["/api/explain"]["post"]["parameters"]}
     assert {"model", "method", "target", "samples", "noise_level", "reducer", "seed"} <= options
@@ -249,6 +281,15 @@ def test_the_latest_results_can_be_taken_away(client):
     with Image.open(io.BytesIO(client.get(kept[-1]["panels.png"]).content)) as figure:
         assert figure.width > 900
     assert client.get(f"/api/results/{'x' * 16}/json").status_code == 404
+
+
+def test_two_results_in_one_figure(client):
+    tokens = [explain(client, stream=False, target=name).json()["finished"]["token"] for name in ("hen", "dog")]
+    answer = client.get(f"/api/results/{tokens[0]}/{tokens[1]}/both.png", params={"view": "signed"})
+    assert answer.headers["content-disposition"].endswith("my%20cat.both.png")
+    with Image.open(io.BytesIO(answer.content)) as figure:
+        assert figure.width > 2 * figure.height
+    assert client.get(f"/api/results/{tokens[0]}/{'x' * 16}/both.png").status_code == 404
 
 
 def test_a_prompt_to_a_model_that_writes_nothing(client):

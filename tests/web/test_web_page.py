@@ -246,7 +246,7 @@ def test_maps_are_zoomed_and_moved_together(visit):
     assert canvas.bounding_box()["width"] == stage["width"]
 
 
-def test_two_models_their_divider_and_their_difference(visit):
+def test_two_models_their_divider_their_difference_and_one_figure(visit, tmp_path):
     page = visit.page
     visit.explain(4)
     page.check("#compare")
@@ -267,6 +267,9 @@ def test_two_models_their_divider_and_their_difference(visit):
     red, _, blue = shares(visit, "canvas.both").T
     assert (red - blue > 30).any()
     assert (blue - red > 30).any()
+    with page.expect_download() as taken:
+        page.locator("#pair .joint a").click()
+    assert taken.value.suggested_filename == "noise.both.png"
     assert all("503" in text for text in visit.complaints)  # asked again by itself
 
 

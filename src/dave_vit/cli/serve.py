@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dave_vit.cli.common import Output, command
@@ -18,6 +19,7 @@ app = command(
     "dave serve --port 9000 --model builtin --model timm:vit_base_patch16_224",
     "dave serve --model deit_tiny_patch16_224 --weights mine.safetensors --classes names.txt",
     "dave serve --model mine.py:build --plugin methods.py",
+    "dave serve --audit dave-audit",
 )
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -43,6 +45,7 @@ def serve(
     name: Annotated[
         list[str] | None, flag("--name HOST", "Accept requests for this host name too; repeatable.")
     ] = None,
+    audit: Annotated[Path | None, flag("--audit REPORT", "Show a report of dave audit at /audit too.")] = None,
     seed: Seed = 0,
     plugins: Plugins = None,
     quiet: Quiet = False,
@@ -61,12 +64,13 @@ def serve(
     listening = _listen(host, port)
     served = _models(models)
     names = allowed_names(host, name or [])
-    application = create_app(served, hosts=names, seed=seed)
+    application = create_app(served, hosts=names, seed=seed, audit=audit)
     if host not in LOOPBACK:
         output.note(f"listening on {host}: anyone who can reach this machine can use it without a password")
         output.note(f"it answers requests for its IP addresses and for {', '.join(names)}; add another with --name")
     shown = f"[{host}]" if ":" in host else host
-    output.print(f"http://{shown}:{listening.getsockname()[1]}  (Ctrl-C ends it)")
+    address = f"http://{shown}:{listening.getsockname()[1]}"
+    output.print(f"{address}{'' if audit is None else '/audit/'}  (Ctrl-C ends it)")
     config = uvicorn.Config(
         application,
         log_level="warning",

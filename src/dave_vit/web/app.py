@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
 
@@ -20,7 +21,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from dave_vit._version import __version__
-from dave_vit.errors import DaveError, ImageError, TargetError
+from dave_vit.errors import DataError, DaveError, ImageError, TargetError
+from dave_vit.viz import Scales, View
 from dave_vit.web import schema
 from dave_vit.web.guard import RequestGuard
 from dave_vit.web.images import UploadTooLarge, example_png, read_upload
@@ -35,6 +37,9 @@ _LOG = logging.getLogger("dave_vit.web")
 _STATUS: dict[type[DaveError], int] = {UploadTooLarge: 413, ImageError: 415, QueueFull: 503, ResultExpired: 404}
 _SERVER_ERROR = "internal server error; the server's log has the details"
 _MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+_REPORT_TYPES = {".html": "text/html", ".md": "text/markdown", ".json": "application/json"}
+# A report has its style and pictures in itself, and no scripts.
+_REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
 _BODY = {"requestBody": {"required": True, "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}}}}
 _FAILURES = {
     404: "the result is no longer kept",
@@ -55,6 +60,7 @@ def create_app(
     *,
     hosts: Collection[str] = (),
     seed: int = 0,
+    audit: Path | None = None,
 ) -> FastAPI:
     """Create the web page and its API.
 
@@ -63,6 +69,7 @@ def create_app(
         limits: of one request.
         hosts: host names that browsers may use for the server; empty allows any.
         seed: the default seed on the page.
+        audit: folder of a report of `dave audit`, which is served under /audit/.
     """
     limits = limits or schema.Limits()
     service = ExplainService(models, limits)
@@ -75,7 +82,7 @@ def create_app(
     _add_results(api, service, downloads)
     app = _empty_app(queue, downloads)
     app.include_router(api)
-    app.routes.extend(_static_routes())
+    app.routes.extend([*_static_routes(), *(_report_routes(audit) if audit else ())])
     for error in (DaveError, RequestValidationError, HTTPException, ClientDisconnect, Exception):
         app.add_exception_handler(error, _error_response)
     app.add_middleware(RequestGuard, hosts=hosts)
@@ -187,6 +194,13 @@ def _add_results(router: APIRouter, service: ExplainService, downloads: WorkQueu
         """Return a file of a result; the latest results are kept."""
         return await attach(request, lambda: service.read_file(token, ending))
 
+    @router.get("/results/{first}/{second}/both.png", response_class=Response, responses=_failures(404, 422, 503))
+    async def both(
+        request: Request, first: str, second: str, view: View = "map", scales: Scales = "shared"
+    ) -> Response:
+        """Return the maps of two results in one figure: PNG."""
+        return await attach(request, lambda: service.draw_both(first, second, view, scales))
+
 
 def _failures(*codes: int) -> dict[int | str, dict[str, Any]]:
     return {code: {"model": schema.Failure, "description": _FAILURES[code]} for code in codes}
@@ -248,5 +262,16 @@ def _static_routes() -> list[Route]:
     ]
 
 
-def _file_route(address: str, file: Traversable, media_type: str) -> Route:
-    return Route(address, lambda request: Response(file.read_bytes(), media_type=media_type))
+def _report_routes(folder: Path) -> Iterator[Route]:
+    """Yield the pages and records of a report; only the files that it has now are ever opened."""
+    if not (folder / "audit.json").is_file():
+        raise DataError(f"{folder}: no report of dave audit; looked for audit.json")
+    for path in [*folder.glob("*.*"), *folder.glob("classes/*.html")]:
+        if media_type := _REPORT_TYPES.get(path.suffix):
+            name = path.relative_to(folder).as_posix()
+            for address in (name, "") if name == "index.html" else (name,):
+                yield _file_route(f"/audit/{address}", path, media_type, {"Content-Security-Policy": _REPORT_POLICY})
+
+
+def _file_route(address: str, file: Traversable, media_type: str, headers: dict[str, str] | None = None) -> Route:
+    return Route(address, lambda request: Response(file.read_bytes(), media_type=media_type, headers=headers))

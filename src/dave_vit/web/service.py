@@ -20,7 +20,7 @@ from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import DaveError, OptionError, UnknownName
 from dave_vit.explanations.base import ImageExplanation
-from dave_vit.explanations.classes import classify, refine_classes
+from dave_vit.explanations.classes import ClassExplanation, classify, refine_classes
 from dave_vit.explanations.evidence import find_evidence
 from dave_vit.explanations.explainer import Explainer, chunk_for_stages
 from dave_vit.explanations.words import explain_words
@@ -28,7 +28,7 @@ from dave_vit.methods import METHODS
 from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter, Prepare
 from dave_vit.models.text_generation import TextGenerator
-from dave_vit.viz import to_pillow
+from dave_vit.viz import Drawing, Scales, View, draw_grid, image_cell, panel_cells, to_pillow
 from dave_vit.viz.rendering import as_image
 from dave_vit.web import schema
 from dave_vit.web.images import file_name, png_text, read_picture
@@ -180,11 +180,21 @@ class ExplainService:
 
     def read_file(self, token: str, ending: str) -> tuple[str, bytes]:
         """Return name and content of a file of an earlier result."""
+        result, files = self._find_result(token)
+        return f"{result.picture.name}.{ending}", files()[ending]
+
+    def draw_both(self, first: str, second: str, view: View, scales: Scales) -> tuple[str, bytes]:
+        """Return name and content of a figure with the maps of two results."""
+        results = [self._find_result(token)[0] for token in (first, second)]
+        if not all(isinstance(result, ClassExplanation) for result in results):
+            raise OptionError("the maps of words cannot be drawn in one figure; download each word's own figure")
+        return f"{results[0].picture.name}.both.png", _draw_maps(results, view, scales).to_bytes("png")
+
+    def _find_result(self, token: str) -> tuple[ImageExplanation, Callable[[], dict[str, bytes]]]:
         kept = self._kept.get(token)  # once: the thread that explains may drop it meanwhile
         if kept is None:
             raise ResultExpired("this result is no longer kept; compute it again")
-        result, files = kept
-        return f"{result.picture.name}.{ending}", files()[ending]
+        return kept
 
     def _keep(self, result: ImageExplanation) -> str:
         token = secrets.token_urlsafe(12)
@@ -234,6 +244,18 @@ def _small_chunk(query: ExplainQuery, options: dict[str, Any]) -> dict[str, Any]
     if hasattr(METHODS[query.method], "refine"):
         return {"chunk": chunk_for_stages(query.method, options)}
     return filter_options(query.method, chunk=_CHUNK)
+
+
+def _draw_maps(results: Sequence[ImageExplanation], view: View, scales: Scales) -> Drawing:
+    """Draw the maps of some results beside each other; only those of one unit can share a scale."""
+    units = {result.unit or result.explainer.name for result in results}
+    panels = [
+        replace(panel, target=f"{panel.target}\n{result.explainer.name}, {result.explainer.model.spec}")
+        for result in results
+        for panel in result.panels[:1]
+    ]
+    cells = panel_cells(panels, view=view, scales=scales if len(units) == 1 else "own")
+    return draw_grid([[image_cell(results[0].image), *cells]], title=results[0].picture.name)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import { drawBar, drawHeatmap, drawSwipe, limitOf } from "./paint.js";
 import { digits } from "./dom.js";
+import { link } from "./panel.js";
 
 export class Pair {
   // page: what all panels share; panels: the two
@@ -19,6 +20,7 @@ export class Pair {
   // mode: "beside", "swipe" or "difference"
   draw(mode = this.mode) {
     this.mode = mode;
+    this.showDownload();
     const [first, second] = this.panels;
     const figure = this.root.querySelector("figure");
     figure.hidden = mode === "beside" || !first.planes || !second.planes;
@@ -52,6 +54,16 @@ export class Pair {
     this.root.querySelector(".low").textContent = `−${digits(limit)}`;
     this.root.querySelector(".limit").textContent = `${digits(limit)} ${first.unit}`.trim();
     return `${label(first)} minus ${label(second)}`;
+  }
+
+  // Offers one figure of both maps, once both are done.
+  showDownload() {
+    const place = this.root.querySelector(".joint");
+    const tokens = this.panels.map((panel) => panel.finished?.token);
+    place.replaceChildren();
+    if (!tokens.every(Boolean)) return;
+    const { view, scales } = this.page.display;
+    place.append(link(`/api/results/${tokens.join("/")}/both.png?view=${view}&scales=${scales}`, "Both", "PNG"));
   }
 }
 
