@@ -166,7 +166,7 @@ def test_a_finished_section_is_not_computed_again(tmp_path):
     assert (tmp_path / "tables" / "x.csv").read_text() == "a\n1\n"
 
 
-@pytest.mark.parametrize("name", ["construction", "consistency"])
+@pytest.mark.parametrize("name", ["construction", "consistency", "models", "classes"])
 def test_pictures_that_must_not_be_shown_are_not(tiny, squares, name, monkeypatch):
     shown = []
     entry = ANALYSES[name]
@@ -191,6 +191,8 @@ def test_pictures_that_must_not_be_shown_are_not(tiny, squares, name, monkeypatc
             ["consistency", "--n", "2", "--samples", "2", "--methods", "dave,legrad"],
             ["consistency.csv", "consistency.json", "consistency.png"],
         ),
+        (["classes", "red", "--n", "2", "--samples", "2"], ["classes.json", "classes.png"]),
+        (["models", "--n", "1", "--samples", "2"], ["models.json", "models.png"]),
         (
             ["convergence", "--n", "2", "--samples", "3", "--reference", "2"],
             ["convergence.csv", "convergence.json", "convergence.png", "convergence.svg"],
@@ -309,6 +311,7 @@ LEAST = {
     **{"grids": 2, "pool": small_embedded.KNOWN, "pictures": 3, "samples": 2, "deletion_steps": 4},
     "analyses": {
         **{"consistency": {"n": 1}, "toy": {}, "construction": {"n": 1}},
+        **{"models": {"n": 1, "method": "dave-paper"}, "classes": {"n": 1, "method": "dave-paper"}},
         **{"convergence": {"n": 1, "samples": 2, "reference": 4}},
         **{"rotation": {"n": 2, "step": 90}, "noise": {"n": 2, "step": 1}},
         **{"cost": {"samples": [1, 2], "depths": [1, 2]}},

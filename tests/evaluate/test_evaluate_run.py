@@ -25,6 +25,7 @@ from dave_vit.errors import DataError, DaveError, OptionError
 from dave_vit.evaluate import evaluate
 from dave_vit.evaluate.job import EvalJob, software_versions
 from dave_vit.evaluate.report import build_model_report, render_report
+from dave_vit.evaluate.scoring import MapMaker
 from dave_vit.evaluate.statistics.rows import Row, ScannedImage
 from dave_vit.evaluate.statistics.scores import ModelScores
 from dave_vit.evaluate.tasks import TaskBuilder, build_grids, relax_confidence
@@ -467,10 +468,13 @@ def test_matched_columns_come_from_the_same_maps(squares, tmp_path):
     assert replace(plan, batch=2).metrics == plan.metrics
 
 
-def test_matched_columns_of_metrics_that_ask_for_other_maps(squares, tmp_path):
+def test_matched_columns_ask_for_other_maps_once(squares, tmp_path, monkeypatch):
+    calls, raw = [], MapMaker.raw
+    monkeypatch.setattr(MapMaker, "raw", lambda self, *case: calls.append(len(case[1])) or raw(self, *case))
     sanity = {"metric": "sanity", "options": {"images": 2, "stages": 2}}
     settings = {"methods": ["gradcam"], "metrics": [sanity, "consistency"], "limit": 2}
     both = evaluate(build_plan(squares, **settings, matched=True), tmp_path / "both", loader=load)["results"]
+    assert calls == [2] * 5  # the maps, two of random weights, one of moved images; those of the report
     alone = [
         evaluate(build_plan(squares, **settings, smoothing=kind), tmp_path / kind, loader=load)["results"]
         for kind in ("none", "patch")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.registry import Registry
-from dave_vit.data import open_dataset
+from dave_vit.data import Dataset, open_dataset
 from dave_vit.data.classes import map_classes
 from dave_vit.data.images import read_image
 from dave_vit.engine.forward import compute_logits
@@ -125,10 +125,10 @@ class AnalysisOptions:
         for entry in self.models:
             yield entry.label, entry.load(self.device)
 
-    def load_with_images(self) -> Iterator[tuple[str, Adapter, ImageBatch]]:
+    def load_with_images(self, *, recognised: bool = True) -> Iterator[tuple[str, Adapter, ImageBatch]]:
         """Load the models one after the other, with their labels and images; see `load_images`."""
         for label, model in self.load():
-            yield label, model, load_images(model, self)
+            yield label, model, load_images(model, self, recognised=recognised)
 
     def facts(self, **more: Any) -> dict[str, Any]:
         """Return what captions state about a run, without names of folders."""
@@ -161,6 +161,11 @@ def files_flag() -> tuple[str, ...]:
     return flag((), "Image files to use instead of --data.", metavar="IMAGE", positional=True)
 
 
+def method_flag() -> str:
+    """Declare a field for a method as a flag."""
+    return flag("dave", "One of `dave methods`, dave-paper or dave-official.", metavar="NAME")
+
+
 def hide_folders(spec: str) -> str:
     """Return the spec of a data set without the folders above it."""
     kind, colon, rest = spec.partition(":")
@@ -185,6 +190,12 @@ class ImageBatch:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    @classmethod
+    def build(cls, model: Adapter, inputs: list[Tensor], target: list[int], titles: list[str]) -> ImageBatch:
+        """Join images [1,C,H,W] and their targets."""
+        joined = torch.cat(inputs)
+        return cls(joined, torch.tensor(target, device=joined.device), titles, model.preprocessing.picture(joined))
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield inputs and targets in batches."""
@@ -212,13 +223,25 @@ def load_images(model: Adapter, options: AnalysisOptions, *, recognised: bool = 
             continue
         inputs.append(image)
         target.append(int(predicted))
-        titles.append(f"{model.class_names[int(predicted)].split(',')[0]} ({float(probability):.0%})")
+        titles.append(f"{short_name(model, int(predicted))} ({float(probability):.0%})")
         if len(inputs) == (len(options.images) or options.n):
             break
     if not inputs:
         raise DataError(f"{options.data}: the model recognises none of {candidates} images; check data and model")
-    joined = torch.cat(inputs)
-    return ImageBatch(joined, torch.tensor(target, device=joined.device), titles, model.preprocessing.picture(joined))
+    return ImageBatch.build(model, inputs, target, titles)
+
+
+def preprocess_image(model: Adapter, data: Dataset, index: int) -> Tensor | None:
+    """Return image ``index`` of a data set as the model takes it, [1,C,H,W]; None if it cannot be read."""
+    try:
+        return model.preprocess(data.image(index))
+    except ImageError:
+        return None
+
+
+def short_name(model: Adapter, label: int) -> str:
+    """Return the name of a class without its synonyms."""
+    return model.class_names[label].split(",")[0]
 
 
 def _iter_candidates(model: Adapter, options: AnalysisOptions) -> Iterator[tuple[Tensor | None, int | None]]:
@@ -232,11 +255,7 @@ def _iter_candidates(model: Adapter, options: AnalysisOptions) -> Iterator[tuple
     for index in range(len(data)):
         label = data[index].label
         if label is None or label in classes:
-            try:
-                image = model.preprocess(data.image(index))
-            except ImageError:
-                image = None
-            yield image, None if label is None else classes[label]
+            yield preprocess_image(model, data, index), None if label is None else classes[label]
 
 
 _PRESETS = {"dave-paper": "paper", "dave-official": "official"}

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.observation import find_patch_side, observe
 from dave_vit.engine.targets import Contrast
 from dave_vit.errors import DaveError, UnsupportedOperator, first_line
@@ -29,6 +30,8 @@ from dave_vit.metrics import Case, Metric
 from dave_vit.metrics.base import NO_MASS, NOT_FINITE
 from dave_vit.models import traits_of
 
+KnownMaps = list[tuple[list[Tensor], Tensor]]
+"""Weights, inputs and targets, with their maps."""
 _DEFAULT_TOKENS = 14  # along a side, for models whose patch size is not known
 
 
@@ -39,16 +42,28 @@ class MapMaker:
         entry: the method.
         smoothing: smoothing of the maps.
         seed: seed of methods that draw samples.
+        known: maps that were computed before, for a metric that is in the plan with two smoothings.
     """
 
-    def __init__(self, entry: MethodEntry, smoothing: Smoothing, seed: int) -> None:
-        self.entry, self.smoothing, self.seed = entry, smoothing, seed
+    def __init__(self, entry: MethodEntry, smoothing: Smoothing, seed: int, known: KnownMaps | None = None) -> None:
+        self.entry, self.smoothing, self.seed, self.known = entry, smoothing, seed, known
         self.options = filter_options(entry.method, seed=seed) | dict(entry.options)
         self._method: Method | None = None  # for the last model; it may keep what it has drawn
 
     def maps(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
         """Return smoothed maps ``[B, H, W]`` of targets ``[B]``, or ``[B, K, H, W]`` of targets ``[B, K]``."""
-        return self.smooth(model, self.raw(model, inputs, target))
+        return self.smooth(model, self._find_or_compute(model, inputs, target))
+
+    def _find_or_compute(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
+        """Return the maps before smoothing; known ones for the same weights, inputs and targets."""
+        if self.known is None:
+            return self.raw(model, inputs, target)
+        key = [_fingerprint(model), inputs, target]
+        for known, maps in self.known:
+            if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(known, key, strict=True)):
+                return maps
+        self.known.append((key, self.raw(model, inputs, target)))
+        return self.known[-1][1]
 
     def raw(self, model: nn.Module, inputs: Tensor, target: Tensor) -> Tensor:
         """Return the maps before smoothing, ``[B, H, W]`` or ``[B, K, H, W]``."""
@@ -68,6 +83,12 @@ class MapMaker:
             patch = traits_of(model).patch or find_patch_side(model) or max(1, raw.shape[-1] // _DEFAULT_TOKENS)
             return to_patches(maps, patch).view_as(raw)
         return smooth(maps, smoothing.kind, smoothing.size, smoothing.sigma).view_as(raw)
+
+
+def _fingerprint(model: nn.Module) -> Tensor:
+    """Return sums over the weights, which differ where a metric has randomised some, ``[tensors, 2]``."""
+    parts = [part.to(precise_dtype(part.device)) for part in model.state_dict().values() if part.is_floating_point()]
+    return torch.stack([torch.stack([part.sum(), part.square().sum()]) for part in parts]) if parts else torch.empty(0)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dave_vit.data.grids import compose_grids
 from dave_vit.engine.forward import count_passes
 from dave_vit.errors import DaveError, ImageError, OutOfMemory, is_out_of_memory
 from dave_vit.evaluate.job import EvalJob, EvaluatedModel, software_versions
-from dave_vit.evaluate.scoring import MapMaker, Scorer, compute_evidence, synchronized_time
+from dave_vit.evaluate.scoring import KnownMaps, MapMaker, Scorer, compute_evidence, synchronized_time
 from dave_vit.evaluate.statistics.rows import Row, ScannedImage, pack_rows
 from dave_vit.evaluate.tasks import EvalTask
 from dave_vit.methods.pass_size import PassSize
@@ -87,6 +87,8 @@ class Worker:
         self._model: tuple[int, EvaluatedModel] | None = None
         self._maker: tuple[tuple[int, int], MapMaker] | None = None
         self._metrics = [(entry, entry.create()) for entry in job.plan.metrics]
+        distinct = {hash_content([entry.metric, dict(entry.options)]) for entry in job.plan.metrics}
+        self._repeats_metrics = len(distinct) < len(self._metrics)
 
     def close(self) -> None:
         """Stop the threads that read images."""
@@ -228,9 +230,10 @@ class Worker:
         if self.plan.save_maps:
             maps = maker.smooth(model.model, raw).flatten(0, -3).cpu()
             output.maps.append(([row.image for row in rows], maps))
+        known: KnownMaps | None = [] if self._repeats_metrics else None
         for scorer in self._scorers(task):
             if some := scorer.count_images(batch.positions):
-                smoothed = MapMaker(maker.entry, scorer.smoothing, maker.seed)
+                smoothed = MapMaker(maker.entry, scorer.smoothing, maker.seed, known)
                 maps, part = smoothed.smooth(model.model, raw[:some]), batch.slice(0, some)
                 case = Case(model.model, part.inputs, part.target, maps, part.regions, smoothed.maps, model.black)
                 output.rows += scorer.score(case, rows[: len(part.rows)])
