@@ -14,6 +14,7 @@ from dave_vit import DAVE, effective_transformation
 from dave_vit.engine import fingerprint
 from dave_vit.engine.fast import is_enabled
 from dave_vit.engine.fast.compiled import CompiledGradient
+from dave_vit.engine.fast.cuda_graphs import CudaGraph
 from dave_vit.engine.fast.narrowing import narrow
 from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.fast.recording import Recorder
@@ -403,6 +404,20 @@ class TestOneLaunch:
         for inputs in (x, x[:1], x):
             expected = DAVE(model, samples=8).attribute(inputs, 0)
             torch.testing.assert_close(dave.attribute(inputs, 0), expected, rtol=1e-3, atol=1e-5)
+
+    def test_a_capture_that_fails_leaves_nothing_behind(self, images):
+        stream, x = torch.cuda.current_stream(), images.cuda()
+        calls = []
+
+        def reads_a_value(inputs):
+            calls.append(1)
+            return (inputs * (float(inputs.sum()) if len(calls) > 1 else 1.0),)
+
+        with pytest.raises(RuntimeError):
+            CudaGraph(reads_a_value, [x])
+        assert torch.cuda.current_stream() == stream
+        assert torch.rand(4, device="cuda").max() > 0
+        torch.testing.assert_close(CudaGraph(lambda inputs: (2 * inputs,), [x])(x)[0], 2 * x)
 
     @needs_fast
     @pytest.mark.parametrize("target", [None, [[0, 1], [2, 3], [4, 0]]])

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.calls import RuleSet
-from dave_vit.engine.fast.compiled import BatchFunction, RecordedGradient, target_tensors
+from dave_vit.engine.fast.compiled import RecordedGradient, target_tensors
+from dave_vit.engine.fast.cuda_graphs import BatchFunction
 from dave_vit.engine.gradient import Axes, Constant, find_batch_axes, gradient
 from dave_vit.engine.observation import find_token_grid
 from dave_vit.engine.rule_sets import ATTENTION_RELEVANCE
