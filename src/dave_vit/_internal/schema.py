@@ -21,8 +21,8 @@ _LIMITS: dict[Any, Any] = {int: 2**63, float: math.inf}  # torch takes values be
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of a number in an annotation, such as ``Annotated[float, Limits(above=0, at_most=1)]``."""
+class Bounds:
+    """Bounds of a number in an annotation, such as ``Annotated[float, Bounds(above=0, at_most=1)]``."""
 
     at_least: float = -math.inf
     above: float = -math.inf
@@ -37,8 +37,8 @@ class Limits:
         return "".join(f", {name} {limit:g}" for name, limit in limits.items())
 
 
-Count = Annotated[int, Limits(at_least=1)]
-NonNegative = Annotated[float, Limits(at_least=0)]
+Count = Annotated[int, Bounds(at_least=1)]
+NonNegative = Annotated[float, Bounds(at_least=0)]
 
 
 class Checked:

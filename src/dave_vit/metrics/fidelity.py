@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit._internal.schema import Count, Limits
+from dave_vit._internal.schema import Bounds, Count
 from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores
 from dave_vit.metrics.perturbation import (
     Baseline,
@@ -26,7 +26,7 @@ from dave_vit.metrics.stability import correlation, mean_ranks
 from dave_vit.neighborhood.draws import sample_generator
 
 Output = Literal["logit", "probability"]
-Several = Annotated[int, Limits(at_least=2)]
+Several = Annotated[int, Bounds(at_least=2)]
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit._internal.schema import Limits
+from dave_vit._internal.schema import Bounds
 from dave_vit.data.grids import cell_bounds
 from dave_vit.errors import InputError
 from dave_vit.metrics.base import METRICS, Case, GridMetric, Metric, Scores
@@ -132,7 +132,7 @@ class _RegionMetric(Metric):
     bounds = (0.0, 1.0)
     worst = 0.0
     function: ClassVar[Callable[..., Tensor]]
-    largest: Annotated[float, Limits(above=0, at_most=1)] = 1.0
+    largest: Annotated[float, Bounds(above=0, at_most=1)] = 1.0
 
     def reason(self, case: Case, index: int) -> str:
         """Return why a map has no score."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
-from dave_vit._internal.schema import Count, Limits, NonNegative
+from dave_vit._internal.schema import Bounds, Count, NonNegative
 from dave_vit.errors import OptionError
 from dave_vit.metrics.base import METRICS, Case, Metric, Scores
 from dave_vit.metrics.perturbation import (
@@ -87,7 +87,7 @@ class _RemovalMetric(Metric):
         self,
         baseline: Baseline | Sequence[Baseline] = ("zero", "blur"),
         regions: Regions = 14,
-        steps: Annotated[int, Limits(at_least=3)] = 14,
+        steps: Annotated[int, Bounds(at_least=3)] = 14,
         score: Score = "probability",
         images: Count | None = None,
         seed: int = 0,
