@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dave_vit._internal.schema import Checked, Count, Limits
+from dave_vit._internal.schema import Bounds, Checked, Count
 from dave_vit.errors import InputError, OptionError
 
 Cell = Literal["resize", "full"]
@@ -34,7 +34,7 @@ class GridOptions(Checked):
     """
 
     grids: Count = 500
-    cells: Annotated[int, Limits(at_least=2)] = 2
+    cells: Annotated[int, Bounds(at_least=2)] = 2
     confidence: float = 0.95
     cell: Cell = "resize"
     seed: int = 0

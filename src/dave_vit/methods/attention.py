@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from dave_vit._internal.schema import Count, Limits
+from dave_vit._internal.schema import Bounds, Count
 from dave_vit.engine.calls import Call, RuleSet
 from dave_vit.engine.observation import AttentionMatrix, Observation, observe
 from dave_vit.engine.rule_sets import PLAIN
@@ -88,7 +88,7 @@ class Rollout(TokenMethod):
     info = MethodInfo(paper="Abnar and Zuidema, ACL 2020", passes="1 forward", class_specific=False)
 
     heads: Heads = "mean"
-    discard: Annotated[float, Limits(at_least=0, below=1)] = 0.0
+    discard: Annotated[float, Bounds(at_least=0, below=1)] = 0.0
     start_layer: int = 0
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
@@ -224,7 +224,7 @@ class IIA(TokenMethod):
     info = MethodInfo(paper="Barkan et al., ICCV 2023", passes="1 + n^2 forward, 1 + n^2 backward")
 
     steps: Count = 10
-    layers: Annotated[int, Limits(at_least=0)] = 1
+    layers: Annotated[int, Bounds(at_least=0)] = 1
 
     @classmethod
     def options_for_budget(cls, budget: int, **options: Any) -> dict[str, Any]:

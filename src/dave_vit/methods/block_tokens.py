@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
-from dave_vit._internal.schema import Count, Limits, NonNegative
+from dave_vit._internal.schema import Bounds, Count, NonNegative
 from dave_vit.engine.calls import Call, RuleSet, carry
 from dave_vit.engine.forward import Read
 from dave_vit.engine.observation import AttentionMatrix, Observation, find_text_decoder, observe
@@ -174,7 +174,7 @@ class TIS(TokenMethod):
     _budget_option = ("samples", 1)
     samples: Count = 1024
     seed: int = 0
-    kept: Annotated[float, Limits(above=0, at_most=1)] = 0.5
+    kept: Annotated[float, Bounds(above=0, at_most=1)] = 0.5
     score: Score = "probability"
 
     def _subject(self, target: Target) -> nn.Module:

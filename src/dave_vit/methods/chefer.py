@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit._internal.schema import Limits
+from dave_vit._internal.schema import Bounds
 from dave_vit.engine.calls import Call, Rule, RuleSet, carry
 from dave_vit.engine.observation import Observation, observe
 from dave_vit.engine.operators import OperatorKind, names_of_kind
@@ -283,7 +283,7 @@ class CheferLRP(TokenMethod):
     info = MethodInfo(paper="Chefer et al., CVPR 2021", passes="2 forward, 2 backward")
 
     start_layer: int = 0
-    alpha: Annotated[float, Limits(at_least=1)] = 1.0
+    alpha: Annotated[float, Bounds(at_least=1)] = 1.0
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit._internal.schema import Count, Limits, NonNegative
+from dave_vit._internal.schema import Bounds, Count, NonNegative
 from dave_vit.engine.calls import Call, RuleSet, carry
 from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.targets import Target, TargetLike
@@ -323,7 +323,7 @@ class Center(Method):
 
     info = MethodInfo(paper="baseline", passes="1 forward, for the predicted class", class_specific=False)
     _kept = "nothing"
-    width: Annotated[float, Limits(above=0)] = 0.25
+    width: Annotated[float, Bounds(above=0)] = 0.25
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         row, column = (self._profile(extent).to(images.dtype) for extent in images.shape[-2:])

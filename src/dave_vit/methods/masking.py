@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
-from dave_vit._internal.schema import Count, Limits
+from dave_vit._internal.schema import Bounds, Count
 from dave_vit.engine.observation import find_patch_side
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
@@ -250,7 +250,7 @@ class RISE(MaskingMethod):
     samples: Count = 4000
     seed: int = 0
     cells: Count = 7
-    shown: Annotated[float, Limits(above=0, below=1)] = 0.5
+    shown: Annotated[float, Bounds(above=0, below=1)] = 0.5
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         target = self._resolve_target(images, target, pass_size)

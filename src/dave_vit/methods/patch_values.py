@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit._internal.schema import Count, Limits
+from dave_vit._internal.schema import Bounds, Count
 from dave_vit.engine.targets import Target
 from dave_vit.errors import require_extra
 from dave_vit.methods.attention import BeyondIntuition
@@ -49,8 +49,8 @@ class LIME(MaskingMethod):
     samples: Count = 1000
     seed: int = 0
     patch: Count | None = None
-    width: Annotated[float, Limits(above=0)] = 0.25
-    ridge: Annotated[float, Limits(above=0)] = 1.0
+    width: Annotated[float, Bounds(above=0)] = 0.25
+    ridge: Annotated[float, Bounds(above=0)] = 1.0
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         squares = Squares.of(self.model, images, self.patch)
@@ -246,8 +246,8 @@ class MDA(MaskingMethod):
         passes="26 + 2 P + S forward, 21 backward, of P patches and S tries of the search",
     )
 
-    cutoff: Annotated[float, Limits(above=0, at_most=1)] = 0.9
-    density: Annotated[float, Limits(at_least=0, at_most=1)] = 0.0
+    cutoff: Annotated[float, Bounds(above=0, at_most=1)] = 0.9
+    density: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.0
     patch: Count | None = None
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
-from dave_vit._internal.schema import Checked, Limits
+from dave_vit._internal.schema import Bounds, Checked
 from dave_vit.errors import InputError, OptionError
 from dave_vit.neighborhood.draws import sample_generator
 from dave_vit.neighborhood.warp import Size, Warp, affine_matrix
@@ -82,10 +82,10 @@ class Spatial(Checked):
         wrap: shift by whole pixels that come back at the other side, instead of filling up with zeros.
     """
 
-    flip: Annotated[float, Limits(at_least=0, at_most=1)] = 0.5
-    rotation: Annotated[float, Limits(at_least=0, at_most=180)] = 20.0
+    flip: Annotated[float, Bounds(at_least=0, at_most=1)] = 0.5
+    rotation: Annotated[float, Bounds(at_least=0, at_most=180)] = 20.0
     scale: tuple[float, float] = (1.0, 1.0)
-    translation: Annotated[float, Limits(at_least=0, below=1)] = 0.1
+    translation: Annotated[float, Bounds(at_least=0, below=1)] = 0.1
     wrap: bool = True
 
     draws: ClassVar[int] = 5  # uniform numbers that one warp takes
