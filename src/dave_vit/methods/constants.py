@@ -249,10 +249,15 @@ def _evidence_of_both(
     is_alone: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return maps ``[b, K, 2, 2, H, W]`` by a method's rules and by AttnLRP's, if they cover the model, and logits."""
-    compute = partial(_evidence, method, images, is_alone=is_alone)
-    own, logits = compute(target, rules, resolve, nonzero=nonzero[0])
+    compute, resolved = partial(_evidence, method, images, is_alone=is_alone), [target]
+
+    def resolve_once(target: Target, logits: Tensor) -> Target:
+        resolved[:] = [resolve(target, logits)]  # which may wait for the device
+        return resolved[0]
+
+    own, logits = compute(target, rules, resolve_once, nonzero=nonzero[0])
     try:
-        other, _ = compute(resolve(target, logits), ATTENTION_RELEVANCE, keep_target, nonzero=nonzero[1])
+        other, _ = compute(resolved[0], ATTENTION_RELEVANCE, keep_target, nonzero=nonzero[1])
     except UnsupportedOperator:
         other = own
     return torch.stack([own, other], -4), logits
