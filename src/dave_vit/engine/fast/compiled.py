@@ -56,12 +56,11 @@ class RecordedGradient:
             result = self.recorded_model.gradient(inputs, target, self.rules, once=once)
             return result.weight, result.logits
 
-        if once or target.score is not None or not inputs.is_cuda:
+        if once or target.score is not None:
             weight, logits = compute()
         else:
-            weight, logits = self.captures.run(
-                "gradient", self._gradient_function, target_tensors(inputs, target), compute
-            )
+            arguments = target_tensors(inputs, target)
+            weight, logits = self.captures.run("gradient", self._gradient_function, arguments, compute)
         return weight, logits
 
     def logits(self, inputs: Tensor) -> Tensor:
@@ -70,11 +69,7 @@ class RecordedGradient:
         def compute() -> tuple[Tensor, ...]:
             return (compute_logits(self.recorded_model.model, inputs, autocast=self.recorded_model.autocast),)
 
-        return (
-            self.captures.run("forward", self._forward_function, [inputs], compute)[0]
-            if inputs.is_cuda
-            else compute()[0]
-        )
+        return self.captures.run("forward", self._forward_function, [inputs], compute)[0]
 
     def _gradient_function(self, inputs: Tensor, kind: PassKind = PassKind.RECORDED) -> BatchFunction:
         """Return a function of images, class indices and weights to W and logits, which reads no values."""

@@ -32,7 +32,7 @@ class FunctionCache:
 
     def __init__(self, recorded_model: RecordedModel) -> None:
         self._recorded_model = recorded_model
-        self._functions: dict[tuple[object, ...], dict[int, BatchFunction | None]] = {}  # by form, and by rows
+        self._functions: dict[tuple[object, ...], dict[int, BatchFunction]] = {}  # by form, and by rows
         self._state: int | None = None  # of the model when they were made
 
     def find(
@@ -113,10 +113,10 @@ def _reset_generator() -> None:
         torch.zeros(1, device="cuda")
 
 
-def capture_cuda_graph(function: BatchFunction, inputs: list[Tensor], pool: Any = None) -> BatchFunction:
+def capture_cuda_graph(function: BatchFunction, inputs: list[Tensor]) -> BatchFunction:
     """Return a function as a CUDA graph where it can be captured; else the function."""
     try:
-        return CudaGraph(function, inputs, pool)
+        return CudaGraph(function, inputs)
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
