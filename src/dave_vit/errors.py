@@ -1,7 +1,5 @@
 """All errors that a user can fix. A message is one line: what was given, what was expected, how to fix it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module

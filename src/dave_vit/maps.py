@@ -3,8 +3,6 @@
 An attribution is signed and shaped as the input, [B,C,H,W]; a map has one channel, [B,H,W].
 """
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 import torch

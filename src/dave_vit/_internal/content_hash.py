@@ -1,7 +1,5 @@
 """Hashes of what numbers depend on: the bytes of files, and code without comments, docstrings and captions."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import inspect

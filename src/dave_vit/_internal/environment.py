@@ -1,7 +1,5 @@
 """Versions and device of a result, for records."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """Floating-point types of arithmetic, for models of any type."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,7 +1,5 @@
 """Registries: names to objects, with a suggestion of the nearest name when one is misspelt."""
 
-from __future__ import annotations
-
 import difflib
 import pkgutil
 import sys

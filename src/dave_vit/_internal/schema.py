@@ -1,7 +1,5 @@
 """Check values that users wrote against type annotations, for options and plans."""
 
-from __future__ import annotations
-
 import math
 import types
 import typing

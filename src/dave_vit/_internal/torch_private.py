@@ -3,8 +3,6 @@
 ``TorchDispatchMode`` and ``make_fx`` are in every version since 2.4.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """How many samples are needed: steps between successive averages, and the distance from a long run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

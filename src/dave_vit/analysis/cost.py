@@ -1,7 +1,5 @@
 """Table 3 of the paper, measured: time and memory of each method beside one forward pass, over samples and depth."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Whether maps move with the image (figure 2 of the paper), the steps to DAVE (fig
 class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

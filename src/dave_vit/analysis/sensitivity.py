@@ -1,7 +1,5 @@
 """How far an image may be rotated, and how much noise it takes, before the model's prediction changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """Figure 3 of the paper, computed: a layer whose derivative is mostly the variation of its own operator (eq. (3))."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple

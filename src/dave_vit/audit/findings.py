@@ -1,7 +1,5 @@
 """What an audit takes and returns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 

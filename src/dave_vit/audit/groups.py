@@ -1,7 +1,5 @@
 """Groups of images that are tested together, their clusters by the features of their evidence, and names of places."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The report of an audit (JSON, Markdown, and HTML pages with pictures), and the comparison of two of them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

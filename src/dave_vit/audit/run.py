@@ -1,7 +1,5 @@
 """Run an audit: collect evidence, cluster it in each class, test it on the model, write the report."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace

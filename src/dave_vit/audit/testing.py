@@ -1,7 +1,5 @@
 """Tests of groups of images on the model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests of evidence on the model: the evidence region of an image is moved to other images, and removed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

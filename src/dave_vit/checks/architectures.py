@@ -1,7 +1,5 @@
 """The architectures that were checked for this release, as `dave models` lists them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

@@ -5,8 +5,6 @@ x + d, with all operators as they are for x. Companions are computed by torch's 
 formulas, never by the rules. With operators held the score is affine in the image, so s(x + d) - s(x) = <W, d>.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from functools import partial

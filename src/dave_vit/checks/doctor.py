@@ -1,7 +1,5 @@
 """Check whether one model, with its own weights, is explained exactly: in float64, also where its code casts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ the command has subcommands. It imports torch and whatever needs torch inside of
 answers at once. Errors that a user can repair are raised as `DaveError`; `run` prints them.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import signal

@@ -1,7 +1,5 @@
 """`dave compare`: draw the maps of several methods side by side."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal

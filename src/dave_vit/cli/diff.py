@@ -1,7 +1,5 @@
 """`dave diff`: what changed from one run, or one audit, to another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """`dave doctor`: check whether a model is explained exactly."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from dave_vit.cli.common import Output, command

@@ -1,7 +1,5 @@
 """`dave methods`: list the attribution methods."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 from dave_vit.cli.common import Output, command, rich_table

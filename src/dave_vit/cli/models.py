@@ -1,7 +1,5 @@
 """`dave models`: which architectures are explained exactly."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

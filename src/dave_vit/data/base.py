@@ -1,7 +1,5 @@
 """Data sets: indexed images with labels, and boxes or masks where they are known; readers of their annotations."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """Map the classes of a data set to those of a model, and parse the classes that a user names."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

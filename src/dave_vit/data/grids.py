@@ -4,8 +4,6 @@ Grids depend on the model, because they hold only images that it classifies with
 the same grids.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Find image files and read them as upright RGB images, with notes on any conversion; read frames of clips."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """The autograd graph: which derivatives, leaves and hooks may be in it, and the memory of the tensors that it saves."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self

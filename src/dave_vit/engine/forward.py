@@ -1,7 +1,5 @@
 """One forward pass of a model, intercepted or plain, with checks of the model and its inputs."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar

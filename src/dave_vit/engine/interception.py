@@ -6,8 +6,6 @@ it is an operator too: it may scale and mix carriers, but if it ends in the logi
 silently wrong map.
 """
 
-from __future__ import annotations
-
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable

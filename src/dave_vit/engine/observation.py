@@ -1,7 +1,5 @@
 """Record the attention of a forward pass, however the model implements it, and where its tokens lie in the image."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

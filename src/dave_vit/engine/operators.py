@@ -3,8 +3,6 @@
 To support another function, enter its name here, once: in a group whose rule serves it, or with a rule of its own.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from enum import Enum, auto

@@ -8,8 +8,6 @@ matrices: by the Taylor rule through softmax, whose derivative is the ordinary o
 products of two input-dependent tensors, which get half of the relevance each.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

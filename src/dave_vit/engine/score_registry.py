@@ -1,7 +1,5 @@
 """The registry of named scores, and the classes and boxes that their texts refer to."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

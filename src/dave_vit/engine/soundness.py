@@ -5,8 +5,6 @@ one after it, and the first once more as it is. What depends on the image out of
 that change, logits that the interception changes, and images that are mixed with the others of their batch are refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass

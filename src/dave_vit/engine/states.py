@@ -14,8 +14,6 @@ Where tensors meet, one rule says what comes out, whatever the spelling:
 * A function that mixes the numbers of a gate with each other (a matrix product, a mean) makes it a plain carrier.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from enum import Enum
 from operator import is_

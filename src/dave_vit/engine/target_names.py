@@ -1,7 +1,5 @@
 """Find classes by their names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from difflib import SequenceMatcher

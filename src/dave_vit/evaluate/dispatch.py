@@ -1,7 +1,5 @@
 """Distributes the tasks of a run over workers, wherever they run: a cluster starts, calls and ends them."""
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections import Counter, deque

@@ -1,7 +1,5 @@
 """What all workers of a run share: the job, a loaded model, and the versions and weights that rows depend on."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress

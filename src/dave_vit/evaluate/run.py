@@ -1,7 +1,5 @@
 """A run from plan to report: scan the images, compute rows, summarise, write the report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """From a batch of images to rows and evidence: maps of a method, scores of a metric, and where evidence lies."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

@@ -8,8 +8,6 @@
 - ``summary.json``, ``report.md``, ``report.html``
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -3,8 +3,6 @@
 The grids of each model are built here too, once per run, from the predictions of the scan.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

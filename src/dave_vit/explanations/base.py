@@ -1,7 +1,5 @@
 """What explanations of all kinds share: the photograph, its maps, a record, a figure, an overlay and their files."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

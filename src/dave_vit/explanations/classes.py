@@ -1,7 +1,5 @@
 """Explain classes of a photograph: what the model takes it for, and the maps of one class or several."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

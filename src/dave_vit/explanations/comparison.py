@@ -1,7 +1,5 @@
 """Compare methods: on one class of one photograph (`dave compare`), and on the embedded pictures (`dave demo`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Files of results: names that overwrite nothing of anybody else, and the gallery that shows all of one command."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """The one loop of `dave explain`: read a source, explain it by its kind, write its files, report what failed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Explain classes of clips, sounds and volumes: a map for each frame or slice, or one over the spectrogram."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Explain any score of a model's output for a photograph: a region, a box, a value, a similarity."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self

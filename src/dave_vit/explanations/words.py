@@ -1,7 +1,5 @@
 """Explain words: those that a model writes about a photograph, those of a sentence, and those of a query for pages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

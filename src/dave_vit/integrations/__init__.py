@@ -1,7 +1,5 @@
 """Adapters to other libraries, one file each; a library is imported when it is first needed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

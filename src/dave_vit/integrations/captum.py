@@ -5,8 +5,6 @@ Example:
     >>> attributions = DAVE(model).attribute(inputs, target=281)
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import cache, wraps

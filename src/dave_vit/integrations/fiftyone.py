@@ -4,8 +4,6 @@ Example:
     >>> add_heatmaps(dataset, model="timm:deit_tiny_patch16_224")
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -6,8 +6,6 @@ Example:
     ...     heatmap = cam(input_tensor=inputs, targets=[ClassifierOutputTarget(281)])[0]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self

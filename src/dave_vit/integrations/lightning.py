@@ -5,8 +5,6 @@ Example:
     >>> Trainer(callbacks=[callback]).fit(module, loader)
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

@@ -4,8 +4,6 @@ Example:
     >>> metric(model=model, x_batch=x, y_batch=y, explain_func=explain_func, explain_func_kwargs={"samples": 20})
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Example:
     >>> log_maps(model, step, images, target=labels, every=500, folder="maps")  # in the training loop
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial

@@ -5,8 +5,6 @@ Example:
     >>> Trainer(model, args, train_dataset=data, callbacks=[callback]).train()
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from dave_vit.errors import import_optional

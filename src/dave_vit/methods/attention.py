@@ -4,8 +4,6 @@ Attention alone does not depend on the class. Of a model with a class token its 
 tokens, the mean of their rows; where learned queries pool the tokens, the attention of these. One derivative shows it.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Sequence

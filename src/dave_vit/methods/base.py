@@ -1,7 +1,5 @@
 """Base of all methods: from a model and images to signed attributions in the shape of the images."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace

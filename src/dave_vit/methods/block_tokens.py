@@ -1,7 +1,5 @@
 """Methods that read the tokens after every block, or cluster channels: LeGrad, TIS, ViT-CX."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, cast
 

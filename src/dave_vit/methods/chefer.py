@@ -10,8 +10,6 @@ A closure passed to autograd must not reference the call: the call references th
 it has observed, so the graph would reference itself in a cycle that the garbage collector cannot see.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any

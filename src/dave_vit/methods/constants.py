@@ -1,7 +1,5 @@
 """Additive constants of a model (biases, position embeddings, class tokens), at the places where they act."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

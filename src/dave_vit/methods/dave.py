@@ -1,7 +1,5 @@
 """DAVE: the effective transformation averaged over a neighbourhood of the image, times the image (eq. (8), (9))."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace

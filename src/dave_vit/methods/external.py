@@ -1,7 +1,5 @@
 """Attributions of captum and class activation maps of pytorch-grad-cam as methods: captum:NAME and grad_cam:NAME."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import warnings

@@ -6,8 +6,6 @@ gradients through the gate, deconvolution passes positive gradients and ignores 
 keep their ordinary derivative.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from functools import partial
 from typing import Annotated, Any, ClassVar

@@ -1,7 +1,5 @@
 """Options of methods: derived from their signatures, parsed, checked, and as plain data for records."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The size of forward passes: what a row takes is measured, and rows are processed in chunks that fit into a budget."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Values of patches from scores with some of them hidden: LIME, Kernel SHAP, and orders that deletion rewards."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import field

@@ -1,7 +1,5 @@
 """Sums over inputs and biases under a rule set: AttnLRP, CP-LRP and B-cos; FullGrad, OMENN and LibraGrad."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar, Literal, NoReturn

@@ -1,7 +1,5 @@
 """Base of methods on tokens: attention matrices, tokens after every block, and maps of token scores."""
 
-from __future__ import annotations
-
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Words of an answer in methods on tokens: where a language model predicts them, and where it has the image."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

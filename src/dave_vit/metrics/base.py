@@ -1,7 +1,5 @@
 """Base classes of metrics, and their registry. A metric turns a batch of maps into one number per map."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

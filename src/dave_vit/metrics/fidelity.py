@@ -1,7 +1,5 @@
 """Infidelity, sensitivity-n, single deletion, SaCo: whether sums of a map over pixels predict the fall of the score."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Literal
 

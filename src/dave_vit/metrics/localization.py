@@ -1,7 +1,5 @@
 """Localisation: how much of a map lies in the right cell of a grid, or in the boxes or the mask of the object."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, ClassVar
 

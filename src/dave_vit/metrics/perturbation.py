@@ -1,7 +1,5 @@
 """Deletion and insertion: the model's score while pixels are removed or restored in the order of a map."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args

@@ -1,7 +1,5 @@
 """Removal of regions and imputed pixels: IROF, symmetric relevance gain, R-OMS, ROAD."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace

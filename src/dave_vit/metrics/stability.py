@@ -1,7 +1,5 @@
 """Stability and concentration: maps of moved images, of random weights, of another class; entropy and Gini index."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from functools import cache

@@ -12,8 +12,6 @@
 The values are the model's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Load a model of any family by its spec."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

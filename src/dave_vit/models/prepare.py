@@ -1,7 +1,5 @@
 """Options of the preprocessing: size, normalisation, and how a photograph is fitted into the input."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial

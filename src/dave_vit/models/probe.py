@@ -1,7 +1,5 @@
 """Train a linear probe: one layer on the features of a frozen backbone (appendix B: DINO)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Models of recordings: classifiers of sounds and clips of transformers, and 3-D models of volumes."""
 
-from __future__ import annotations
-
 import wave
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Similarity of images and text: zero-shot classifiers (CLIP, SigLIP), and retrieval of pages (ColPali, ColQwen2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

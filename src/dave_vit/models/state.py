@@ -1,7 +1,5 @@
 """Read weights from a safetensors file, or from a pickle that holds only tensors."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Models of transformers for other tasks than classification, some of which take a prompt besides the image."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Random numbers that depend on a seed and a sample's index, and on nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Averages, and estimators that treat every pixel by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Self

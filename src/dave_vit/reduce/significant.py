@@ -4,8 +4,6 @@ Views are moved by fractions of a patch, so their average loses what depends on 
 single pixels. Derivatives on the clean image itself bring it back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

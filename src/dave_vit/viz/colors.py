@@ -5,8 +5,6 @@ The colormaps are named "dave" (dark violet to yellow), "dave_signed" (orange, w
 evenly along "dave" and "dave_uncertainty", so that they keep their order in grey print and for colour-blind eyes.
 """
 
-from __future__ import annotations
-
 import matplotlib
 import numpy as np
 import numpy.typing as npt

@@ -1,7 +1,5 @@
 """Figures: grids of images and maps with titles, scale bars and legends, without the global state of matplotlib."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """The figures of commands, reports and notebooks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Pictures that Pillow draws: animations of a map as it refines, contact sheets, and sentences with shaded words."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Sequence

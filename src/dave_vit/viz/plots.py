@@ -4,8 +4,6 @@ Other methods have the colours of Okabe and Ito, which colour-blind readers can 
 differ as well.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

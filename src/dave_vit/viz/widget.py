@@ -1,7 +1,5 @@
 """Explanations in notebooks: a widget with the page's controls if anywidget is installed, and a static picture."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """The application: routes of the API, responses to errors, and the static page."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager

@@ -1,7 +1,5 @@
 """Checks of every request, and security headers of every response."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from ipaddress import ip_address
 from urllib.parse import SplitResult, urlsplit

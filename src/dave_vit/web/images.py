@@ -1,7 +1,5 @@
 """Images in and out: uploads checked by size and content, example images, PNG as text."""
 
-from __future__ import annotations
-
 import base64
 import io
 from functools import cache

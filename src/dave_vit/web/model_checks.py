@@ -1,7 +1,5 @@
 """Checks of a model that run while the server is idle: is it explained exactly, and which methods cannot explain it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from functools import partial

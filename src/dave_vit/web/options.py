@@ -4,8 +4,6 @@ The request is an `ExplainQuery`. The form of the page and the equivalent comman
 option is a field of the one and an entry of the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Close connections that send their request too slowly, or that are too many: others need their places."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables 1 and 2 and the deletion curves of the paper, from evaluation runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

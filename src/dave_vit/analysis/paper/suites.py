@@ -1,7 +1,5 @@
 """Suites of `dave reproduce`: models, methods, counts and options, read from suites.toml."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

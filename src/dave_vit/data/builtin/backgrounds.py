@@ -4,8 +4,6 @@ Structural parameters (angles, periods, counts, lattices) are even here. The tra
 textures come from the other half of each photograph, so no background of a test occurs in training.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -4,8 +4,6 @@ numpy keeps the streams of its generators for a release, not for ever, and the l
 platform's mathematics library. Reproducible images need both, so both are integers here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar
 

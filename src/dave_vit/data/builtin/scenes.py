@@ -1,7 +1,5 @@
 """Compose images of the benchmark by index: objects over a background, with the exact pixels of each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Pillow only decodes (lossless WebP has one right answer). Its resampling is not 
 round differently, while integers do not.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import dataclass

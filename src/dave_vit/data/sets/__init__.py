@@ -1,7 +1,5 @@
 """Data sets: one file each, which registers itself in `DATASETS`; all files of this folder are imported."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

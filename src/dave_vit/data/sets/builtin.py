@@ -1,7 +1,5 @@
 """The embedded benchmark as a data set: one item per target in an image."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import lru_cache, partial
 

@@ -1,7 +1,5 @@
 """Data sets in COCO format: one JSON file of images, categories and annotations."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data sets of class folders, with optional boxes in a table or masks as images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dave_vit.data.base import Box, FileDataset, Item, box, image_files, read_csv

@@ -4,8 +4,6 @@ Images lie in one folder or in one folder per class; labels and boxes come from 
 the XML files of `ILSVRC2012_bbox_val_v3`; classes are numbered as in `LOC_synset_mapping.txt`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path

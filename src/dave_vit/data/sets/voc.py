@@ -1,7 +1,5 @@
 """Data sets in PASCAL VOC format: one XML file per image."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dave_vit.data.base import Box, FileDataset, Item, group_boxes, image_files, read_objects, read_text

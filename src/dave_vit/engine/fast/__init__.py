@@ -4,8 +4,6 @@ Each module registers its substitutes when it is imported; ``substitute_rules`` 
 up. ``DAVE_FAST=0`` in the environment switches all of them off: rules, recorded models, compiled passes, kernels.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Attention without a whole matrix in memory: by kernels (CUDA, Triton), or in slices of the batch."""
 
-from __future__ import annotations
-
 import math
 from functools import cache, partial
 from typing import Any

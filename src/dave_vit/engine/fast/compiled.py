@@ -1,7 +1,5 @@
 """Forward and backward passes of many batches of one size: recorded, compiled, or captured as one launch of a GPU."""
 
-from __future__ import annotations
-
 import warnings
 
 import torch

@@ -1,7 +1,5 @@
 """Gates of GELU and SiLU in closed form: recomputed from the input on the way back instead of kept."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

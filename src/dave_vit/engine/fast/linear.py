@@ -4,8 +4,6 @@ Products are much faster than convolutions, such as patch embeddings. The flat g
 rank-one mean u v of absolute weights is used by its factors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ sliced out of one product need a third of its weight each, and only that of the 
 selection moves up through every call that acts alike on what is selected and on the rest.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

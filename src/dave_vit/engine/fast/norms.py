@@ -4,8 +4,6 @@ Autocast would widen every sum of a residual stream to float32. The range of bfl
 residual streams fit into it.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Models without what their logits do not need."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

@@ -11,8 +11,6 @@ favoured by sign. Either way all relevance arrives:
 sum_i x_i grad_i + sum_j grad_j |s_j| (b_j + c sign(z_j) |b_j|) = sum_j grad_j z_j.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rules for functions that are linear already, at least piece by piece: they only keep the states of tensors."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

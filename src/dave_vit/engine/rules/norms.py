@@ -1,7 +1,5 @@
 """Normalisation: the mean is centred and carries gradient, the scale is frozen (appendix A, layer normalization)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

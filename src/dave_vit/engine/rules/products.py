@@ -1,7 +1,5 @@
 """Products, quotients, powers, activations: one of the tensors carries on, the others are frozen (see ``states``)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

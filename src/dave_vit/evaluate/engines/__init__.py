@@ -1,7 +1,5 @@
 """Engines: where the tasks of a run are computed. One file each, which registers itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

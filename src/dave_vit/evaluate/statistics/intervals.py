@@ -1,7 +1,5 @@
 """Means with confidence intervals, and differences between methods on the same images."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows: one result of model x method x metric x image, kept as Parquet."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields

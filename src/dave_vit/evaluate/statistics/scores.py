@@ -1,7 +1,5 @@
 """Score tables, one per model and metric: a row per method, a column per image."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

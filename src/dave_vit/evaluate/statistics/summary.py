@@ -1,7 +1,5 @@
 """Summary of a run: means with intervals, paired differences, what was left out; and how far two runs are apart."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

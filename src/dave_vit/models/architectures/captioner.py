@@ -1,7 +1,5 @@
 """The embedded captioner: the embedded Vision Transformer and a small decoder, both classes of transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ is the SimpleViT of the ``bcos`` package (Böhle et al., 2024), without biases, 
 both libraries load unchanged.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 

@@ -1,7 +1,5 @@
 """Model families: one file each, which registers itself in `FAMILIES`; all files of this folder are imported."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """B-cos networks of the ``bcos`` package; their inputs are colours and complements."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

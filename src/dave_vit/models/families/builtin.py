@@ -1,7 +1,5 @@
 """The embedded models: small Vision Transformers trained for the embedded benchmark, weights in the package."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """transformers: classifiers, models of other tasks and text generators, from the hub or a local folder."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Sequence

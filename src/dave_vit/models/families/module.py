@@ -1,7 +1,5 @@
 """A function in a user's Python file that returns the model."""
 
-from __future__ import annotations
-
 import torch
 from PIL import Image
 from torch import nn

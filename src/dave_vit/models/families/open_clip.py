@@ -1,7 +1,5 @@
 """open_clip: CLIP and SigLIP models as classifiers of prompts."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

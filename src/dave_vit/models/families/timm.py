@@ -1,7 +1,5 @@
 """timm: its image models, with their preprocessing and class names."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

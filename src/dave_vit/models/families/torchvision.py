@@ -1,7 +1,5 @@
 """torchvision: its image classifiers, with the transform and the categories of their published weights."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fused Triton kernels for CUDA; each has a plain form elsewhere that is its fallback and its oracle."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib import import_module
 from typing import Any

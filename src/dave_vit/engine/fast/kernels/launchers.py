@@ -3,8 +3,6 @@
 Importing this imports Triton and torch's compiler, which takes seconds: it is imported when tensors are on a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec

@@ -4,8 +4,6 @@ The attention matrix A = exp(scale Q K^T + mask - lse) is rebuilt tile by tile a
 compile-time constants: inside a compiled graph run-time strides would lose what Triton knows of their alignment.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
