@@ -12,7 +12,7 @@ from torch import nn
 
 from dave_vit import DAVE, effective_transformation
 from dave_vit.engine import fingerprint
-from dave_vit.engine.fast import is_enabled
+from dave_vit.engine.fast import cuda_graphs, is_enabled
 from dave_vit.engine.fast.compiled import CompiledGradient
 from dave_vit.engine.fast.cuda_graphs import CudaGraph
 from dave_vit.engine.fast.narrowing import narrow
@@ -22,6 +22,7 @@ from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.gradient import gradient
 from dave_vit.engine.rule_sets import EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import Contrast, Target
+from dave_vit.errors import TrainingModeError
 from dave_vit.methods.pass_size import even_chunk_size
 from fast_marker import needs_fast
 from tiny_models import CLASSES, FAMILIES, SIZE, huggingface_vit, vit
@@ -266,6 +267,31 @@ class TestRecordedModel:
             compute_logits(model, images)
             assert fingerprint.fingerprint_model(model) != before
 
+    def test_a_model_that_was_assumed_unchanged_is_checked(self):
+        model = vit()
+        fingerprint.fingerprint_model(model)
+        with fingerprint.cache_fingerprints(model):
+            fingerprint.fingerprint_model(model)
+            fingerprint.confirm_fingerprints()
+        model.norm.eps = 1e-3
+        with fingerprint.cache_fingerprints(model), pytest.raises(fingerprint.ModelChanged):
+            fingerprint.confirm_fingerprints()
+
+    @needs_fast
+    @pytest.mark.parametrize("change", [lambda model: setattr(model, "global_pool", "avg"), torch.nn.Module.train])
+    def test_a_change_that_is_found_after_the_passes_is_seen(self, images, change, monkeypatch):
+        model = vit(drop_rate=0.5)
+        dave = DAVE(model, samples=2)
+        dave.attribute(images, 0)
+        monkeypatch.setattr(cuda_graphs.Captures, "are_used", True)
+        change(model)
+        if model.training:
+            with pytest.raises(TrainingModeError):
+                dave.attribute(images, 0)
+        else:
+            expected = DAVE(copy.deepcopy(model), samples=2).attribute(images, 0)
+            torch.testing.assert_close(dave.attribute(images, 0), expected)
+
     def test_a_change_between_two_explanations_of_refine_is_seen(self, images):
         model = vit()
         expected = DAVE(copy.deepcopy(model), samples=2, chunk=3, preset="exact").attribute(images, 0)
@@ -315,9 +341,9 @@ class TestCompiled:
         for part in (slice(0, 3), slice(1, 3)):  # a smaller batch is filled up
             expected = effective_transformation(model, images[part], target[part])
             torch.testing.assert_close(compiled(images[part], Target(target[part]))[0], expected, rtol=1e-4, atol=1e-6)
-        assert [list(known) for known in compiled._cache._functions.values()] == [[3]]
+        assert [list(known) for known in compiled._cache.functions.values()] == [[3]]
         compiled(images[:1], Target(target[:1]))  # and one that is much smaller gets its own
-        assert [list(known) for known in compiled._cache._functions.values()] == [[3, 1]]
+        assert [list(known) for known in compiled._cache.functions.values()] == [[3, 1]]
 
     @pytest.mark.parametrize("options", [{}, {"act_layer": nn.SiLU}, {"act_layer": lambda: nn.GELU("tanh")}])
     def test_gates_in_closed_form(self, options, images):
@@ -421,13 +447,14 @@ class TestOneLaunch:
 
     @needs_fast
     @pytest.mark.parametrize("target", [None, [[0, 1], [2, 3], [4, 0]]])
-    def test_passes_that_come_again_and_wait_for_python_are_captured(self, images, target):
+    def test_passes_that_come_again_and_wait_for_python_are_captured(self, images, target, monkeypatch):
+        monkeypatch.setattr(cuda_graphs.PassTiming, "waits_for_host", lambda self: True)  # whatever else the GPU does
         model, x = vit().cuda(), images.cuda()
         dave, expected = DAVE(model, samples=8), DAVE(model, samples=8).attribute(images.cuda(), target)
         for _ in range(5):
             torch.testing.assert_close(dave.attribute(x, target), expected, rtol=1e-3, atol=1e-5)
             torch.cuda.synchronize()
-        names = {key[1] for key, known in dave._passes.captures._cache._functions.items() if known}
+        names = {key[1] for key, known in dave._passes.captures._cache.functions.items() if known}
         assert names == {"forward", "evidence", "gradient"}
         model.head.weight.data.mul_(2)  # numbers are read anew
         changed = DAVE(model, samples=8).attribute(x, target)

@@ -16,7 +16,7 @@ from dave_vit.errors import InputError, UnsupportedOperator
 from dave_vit.methods import constants
 from dave_vit.methods.constants import keep_target, resolve_by_evidence
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.reduce import Sharpened, Significant
+from dave_vit.reduce import Sharpened, Significant, significant
 from dave_vit.reduce.significant import average_patches, smooth_patches
 
 SIZE, PATCH = (12, 10), 4
@@ -54,7 +54,7 @@ def squash(picture):
     return picture / (np.abs(picture) + picture.std(ddof=1))
 
 
-def slow(a, evidence, *, k, smooth):
+def slow(a, evidence, *, k, smooth, detail=1.0):
     """The definition for one image: samples [n, C, H, W], evidence [2, 2, H, W] -> map [H, W]."""
     sums, w = a.sum(1), np.ones(len(a))
     scales = [sums, *(np.stack([gaussian(s, PATCH * f) for s in sums]) for f in (3 / 16, 1 / 2))]
@@ -66,31 +66,34 @@ def slow(a, evidence, *, k, smooth):
     sums_ = [np.maximum(0, t).sum() for t in (terms[0], over[1] * gate[2], coarse)]
     d = sum(t / s for t, s in zip(terms, sums_, strict=True))
     q = sum(balanced(pixels + constants) for pixels, constants in evidence)
-    sharp = np.maximum(0, d) * (1 + squash(smooth(q)))
+    gain = 1 + squash(smooth(q))
     for pixels, _ in evidence:
-        sharp = sharp * (1 + squash(gaussian(pixels, PATCH / 16)))
+        gain = gain * (1 + squash(gaussian(pixels, PATCH / 16)))
+    sharp = np.maximum(0, d) * gain**detail
     (pixels, constants), _ = evidence
     agreement = np.corrcoef(patch_means(pixels + constants).ravel(), patch_means(means[0]).ravel())[0, 1]
     amount = 2 - max(0, agreement) + min(3, (constants.sum() / pixels.sum()) ** 2)
     against = np.maximum(0, -means[2] - k * errors[2]) / sums_[2] / 2
-    drawn = sharp + amount * gaussian(balanced(patch_means(q)), PATCH / 8) - against
+    drawn = sharp + detail * amount * gaussian(balanced(patch_means(q)), PATCH / 8) - against
     return drawn * np.maximum(0, means[2]).sum() / np.maximum(0, drawn).sum()
 
 
-def run(a, evidence, k=1.0):
-    accumulator = Sharpened(k=k, patch=PATCH).accumulator(evidence)
+def run(a, evidence, k=1.0, **options):
+    accumulator = Sharpened(k=k, patch=PATCH, **options).accumulator(evidence)
     accumulator.update(a)
     return accumulator
 
 
-def test_the_map_is_the_definition():
+@pytest.mark.parametrize("detail", [1.0, 0.3])
+def test_the_map_is_the_definition(detail):
     a, evidence = samples(), clean()
-    found = run(a, evidence).attribution().sum(1)
+    found = run(a, evidence, detail=detail).attribution().sum(1)
     for image in range(2):
         expected = slow(
             a[:, image].numpy(),
             evidence[image].numpy(),
             k=1.0,
+            detail=detail,
             smooth=lambda q: smooth_patches(torch.from_numpy(q), PATCH).numpy(),
         )
         np.testing.assert_allclose(found[image].numpy(), expected, atol=1e-12)
@@ -121,6 +124,11 @@ def test_without_significance_it_is_the_mean():
     accumulator = run(noise, clean(1), k=50.0)
     assert not accumulator.significant().any()
     np.testing.assert_allclose(accumulator.attribution(), noise.mean(0), atol=1e-12)
+
+
+def test_maps_of_one_patch_do_not_correlate_by_rounding():
+    maps = torch.full((1, 5, 4), 0.1, dtype=torch.float64) * (1 + 1e-15 * torch.arange(20).view(1, 5, 4))
+    assert significant._correlate(maps, maps.flip(-1)) == 0
 
 
 def test_clean_evidence_is_needed():
@@ -160,7 +168,7 @@ class TestCleanEvidence:
 
         class Passes:
             class captures:
-                def run(name, prepare, inputs, compute):
+                def run(name, prepare, inputs, compute, beside):
                     function = prepare(inputs[0])
                     function(*inputs)  # the first call may read values
                     for name in ("tolist", "item", "__bool__", "__float__"):

@@ -30,18 +30,17 @@ def checkpointing_error() -> CheckpointingError:
     )
 
 
-def check_graph(output: Tensor, leaves: tuple[Tensor, ...] | None = None) -> None:
+def check_graph(output: Tensor, leaf: Tensor | None = None) -> None:
     """Refuse a graph with derivatives that are not the rules', or with leaves that are not the input.
 
     Args:
         output: what is explained.
-        leaves: the input and the recorded constants; a parameter at the end of a graph shows that a part of the model
-            ran out of the interception's sight. None where there was no interception.
+        leaf: the input; a parameter at the end of a graph shows that a part of the model ran out of the interception's
+            sight. None where there was no interception.
     """
-    known = {id(leaf) for leaf in leaves or ()}
     for node in _nodes(output):
         variable = getattr(node, "variable", None)
-        if leaves is not None and variable is not None and id(variable) not in known:
+        if leaf is not None and variable is not None and variable is not leaf:
             raise hidden_error(f"the gradient of a parameter of shape {tuple(variable.shape)}")
         forward = getattr(node, "_forward_cls", None)
         if forward is not None and forward is not Surrogate:

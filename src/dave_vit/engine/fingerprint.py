@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
-from weakref import ProxyTypes, ref
+from weakref import ProxyTypes, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -84,22 +84,54 @@ class Fingerprint:
         return number in (self.state, self.structure)
 
 
-_CACHE: ContextVar[dict[nn.Module, Fingerprint] | None] = ContextVar("fingerprints", default=None)
+@dataclass
+class _Cache:
+    """Fingerprints of models, and those among them that were taken from an earlier call and are not checked yet."""
+
+    known: dict[nn.Module, Fingerprint] = field(default_factory=dict)
+    assumed: dict[nn.Module, Fingerprint] = field(default_factory=dict)
+
+
+_CACHE: ContextVar[_Cache | None] = ContextVar("fingerprints", default=None)
+_LATEST: WeakKeyDictionary[nn.Module, Fingerprint] = WeakKeyDictionary()
+
+
+class ModelChanged(Exception):
+    """A model is not what it was assumed to be."""
 
 
 @contextmanager
-def cache_fingerprints() -> Iterator[None]:
-    """Cache fingerprints inside of the context, until a model runs code of its own."""
-    token = _CACHE.set({})
+def cache_fingerprints(assumed: nn.Module | None = None) -> Iterator[None]:
+    """Cache fingerprints inside of the context, until a model runs code of its own.
+
+    Args:
+        assumed: a model that is taken to be what it was, until ``confirm_fingerprints`` checks it.
+    """
+    latest = {} if assumed is None or assumed not in _LATEST else {assumed: _LATEST[assumed]}
+    token = _CACHE.set(_Cache(dict(latest), latest))
     try:
         yield
     finally:
         _CACHE.reset(token)
 
 
+def confirm_fingerprints() -> None:
+    """Check the models that were assumed to be what they were; called while a GPU computes.
+
+    Raises:
+        ModelChanged: one of them is another one now.
+    """
+    cache = _CACHE.get()
+    while cache is not None and cache.assumed:
+        model, before = cache.assumed.popitem()
+        if _walk_modules(model) != before:
+            raise ModelChanged
+
+
 def forget_fingerprints() -> None:
     """Clear the cache; called before a model's own code runs, which may change anything."""
-    (_CACHE.get() or {}).clear()
+    if (cache := _CACHE.get()) is not None:
+        cache.known.clear()
 
 
 def fingerprint_model(model: nn.Module) -> Fingerprint:
@@ -109,11 +141,10 @@ def fingerprint_model(model: nn.Module) -> Fingerprint:
         TrainingModeError: it acts at random, or learns while it runs.
         CheckpointingError: it recomputes its forward pass.
     """
-    cache = _CACHE.get()
-    cache = {} if cache is None else cache
-    if model not in cache:
-        cache[model] = _walk_modules(model)
-    return cache[model]
+    cache = _CACHE.get() or _Cache()
+    if model not in cache.known:
+        cache.known[model] = _walk_modules(model)
+    return cache.known[model]
 
 
 def _walk_modules(model: nn.Module) -> Fingerprint:
@@ -126,7 +157,8 @@ def _walk_modules(model: nn.Module) -> Fingerprint:
         walk.add_hooks(getattr(torch_modules, f"_global{name}"))
     is_recordable = not (walk.has_hooks or walk.opaque & walk.names)
     structure = hash(tuple(walk.tokens))
-    return Fingerprint(hash((structure, *walk.counts)), structure, is_recordable, walk.tensors)
+    latest = _LATEST[model] = Fingerprint(hash((structure, *walk.counts)), structure, is_recordable, walk.tensors)
+    return latest
 
 
 class _Walk:

@@ -100,7 +100,7 @@ def forward(
     if mode.rules.strict:
         if not is_known(logits):
             raise hidden_error("the output of the model")
-        check_graph(logits, (leaf, *(constant.leaf for constant in mode.constants or ())))
+        check_graph(logits, leaf)
     mode.drop_zero_constants()
     return leaf, logits
 

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.calls import RuleSet
@@ -149,18 +150,21 @@ def _differentiate(
     scores: Tensor, leaf: Tensor, recorded: list[RecordedConstant], combine: Combine | None
 ) -> tuple[Tensor, tuple[Constant, ...]]:
     """Differentiate scores ``[B, K]`` with respect to the inputs, ``[B, K, C, H, W]``, and to the constants."""
-    parts = derivatives(scores, [leaf, *(constant.leaf for constant in recorded)])
+    parts = derivatives(scores, [leaf, *(constant.place for constant in recorded)])
     if combine is not None:  # one class at a time, so that the derivatives of its constants are freed before the next
         return _stack([combine(weight, _constants(recorded, [slopes])) for weight, *slopes in parts], 1), ()
     columns = list(parts)
     return _stack([column[0] for column in columns], 1), _constants(recorded, [column[1:] for column in columns])
 
 
-def _constants(recorded: list[RecordedConstant], slopes: Sequence[Sequence[Tensor]]) -> tuple[Constant, ...]:
-    """Join recorded values with their derivatives, one sequence for each of the K scores."""
-    stacked = (_stack(each, 0) for each in zip(*slopes, strict=True))
-    pairs = zip(recorded, stacked, strict=True)
-    return tuple(Constant(one.module, one.function, one.value, slope) for one, slope in pairs)
+def _constants(recorded: list[RecordedConstant], slopes: Sequence[Sequence[Tensor | None]]) -> tuple[Constant, ...]:
+    """Join recorded values with their derivatives, one sequence for each of the K scores; None is zero."""
+
+    def slope_of(value: Tensor, each: Sequence[Tensor | None]) -> Tensor:
+        return _stack([torch.zeros_like(value) if slope is None else slope for slope in each], 0)
+
+    pairs = zip(recorded, zip(*slopes, strict=True), strict=True)
+    return tuple(Constant(one.module, one.function, one.value, slope_of(one.value, each)) for one, each in pairs)
 
 
 def _stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
@@ -169,20 +173,22 @@ def _stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def derivatives(
-    scores: Tensor, leaves: Sequence[Tensor], *, retain_graph: bool = False
-) -> Iterator[tuple[Tensor, ...]]:
-    """Differentiate scores ``[B, K]`` with respect to the leaves: K tuples, zeros where they do not depend on a leaf.
+    scores: Tensor, leaves: Sequence[Tensor | GradientEdge], *, retain_graph: bool = False
+) -> Iterator[tuple[Any, ...]]:
+    """Differentiate scores ``[B, K]`` with respect to the leaves: K tuples of tensors.
+
+    Where scores do not depend on a leaf, they are zeros; None for a place in the graph.
 
     Args:
         scores: with their graph.
-        leaves: tensors of the graph.
+        leaves: tensors of the graph, or places in it.
         retain_graph: keep the graph after the last of them.
     """
     last = scores.shape[1] - 1
     for index, column in enumerate(scores.unbind(1)):
         keep = retain_graph or index < last
         try:
-            found = torch.autograd.grad(column.sum(), leaves, None, keep, allow_unused=True, materialize_grads=True)
+            found = torch.autograd.grad(column.sum(), leaves, None, keep, allow_unused=True)
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
@@ -190,7 +196,10 @@ def derivatives(
                 "the model writes in place into a tensor that a derivative needs again; use the function that returns "
                 "a new tensor, such as x * y instead of x.mul_(y)"
             ) from error
-        yield found
+        pairs = zip(found, leaves, strict=True)
+        yield tuple(
+            torch.zeros_like(leaf) if grad is None and isinstance(leaf, Tensor) else grad for grad, leaf in pairs
+        )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from dave_vit._internal.torch_private import saved_tensor_hooks
@@ -57,12 +58,12 @@ _TORCH_LIMITS = {
 
 
 class RecordedConstant(NamedTuple):
-    """An additive constant, and a leaf of zeros that was added in its place: its derivative is the constant's."""
+    """An additive constant, and the place in the graph where it was added: the derivative there is the constant's."""
 
     module: str
     function: str
     value: Tensor
-    leaf: Tensor
+    place: GradientEdge
 
 
 class Interception(TorchFunctionMode):
@@ -267,9 +268,9 @@ class Interception(TorchFunctionMode):
         added = added.detach().nan_to_num(0, 0, 0)
         if not self._nonzero:
             self._nonzero_flags.append(added.any())
-        leaf = value.new_zeros(()).expand_as(value).requires_grad_()
-        self.constants.append(RecordedConstant(self.current_module(), function, added.expand_as(value), leaf))
-        return value + leaf  # adds zero, but with a derivative
+        place = get_gradient_edge(value)  # which stays what it is when the model writes into the tensor later
+        self.constants.append(RecordedConstant(self.current_module(), function, added.expand_as(value), place))
+        return value
 
     def drop_zero_constants(self) -> None:
         """Remove constants that are zero; all at once after the pass, so that the host waits for the device once."""

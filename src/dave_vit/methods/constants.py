@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast.compiled import RecordedGradient, target_tensors
-from dave_vit.engine.fast.cuda_graphs import BatchFunction
+from dave_vit.engine.fast.cuda_graphs import BatchFunction, run_both
 from dave_vit.engine.gradient import Axes, Constant, find_batch_axes, gradient
 from dave_vit.engine.observation import find_token_grid
 from dave_vit.engine.rule_sets import ATTENTION_RELEVANCE
@@ -37,15 +38,15 @@ class Contribution:
 
     Attributes:
         grid: by channel and place ``[b, D, h, w]``; None where the constant has no place in the image.
-        elsewhere: the sum of what has no place, such as the class token's share, ``[b]``.
+        outside: what has no place, such as the class token's share, ``[b, ...]``.
     """
 
     grid: Tensor | None
-    elsewhere: Tensor
+    outside: Tensor
 
     def spread(self, size: Sequence[int]) -> Tensor:
         """Return maps ``[b, H, W]`` with the same sums, or one value ``[b, 1, 1]`` for all pixels without a place."""
-        rest = (self.elsewhere / math.prod(size)).view(-1, 1, 1)
+        rest = (self.outside.flatten(1).sum(1) / math.prod(size)).view(-1, 1, 1)
         return rest if self.grid is None else rest + spread_evenly(self.grid.sum(1), size)
 
 
@@ -98,19 +99,18 @@ def _place_constant(
         size: height and width of the images.
         dtype: of the contribution; that of the constant by default.
     """
-    name, slope = constant.function, constant.derivative[0]
-    amount = torch.where(slope == 0, 0.0, constant.value * slope)  # a mask may be -inf
+    name, amount = constant.function, constant.value * constant.derivative[0]
     amount = amount.to(dtype or amount.dtype)
     amount = amount.unsqueeze(0) if side is None else amount.movedim(side, 0)
     if side is not None and amount.ndim == 4:  # [b, D, h, w] or [b, h, w, D]
         grid = amount if _channels_first(name, amount, size) else amount.movedim(-1, 1)
         if _is_grid(grid.shape[2], grid.shape[3], size):
-            return Contribution(grid, amount.new_zeros(len(amount)))
+            return Contribution(grid, amount[:, :0])
     elif side is not None and amount.ndim == 3 and name not in _CHANNELS_FIRST:  # [b, N, D]
         rows, columns = find_token_grid(amount.shape[1], size) or (1, 1)
         before = amount.shape[1] - rows * columns  # class and register tokens come first
-        return Contribution(amount[:, before:].mT.unflatten(2, (rows, columns)), amount[:, :before].sum((1, 2)))
-    return Contribution(None, amount.reshape(len(amount), -1).sum(1))
+        return Contribution(amount[:, before:].mT.unflatten(2, (rows, columns)), amount[:, :before])
+    return Contribution(None, amount)
 
 
 def _channels_first(name: str, amount: Tensor, size: Sequence[int]) -> bool:
@@ -207,7 +207,8 @@ def resolve_by_evidence(
             end = min(at + step, stop)
             part = images[at:end], target.part(at, end)
             if passes is not None and logits is not None and not is_alone:
-                parts.append((_captured_evidence(method, *part, rules, passes), logits[at:end]))
+                is_all = end - at == len(images)
+                parts.append((_captured_evidence(method, *part, rules, passes, beside=is_all), logits[at:end]))
             else:
                 parts.append(_evidence_of_both(method, *part, rules, resolve, is_alone=is_alone))
         return _join(parts)
@@ -217,7 +218,7 @@ def resolve_by_evidence(
 
 
 def _captured_evidence(
-    method: Method, images: Tensor, target: Target, rules: RuleSet, passes: RecordedGradient
+    method: Method, images: Tensor, target: Target, rules: RuleSet, passes: RecordedGradient, *, beside: bool = False
 ) -> Tensor:
     """Return the maps of both rule sets ``[b, K, 2, 2, H, W]`` for a resolved target, by a graph where there is one."""
 
@@ -233,7 +234,7 @@ def _captured_evidence(
     def compute() -> tuple[Tensor]:
         return (_evidence_of_both(method, images, target, rules)[0],)
 
-    return passes.captures.run("evidence", prepare, target_tensors(images, target), compute)[0]
+    return passes.captures.run("evidence", prepare, target_tensors(images, target), compute, beside=beside)[0]
 
 
 def _evidence_of_both(
@@ -253,16 +254,19 @@ def _evidence_of_both(
         resolved[:] = [resolve(target, logits)]  # which may wait for the device
         return resolved[0]
 
-    own, logits = compute(target, rules, resolve_once, nonzero=nonzero[0])
-    try:
-        other, _ = compute(resolved[0], ATTENTION_RELEVANCE, keep_target, nonzero=nonzero[1])
-    except UnsupportedOperator:
-        other = own
-    return torch.stack([own, other], -4), logits
+    def compute_other() -> Tensor | None:
+        with suppress(UnsupportedOperator):
+            return compute(resolved[0], ATTENTION_RELEVANCE, keep_target, nonzero=nonzero[1])[0]
+        return None
+
+    (own, logits), other = run_both(lambda: compute(target, rules, resolve_once, nonzero=nonzero[0]), compute_other)
+    return torch.stack([own, own if other is None else other], -4), logits
 
 
 def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Concatenate evidence and logits of several passes."""
+    if len(parts) == 1:
+        return parts[0]
     evidence, logits = (torch.cat(column) for column in zip(*parts, strict=True))
     return evidence, logits
 
@@ -306,7 +310,7 @@ def place_constants(constants: Sequence[tuple[Constant, int]], like: Tensor) -> 
         constants: with their batch dimensions.
         like: maps of this shape.
     """
-    size, grids = (like.shape[-2], like.shape[-1]), dict[torch.Size, Tensor]()
+    size, grids = (like.shape[-2], like.shape[-1]), dict[torch.Size, list[Tensor]]()
     lengths = {constant.value.shape[1 - side] for constant, side in constants if constant.value.ndim == 3 and side < 2}
     for constant, side in constants:
         if constant.value.ndim == 4 and set(constant.value.shape[-2:]) <= lengths:
@@ -314,5 +318,6 @@ def place_constants(constants: Sequence[tuple[Constant, int]], like: Tensor) -> 
         grid = _place_constant(constant, side, size).grid
         if grid is not None:
             summed = grid.sum(1)
-            grids[summed.shape] = grids.get(summed.shape, 0) + summed
-    return sum((spread_evenly(grid, size) for grid in grids.values()), torch.zeros_like(like))
+            grids.setdefault(summed.shape, []).append(summed)
+    joined = (torch.stack(alike).sum(0) for alike in grids.values())  # in few kernels
+    return sum((spread_evenly(grid, size) for grid in joined), torch.zeros_like(like))

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any, Literal, get_args
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from dave_vit._internal.schema import check_choice
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast.compiled import CompiledGradient, RecordedGradient
-from dave_vit.engine.fingerprint import cache_fingerprints
+from dave_vit.engine.fingerprint import ModelChanged, cache_fingerprints, confirm_fingerprints
 from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import OptionError, TargetError
@@ -153,9 +154,19 @@ class DAVE(Method):
             yield self._finish(explanation, images, normalised)
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        with cache_fingerprints():
+        def draw() -> list[SampleGroup]:
             *_, groups = self._draw(images, target, pass_size)
-        return merge_groups(groups)
+            return groups
+
+        if self._passes.captures.are_used:  # the GPU computes while the model is checked
+            with suppress(ModelChanged), cache_fingerprints(self.model):
+                try:
+                    groups = draw()
+                finally:
+                    confirm_fingerprints()
+                return merge_groups(groups)
+        with cache_fingerprints():
+            return merge_groups(draw())
 
     def _draw(self, images: Tensor, target: Target, pass_size: PassSize) -> Iterator[list[SampleGroup]]:
         """Yield the images, grouped by how they are sampled, after each chunk of samples."""
@@ -164,7 +175,9 @@ class DAVE(Method):
         estimate = SampleEstimate.start(self.reducer, target, evidence, postprocess=self.postprocess, frames=frames)
 
         def draw(group: SampleGroup, start: int, stop: int) -> tuple[Tensor, Tensor]:
-            return self._attributions(self._views.views(group.images, group.level, start, stop), group, pass_size)
+            samples = self._attributions(self._views.views(group.images, group.level, start, stop), group, pass_size)
+            self._passes.captures.join()  # the evidence is there when the samples are
+            return samples
 
         yield from self._sampler.run(SampleGroup.initial(images, clean, estimate), draw, pass_size.rows)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
+from dave_vit.engine.fingerprint import confirm_fingerprints
 from dave_vit.engine.targets import Opponents, Target
 from dave_vit.methods.explanation import ENOUGH, Explanation, join_explanations
 from dave_vit.methods.pass_size import even_chunk_size
@@ -260,6 +261,7 @@ class AdaptiveSampler:
         if clean is not None and start < _FIRST:
             survived = clean.survival(logits[: _FIRST - start]).sum(0)
             group = replace(group, survived=group.survived + survived.to(group.survived))
+            confirm_fingerprints()
             if group.drawn >= self.limit:
                 # Start the significance computation now so the GPU stays busy while the host synchronises.
                 estimate.accumulator.significant()

@@ -127,8 +127,8 @@ class Sharpened(Significant):
     and r and a the contributions of the model's additive constants, at their places, by the same rules:
 
         q     = balanced(R + r) + balanced(A + a)
-        sharp = max(0, d) (1 + squash(R)) (1 + squash(A)) (1 + squash(smooth(q)))
-        map   = sharp + amount blurred(balanced(patches(q))) - against
+        sharp = max(0, d) ((1 + squash(R)) (1 + squash(A)) (1 + squash(smooth(q)))) ^ detail
+        map   = sharp + detail amount blurred(balanced(patches(q))) - against
 
     ``balanced`` divides by the sum of absolute values; squash(m) = m / (|m| + std(m)), for R and A after a blur by a
     16th of a patch; ``patches`` takes the mean of each patch, and ``blurred``, by an 8th of it, takes away its edges;
@@ -142,9 +142,11 @@ class Sharpened(Significant):
     Args:
         k: how many standard errors.
         patch: side of the model's patches in pixels.
+        detail: how much the clean image counts; with less, the map changes less when the image moves.
     """
 
     uses_clean: ClassVar[bool] = True
+    detail: NonNegative = 1.0
 
     def accumulator(self, clean: Tensor | None = None) -> Accumulator:
         """Return a new accumulator.
@@ -165,8 +167,8 @@ class _Sharpened(ScaleMoments):
 
     def __init__(self, options: Sharpened, clean: Tensor) -> None:
         super().__init__(options)
-        self._patch = max(1, round(options.patch))
-        self._clean = clean.detach().to(precise_dtype(clean.device))
+        self._patch, self._detail = max(1, round(options.patch)), options.detail
+        self._clean = clean.detach()  # a GPU may still be computing it: nothing reads it before the samples are there
 
     def select(self, images: Tensor) -> Self:
         part = super().select(images)
@@ -175,18 +177,18 @@ class _Sharpened(ScaleMoments):
 
     def _parts(self) -> tuple[Tensor, Tensor]:
         fine, rest = super()._parts()
-        evidence = _balance(self._clean.sum(2)).sum(1)  # with constants, by both rule sets alike: [B,H,W]
-        gain = self._gain(evidence) * (fine + rest > 0)
-        return fine * gain, rest * gain + self._patches(evidence) - self._against()
+        clean = self._clean.to(precise_dtype(self._clean.device))
+        evidence = _balance(clean.sum(2)).sum(1)  # with constants, by both rule sets alike: [B,H,W]
+        gain = self._gain(clean, evidence) ** self._detail * (fine + rest > 0)
+        return fine * gain, rest * gain + self._detail * self._patches(clean[:, 0], evidence) - self._against()
 
-    def _gain(self, evidence: Tensor) -> Tensor:
+    def _gain(self, clean: Tensor, evidence: Tensor) -> Tensor:
         """Return the factor of the samples' evidence: [B,H,W]."""
-        pixels = blur(self._clean[:, :, 0], _PIXEL * self._patch)  # [B,2,H,W]
+        pixels = blur(clean[:, :, 0], _PIXEL * self._patch)  # [B,2,H,W]
         return (1 + _squash(pixels)).prod(1) * (1 + _squash(smooth_patches(evidence, self._patch)))
 
-    def _patches(self, evidence: Tensor) -> Tensor:
-        """Return the evidence of whole patches of the clean image: [B,H,W]."""
-        own = self._clean[:, 0]  # [B,2,H,W]
+    def _patches(self, own: Tensor, evidence: Tensor) -> Tensor:
+        """Return the evidence of whole patches of the clean image, from that by the method's own rules: [B,H,W]."""
         seen, views = (average_patches(one, self._patch) for one in (own.sum(1), self._moments.mean.sum(1)))
         pixels, constants = own.sum((2, 3)).unbind(1)
         missing = (constants / torch.where(pixels == 0, 1, pixels)).square().clamp(max=_MOST)
@@ -245,10 +247,12 @@ def _squash(maps: Tensor) -> Tensor:
 
 
 def _correlate(first: Tensor, second: Tensor) -> Tensor:
-    """Return Pearson's coefficient of two maps [B,H,W], [B]; 0 where one is constant."""
+    """Return Pearson's coefficient of two maps [B,H,W], [B]; 0 where one is constant but for rounding."""
+    whole = first.flatten(1).norm(dim=1) * second.flatten(1).norm(dim=1)
     first, second = (one.flatten(1) - one.flatten(1).mean(1, keepdim=True) for one in (first, second))
     size = first.norm(dim=1) * second.norm(dim=1)
-    return torch.where(size > 0, (first * second).sum(1) / torch.where(size > 0, size, 1), 0)
+    varies = size > 1e-10 * whole
+    return torch.where(varies, (first * second).sum(1) / torch.where(varies, size, 1), 0)
 
 
 def blur(maps: Tensor, sigma: float) -> Tensor:

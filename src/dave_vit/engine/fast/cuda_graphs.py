@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from dave_vit.engine.fingerprint import fingerprint_model
 from dave_vit.engine.forward import count_passes, isolate_pass, record_pass
 from dave_vit.errors import DaveError, is_out_of_memory
 
+_First, _Second = TypeVar("_First"), TypeVar("_Second")
 BatchFunction = Callable[..., tuple[Tensor, ...]]
 """A function of tensors to tensors, all with one row for each image."""
 
@@ -32,7 +33,7 @@ class FunctionCache:
 
     def __init__(self, recorded_model: RecordedModel) -> None:
         self._recorded_model = recorded_model
-        self._functions: dict[tuple[object, ...], dict[int, BatchFunction]] = {}  # by form, and by rows
+        self.functions: dict[tuple[object, ...], dict[int, BatchFunction]] = {}  # by form, and by rows
         self._state: int | None = None  # of the model when they were made
 
     def find(
@@ -51,17 +52,17 @@ class FunctionCache:
         if not fingerprint.is_recordable:
             return None
         if fingerprint.state != self._state:
-            self._functions, self._state = {}, fingerprint.state
+            self.functions, self._state = {}, fingerprint.state
         first = inputs[0]
         key = (make.__name__, *form, first.dtype, first.device, *(part.shape[1:] for part in inputs))
-        known, rows = self._functions.setdefault(key, {}), len(first)
+        known, rows = self.functions.setdefault(key, {}), len(first)
         size = min((size for size in known if rows <= size < 2 * rows), default=rows)
         if size not in known:
             function = make([part.contiguous() for part in inputs])
             if function is None:
                 return None
             if (state := fingerprint_model(self._recorded_model.model).state) != self._state:
-                self._functions, self._state = {key: (known := {})}, state  # its first pass filled a cache
+                self.functions, self._state = {key: (known := {})}, state  # its first pass filled a cache
             known[size] = function
         return known[size]
 
@@ -113,6 +114,19 @@ def _reset_generator() -> None:
         torch.zeros(1, device="cuda")
 
 
+def run_both(first: Callable[[], _First], second: Callable[[], _Second]) -> tuple[_First, _Second]:
+    """Return the results of two functions; while a CUDA graph is captured, the GPU computes both at once."""
+    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        return first(), second()
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(current)
+    one = first()
+    with torch.cuda.stream(side):
+        two = second()
+    current.wait_stream(side)
+    return one, two
+
+
 def capture_cuda_graph(function: BatchFunction, inputs: list[Tensor]) -> BatchFunction:
     """Return a function as a CUDA graph where it can be captured; else the function."""
     try:
@@ -134,7 +148,8 @@ class Captures:
         self._recorded_model = recorded_model
         self._cache = FunctionCache(recorded_model)
         self._timings: dict[tuple[object, ...], PassTiming | None] = {}  # of each form; None where it is no graph
-        self._pool: Any = None
+        self._pools: dict[bool, Any] = {}  # what runs beside another graph cannot share its memory
+        self._side: torch.cuda.Stream | None = None
 
     def run(
         self,
@@ -142,6 +157,8 @@ class Captures:
         prepare: Callable[[Tensor], BatchFunction],
         inputs: list[Tensor],
         compute: Callable[[], tuple[Tensor, ...]],
+        *,
+        beside: bool = False,
     ) -> tuple[Tensor, ...]:
         """Return the results of a captured pass, or those of ``compute()``.
 
@@ -150,6 +167,7 @@ class Captures:
             prepare: returns what to capture for images of a form.
             inputs: images and what else the pass takes, one row for each image.
             compute: computes the same in Python.
+            beside: run a captured pass beside the next ones, on a stream of its own; ``join`` waits for it.
         """
         if not inputs[0].is_cuda:
             return compute()
@@ -159,7 +177,7 @@ class Captures:
         def capture(inputs: list[Tensor]) -> BatchFunction | None:
             if timing is None or not timing.waits_for_host():
                 return None
-            function = self._capture(prepare, inputs)
+            function = self._capture(prepare, inputs, self._pools.setdefault(beside, torch.cuda.graph_pool_handle()))
             if function is None:
                 self._timings[key] = None
             return function
@@ -167,15 +185,37 @@ class Captures:
         function = self._cache.find(capture, inputs, name)
         if function is not None:
             record_pass(inputs[0])
-            return function(*inputs)
+            return self._run_beside(function, inputs) if beside else function(*inputs)
         with timing or nullcontext():
             return compute()
 
-    def _capture(self, prepare: Callable[[Tensor], BatchFunction], inputs: list[Tensor]) -> BatchFunction | None:
+    def _run_beside(self, function: BatchFunction, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+        current = torch.cuda.current_stream(inputs[0].device)
+        self._side = self._side or torch.cuda.Stream(inputs[0].device)
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            outputs = function(*inputs)
+        for tensors, stream in ((inputs, self._side), (outputs, current)):
+            for tensor in tensors:
+                tensor.record_stream(stream)
+        return outputs
+
+    @property
+    def are_used(self) -> bool:
+        """Whether there are captured passes."""
+        return any(self._cache.functions.values())
+
+    def join(self) -> None:
+        """Let the current stream wait for the pass that runs beside it."""
+        if self._side is not None:
+            torch.cuda.current_stream(self._side.device).wait_stream(self._side)
+
+    def _capture(
+        self, prepare: Callable[[Tensor], BatchFunction], inputs: list[Tensor], pool: Any
+    ) -> BatchFunction | None:
         """Return the pass as a CUDA graph; None where it cannot be one, or would hold too much memory."""
         if self._recorded_model.find_run(inputs[0]) is self._recorded_model.model:
             return None  # it may read values, or change
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
         function = prepare(inputs[0])
 
         def isolated(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -183,7 +223,7 @@ class Captures:
                 return function(*inputs)
 
         try:
-            graph = CudaGraph(isolated, inputs, self._pool)
+            graph = CudaGraph(isolated, inputs, pool)
         except (DaveError, RuntimeError):  # out of memory too: the pass itself needs less
             return None
         total = torch.cuda.get_device_properties(inputs[0].device).total_memory

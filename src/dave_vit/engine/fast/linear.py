@@ -120,7 +120,7 @@ class FlatForm:
     def bias_part(self, x: Tensor, weight: Tensor, bias: Tensor, value: Tensor, *kept: Any) -> Tensor:
         """Compute the part of the output that is the bias's, with what ``keep`` returned."""
         share: Any = kept[0] if type(self) is FlatForm else FlatForm.keep(self, x, weight, bias, value)[0]
-        return bias_part(by_output(bias, weight), share, value, self.c)
+        return bias_part(by_output(bias, weight), share, self.c)
 
     @torch.no_grad()
     def _share(self, value: Tensor, size: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class Gamma:
         if bias is None:
             return carried
         own = by_output(bias, weight)
-        return call.mode.record_constant(carried, lambda: bias_part(own, share, value, c), call.name)
+        return call.mode.record_constant(carried, lambda: bias_part(own, share, c), call.name)
 
     def favour(self, call: Call, input: Tensor, weight: Tensor, bias: Tensor | None) -> float:
         """Return c = gamma / (2 + gamma) of one call; 0 where the plain rule serves, as for complex numbers.
@@ -106,9 +106,9 @@ def share_of(value: Tensor, size: Tensor, c: float) -> Tensor:
     return (z / (z.abs() + c * size).clamp_min(torch.finfo(z.dtype).tiny)).to(value.dtype)
 
 
-def bias_part(bias: Tensor, share: Tensor, value: Tensor, c: float) -> Tensor:
+def bias_part(bias: Tensor, share: Tensor, c: float) -> Tensor:
     """Compute the part of the output that is the bias's: times the derivative it is the bias's relevance."""
-    return share.abs() * (bias + c * value.sign() * bias.abs())
+    return torch.addcmul(share.abs() * bias, share, bias.abs(), value=c)
 
 
 def by_output(values: Tensor, weight: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def adjoint(layer: Layer, grad: Tensor, weight: Tensor, like: Tensor) -> Tensor:
 def rank_one_factors(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return u ``[O, 1, ...]`` and v ``[1, I, ...]``, with u v the rank-one mean of |weight| by rows and columns."""
     matrix = weight.flatten(1)  # a norm takes absolute values without keeping them
-    of_output = torch.linalg.vector_norm(matrix, 1, 1) / matrix.shape[1]
+    of_output = torch.linalg.vector_norm(matrix, 1, 1)
     of_input = torch.linalg.vector_norm(weight, 1, 0, keepdim=True) / len(weight)
-    mean = of_output.mean()
-    return (of_output / torch.where(mean > 0, mean, 1)).reshape(-1, *[1] * (weight.ndim - 1)), of_input
+    mean = of_output.mean().clamp_min(torch.finfo(weight.dtype).tiny)
+    return (of_output / mean).reshape(-1, *[1] * (weight.ndim - 1)), of_input
