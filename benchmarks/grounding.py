@@ -1,6 +1,6 @@
 """Whether the sources of a word tell that its object is not in the picture, beside its probability and attention.
 
-`dave analyze --plugin benchmarks/grounding.py grounding` computes the table of docs/howto/vlm.md.
+`dave analyze --plugin benchmarks/grounding.py grounding` computes the table of docs/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -103,21 +103,21 @@ _MODELS = """# Models
 <!-- Measured by `python docs/check_models.py`, written by `python docs/generate.py`; do not edit. -->
 
 Every line is the result of a check. The architecture is built by its own library, made small where possible, with
-random parameters in float64, and the conservation identity is added up: the logit must equal `<W, x>` plus the parts of
-all additive constants. *Gap* is the rest, relative to `<W, x>`; *default* is that of the rules which DAVE averages by
-default, for a photograph that DAVE then explains. *Forward* is the difference between logits under the interception and
-the model's own, in float32.
+random parameters in float64. *Gap* is what is missing from the
+[conservation identity](concepts.md#the-effective-transformation-w), relative to `<W, x>`; *default* is the gap of the
+rules that DAVE averages by default, on a photograph. *Forward* is the difference between logits under the interception
+and the model's own, in float32.
 
-**exact** means gaps below 1e-09. **unsupported** means that the model is [refused](refusals.md). Check a
-model that is not listed with `dave doctor --model SPEC`.
+**exact** means gaps below 1e-09, **unsupported** that the model is [refused](refusals.md). Check other models with
+`dave doctor --model SPEC`.
 
 Checked with {versions}: {exact} architectures exact, {unsupported} unsupported.
 """
 _OTHER_FIELDS = """
 ## Pathology and remote sensing
 
-These backbones have architectures of the tables above, with other means, deviations and channels, which come with their
-weights or are given: `--mean`, `--std`, `--size`. Without a head, explain a similarity (`--score similarity:FILE`) or
+These backbones have architectures of the tables above. Means, deviations and channels come with their weights or are
+given: `--mean`, `--std`, `--size`. Without a head, explain a similarity (`--score similarity:FILE`) or
 [train a head](howto/fine-tuned.md) with `dave probe`. Images of more than three channels are tensors in Python:
 `DAVE(model).attribute(images)` with images `[B, 13, H, W]`, for instance.
 
@@ -133,8 +133,8 @@ weights or are given: `--mean`, `--std`, `--size`. Without a head, explain a sim
 | remote sensing | RemoteCLIP, GeoRSCLIP | `openclip:ViT-B-32` with `--weights FILE` |
 | remote sensing | SSL4EO-S12, Sentinel-2 | `timm.create_model("vit_small_patch16_224", in_chans=13)` with its weights |
 
-Names are those under which they are published; the architectures were checked, these weights were not. Models with
-code of their own, such as CONCH, Prithvi or Clay, are modules: [check them](howto/own-model.md) with `dave doctor`.
+The architectures were checked, these weights were not. Models with code of their own, such as CONCH, Prithvi or Clay,
+are [modules](howto/own-model.md).
 """
 _LIBRARY = """
 ## {library}
