@@ -51,7 +51,7 @@ class GroupTester:
         self.knows_objects = bool(np.isfinite(evidence.object_share).any())
         self.scanned = {one.index: one for one in images}
         model: Any = run.job.loader(run.plan.models[0], self.device)
-        self.data, self.model, self.names = run.data, EvaluatedModel(model, run.data), model.class_names
+        self.run, self.model, self.names = run, EvaluatedModel(model, run.data), model.class_names
         self.pool = self._choose_pool()
         positions = np.concatenate(list(self.pool.values()))
         pictures, objects = self._load(evidence.index[positions])
@@ -80,7 +80,7 @@ class GroupTester:
         return self._describe(group, every, *self._compare_scenes(group), SURROUNDINGS)
 
     def test_regions(self, group: Group) -> list[Finding]:
-        """Test the evidence regions of a group, and those of each cluster; controls must have been added."""
+        """Test the evidence regions of a group, and those of each cluster; its controls must have been collected."""
         if group.class_index not in self._gains:  # a whole group may have been tested by its regions before
             self._gains[group.class_index] = self._compare_regions(group)
         gains, chance = self._gains[group.class_index]
@@ -89,7 +89,7 @@ class GroupTester:
         parts = [every, *clusters] if len(clusters) > 1 else [every]
         return [self._describe(group, members, gains, chance) for members in parts]
 
-    def choose_controls(self, group: Group) -> list[Pair]:
+    def _choose_controls(self, group: Group) -> list[Pair]:
         """Choose as many images of the reference as a group has, each with a class of the group that is not its own."""
         draw, targets = np.random.default_rng([self.seed, group.class_index + 1, 1]), self.evidence.target
         reference = self._references.get(group.class_index, [one.class_index for one in self.groups])
@@ -99,10 +99,12 @@ class GroupTester:
         pairs = zip(self.evidence.index[order[other]].tolist(), classes[other].tolist(), strict=True)
         return list(pairs)[: len(group.positions)]
 
-    def add_controls(self, controls: ImageEvidence) -> None:
-        """Take the evidence of chosen controls."""
-        for at, pair in enumerate(zip(controls.index.tolist(), controls.target.tolist(), strict=True)):
-            self._controls[pair] = controls, at
+    def collect_controls(self, groups: Sequence[Group]) -> None:
+        """Compute the evidence of the controls of some groups."""
+        if groups:
+            controls = self.run.collect_evidence("collecting controls", [self._choose_controls(one) for one in groups])
+            for at, pair in enumerate(zip(controls.index.tolist(), controls.target.tolist(), strict=True)):
+                self._controls[pair] = controls, at
 
     def _compare_scenes(self, group: Group) -> tuple[Floats, Floats]:
         """Return log odds of a class with its objects in its own scenes, and in the scenes of its reference."""
@@ -124,7 +126,7 @@ class GroupTester:
 
     def _compare_regions(self, group: Group) -> tuple[Floats, Floats]:
         """Return gains by the evidence regions of the group's images, and by those of its controls."""
-        chosen = [self._controls[pair] for pair in self.choose_controls(group) if pair in self._controls]
+        chosen = [self._controls[pair] for pair in self._choose_controls(group) if pair in self._controls]
         controls, at = chosen[0][0], np.array([position for _, position in chosen])
         others = self._choose_others(group)
         gains = self._measure_gains(self.evidence, group.positions, others)
@@ -190,7 +192,7 @@ class GroupTester:
 
     def _load(self, indices: Positions) -> tuple[Tensor, Tensor]:
         """Return inputs ``[n, C, H, W]`` and objects ``[n, H, W]`` of images that could be read before."""
-        batch = load_batch(self.data, indices.tolist(), self.model.geometries)
+        batch = load_batch(self.run.data, indices.tolist(), self.model.geometries)
         if batch.failures:
             raise DataError(f"an image can no longer be read: {batch.failures[0][1]}")
         return batch.inputs.to(self.device), batch.regions
@@ -224,7 +226,7 @@ def run_audit(
         pairs = [(one.index, int(one.predicted or 0) if one.label is None else one.label) for one in images]
         evidence = _keep_known(run.collect_evidence("collecting evidence", [pairs]))
         tester = GroupTester(options, run, images, evidence)
-        findings = _test_groups(tester, run)
+        findings = _test_groups(tester)
     audit = Audit(
         findings=tuple(sorted(findings, key=lambda one: (not one.confirmed, -one.effect[0]))),
         images=len(images),
@@ -244,30 +246,24 @@ def _keep_known(evidence: ImageEvidence) -> ImageEvidence:
     return ImageEvidence(*(getattr(evidence, field.name)[chosen] for field in fields(evidence)))
 
 
-def _collect_controls(tester: GroupTester, groups: Sequence[Group], run: EvaluationRun) -> None:
-    if groups:
-        controls = [tester.choose_controls(group) for group in groups]
-        tester.add_controls(run.collect_evidence("collecting controls", controls))
-
-
-def _test_groups(tester: GroupTester, run: EvaluationRun) -> list[Finding]:
+def _test_groups(tester: GroupTester) -> list[Finding]:
     """Return the findings of all groups.
 
     Clusters are tested only in a group that is confirmed as a whole, which keeps the error rate of all findings. Only
     groups whose evidence is tested need controls.
     """
     groups = tester.groups
-    _collect_controls(tester, [group for group in groups if not tester.has_scenes(group)], run)
+    tester.collect_controls([group for group in groups if not tester.has_scenes(group)])
     wholes = []
     for done, group in enumerate(groups):
-        run.progress("testing classes", done, len(groups), 0)
+        tester.run.progress("testing classes", done, len(groups), 0)
         wholes.append(tester.test_whole(group))
     wholes = _confirm(wholes)
     confirmed = [group for group, whole in zip(groups, wholes, strict=True) if whole.confirmed]
-    _collect_controls(tester, [group for group in confirmed if tester.has_scenes(group)], run)
+    tester.collect_controls([group for group in confirmed if tester.has_scenes(group)])
     findings: list[Finding] = []
     for done, (group, whole) in enumerate(zip(groups, wholes, strict=True)):
-        run.progress("testing clusters", done, len(groups), 0)
+        tester.run.progress("testing clusters", done, len(groups), 0)
         findings += _locate(tester, group, whole) if whole.confirmed else [whole]
     return findings
 
