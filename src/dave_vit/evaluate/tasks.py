@@ -12,9 +12,10 @@ from typing import Any, Literal
 from dave_vit._internal.atomic_files import json_bytes
 from dave_vit._internal.content_hash import hash_content
 from dave_vit.data.grids import Grid, GridCandidate, GridOptions, choose_grids
+from dave_vit.errors import first_line
 from dave_vit.evaluate.plan import Plan
 from dave_vit.evaluate.statistics.rows import ScannedImage
-from dave_vit.evaluate.store import RunFolder, reading
+from dave_vit.evaluate.store import DamagedFile, RunFolder
 from dave_vit.metrics import GridMetric
 
 Kind = Literal["scan", "images", "grids", "examples", "evidence"]
@@ -175,9 +176,11 @@ def load_or_build_grids(
             built = build_grids(images, options)
             grids = [{**asdict(grid), "names": [names[i] for i in grid.images]} for grid in built]
             folder.write({name: json_bytes({"options": asdict(options), "grids": grids})})
-    with reading(path):
+    try:
         content = json.loads(path.read_bytes())
         stored = [Grid(tuple(grid["images"]), tuple(grid["labels"])) for grid in content["grids"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedFile(path, first_line(error)) from error
     return stored, _describe_grids(images, metric.options, options, len(stored))
 
 
