@@ -228,5 +228,5 @@ def test_a_probed_model_is_left_out_unless_it_is_given():
 def test_unknown_suites_and_counts_are_refused():
     with pytest.raises(UnknownName, match="builtin, paper"):
         suites.read_suite("papers")
-    with pytest.raises(OptionError, match="samples 0"):
+    with pytest.raises(OptionError, match="samples is 0"):
         suites.with_counts(suites.read_suite("builtin"), {"samples": 0, "grids": None})

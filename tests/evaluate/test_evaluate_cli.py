@@ -204,7 +204,7 @@ def test_an_engine_of_a_plugin_is_used_by_its_name(world, tmp_path, monkeypatch,
         ("--address auto", "add --engine ray"),
         ("--smoothing-size 4", "expected an odd number"),
         ("--plan absent.yaml", "absent.yaml: cannot be read as a plan"),
-        ("--min-confidence 1", "expected 0 or above and below 1"),
+        ("--min-confidence 1", "expected float, at least 0, below 1"),
     ],
 )
 def test_wrong_calls_are_one_line(line, expected, capsys, tmp_path, monkeypatch):

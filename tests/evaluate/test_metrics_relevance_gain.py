@@ -83,11 +83,10 @@ def test_a_map_with_a_hole_is_not_scored(model):
     assert create_metric("srg").score(case_of(model, maps)).values.isfinite().tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize("name", ["srg", "r_oms"])
-def test_passes_are_as_many_as_the_metric_says(model, name):
-    metric = create_metric(name, steps=5)
-    metric.score(case_of(model))
-    assert model.images == 3 * metric.passes
+@pytest.mark.parametrize(("name", "passes"), [("srg", 2 * 2 * 4), ("r_oms", 2 * 6)])
+def test_passes_are_as_few_as_possible(model, name, passes):
+    create_metric(name, steps=5).score(case_of(model))
+    assert model.images == 3 * passes
 
 
 def test_r_oms_is_the_mean_probability_under_random_removal(model):

@@ -1,6 +1,7 @@
-"""Versions and device of a result, for records."""
+"""Versions and device of a result, for records, and the time on a device."""
 
 import platform
+import time
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
@@ -24,6 +25,13 @@ def versions() -> MappingProxyType[str, str]:
 def format_facts(facts: Mapping[str, Any]) -> str:
     """Format facts as one line: "images 16, seed 0"."""
     return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
+def synchronized_time(device: torch.device) -> float:
+    """Return the time in seconds, after a device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def device_name(device: torch.device) -> str:

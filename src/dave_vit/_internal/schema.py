@@ -104,7 +104,7 @@ def check_values(values: Mapping[str, Any], known: Mapping[str, Any], what: str)
 
 def check_fields(holder: Any, what: str) -> None:
     """Raise OptionError for a dataclass whose values do not match its annotations."""
-    check_values(vars(holder), get_type_hints(type(holder)), what)
+    check_values(vars(holder), type_hints(type(holder)), what)
 
 
 def check_seed(seed: int) -> None:

@@ -16,21 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = ["TorchDispatchMode", "make_fx", "tree_leaves"]
 
-VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
-"""Major and minor version of torch."""
-
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # since 2.8
 _count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
 _unwrap = getattr(getattr(torch._C, "_functorch", None), "get_unwrapped", None)
 _choose_attention = getattr(torch, "_fused_sdp_choice", None)
-_set_stance = getattr(torch.compiler, "set_stance", None)  # since 2.6
-
-
-def default_rms_norm_eps(dtype: torch.dtype) -> float:
-    """Return what ``F.rms_norm`` adds to the mean square by default; before torch 2.7 half types have their own."""
-    computed = dtype if VERSION < (2, 7) else torch.promote_types(dtype, torch.float32)
-    return torch.finfo(computed).eps
 
 
 def saved_tensor_hooks() -> Any:
@@ -83,9 +73,7 @@ def choose_attention_kernel(*tensors: Tensor, is_causal: bool, scale: float | No
 
 def force_eager() -> AbstractContextManager[Any]:
     """Return a context in which ``module.compile()`` and ``torch.compile(part)`` run the original code."""
-    if "torch._dynamo" not in sys.modules or _set_stance is None:
-        return nullcontext()
-    return _set_stance("force_eager")  # type: ignore[no-any-return]
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., tuple[Tensor, ...]]:

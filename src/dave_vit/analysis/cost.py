@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dave_vit._internal.environment import synchronized_time
 from dave_vit._internal.torch_private import TorchDispatchMode, tree_leaves
 from dave_vit.analysis.inputs import AnalysisOptions, analysis, flag, method_entry
 from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import OptionError
-from dave_vit.evaluate.scoring import synchronized_time
 from dave_vit.methods import create_method
 from dave_vit.viz import Drawing
 from dave_vit.viz.plots import SERIES, add_legend, create_plots, method_style

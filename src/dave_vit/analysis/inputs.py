@@ -210,9 +210,7 @@ def load_images(model: Adapter, options: AnalysisOptions, *, recognised: bool = 
         options: name the images.
         recognised: use only images that the model classifies correctly.
     """
-    inputs: list[Tensor] = []
-    target: list[int] = []
-    titles: list[str] = []
+    chosen: list[tuple[Tensor, int, str]] = []
     candidates = 0
     for image, label in _iter_candidates(model, options):
         candidates += 1
@@ -221,14 +219,12 @@ def load_images(model: Adapter, options: AnalysisOptions, *, recognised: bool = 
         probability, predicted = compute_logits(model, image)[0].softmax(0).max(0)
         if recognised and label not in (None, int(predicted)):
             continue
-        inputs.append(image)
-        target.append(int(predicted))
-        titles.append(f"{short_name(model, int(predicted))} ({float(probability):.0%})")
-        if len(inputs) == (len(options.images) or options.n):
+        chosen.append((image, int(predicted), f"{short_name(model, int(predicted))} ({float(probability):.0%})"))
+        if len(chosen) == (len(options.images) or options.n):
             break
-    if not inputs:
+    if not chosen:
         raise DataError(f"{options.data}: the model recognises none of {candidates} images; check data and model")
-    return ImageBatch.build(model, inputs, target, titles)
+    return ImageBatch.build(model, *map(list, zip(*chosen, strict=True)))
 
 
 def preprocess_image(model: Adapter, data: Dataset, index: int) -> Tensor | None:

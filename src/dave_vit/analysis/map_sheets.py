@@ -42,6 +42,7 @@ from dave_vit.viz.report_section import ReportFigure, ReportTable, Section
 
 WINDOW = 15
 _SHOWN = 3  # images in the figure
+_CAPTION = "Positive part of each map over its own 99 % quantile."
 
 
 @dataclass(frozen=True)
@@ -227,8 +228,7 @@ def compare_models(options: ModelComparisonOptions) -> Section:
         columns[label] = (images, maker.maps(model, images.inputs, images.target))
     facts = options.facts(images=len(images), samples=options.samples, method=options.method)
     text = "Each row is an image, each column a model; above a map, the predicted class, which is explained."
-    caption = "Positive part of each map over its own 99 % quantile."
-    figure = ReportFigure("models", draw_models(columns, show=options.show), caption, is_plot=False)
+    figure = ReportFigure("models", draw_models(columns, show=options.show), _CAPTION, is_plot=False)
     return Section("models", "One image, several models", text, facts, pictures=[figure])
 
 
@@ -270,8 +270,7 @@ def analyze_classes(options: ClassesOptions) -> Section:
     maps = {label: maker.maps(model, images.inputs, images.target) for label, images in sheets.items()}
     facts = options.facts(images=f"{options.n} per class", samples=options.samples, method=options.method)
     text = "Maps of images of one class that the model recognises: what recurs is what the class is."
-    caption = "Positive part of each map over its own 99 % quantile."
-    figure = ReportFigure("classes", draw_sheets(sheets, maps, show=options.show), caption, is_plot=False)
+    figure = ReportFigure("classes", draw_sheets(sheets, maps, show=options.show), _CAPTION, is_plot=False)
     return Section("classes", "Class-consistent features", text, facts, pictures=[figure])
 
 

@@ -5,8 +5,7 @@ from typing import Any, Literal, get_args
 
 from dave_vit._internal.schema import check_choice
 from dave_vit.errors import OptionError
-from dave_vit.evaluate.plan import Plan
-from dave_vit.evaluate.plan_entries import MethodEntry, MetricEntry, ModelEntry
+from dave_vit.evaluate import MethodEntry, MetricEntry, ModelEntry, Plan
 
 SIGNIFICANCE = 0.05  # of all findings of an audit together
 MIN_IMAGES = 6  # of a cluster

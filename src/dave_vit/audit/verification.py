@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.errors import require_extra
+from dave_vit.methods.pass_size import PassSize, clean_logits
 
 Floats = npt.NDArray[np.float64]
 Span = tuple[slice, slice]
@@ -102,7 +103,6 @@ def _find_range(line: Tensor) -> slice:
     return slice(int(places[0]), int(places[-1]) + 1)
 
 
-@torch.no_grad()
 def measure_scenes(
     model: nn.Module, objects: Sequence[Tensor], scenes: Tensor, spans: Sequence[Span], target: int
 ) -> Floats:
@@ -177,7 +177,6 @@ def measure_removal(
     return Removal(*(part.double().numpy() for part in (before, after, kept)))
 
 
-@torch.no_grad()
 def _probabilities(model: nn.Module, images: Tensor, targets: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     """Return the softmax probability of each image's class, ``[n]``, and whether it is the prediction."""
     every, columns = _all_probabilities(model, images), torch.from_numpy(targets)
@@ -186,8 +185,8 @@ def _probabilities(model: nn.Module, images: Tensor, targets: npt.NDArray[np.int
 
 def _all_probabilities(model: nn.Module, images: Tensor) -> Tensor:
     """Return softmax probabilities, ``[n, classes]``, on the CPU."""
-    parts = [model(part).to(precise_dtype(part.device)).softmax(1) for part in images.split(_ROWS)]
-    return torch.cat(parts).cpu()
+    logits = clean_logits(model, images, PassSize(_ROWS))
+    return logits.to(precise_dtype(images.device)).softmax(1).cpu()
 
 
 def _log_odds(probability: Tensor) -> Tensor:

@@ -13,15 +13,13 @@ from torch.overrides import TorchFunctionMode
 
 from dave_vit._internal.torch_private import tree_leaves
 from dave_vit.checks.companion_values import ReplayError, replay
-from dave_vit.engine import gradient
+from dave_vit.engine import EFFECTIVE, Target, gradient
 from dave_vit.engine.dataflow import find_changing_constant
 from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.gradient import Balance, Gradient
 from dave_vit.engine.observation import TokenLayout, find_token_layout
 from dave_vit.engine.operators import function_name
-from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.states import map_tensors, tensors
-from dave_vit.engine.targets import Target
 from dave_vit.errors import OutputError
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.tasks import PromptedModel, TaskModel

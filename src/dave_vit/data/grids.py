@@ -33,14 +33,9 @@ class GridOptions(Checked):
 
     grids: Count = 500
     cells: Annotated[int, Bounds(at_least=2)] = 2
-    confidence: float = 0.95
+    confidence: Annotated[float, Bounds(at_least=0, below=1)] = 0.95
     cell: Cell = "resize"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.confidence < 1:
-            raise OptionError(f"confidence {self.confidence}; expected 0 or above and below 1")
 
 
 @dataclass(frozen=True, slots=True)

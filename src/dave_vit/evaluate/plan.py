@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from dave_vit._internal.content_hash import hash_code
 from dave_vit._internal.registry import import_plugins, split_names, suggest_names
-from dave_vit._internal.schema import check_fields, check_seed
+from dave_vit._internal.schema import Bounds, Count, check_fields, check_seed
 from dave_vit.errors import OptionError, require_extra
 from dave_vit.evaluate.plan_entries import NO_SMOOTHING, MethodEntry, MetricEntry, ModelEntry, Smoothing, read_entry
 from dave_vit.methods import METHODS
@@ -50,13 +50,13 @@ class Plan:
     data: str = "builtin"
     limit: int | None = None
     seeds: tuple[int, ...] = (0,)
-    budget: int | None = None
+    budget: Count | None = None
     smoothing: Smoothing = NO_SMOOTHING
     matched: bool = False
     target: Literal["label", "predicted"] = "label"
-    min_confidence: float | None = None
-    batch: int = 32
-    shard: int = 32
+    min_confidence: Annotated[float, Bounds(at_least=0, below=1)] | None = None
+    batch: Count = 32
+    shard: Count = 32
     save_maps: bool = False
     plugins: tuple[str, ...] = ()
 
@@ -95,18 +95,12 @@ class Plan:
         for entry in self.methods:
             check_options(entry.method, entry.options)  # unknown options are an error now, not after hours
         if self.budget is not None:
-            if self.budget < 1:
-                raise OptionError(f"a budget of {self.budget} passes; expected 1 or more")
             object.__setattr__(self, "methods", tuple(entry.fit_budget(self.budget) for entry in self.methods))
         if self.matched:
             object.__setattr__(self, "metrics", _add_patch_metrics(self.metrics))
         grids = [metric for entry in self.metrics if isinstance(metric := entry.create(), GridMetric)]
         if len({(metric.options, metric.fixed) for metric in grids}) > 1:
             raise OptionError("the plan has metrics of different grids; give each a run of its own")
-        if self.batch < 1 or self.shard < 1:
-            raise OptionError(f"batch {self.batch} and shard {self.shard}; expected 1 or more images each")
-        if self.min_confidence is not None and not 0 <= self.min_confidence < 1:
-            raise OptionError(f"min_confidence {self.min_confidence}; expected 0 or above and below 1")
 
     def document(self, data_digest: str) -> dict[str, Any]:
         """Return everything that decides the numbers, with files by content, so that they may move."""

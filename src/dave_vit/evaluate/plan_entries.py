@@ -6,10 +6,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from dave_vit._internal.content_hash import hash_code, hash_file, hash_own_code
-from dave_vit._internal.schema import check_fields, check_values
+from dave_vit._internal.schema import Bounds, check_fields, check_values
 from dave_vit.errors import OptionError
 from dave_vit.maps import Smoothing as SmoothingKind
 from dave_vit.methods import METHODS
@@ -32,15 +32,10 @@ class Smoothing:
 
     kind: SmoothingKind | Literal["patch", "official"] = "none"
     size: int = 15
-    sigma: float | None = None
+    sigma: Annotated[float, Bounds(above=0)] | None = None
 
     def __post_init__(self) -> None:
-        known = (*get_args(SmoothingKind), "patch", "official")
-        if self.kind not in known:
-            raise OptionError(f"smoothing {self.kind!r}; expected one of {', '.join(known)}")
         check_fields(self, "smoothing")
-        if self.sigma is not None and self.sigma <= 0:
-            raise OptionError(f"smoothing sigma {self.sigma}; expected a number above 0")
         if self.size < 1 or self.size % 2 == 0:
             raise OptionError(f"smoothing window of {self.size} pixels; expected an odd number, 1 or above")
 

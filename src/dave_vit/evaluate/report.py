@@ -6,27 +6,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from dave_vit.errors import first_line
 from dave_vit.evaluate.plan import Plan
 from dave_vit.evaluate.plan_entries import MetricEntry
 from dave_vit.evaluate.statistics.intervals import describe_comparisons, excludes_zero
 from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.evaluate.statistics.scores import ModelScores, rank_columns
 from dave_vit.evaluate.statistics.summary import Result, build_results_table, format_title
-from dave_vit.evaluate.store import DamagedFile
+from dave_vit.evaluate.store import reading
 from dave_vit.methods.options import declared_options, max_samples
 from dave_vit.metrics import GridMetric
+from dave_vit.viz import Drawing, overlay
 from dave_vit.viz.pages import render
+from dave_vit.viz.plots import create_plots, draw_curves
 from dave_vit.viz.report_section import TableCell
-
-if TYPE_CHECKING:
-    from dave_vit.viz import Drawing
 
 _Pixels = npt.NDArray[np.uint8]
 _MAX_OPEN = 8  # with more methods the tables of differences are folded
@@ -51,8 +49,6 @@ class Example:
 
     def pictures(self) -> tuple[Image.Image, Image.Image]:
         """Draw the image, and the map over it, with the object's region outlined."""
-        from dave_vit.viz import overlay
-
         image, heat, region = self.read()
         over = (overlay(image, np.nan_to_num(heat)) * 255).round().astype(np.uint8)
         return Image.fromarray(_outline(image, region)), Image.fromarray(_outline(over, region))
@@ -61,10 +57,8 @@ class Example:
 def check_examples(examples: Iterable[Example]) -> None:
     """Raise `DamagedFile` if a map cannot be read."""
     for example in examples:
-        try:
+        with reading(example.path):
             example.read()
-        except Exception as error:  # whatever the bytes are
-            raise DamagedFile(example.path, first_line(error)) from error
 
 
 def _outline(image: _Pixels, region: npt.NDArray[np.bool_]) -> _Pixels:
@@ -194,8 +188,6 @@ def _format_difference(result: Result, mean: float, low: float | None, high: flo
 
 
 def _draw_curves(plan: Plan, scores: ModelScores) -> Iterator[Drawing]:
-    from dave_vit.viz.plots import create_plots, draw_curves
-
     for entry in plan.metrics:
         table = scores.tables.get(entry.label)
         curves = table.mean_curves() if table else {}

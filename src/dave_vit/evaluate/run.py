@@ -1,7 +1,7 @@
 """A run from plan to report: scan the images, compute rows, summarise, write the report."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +18,8 @@ from dave_vit.evaluate.plan_entries import ModelEntry
 from dave_vit.evaluate.report import Example, build_model_report, check_examples, render_report, select_examples
 from dave_vit.evaluate.scoring import ImageEvidence, read_evidence
 from dave_vit.evaluate.statistics.rows import ScannedImage, read_scanned_images
-from dave_vit.evaluate.statistics.scores import ModelScores, read_scores
-from dave_vit.evaluate.statistics.summary import describe_budget_overruns, summarise
+from dave_vit.evaluate.statistics.scores import read_scores
+from dave_vit.evaluate.statistics.summary import ModelRun, describe_budget_overruns, summarise
 from dave_vit.evaluate.store import DamagedFile, RunFolder, describe_version_changes
 from dave_vit.evaluate.tasks import EvalTask, TaskBuilder, load_or_build_grids
 from dave_vit.metrics import GridMetric
@@ -60,25 +60,6 @@ def evaluate(
         return run.complete(command)
 
 
-@dataclass(frozen=True)
-class _ScannedModel:
-    """The scan of one model.
-
-    Attributes:
-        label: label of the model.
-        images: all images.
-        left_out: images that no method is tried on, with the reason.
-        tasks: tasks that compute its rows.
-        notes: notes for the report.
-    """
-
-    label: str
-    images: list[ScannedImage]
-    left_out: dict[str, str]
-    tasks: list[EvalTask]
-    notes: list[str]
-
-
 class EvaluationRun:
     """The phases of a run: each finds what is done and computes the rest, while ``engine`` is entered.
 
@@ -117,22 +98,21 @@ class EvaluationRun:
     def complete(self, command: str | None = None) -> dict[str, Any]:
         """Run all phases and return the content of ``summary.json``."""
         plan, scan_tasks = self.plan, self.tasks.scans(len(self.data))
-        models = range(len(plan.models))
+        numbers = range(len(plan.models))
         scans = self._compute_and_read(
-            "scanning images", scan_tasks, lambda: [self._read_scan(model, scan_tasks) for model in models]
+            "scanning images", scan_tasks, lambda: [self._read_scan(model, scan_tasks) for model in numbers]
         )
         tasks = [task for scan in scans for task in scan.tasks]
         paths, methods = [self.folder / task.file for task in tasks], [entry.label for entry in plan.methods]
         by_label = self._compute_and_read("evaluating", tasks, lambda: read_scores(paths, methods))
-        scores = [by_label.get(scan.label, ModelScores()) for scan in scans]
-        unreadable = {one.name: one for scan in scans for one in scan.images if one.predicted is None}
-        summary = summarise(plan, len(self.data), scores, [scan.left_out for scan in scans], list(unreadable.values()))
+        models = [replace(scan, scores=by_label.get(scan.label, scan.scores)) for scan in scans]
+        summary = summarise(plan, len(self.data), models)
         summary |= {"command": command, "weights": self.provenance[-1]["models"]}
         changes = ("; ".join(describe_version_changes(before, now)) for before, now in pairwise(self.provenance))
         notes = [f"computed with mixed versions: {change}" for change in changes]
-        notes += [note for scan in scans for note in scan.notes]
+        notes += [note for model in models for note in model.notes]
         summary["notes"] = notes + describe_budget_overruns(plan, summary["results"])
-        reports = self._build_reports(summary, scans, scores)
+        reports = self._build_reports(summary, models)
         summary["notes"] += self.damage  # damaged files may turn up until here
         files = render_report(plan, summary, reports)
         self.folder.write({**files, "summary.json": json_bytes(summary)})  # last: it says that the run is complete
@@ -179,7 +159,7 @@ class EvaluationRun:
             self.progress(phase, before, total, before)
             self.engine.run(self.job, self.folder, tasks, advance)
 
-    def _read_scan(self, model: int, tasks: list[EvalTask]) -> _ScannedModel:
+    def _read_scan(self, model: int, tasks: list[EvalTask]) -> ModelRun:
         label = self.plan.models[model].label
         images = list(read_scanned_images(self.folder / task.file for task in tasks if task.model == model))
         left_out = {one.name: reason for one in images if (reason := self._reason_to_leave_out(one))}
@@ -193,7 +173,7 @@ class EvaluationRun:
         if grid_metrics:  # all of them use the same grids
             grids, note = load_or_build_grids(self.folder, label, images, grid_metrics[0])
             row_tasks += self.tasks.grids(model, grids)
-        return _ScannedModel(label, images, left_out, row_tasks, [f"{label}: {note}"] if note else [])
+        return ModelRun(label, images, left_out, row_tasks, [f"{label}: {note}"] if note else [])
 
     def _reason_to_leave_out(self, image: ScannedImage) -> str | None:
         if image.dropped:
@@ -203,28 +183,23 @@ class EvaluationRun:
             return None
         return f"not classified correctly with more than {least:g}"
 
-    def _build_reports(
-        self, summary: dict[str, Any], scans: list[_ScannedModel], scores: list[ModelScores]
-    ) -> list[dict[str, Any]]:
+    def _build_reports(self, summary: dict[str, Any], models: list[ModelRun]) -> list[dict[str, Any]]:
         """Return the report of each model, after computing the maps of its examples."""
-        parts = list(zip(scans, scores, strict=True))
-        examples = [list(self._plan_examples(model, *part)) for model, part in enumerate(parts)]
+        examples = [list(self._plan_examples(number, model)) for number, model in enumerate(models)]
         tasks = list(dict.fromkeys(task for own in examples for task, _ in own))
         every = [example for own in examples for _, example in own]
         self._compute_and_read("drawing examples", tasks, lambda: check_examples(every))
         return [
-            build_model_report(self.plan, summary, scan.label, table, [example for _, example in own])
-            for (scan, table), own in zip(parts, examples, strict=True)
+            build_model_report(self.plan, summary, model.label, model.scores, [example for _, example in own])
+            for model, own in zip(models, examples, strict=True)
         ]
 
-    def _plan_examples(
-        self, model: int, scan: _ScannedModel, scores: ModelScores
-    ) -> Iterator[tuple[EvalTask, Example]]:
+    def _plan_examples(self, number: int, model: ModelRun) -> Iterator[tuple[EvalTask, Example]]:
         """Yield the examples of each method, each with the task that computes its map."""
-        images = {one.name: one for one in scan.images}
-        for method, places in enumerate(select_examples(self.plan, scores)):
+        images = {one.name: one for one in model.images}
+        for method, places in enumerate(select_examples(self.plan, model.scores)):
             chosen = {images[name].index: images[name] for name, _ in places.values()}
-            task = self.tasks.examples(model, method, list(chosen.values()))
+            task = self.tasks.examples(number, method, list(chosen.values()))
             for place, (name, value) in places.items():
                 label = self.plan.methods[method].label
                 yield task, Example(label, place, images[name], value, self.folder / task.file)

@@ -1,7 +1,6 @@
 """From a batch of images to rows and evidence: maps of a method, scores of a metric, and where evidence lies."""
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dave_vit._internal.environment import synchronized_time
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.observation import find_patch_side, observe
 from dave_vit.engine.targets import Contrast
-from dave_vit.errors import DaveError, UnsupportedOperator, first_line
+from dave_vit.errors import DaveError, UnsupportedOperator
 from dave_vit.evaluate.plan_entries import MethodEntry, Smoothing
 from dave_vit.evaluate.statistics.rows import Row
-from dave_vit.evaluate.store import DamagedFile
+from dave_vit.evaluate.store import reading
 from dave_vit.maps import collapse, official_postprocess, smooth, to_patches
 from dave_vit.methods import Method, create_method
 from dave_vit.methods.cams import features
@@ -143,13 +143,6 @@ class Scorer:
         return [replace(one, metric=self.label, options=self.options, dropped=line) for one in maps]
 
 
-def synchronized_time(device: torch.device) -> float:
-    """Return the time in seconds, after a device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 CELL = 8  # pixels along a side
 
 
@@ -208,9 +201,6 @@ def read_evidence(paths: Sequence[Path]) -> ImageEvidence:
     """Join the files of tasks; raise `DamagedFile` for one that cannot be read."""
     parts = []
     for path in paths:
-        try:
-            with np.load(path) as arrays:
-                parts.append([arrays[field.name] for field in fields(ImageEvidence)])
-        except Exception as error:  # whatever the bytes are
-            raise DamagedFile(path, first_line(error)) from error
+        with reading(path), np.load(path) as arrays:
+            parts.append([arrays[field.name] for field in fields(ImageEvidence)])
     return ImageEvidence(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dave_vit._internal.atomic_files import json_bytes, write_bytes
-from dave_vit.errors import DataError, OptionError
+from dave_vit.errors import DataError, OptionError, first_line
 
 try:
     import fcntl
@@ -41,6 +41,15 @@ class DamagedFile(DataError):
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: damaged ({reason})")
         self.path = path
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise `DamagedFile` if what is read inside fails, whatever the bytes of the file are."""
+    try:
+        yield
+    except Exception as error:
+        raise DamagedFile(path, first_line(error)) from error
 
 
 class RunFolder:

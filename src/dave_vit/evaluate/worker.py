@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dave_vit._internal.atomic_files import npz_bytes
 from dave_vit._internal.content_hash import hash_content
-from dave_vit._internal.environment import device_name, format_facts
+from dave_vit._internal.environment import device_name, format_facts, synchronized_time
 from dave_vit._internal.registry import import_plugins
 from dave_vit.data import Item, open_dataset
 from dave_vit.data.batches import Batch, BatchPrefetcher
@@ -20,10 +20,10 @@ from dave_vit.data.grids import compose_grids
 from dave_vit.engine.forward import count_passes
 from dave_vit.errors import DaveError, ImageError, OutOfMemory, is_out_of_memory
 from dave_vit.evaluate.job import EvalJob, EvaluatedModel, software_versions
-from dave_vit.evaluate.scoring import KnownMaps, MapMaker, Scorer, compute_evidence, synchronized_time
+from dave_vit.evaluate.scoring import KnownMaps, MapMaker, Scorer, compute_evidence
 from dave_vit.evaluate.statistics.rows import Row, ScannedImage, pack_rows
 from dave_vit.evaluate.tasks import EvalTask
-from dave_vit.methods.pass_size import PassSize
+from dave_vit.methods.pass_size import PassSize, clean_logits
 from dave_vit.metrics import Case, GridMetric
 
 Files = dict[str, bytes]
@@ -128,8 +128,8 @@ class Worker:
                 item = self.data[index]
                 images.append(ScannedImage(index, item.name, _unit(item), None, None, None, reason))
             if batch.indices:
-                with torch.no_grad():
-                    top = _compute_logits(model.model, batch.inputs).softmax(1).max(1)
+                logits = clean_logits(model.model, batch.inputs, PassSize(len(batch.inputs)))
+                top = logits.float().softmax(1).max(1)
                 rows = zip(batch.indices, batch.items, top.indices.tolist(), top.values.tolist(), strict=True)
                 for index, item, predicted, confidence in rows:
                     label = None if item.label is None else model.classes.get(item.label)
@@ -147,11 +147,10 @@ class Worker:
                 row = self._start_row(task, item.name, _unit(item), target_of[index])
                 output.rows += self._drop(task, [row], [position_of[index]], reason)
             if batch.indices:
-                targets = [target_of[index] for index in batch.indices]
-                pairs = zip(batch.items, targets, strict=True)
-                rows = [self._start_row(task, item.name, _unit(item), target) for item, target in pairs]
+                pairs = zip(batch.indices, batch.items, strict=True)
+                rows = [self._start_row(task, item.name, _unit(item), target_of[index]) for index, item in pairs]
                 positions = [position_of[index] for index in batch.indices]
-                target = torch.tensor(targets, device=self.device)
+                target = self._targets(task, batch)
                 self._score(task, _ScoringBatch(batch.inputs, target, batch.regions, rows, positions), output)
         return output.files(task)
 
@@ -315,12 +314,6 @@ def pack_maps(parts: Sequence[tuple[Sequence[str], Tensor]]) -> bytes:
     scale = torch.where(scale > 0, scale, 1.0)
     halves = (maps / scale[:, None, None]).half().numpy()
     return npz_bytes({"names": np.array(names), "maps": halves, "scale": scale.numpy()})
-
-
-def _compute_logits(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return logits ``[B, classes]``; in parts if the batch does not fit into memory."""
-    parts = PassSize(len(inputs)).run_chunks(lambda start, stop: model(inputs[start:stop]).float(), len(inputs))
-    return torch.cat(parts)
 
 
 def _unit(item: Item) -> str:

@@ -69,9 +69,10 @@ class ImageExplanation(ABC):
     def details(self) -> dict[str, Any]:
         """The part of the record that this kind of explanation adds."""
 
-    @abstractmethod
     def arrays(self) -> Arrays:
-        """The raw numbers of the .npz file, by name."""
+        """Attribution of the input, and map in the frame of the photograph: the raw numbers of the .npz file."""
+        attribution = self.explanation.attribution[0].float().numpy(force=True)
+        return {"attribution": attribution, "map": self.viewed_map().numpy()}
 
     @property
     def confidence(self) -> float | None:

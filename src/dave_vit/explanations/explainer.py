@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dave_vit._internal.environment import synchronized_time
 from dave_vit.engine.targets import Contrast, TargetLike
 from dave_vit.errors import OptionError, OutputError
 from dave_vit.methods import METHODS, Explanation, Method, create_method
@@ -107,12 +108,11 @@ class Explainer:
         target = target if self.against is None else Contrast(target, self.against)  # type: ignore[arg-type]
         refine = getattr(self.method, "refine", None)
         for explanation in refine(inputs, target) if refine else [self.method.explain(inputs, target)]:
-            if inputs.is_cuda:
-                torch.cuda.synchronize(inputs.device)
+            seconds = synchronized_time(inputs.device) - start
             if not explanation.attribution.isfinite().all():
                 raise OutputError(f"the map of {self.name} is not finite; give options nearer to the defaults")
             self.on_progress(min(1.0, explanation.samples / self.max_samples))
-            yield explanation, time.perf_counter() - start
+            yield explanation, seconds
 
     @torch.no_grad()
     def _estimate_time(self, inputs: Tensor) -> None:

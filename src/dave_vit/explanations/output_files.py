@@ -78,12 +78,10 @@ class OutputFolder:
 
     def _choose_name(self, stem: str, labels: Sequence[str], endings: Sequence[str], question: str) -> str:
         start = stem.encode()[:_MOST_BYTES].decode(errors="ignore")
-        for number in itertools.count(1):
-            numbered = start if number == 1 else f"{start}-{number}"
-            name = ".".join([numbered, *filter(None, map(_clean_label, labels)), "dave"])
-            if name not in self._written and self._is_free(name, endings, question):
-                return name
-        raise AssertionError("there is always a next number")
+        rest = [*filter(None, map(_clean_label, labels)), "dave"]
+        numbered = itertools.chain([start], (f"{start}-{number}" for number in itertools.count(2)))
+        names = (".".join([one, *rest]) for one in numbered)
+        return next(one for one in names if one not in self._written and self._is_free(one, endings, question))
 
     def _is_free(self, name: str, endings: Sequence[str], question: str) -> bool:
         replaceable = _files_of_record(self._folder / f"{name}.json", question)

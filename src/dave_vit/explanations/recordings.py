@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dave_vit.data.images import Clip, LoadedImage, read_clip
 from dave_vit.errors import OptionError, escape_unprintable
-from dave_vit.explanations.base import Arrays, Labelled, draw_strip, overlay_maps
+from dave_vit.explanations.base import Arrays, ImageExplanation, Labelled, draw_strip, overlay_maps
 from dave_vit.explanations.classes import ClassExplanation, classify, refine_classes
 from dave_vit.explanations.explainer import Explainer, Question
 from dave_vit.models.recordings import HOP, AudioModel, VideoModel, VolumeModel, import_nibabel, load_nifti
@@ -60,8 +60,7 @@ class ClipExplanation(ClassExplanation):
 
     def arrays(self) -> Arrays:
         """Attribution [T, C, H', W'] of the input, and one map per frame of the file [T, H, W]."""
-        attribution = self.explanation.attribution[0].float().numpy(force=True)
-        return {"attribution": attribution, "map": self.viewed_map().numpy()}
+        return ImageExplanation.arrays(self)
 
     def files(self, figure_format: str = "png", *, view: View = "map", scales: Scales = "shared") -> dict[str, bytes]:
         """As of pictures, with an animation of all frames instead of one overlay."""

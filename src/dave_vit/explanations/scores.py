@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
+from torchvision.ops import box_convert
 
 from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage, read_image
@@ -103,11 +104,6 @@ class ScoreExplanation(ImageExplanation):
     def details(self) -> dict[str, Any]:
         """The score and its value."""
         return {"score": self.score_name, "value": self.value}
-
-    def arrays(self) -> Arrays:
-        """Attribution [C, H', W'] of the input, and map [H, W] of the photograph."""
-        attribution = self.explanation.attribution[0].float().numpy(force=True)
-        return {"attribution": attribution, "map": self.viewed_map().numpy()}
 
 
 @dataclass(frozen=True)
@@ -217,6 +213,7 @@ def detect_boxes(
     if not isinstance(getattr(output, "pred_boxes", None), Tensor):
         raise OptionError(f"{model.spec} finds no boxes; --boxes is for detectors")
     geometry = Geometry.measure(model.preprocessing, picture.image.size)
+    corners = box_convert(output.pred_boxes[0], "cxcywh", "xyxy").tolist()
     best, labels = _class_probabilities(output.logits[0], len(model.class_names)).max(-1)  # [queries]
     order = [index for index in best.argsort(descending=True).tolist() if best[index] >= threshold][:most]
     return [
@@ -224,7 +221,7 @@ def detect_boxes(
             int(labels[index]),
             model.class_names[int(labels[index])],
             float(best[index]),
-            geometry.box_to_photo(_to_corners(output.pred_boxes[0, index].tolist())),
+            geometry.box_to_photo(corners[index]),
         )
         for index in order
     ]
@@ -281,9 +278,3 @@ def explain_boxes(explainer: Explainer, source: str, question: Question) -> Iter
 def _class_probabilities(logits: Tensor, classes: int) -> Tensor:
     """Return [queries, classes]; DETR's last logit stands for no object, others judge each class by itself."""
     return logits.softmax(-1)[..., :-1] if logits.shape[-1] == classes + 1 else logits.sigmoid()
-
-
-def _to_corners(box: Sequence[float]) -> Box:
-    """Turn centre and size into corners (x0, y0, x1, y1)."""
-    x, y, width, height = box
-    return (x - width / 2, y - height / 2, x + width / 2, y + height / 2)

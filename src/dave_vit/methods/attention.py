@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.schema import Bounds, Count
-from dave_vit.engine.calls import Call, RuleSet
+from dave_vit.engine import PLAIN, Call, RuleSet, Target
 from dave_vit.engine.observation import AttentionMatrix, Observation, observe
-from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.rules.attention import is_attention
-from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, OptionError, require_extra
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.pass_size import PassSize

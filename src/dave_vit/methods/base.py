@@ -14,11 +14,9 @@ from torch import Tensor, nn
 
 from dave_vit._internal.registry import Registry
 from dave_vit._internal.schema import Count, Options
-from dave_vit.engine import gradient
-from dave_vit.engine.calls import RuleSet
+from dave_vit.engine import EFFECTIVE, PLAIN, RuleSet, gradient
 from dave_vit.engine.forward import autocast_context, check_inputs
 from dave_vit.engine.gradient import Gradient
-from dave_vit.engine.rule_sets import EFFECTIVE, PLAIN
 from dave_vit.engine.targets import Target, TargetLike, class_names
 from dave_vit.errors import InputError, OptionError, OutputError
 from dave_vit.methods.explanation import ExplainedBatch, Explanation, join_explanations

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit._internal.schema import Bounds, Count, NonNegative
-from dave_vit.engine.calls import Call, RuleSet, carry
+from dave_vit.engine import PLAIN, Call, RuleSet, carry
 from dave_vit.engine.forward import Read
 from dave_vit.engine.observation import AttentionMatrix, Observation, find_text_decoder, observe
-from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.rules.attention import is_attention
 from dave_vit.engine.rules.linear import ordinary
 from dave_vit.engine.targets import Target, class_logits

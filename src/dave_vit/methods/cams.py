@@ -13,17 +13,15 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit._internal.schema import Count, NonNegative
-from dave_vit.engine.calls import RuleSet
+from dave_vit.engine import PLAIN, RuleSet, Target
 from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.observation import Observation, guess_token_layout, observe
-from dave_vit.engine.rule_sets import PLAIN
-from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.constants import scale_to_unit, upsample
 from dave_vit.methods.explanation import Explanation
-from dave_vit.methods.masking import score_under_masks, target_scores
+from dave_vit.methods.masking import MaskedImages, target_scores
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import Recorded, Resolution, TokenMethod, explain_grids, record_outputs
 from dave_vit.methods.words import tokens_to_grid, vision_features
@@ -271,7 +269,7 @@ class ScoreCAM(ActivationMap):
         def masks(start: int, stop: int) -> Tensor:
             return scale_to_unit(upsample(values[:, start:stop], images.shape[-2:])).transpose(0, 1)  # [n, b, H, W]
 
-        parts = score_under_masks(self, images, target, pass_size, masks, values.shape[1])
+        parts = MaskedImages(self, images, target, pass_size).score_masks(masks, values.shape[1])
         weights = torch.cat([scores for _, scores in parts]).softmax(0)  # [D, b, K]
         return torch.einsum("dbk,bdhw->bkhw", weights.to(values.dtype), values)
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit._internal.schema import Bounds, Count, NonNegative
-from dave_vit.engine.calls import Call, RuleSet, carry
-from dave_vit.engine.rule_sets import PLAIN
+from dave_vit.engine import PLAIN, Call, RuleSet, carry
 from dave_vit.engine.targets import Target, TargetLike
 from dave_vit.errors import InputError, UnsupportedOperator
 from dave_vit.methods.base import METHODS, Method, MethodInfo, multiply_by_input

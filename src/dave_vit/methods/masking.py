@@ -46,21 +46,9 @@ class MaskingMethod(Method):
     baseline: float = 0.0
     score: Score = "probability"
 
-    def _score_squares(
-        self,
-        images: Tensor,
-        target: Target,
-        pass_size: PassSize,
-        squares: Squares,
-        shown: Tensor,
-        background: float | Tensor | None = None,
-    ) -> Tensor:
-        """Score images with some squares shown, ``[n, P]`` or ``[n, b, P]``: ``[n, b, K]``, in the widest type."""
-        rows = shown.reshape(len(shown), -1, squares.count)
-        background = self.baseline if background is None else background
-        args = (self, images, target, pass_size, lambda start, stop: squares.masks(rows[start:stop]))
-        parts = score_under_masks(*args, len(rows), self.score, background)
-        return torch.cat([scores for _, scores in parts]).to(precise_dtype(images.device))
+    def _mask(self, images: Tensor, target: Target, pass_size: PassSize) -> MaskedImages:
+        """Return images to hide parts of, for a resolved target."""
+        return MaskedImages(self, images, target, pass_size, self.score, self.baseline)
 
 
 def score_images(
@@ -98,24 +86,41 @@ def target_scores(logits: Tensor, target: Target, score: Score) -> Tensor:
     return target.scores(logits)
 
 
-def score_under_masks(
-    method: Method,
-    images: Tensor,
-    target: Target,
-    pass_size: PassSize,
-    masks: Masks,
-    count: int,
-    score: Score = "logit",
-    background: float | Tensor = 0.0,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the masks pass by pass with the scores of the images under them: ``[n, b, K]``."""
-    start = 0
-    while start < count:
-        stop = min(start + pass_size.samples_per_pass(images), count)
-        mask = masks(start, stop).to(images.device, images.dtype)
-        rows = background + mask.unsqueeze(2) * (images - background)  # [n, b, C, H, W]
-        yield mask, score_rows(method, rows, target, pass_size, score)
-        start = stop
+@dataclass(frozen=True)
+class MaskedImages:
+    """Images that are scored with parts hidden.
+
+    Attributes:
+        method: has the model and its precision.
+        images: ``[b, C, H, W]``.
+        target: resolved target of the images.
+        pass_size: number of rows in a pass.
+        score: as of `score_rows`.
+        background: what hidden pixels show.
+    """
+
+    method: Method
+    images: Tensor
+    target: Target
+    pass_size: PassSize
+    score: Score = "logit"
+    background: float | Tensor = 0.0
+
+    def score_masks(self, masks: Masks, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the masks pass by pass with the scores of the images under them: ``[n, b, K]``."""
+        start = 0
+        while start < count:
+            stop = min(start + self.pass_size.samples_per_pass(self.images), count)
+            mask = masks(start, stop).to(self.images.device, self.images.dtype)
+            rows = self.background + mask.unsqueeze(2) * (self.images - self.background)  # [n, b, C, H, W]
+            yield mask, score_rows(self.method, rows, self.target, self.pass_size, self.score)
+            start = stop
+
+    def score_squares(self, squares: Squares, shown: Tensor) -> Tensor:
+        """Score images with some squares shown, ``[n, P]`` or ``[n, b, P]``: ``[n, b, K]``, in the widest type."""
+        rows = shown.reshape(len(shown), -1, squares.count)
+        parts = self.score_masks(lambda start, stop: squares.masks(rows[start:stop]), len(rows))
+        return torch.cat([scores for _, scores in parts]).to(precise_dtype(self.images.device))
 
 
 @dataclass(frozen=True)
@@ -212,8 +217,7 @@ class Occlusion(MaskingMethod):
             return shown
 
         drops, covered = clean.new_zeros(*clean.shape, *images.shape[-2:]), clean.new_zeros(images.shape[-2:])
-        args = (self, images, target, pass_size, masks, len(places), self.score, self.baseline)
-        for shown, scores in score_under_masks(*args):
+        for shown, scores in self._mask(images, target, pass_size).score_masks(masks, len(places)):
             hidden = 1 - shown[:, 0].to(scores.dtype)  # [n, H, W]
             drops += torch.einsum("nbk,nhw->bkhw", clean - scores, hidden)
             covered += hidden.sum(0)
@@ -256,8 +260,7 @@ class RISE(MaskingMethod):
         target = self._resolve_target(images, target, pass_size)
         total, squares = torch.zeros(2, 1, dtype=images.dtype, device=images.device)
         masks_of = partial(self.masks, (images.shape[-2], images.shape[-1]))
-        args = (self, images, target, pass_size, masks_of, self.samples, self.score, self.baseline)
-        for masks, scores in score_under_masks(*args):
+        for masks, scores in self._mask(images, target, pass_size).score_masks(masks_of, self.samples):
             shown = masks[:, 0].to(scores.dtype) / self.shown  # [n, H, W]
             total = total + torch.einsum("nbk,nhw->bkhw", scores, shown)
             squares = squares + torch.einsum("nbk,nhw->bkhw", scores.square(), shown.square())
@@ -270,9 +273,9 @@ class RISE(MaskingMethod):
 
     def masks(self, size: tuple[int, int], start: int, stop: int) -> Tensor:
         """Return masks ``start`` to ``stop`` of this seed, for images of one size: ``[n, 1, H, W]``."""
-        return torch.stack([self._mask(size, index) for index in range(start, stop)])
+        return torch.stack([self._draw(size, index) for index in range(start, stop)])
 
-    def _mask(self, size: tuple[int, int], index: int) -> Tensor:
+    def _draw(self, size: tuple[int, int], index: int) -> Tensor:
         """Draw random cells, enlarge them beyond the image by one cell, and crop a random window."""
         drawn = torch.rand(1, 1, self.cells, self.cells, generator=sample_generator(self.seed, index, "noise"))
         cell = [-(-extent // self.cells) for extent in size]

@@ -13,11 +13,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from dave_vit.engine import Interception, RuleSet
 from dave_vit.engine.autograd_graph import SavedMemory, offload_saved
-from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast import substitute_rules
 from dave_vit.engine.forward import Read, compute_logits, count_passes, forward, isolate_pass, prepare_model
-from dave_vit.engine.interception import Interception
 from dave_vit.engine.observation import observe
 from dave_vit.engine.targets import class_logits
 from dave_vit.errors import DaveError, OptionError, is_out_of_memory
@@ -69,7 +68,7 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-        share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)  # since torch 2.9
+        share = torch.cuda.get_per_process_memory_fraction(device)
         return max(0, min(free + reserved - allocated, int(share * total) - allocated))
     if device.type == "mps":
         return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Literal
 
 import torch
@@ -17,7 +17,7 @@ from dave_vit.methods.attention import BeyondIntuition
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.constants import upsample
 from dave_vit.methods.explanation import Explanation
-from dave_vit.methods.masking import MaskingMethod, Score, Squares, score_images, to_explanation
+from dave_vit.methods.masking import MaskedImages, MaskingMethod, Score, Squares, score_images, to_explanation
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.neighborhood.draws import sample_generator
 
@@ -54,7 +54,7 @@ class LIME(MaskingMethod):
         squares = Squares.of(self.model, images, self.patch)
         target, clean = score_images(self, images, target, pass_size, self.score)
         rows = self.rows(squares.count).to(images.device, precise_dtype(images.device))  # [T, P]
-        scores = self._score_squares(images, target, pass_size, squares, rows)  # [T, b, K]
+        scores = self._mask(images, target, pass_size).score_squares(squares, rows)  # [T, b, K]
         shown = torch.cat([torch.ones_like(rows[:1]), rows])
         weights = kernel(shown, self.width)
         values = ridge_regression(shown, weights, torch.cat([clean[None].to(scores.dtype), scores]), self.ridge)
@@ -119,7 +119,7 @@ class KernelSHAP(MaskingMethod):
         target, clean = score_images(self, images, target, pass_size, self.score)  # [b, K]
         rows, weights = (part.to(images.device, precise_dtype(images.device)) for part in self.rows(squares.count))
         hidden = torch.zeros_like(rows[:1]) if len(rows) else rows.new_zeros(1, squares.count)
-        empty, *scores = self._score_squares(images, target, pass_size, squares, torch.cat([hidden, rows]))
+        empty, *scores = self._mask(images, target, pass_size).score_squares(squares, torch.cat([hidden, rows]))
         rise = (clean.to(empty.dtype) - empty).unsqueeze(-1)  # [b, K, 1]
         values = shapley_regression(rows, weights, torch.stack(scores) - empty, rise) if scores else rise
         return to_explanation(squares.spread(values), images, target)
@@ -187,17 +187,18 @@ class Greedy(MaskingMethod):
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         squares = Squares.of(self.model, images, self.patch)
         target = self._resolve_target(images, target, pass_size)
-        places = [self._places(images, single, pass_size, squares) for single in target.split_classes()]  # K of [b, P]
+        masked = [self._mask(images, single, pass_size) for single in target.split_classes()]
+        places = [self._places(one, squares) for one in masked]  # K of [b, P]
         return to_explanation(squares.masks(torch.stack(places, 1)), images, target)
 
-    def _places(self, images: Tensor, target: Target, pass_size: PassSize, squares: Squares) -> Tensor:
+    def _places(self, masked: MaskedImages, squares: Squares) -> Tensor:
         """Return how late each square is hidden, or how early it is shown: ``[b, P]``, up to 1."""
-        count, deleting = squares.count, self.goal == "deletion"
+        images, count, deleting = masked.images, squares.count, self.goal == "deletion"
         left = torch.arange(count, device=images.device).expand(len(images), count)  # of each image, [b, left]
         shown = images.new_full((len(images), count), float(deleting))
         places = torch.zeros_like(shown)
         for part in torch.arange(count).tensor_split(min(self.rounds, count)):
-            scores = self._score_flips(images, target, pass_size, squares, shown, left)  # [b, left]
+            scores = _score_flips(masked, squares, shown, left)  # [b, left]
             order = left.gather(1, scores.sort(dim=1, descending=True, stable=True).indices)
             chosen, left = order[:, : len(part)], order[:, len(part) :].sort(1).values
             shown = shown.scatter(1, chosen, float(not deleting))
@@ -205,14 +206,13 @@ class Greedy(MaskingMethod):
             places = places.scatter(1, chosen, value.to(places).expand_as(chosen))
         return places
 
-    def _score_flips(
-        self, images: Tensor, target: Target, pass_size: PassSize, squares: Squares, shown: Tensor, left: Tensor
-    ) -> Tensor:
-        """Return the score with each of the remaining squares flipped alone: ``[b, left]``."""
-        rows = shown.expand(left.shape[1], *shown.shape)  # [left, b, P]
-        each = left.T.unsqueeze(2)  # [left, b, 1]
-        flipped = rows.scatter(2, each, 1 - rows.gather(2, each))
-        return self._score_squares(images, target, pass_size, squares, flipped)[..., 0].T
+
+def _score_flips(masked: MaskedImages, squares: Squares, shown: Tensor, left: Tensor) -> Tensor:
+    """Return the score with each of the remaining squares flipped alone: ``[b, left]``."""
+    rows = shown.expand(left.shape[1], *shown.shape)  # [left, b, P]
+    each = left.T.unsqueeze(2)  # [left, b, 1]
+    flipped = rows.scatter(2, each, 1 - rows.gather(2, each))
+    return masked.score_squares(squares, flipped)[..., 0].T
 
 
 _BLUR = 31  # pixels; the authors' Gaussian of sigma 31, cut off at 31 pixels, is as flat as a box
@@ -253,23 +253,21 @@ class MDA(MaskingMethod):
         target = self._resolve_target(images, target, pass_size)
         ranking = BeyondIntuition(self.model, autocast=self.autocast)._explain(images, target, pass_size)
         ranks = squares.means(ranking.attribution.sum(2))  # [b, K, P]
-        values = [
-            [
-                self._values(images[index : index + 1], single.part(index, index + 1), pass_size, squares, rank)
-                for single, rank in zip(target.split_classes(), ranks[index], strict=True)
-            ]
-            for index in range(len(images))
-        ]
-        grids = torch.stack([torch.stack(each) for each in values]).unflatten(-1, squares.grid)  # [b, K, h, w]
+        values = []
+        for index, image in enumerate(images.split(1)):
+            for single, rank in zip(target.split_classes(), ranks[index], strict=True):
+                masked = self._mask(image, single.part(index, index + 1), pass_size)
+                values.append(self._values(masked, squares, rank))
+        grids = torch.stack(values).reshape(len(images), -1, *squares.grid)  # [b, K, h, w]
         return to_explanation(upsample(grids.to(images.dtype), images.shape[-2:]), images, target)
 
-    def _values(self, image: Tensor, target: Target, pass_size: PassSize, squares: Squares, rank: Tensor) -> Tensor:
+    def _values(self, masked: MaskedImages, squares: Squares, rank: Tensor) -> Tensor:
         """Return the value of each patch of one image for one class: ``[P]``."""
-        blurred, hidden = F.avg_pool2d(image, _BLUR, 1, _BLUR // 2), torch.full_like(image, self.baseline)
+        blurred, hidden = F.avg_pool2d(masked.images, _BLUR, 1, _BLUR // 2), self.baseline
 
-        def score(shown: Tensor, background: Tensor) -> Tensor:
+        def score(shown: Tensor, background: float | Tensor) -> Tensor:
             """Score the image on a background with the patches ``[n, P]`` shown: ``[n]``."""
-            return self._score_squares(image, target, pass_size, squares, shown, background)[:, 0, 0]
+            return replace(masked, background=background).score_squares(squares, shown)[:, 0, 0]
 
         best = rank.argsort(descending=True, stable=True)
         start, whole = score(torch.stack([torch.zeros_like(rank), torch.ones_like(rank)]), blurred)

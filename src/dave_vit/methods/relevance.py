@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 from torch import Tensor, nn
 
-from dave_vit.engine.calls import Call, RuleSet, carry
+from dave_vit.engine import Call, RuleSet, Target, carry
 from dave_vit.engine.operators import OPERATORS, OperatorKind, names_of_kind
 from dave_vit.engine.rule_sets import ATTN_LRP, CP_LRP, EFFECTIVE, PLAIN, uniform_product, with_gamma
 from dave_vit.engine.rules.attention import multi_head_attention
@@ -14,7 +14,6 @@ from dave_vit.engine.rules.gamma import Gamma
 from dave_vit.engine.rules.linear import affine
 from dave_vit.engine.rules.products import product
 from dave_vit.engine.states import State, map_tensors, state_of, tensors
-from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, Method, MethodInfo, check_no_clips, multiply_by_input
 from dave_vit.methods.cams import GradCAM
@@ -174,6 +173,9 @@ class _LibraCAM(GradCAM):
     rules = LIBRA_OBSERVED
 
 
+_LRP_PASSES = "1 forward, 1 backward (with gamma twice the work)"
+
+
 class _LRP(Method):
     base: ClassVar[RuleSet]
     _: KW_ONLY
@@ -204,9 +206,7 @@ class AttnLRP(_LRP):
         options: ``chunk`` and ``autocast``, as for every method.
     """
 
-    info = MethodInfo(
-        paper="Achtibat et al., ICML 2024", passes="1 forward, 1 backward (with gamma twice the work)", unit="logit"
-    )
+    info = MethodInfo(paper="Achtibat et al., ICML 2024", passes=_LRP_PASSES, unit="logit")
     base = ATTN_LRP
 
 
@@ -218,9 +218,7 @@ class CPLRP(_LRP):
     everywhere it equals the method ``effective``.
     """
 
-    info = MethodInfo(
-        paper="Ali et al., ICML 2022", passes="1 forward, 1 backward (with gamma twice the work)", unit="logit"
-    )
+    info = MethodInfo(paper="Ali et al., ICML 2022", passes=_LRP_PASSES, unit="logit")
     base = CP_LRP
 
 

@@ -73,7 +73,6 @@ class Metric(Options, ABC):
         worst: score of a map without positive mass or with values that are not finite; None drops such maps.
         unscored: reason given for a finite map without a score.
         images: number of images of the data set to score; None for all.
-        passes: forward passes per map, where the number of steps of the curve does not tell.
     """
 
     summary: ClassVar[str]
@@ -83,7 +82,6 @@ class Metric(Options, ABC):
     worst: ClassVar[float | None] = None
     unscored: ClassVar[str] = NO_MASS
     images: int | None = field(default=None, init=False)
-    passes: int = field(default=0, init=False)
 
     @abstractmethod
     def score(self, case: Case) -> Scores:

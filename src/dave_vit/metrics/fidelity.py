@@ -122,10 +122,6 @@ class Infidelity(_FidelityMetric):
     seed: int = 0
     scaled: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.passes = 1 + self.samples
-
     def score(self, case: Case) -> Scores:
         """Return [B]."""
         sums, drops = self._sums_and_drops(case, random_squares(self.samples, case.size, self.seed))
@@ -155,7 +151,6 @@ class SensitivityN(_FidelityMetric):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.shares = tuple(0.01 * 80 ** (step / max(1, self.sizes - 1)) for step in range(self.sizes))
-        self.passes = (1 + self.samples) * self.sizes
 
     def score(self, case: Case) -> Scores:
         """Return the mean over the sizes, [B], with curves over the sizes."""
@@ -182,10 +177,6 @@ class SingleDeletion(_FidelityMetric):
 
     patches: Several = 4
     images: Count | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.passes = 1 + self.patches**2
 
     def score(self, case: Case) -> Scores:
         """Return [B]."""
@@ -247,7 +238,7 @@ class SaCo(Metric):
     def __init__(
         self, groups: Several = 10, baseline: Baseline = "mean", score: Score = "probability", seed: int = 0
     ) -> None:
-        self.groups, self.passes = groups, 1 + groups
+        self.groups = groups
         self._perturbation = Perturbation(baseline=baseline, score=score, black=(0.0,), seed=seed)
 
     def score(self, case: Case) -> Scores:

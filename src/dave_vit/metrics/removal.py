@@ -94,7 +94,6 @@ class _RemovalMetric(Metric):
         if not baselines:
             raise OptionError(f"no baseline; expected one or more of {', '.join(get_args(Baseline))}")
         self.images, self.regions, self.fractions = images or self.images, regions, equal_steps(steps)
-        self.passes = self._count_passes(steps) * len(baselines)
         self._perturbations = [Perturbation(self.fractions, "least", one, score, (0.0,), seed) for one in baselines]
 
     def score(self, case: Case) -> Scores:
@@ -103,10 +102,6 @@ class _RemovalMetric(Metric):
         curves = [self._curve(case, replace(one, black=case.black), regions) for one in self._perturbations]
         curve = torch.stack(curves).mean(0)
         return Scores(area(curve, self.fractions), curve, self.fractions)
-
-    def _count_passes(self, steps: int) -> int:
-        """Return the forward passes for each baseline."""
-        return steps + 1
 
     @abstractmethod
     def _curve(self, case: Case, perturbation: Perturbation, regions: Tensor | None) -> Tensor:
@@ -158,10 +153,8 @@ class SymmetricRelevanceGain(_RemovalMetric):
     summary = "Mean score while the least important patches are removed, minus that while the most important are."
     bounds = (-1.0, 1.0)
 
-    def _count_passes(self, steps: int) -> int:
-        return 2 * (steps - 1)  # both orders meet at the whole image and at the empty one, which need no pass
-
     def _curve(self, case: Case, perturbation: Perturbation, regions: Tensor | None) -> Tensor:
+        # Both orders meet at the whole image and at the empty one, which need no pass.
         inner = replace(perturbation, fractions=self.fractions[1:-1])
         return F.pad(relevance_gain(case.model, case.inputs, case.maps, case.target, inner, regions), (1, 1))
 
@@ -285,7 +278,6 @@ class ROAD(Metric):
     summary = "Score with the least important pixels filled in, minus that with the most important, over two."
     axis = "share of the pixels"
     bounds = (-0.5, 0.5)
-    passes = 2 * len(FRACTIONS)
 
     def __init__(
         self, score: Score = "probability", noise: NonNegative = 0.01, images: Count | None = None, seed: int = 0

@@ -7,7 +7,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from dave_vit.errors import OptionError, UnknownName
+from dave_vit._internal.schema import Checked, Count
+from dave_vit.errors import UnknownName
 from dave_vit.evaluate import ModelEntry
 
 SUITES = ("builtin", "paper")
@@ -15,7 +16,7 @@ _PROBE = "probe"  # placeholder for weights that the user trains
 
 
 @dataclass(frozen=True)
-class SuiteCounts:
+class SuiteCounts(Checked):
     """How much is computed.
 
     Attributes:
@@ -26,11 +27,11 @@ class SuiteCounts:
         deletion_steps: steps of deletion curves.
     """
 
-    grids: int
-    pool: int
-    pictures: int
-    samples: int
-    deletion_steps: int
+    grids: Count
+    pool: Count
+    pictures: Count
+    samples: Count
+    deletion_steps: Count
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,6 @@ def with_probe(suite: Suite, weights: str | None) -> Suite:
 def with_counts(suite: Suite, changes: Mapping[str, Any]) -> Suite:
     """Change some counts of a suite; None leaves a count as it is."""
     changes = {name: value for name, value in changes.items() if value is not None}
-    for name, value in changes.items():
-        if value < 1:
-            raise OptionError(f"{name} {value}; expected 1 or more")
     return replace(suite, counts=replace(suite.counts, **changes))
 
 

@@ -25,7 +25,14 @@ _TRIES = 24
 
 @dataclass(frozen=True)
 class Art:
-    """The sprite of an object; the label is -1 for a distractor."""
+    """The sprite of an object.
+
+    Attributes:
+        label: index in CLASS_NAMES, or -1 for a distractor.
+        name: class name.
+        style: art style, such as "noto".
+        cell: of the style's sheet.
+    """
 
     label: int
     name: str
@@ -188,20 +195,14 @@ _MIXES = {"single": _Mix(1, (2, 4)), "pair": _Mix(2, (1, 2)), "plain": _Mix(1, (
 
 
 @dataclass(frozen=True)
-class SceneObject:
-    """An object of an image.
+class SceneObject(Art):
+    """An object of an image, with its sprite.
 
     Attributes:
-        label: index in CLASS_NAMES, or -1 for a distractor.
-        name: class name.
-        style: art style, such as "noto".
         mask: its visible pixels, [H, W].
         box: left, top, right, bottom of the mask, right and bottom excluded.
     """
 
-    label: int
-    name: str
-    style: str
     mask: Mask
     box: tuple[int, int, int, int]
 
@@ -241,24 +242,20 @@ def compose_scene(index: int, split: str = "single", *, size: int = 224, seed: i
     objects = []
     for i, art in enumerate(cast):
         mask = owner == order.index(i)
-        objects.append(SceneObject(art.label, art.name, art.style, mask, _tight_box(mask)))
+        objects.append(SceneObject(**vars(art), mask=mask, box=_tight_box(mask)))
     return Scene(image, tuple(objects))
 
 
-def compose_edited_scene(
-    index: int, target: int, replacement: str | None = None, split: str = "pair", *, size: int = 224, seed: int = 0
-) -> npt.NDArray[np.uint8]:
+def compose_edited_scene(index: int, target: int, replacement: str | None = None, *, seed: int = 0) -> Bytes:
     """Compose the image of `compose_scene` with one target removed, or another class at its place: [H, W, 3].
 
     Args:
         index: of the image.
         target: number of the target, 0 for the first.
         replacement: name of the class that is drawn instead; None to remove the target.
-        split: as of `compose_scene`.
-        size: as of `compose_scene`.
         seed: as of `compose_scene`.
     """
-    family = "seen"
+    split, size, family = "pair", 224, "seen"
     draws, _, order, pieces = _draw_pieces(index, split, size, seed, family)
     piece, own = None, Draws(seed, index, target)
     if replacement is not None:

@@ -16,9 +16,8 @@ The first line of its docstring and its attribute `form`, if it has one, are sho
 
 def dataset_forms() -> dict[str, str]:
     """Return the summary of all data sets by the form of their specs, for help texts."""
-    entries = {name: DATASETS[name] for name in DATASETS}
-    forms = {name: str(getattr(entry, "form", "") or f"{name}:DIR") for name, entry in entries.items()}
-    return {forms[name]: (entry.__doc__ or "").partition("\n")[0] for name, entry in entries.items()}
+    summaries = DATASETS.summaries()
+    return {str(getattr(entry, "form", f"{name}:DIR")): summaries[name] for name, entry in DATASETS.items()}
 
 
 def open_dataset(spec: str, limit: int | None = None) -> Dataset:

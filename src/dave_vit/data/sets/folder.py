@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dave_vit.data.base import Box, FileDataset, Item, box, image_files, read_csv
+from dave_vit.data.base import Box, FileDataset, Item, box, group_boxes, image_files, read_csv
 from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError, escape_unprintable
 
@@ -47,9 +47,9 @@ class Folder(FileDataset):
 
 def read_boxes(path: Path) -> dict[str, tuple[Box, ...]]:
     """Read boxes by image from a table with the columns image, left, top, right, bottom; empty without a table."""
-    boxes: dict[str, tuple[Box, ...]] = {}
     if not path.is_file():
-        return boxes
+        return {}
+    boxes: list[tuple[str, Box]] = []
     lines = read_csv(path)
     columns = next(lines, (0, []))[1]
     if not set(_COLUMNS) <= set(columns):
@@ -57,8 +57,7 @@ def read_boxes(path: Path) -> dict[str, tuple[Box, ...]]:
     for number, line in lines:
         row = dict(zip(columns, line, strict=False))
         try:
-            corners = box(*(row[name] for name in _COLUMNS[1:]))
+            boxes.append((row["image"], box(*(row[name] for name in _COLUMNS[1:]))))
         except (KeyError, ValueError):
             raise DataError(f"{path.name}, line {number}: expected four numbers, got {line}") from None
-        boxes[row["image"]] = (*boxes.get(row["image"], ()), corners)
-    return boxes
+    return group_boxes(boxes)

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
-from dave_vit._internal.torch_private import default_rms_norm_eps
 from dave_vit.engine.calls import Call, carry
 from dave_vit.engine.states import depends_on_input, is_carrier, mark, state_of
 from dave_vit.errors import training_error
@@ -49,7 +48,7 @@ def rms_norm(
     shape = tuple(normalized_shape)
     if depends_on_input(weight):
         return _norm_in_parts(call, partial(F.rms_norm, input, shape, eps=eps), weight, None, shape)
-    floor = default_rms_norm_eps(input.dtype) if eps is None else eps
+    floor = torch.finfo(working_dtype(input.dtype)).eps if eps is None else eps
     squares = _widen(input).square().mean(tuple(range(-len(shape), 0)), keepdim=True)
     compute = partial(call.func, input.detach(), shape, weight, eps)
     return mark(carry(compute, _scale_gradient, input, saved=((squares + floor).rsqrt(), weight)), state_of(input))

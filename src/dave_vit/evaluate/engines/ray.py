@@ -27,8 +27,8 @@ _TOKEN = secrets.token_hex(32)  # one secret for all clusters: Ray keeps the fir
 _POLL_SECONDS = 5.0  # between checks of the resources of the cluster
 
 
-@dataclass
-class RayEngine:
+@dataclass(frozen=True)
+class RayEngine(EngineOptions):
     """Runs tasks on a Ray cluster while it is used in a ``with`` block.
 
     Attributes:
@@ -37,9 +37,6 @@ class RayEngine:
         workers: number of actors; one per GPU, or as many as the CPUs allow, by default.
     """
 
-    address: str | None = None
-    device: str = "auto"
-    workers: int | None = None
     _stack: ExitStack = field(default_factory=ExitStack, repr=False)
 
     def __enter__(self) -> RayEngine:
@@ -60,7 +57,7 @@ class RayEngine:
 
 @ENGINES.register("ray")
 def _create_ray(options: EngineOptions) -> RayEngine:
-    return RayEngine(options.address, options.device, options.workers)
+    return RayEngine(**vars(options))
 
 
 class _RayCluster:

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dave_vit.errors import first_line, require_extra
-from dave_vit.evaluate.store import DamagedFile
+from dave_vit.errors import require_extra
+from dave_vit.evaluate.store import DamagedFile, reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +98,9 @@ def read_tables(paths: Iterable[Path], columns: Sequence[str] | None = None) -> 
     """
     parquet = import_pyarrow().parquet
     for path in paths:
-        try:
+        with reading(path):
             # ParquetFile and not read_table: that one takes a folder's name for a partition
             table = parquet.ParquetFile(path, page_checksum_verification=True).read(columns=columns and list(columns))
-        except Exception as error:  # whatever the bytes are
-            raise DamagedFile(path, first_line(error)) from error
         if columns and set(columns) - set(table.column_names):
             raise DamagedFile(path, "columns are missing")
         yield table

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from dave_vit.evaluate.statistics.intervals import difference_bounds, estimate_d
 from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.evaluate.statistics.scores import ModelScores, ScoreTable, read_scores
 from dave_vit.evaluate.store import describe_differences
+from dave_vit.evaluate.tasks import EvalTask
 from dave_vit.metrics import METRICS, GridMetric
 from dave_vit.viz.report_section import Column, DetailedTable, TableCell, estimate_cell
 
@@ -23,38 +24,52 @@ Result = Mapping[str, Any]
 """An entry of "results" in ``summary.json``."""
 
 
-def summarise(
-    plan: Plan,
-    images: int,
-    scores: Sequence[ModelScores],
-    left_out: Sequence[Mapping[str, str]],
-    unreadable: Sequence[ScannedImage],
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ModelRun:
+    """What a run has of one model.
+
+    Attributes:
+        label: its label.
+        images: all images with its predictions.
+        left_out: reasons by name of images that no method is tried on.
+        tasks: tasks whose files hold its rows.
+        notes: notes for the report.
+        scores: its rows.
+    """
+
+    label: str
+    images: Sequence[ScannedImage]
+    left_out: Mapping[str, str]
+    tasks: Sequence[EvalTask]
+    notes: Sequence[str]
+    scores: ModelScores = field(default_factory=ModelScores)
+
+
+def summarise(plan: Plan, images: int, models: Sequence[ModelRun]) -> dict[str, Any]:
     """Return the content of ``summary.json``.
 
     Args:
         plan: the plan of the run.
         images: size of the data set.
-        scores: scores of each model.
-        left_out: for each model, images that no method was tried on, with the reason.
-        unreadable: images that could not be read.
+        models: the models of the plan.
     """
     results: list[Result] = []
     differences: list[Result] = []
     methods = [entry.label for entry in plan.methods]
-    for entry, own, missing in zip(plan.models, scores, left_out, strict=True):
+    for model in models:
         for metric in plan.metrics:
-            table = own.tables.get(metric.label)
-            results += _results(entry.label, metric, table or ScoreTable(methods), missing)
-            differences += _differences(entry.label, metric, table) if table else []
+            table = model.scores.tables.get(metric.label)
+            results += _results(model.label, metric, table or ScoreTable(methods), model.left_out)
+            differences += _differences(model.label, metric, table) if table else []
+    unreadable = {one.name: one.dropped for model in models for one in model.images if one.predicted is None}
     return {
         "results": results,
         "differences": differences,
-        "skipped": [{"image": one.name, "reason": one.dropped} for one in unreadable],
+        "skipped": [{"image": name, "reason": reason} for name, reason in unreadable.items()],
         "data": plan.data,
         "images": images,
-        "versions": sorted({version for own in scores for version in own.versions}),
-        "devices": sorted({device for own in scores for device in own.devices}),
+        "versions": sorted({version for model in models for version in model.scores.versions}),
+        "devices": sorted({device for model in models for device in model.scores.devices}),
     }
 
 
