@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine.calls import RuleSet
@@ -172,16 +171,14 @@ def _stack(tensors: Sequence[Tensor], axis: int) -> Tensor:
     return tensors[0].unsqueeze(axis) if len(tensors) == 1 else torch.stack(list(tensors), axis)
 
 
-def derivatives(
-    scores: Tensor, leaves: Sequence[Tensor | GradientEdge], *, retain_graph: bool = False
-) -> Iterator[tuple[Any, ...]]:
+def derivatives(scores: Tensor, leaves: Sequence[Any], *, retain_graph: bool = False) -> Iterator[tuple[Any, ...]]:
     """Differentiate scores ``[B, K]`` with respect to the leaves: K tuples of tensors.
 
     Where scores do not depend on a leaf, they are zeros; None for a place in the graph.
 
     Args:
         scores: with their graph.
-        leaves: tensors of the graph, or places in it.
+        leaves: tensors of the graph, or places in it (``GradientEdge``).
         retain_graph: keep the graph after the last of them.
     """
     last = scores.shape[1] - 1

@@ -155,7 +155,7 @@ class TokenGraph:
         if self.pooling is not None:
             return wide(self.pooling).mean((1, 2)).unsqueeze(1)
         last = self.layers[-1].matrix
-        (grad,) = next(derivatives(self.logits.square().sum(1, keepdim=True), [last], retain_graph=True))
+        grad: Tensor = next(derivatives(self.logits.square().sum(1, keepdim=True), [last], retain_graph=True))[0]
         read = (grad != 0).any(-1).any(1)  # [b, N]
         weight = (read | ~read.any(1, keepdim=True)).to(working_dtype(last.dtype))
         return (weight / weight.sum(1, keepdim=True)).unsqueeze(1)

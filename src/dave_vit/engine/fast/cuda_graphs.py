@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from dave_vit.engine.fingerprint import fingerprint_model
 from dave_vit.engine.forward import count_passes, isolate_pass, record_pass
 from dave_vit.errors import DaveError, is_out_of_memory
 
-_First, _Second = TypeVar("_First"), TypeVar("_Second")
 BatchFunction = Callable[..., tuple[Tensor, ...]]
 """A function of tensors to tensors, all with one row for each image."""
 
@@ -114,7 +113,7 @@ def _reset_generator() -> None:
         torch.zeros(1, device="cuda")
 
 
-def run_both(first: Callable[[], _First], second: Callable[[], _Second]) -> tuple[_First, _Second]:
+def run_both(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
     """Return the results of two functions; while a CUDA graph is captured, the GPU computes both at once."""
     if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return first(), second()
