@@ -1,4 +1,4 @@
-"""Seven columns for the default and its rivals, on models and images of which some took part in choosing it.
+"""Eight columns for the default and its rivals, on models and images of which some took part in choosing it.
 
     python benchmarks/columns.py builtin --seed 202
     python benchmarks/columns.py builtin-bcos --seed 202
@@ -7,9 +7,10 @@
 
 Columns, in percent: GridPG (grids of four images recognised with more than 0.8), EnergyPG and pointing (images whose
 object covers at most half), deletion (least important first, to zero) and insertion (most important first, from a
-blurred image) in 20 steps, and symmetric relevance gain at patches with zero and with blur (images recognised with
-more than 0.5). Zero is no colour of a model with six channels, so that grey takes its place there. The last lines have,
-for each column, the difference to the best rival with its 95 % interval over images.
+blurred image) in 20 steps, symmetric relevance gain at patches with zero and with blur (images recognised with
+more than 0.5), and consistency (correlation with the map of the image turned by 5 degrees and moved by 20 and 8
+pixels, moved back; all images). Zero is no colour of a model with six channels, so that grey takes its place there. The
+last lines have, for each column, the difference to the best rival with its 95 % interval over images.
 
 With ``--resolution`` the embedded model is first trained for 500 steps on pictures that were reduced to so many pixels.
 """
@@ -35,9 +36,11 @@ from dave_vit.data.geometry import GeometryCache
 from dave_vit.data.grids import GridOptions, choose_grids, compose_grids, select_candidates
 from dave_vit.metrics import energypg, gridpg, pointing
 from dave_vit.metrics.perturbation import Perturbation, area, deletion, gaussian_blur, insertion
-from dave_vit.reduce import Significant
+from dave_vit.metrics.stability import consistency, small_warp, warp_images
+from dave_vit.models.adapter import traits_of
+from dave_vit.reduce import Sharpened, Significant
 
-COLUMNS = ("GridPG", "EnergyPG", "pointing", "deletion", "insertion", "SRG zero", "SRG blur")
+COLUMNS = ("GridPG", "EnergyPG", "pointing", "deletion", "insertion", "SRG zero", "SRG blur", "consistency")
 RIVALS = ("gradcam", "legrad", "iia", "attn_lrp", "cp_lrp", "chefer_lrp", "chefer_generic", "libragrad")
 BLUR = Perturbation(order="most", baseline="blur")
 STEPS = 14  # of the patches' order
@@ -105,7 +108,7 @@ def relevance_gain(model: nn.Module, images: Tensor, maps: Tensor, labels: Tenso
 
 
 @torch.no_grad()
-def score(pictures: Pictures, maps: Tensor, grid_maps: Tensor) -> list[Tensor]:
+def score(pictures: Pictures, maps: Tensor, grid_maps: Tensor, moved_maps: Tensor) -> list[Tensor]:
     """Compute the columns, one value per image or cell of a grid."""
     model, located, kept = pictures.model, pictures.located, pictures.recognised
     images, labels, shown = pictures.images[kept], pictures.labels[kept], maps[kept]
@@ -116,7 +119,8 @@ def score(pictures: Pictures, maps: Tensor, grid_maps: Tensor) -> list[Tensor]:
     columns.append(area(removed, Perturbation().fractions))
     columns.append(area(insertion(model, images, shown, labels, BLUR), BLUR.fractions))
     baselines = (torch.full_like(images, zero), gaussian_blur(images))
-    return columns + [relevance_gain(model, images, shown, labels, baseline) for baseline in baselines]
+    columns += [relevance_gain(model, images, shown, labels, baseline) for baseline in baselines]
+    return [*columns, consistency(maps, moved_maps, small_warp(tuple(maps.shape[-2:])))]
 
 
 def explain(method: object, images: Tensor, labels: Tensor) -> Tensor:
@@ -187,18 +191,24 @@ def main() -> None:
     parser.add_argument("--grids", type=int, default=36)
     parser.add_argument("--seed", type=int, default=202)
     parser.add_argument("--resolution", type=int, default=0)
+    parser.add_argument("--details", nargs="*", type=float, default=[])
     parser.add_argument("--rivals", nargs="*", default=RIVALS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     pictures = load_pictures(args)
     model, scores = pictures.model, {}
-    views_alone = DAVE(model, samples=28, reducer=Significant(patch=pictures.images.shape[-1] // 14))
-    methods = {"dave": DAVE(model), "dave, 28 views alone": views_alone}
+    size = tuple(pictures.images.shape[-2:])
+    moved, patch = warp_images(pictures.images, small_warp(size), fill=traits_of(model).fill), size[1] // 14
+    methods = {"dave": DAVE(model)}
+    for detail in args.details:
+        methods[f"dave, detail {detail}"] = DAVE(model, reducer=Sharpened(patch=patch, detail=detail))
+    methods["dave, 28 views alone"] = DAVE(model, samples=28, reducer=Significant(patch=patch))
     methods |= {name: create_method(name, model) for name in args.rivals}
     print("| method |", " | ".join(COLUMNS), "|")
     for name, method in methods.items():
         maps = explain(method, pictures.images, pictures.labels)
-        scores[name] = score(pictures, maps, explain(method, pictures.grids, pictures.grid_labels))
+        others = explain(method, pictures.grids, pictures.grid_labels), explain(method, moved, pictures.labels)
+        scores[name] = score(pictures, maps, *others)
         print(f"| {name} |", " | ".join(f"{100 * column.nanmean():.1f}" for column in scores[name]), "|", flush=True)
     for place, column in enumerate(COLUMNS):
         best = max(args.rivals, key=lambda name: float(scores[name][place].nanmean()))
