@@ -1,6 +1,6 @@
 """Private names of torch, all in one place: those that some version lacks have a plain fallback, slow but never wrong.
 
-``TorchDispatchMode`` and ``make_fx`` are in every version since 2.4.
+``TorchDispatchMode``, ``make_fx``, ``BatchNorm``, ``Dropout`` and all modules' hooks are in every version from 2.4.
 """
 
 import sys
@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules import module as _modules
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.dropout import _DropoutNd as Dropout
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["TorchDispatchMode", "make_fx", "tree_leaves"]
+__all__ = ["BatchNorm", "Dropout", "TorchDispatchMode", "make_fx", "tree_leaves"]
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 """Major and minor version of torch."""
@@ -31,6 +34,12 @@ def default_rms_norm_eps(dtype: torch.dtype) -> float:
     """Return what ``F.rms_norm`` adds to the mean square by default; before torch 2.7 half types have their own."""
     computed = dtype if VERSION < (2, 7) else torch.promote_types(dtype, torch.float32)
     return torch.finfo(computed).eps
+
+
+def global_hooks() -> list[dict[int, Callable[..., Any]]]:
+    """Return the tables of hooks that all modules have, on forward and on backward passes."""
+    forward = [_modules._global_forward_hooks, _modules._global_forward_pre_hooks]
+    return [*forward, _modules._global_backward_hooks, _modules._global_backward_pre_hooks]
 
 
 def saved_tensor_hooks() -> Any:

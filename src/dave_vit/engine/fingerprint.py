@@ -24,8 +24,8 @@ from weakref import ProxyTypes, ref
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_modules
 
+from dave_vit._internal.torch_private import BatchNorm, Dropout, global_hooks
 from dave_vit.engine.autograd_graph import checkpointing_error
 from dave_vit.errors import training_error
 
@@ -125,8 +125,8 @@ def _walk_modules(model: nn.Module) -> Fingerprint:
     walk = _Walk()
     walk.add(model)
     walk.add_methods()
-    for name in _HOOKS:
-        walk.add_hooks(getattr(torch_modules, f"_global{name}"))
+    for hooks in global_hooks():
+        walk.add_hooks(hooks)
     is_recordable = not (walk.has_hooks or walk.opaque & walk.names)
     structure = hash(tuple(walk.tokens))
     return Fingerprint(hash((structure, *walk.counts)), structure, is_recordable, walk.tensors)
@@ -314,8 +314,8 @@ def _check(model: nn.Module, module: nn.Module) -> None:
         return
     if getattr(module, "gradient_checkpointing", False) is True:
         raise checkpointing_error()
-    rate = getattr(module, "p", 0.0) if isinstance(module, nn.modules.dropout._DropoutNd) else 0.0
+    rate = getattr(module, "p", 0.0) if isinstance(module, Dropout) else 0.0
     rate = max(rate or 0.0, getattr(module, "drop_prob", 0.0) or 0.0)
-    if rate > 0.0 or isinstance(module, nn.modules.batchnorm._BatchNorm):
+    if rate > 0.0 or isinstance(module, BatchNorm):
         name = next(name for name, other in model.named_modules() if other is module)
         raise training_error(f"{type(module).__name__} {name!r}")
