@@ -341,3 +341,18 @@ def test_rules_that_are_edited_under_their_old_name_are_checked(image):
 def test_the_unchanged_model_is_recorded(image):
     model = build()
     assert isinstance(RecordedModel(model).find_run(image), Recording)
+
+
+def test_a_file_that_a_model_reads_is_read_again(image, tmp_path):
+    path = str(tmp_path / "factor.txt")
+
+    class Reading(nn.Sequential):
+        def forward(self, x):
+            with open(path) as file:
+                return super().forward(x) * float(file.read())
+
+    model, maps = Reading(nn.Flatten(), nn.Linear(768, 5)).double().eval(), []
+    for factor in (1.0, 2.0):
+        (tmp_path / "factor.txt").write_text(str(factor))
+        maps.append(DAVE(model, samples=2, preset="paper").attribute(image, 1))
+    torch.testing.assert_close(2 * maps[0], maps[1])

@@ -54,6 +54,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
 # What is looked into in a file, whoever made it.
 _IN_FILES = (Tensor, nn.Module, FunctionType, SimpleNamespace, ContextVar, local, np.ndarray, *_CONTAINERS, *_PARTS)
 _LIBRARIES = sys.stdlib_module_names - {"os"} | {"torch", "numpy", "builtins"}  # os has the environment
+_FILE_READERS = frozenset(("open", "read_text", "read_bytes"))  # nobody can tell whether what they read has changed
 _TRAINERS = frozenset(("lightning", "pytorch_lightning"))  # modules hold their trainer, which holds its data
 _MAX_TOKENS = 300_000  # a model with more, such as one that holds its training data, is not recorded
 
@@ -127,7 +128,7 @@ def _walk_modules(model: nn.Module) -> Fingerprint:
     walk.add_methods()
     for hooks in global_hooks():
         walk.add_hooks(hooks)
-    is_recordable = not (walk.has_hooks or walk.opaque & walk.names)
+    is_recordable = not (walk.has_hooks or (walk.opaque | _FILE_READERS) & walk.names)
     structure = hash(tuple(walk.tokens))
     return Fingerprint(hash((structure, *walk.counts)), structure, is_recordable, walk.tensors)
 
