@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from functools import partial
-from types import MethodType, SimpleNamespace
+import threading
+from contextvars import ContextVar
+from functools import lru_cache, partial
+from types import MethodType, ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -21,12 +24,40 @@ from fast_marker import needs_fast
 
 GLOBAL_FACTOR = 1.5
 GLOBAL_TENSOR = torch.tensor(1.25, dtype=torch.float64)
-GLOBAL_TABLE = {"factor": 1.5}
+GLOBAL_TABLE = {"factor": 1.5, "other": 1.1}
 GLOBAL_CONFIG = SimpleNamespace(factor=1.1)
+GLOBAL_NORM = nn.LayerNorm(8, elementwise_affine=False, dtype=torch.float64)
+OF_CONTEXT, OF_THREAD = ContextVar("factor", default=1.1), threading.local()
+OF_THREAD.factor = 1.2
+IMPORTED = ModuleType("imported")
+exec("factor, table = 1.1, {'factor': 1.2}\ndef scale(x): return x * factor * table['factor']", vars(IMPORTED))
+os.environ["DAVE_TEST_FACTOR"] = "1.1"
 
 
 def scale_in_file(x):
-    return x * GLOBAL_FACTOR * GLOBAL_TENSOR * GLOBAL_TABLE["factor"] * GLOBAL_CONFIG.factor
+    x = x * GLOBAL_FACTOR * GLOBAL_TENSOR * GLOBAL_TABLE["factor"] * GLOBAL_CONFIG.factor
+    x = (x + GLOBAL_NORM(x)) * read_surroundings() * OfMeta.factor
+    return IMPORTED.scale(x) * scale_in_file.factor * find_factor()
+
+
+scale_in_file.factor = 1.1
+
+
+def read_surroundings():
+    return OF_CONTEXT.get() * OF_THREAD.factor * float(os.getenv("DAVE_TEST_FACTOR"))
+
+
+@lru_cache(maxsize=0)
+def find_factor():
+    return GLOBAL_TABLE["other"]
+
+
+class Meta(type):
+    factor = 1.1
+
+
+class OfMeta(metaclass=Meta):
+    pass
 
 
 def make_scaling(factor):
@@ -94,7 +125,7 @@ class Net(nn.Module):
         x = self.method(self.partial(x)) * self.pair[0] * self.numbers[1][0] * self.table["a"]["b"]
         x = x if self.maybe is None else x * self.maybe
         x = x * self.config.factor * self.config.inner.f
-        x = x.roll(len(self.order), 1)
+        x = x.roll(len(self.order), 1) * (1.1 if self.blocks[0].norm.weight.requires_grad else 0.7)
         return self.head(self.gate(self.scaler(scale_in_file(x)))[:, 0])
 
 
@@ -163,6 +194,11 @@ def set_code(model, patch):
     patch.setattr(scale_in_file, "__code__", (lambda x: x * 3.0).__code__)
 
 
+def set_in_context(model, patch):
+    OF_CONTEXT.set(2.5)
+    patch.callback(lambda: OF_CONTEXT.set(1.1))
+
+
 HERE = sys.modules[__name__]
 CHANGES = {
     "forward of a module": lambda m, p: setattr(m.gate, "forward", torch.relu),
@@ -220,6 +256,18 @@ CHANGES = {
     "a config in a file": lambda m, p: p.setattr(GLOBAL_CONFIG, "factor", 2.5),
     "a function in a file": lambda m, p: p.setattr(HERE, "scale_in_file", lambda x: x * 3.0),
     "code of a function": set_code,
+    "a module in a file": lambda m, p: p.setattr(GLOBAL_NORM, "eps", 2.0),
+    "a table that a cached function reads": lambda m, p: p.setitem(GLOBAL_TABLE, "other", 2.5),
+    "attribute of a function": lambda m, p: p.setattr(scale_in_file, "factor", 2.5),
+    "class of a class": lambda m, p: p.setattr(Meta, "factor", 2.5),
+    "a number in an imported file": lambda m, p: p.setattr(IMPORTED, "factor", 2.5),
+    "a table in an imported file": lambda m, p: p.setitem(IMPORTED.table, "factor", 2.5),
+    "a function in an imported file": lambda m, p: p.setattr(IMPORTED, "scale", lambda x: x * 3.0),
+    "a function of torch": lambda m, p: p.setattr(F, "scaled_dot_product_attention", lambda q, k, v, attn_mask: v),
+    "the environment": lambda m, p: p.setenv("DAVE_TEST_FACTOR", "2.5"),
+    "a context variable": set_in_context,
+    "a value of a thread": lambda m, p: p.setattr(OF_THREAD, "factor", 2.5),
+    "whether a parameter is trained": lambda m, p: m.blocks[0].norm.weight.requires_grad_(False),
 }
 SAME_MAP = {"a parametrization"}  # the same numbers, computed in another way
 
@@ -293,3 +341,18 @@ def test_rules_that_are_edited_under_their_old_name_are_checked(image):
 def test_the_unchanged_model_is_recorded(image):
     model = build()
     assert isinstance(RecordedModel(model).find_run(image), Recording)
+
+
+def test_a_file_that_a_model_reads_is_read_again(image, tmp_path):
+    path = str(tmp_path / "factor.txt")
+
+    class Reading(nn.Sequential):
+        def forward(self, x):
+            with open(path) as file:
+                return super().forward(x) * float(file.read())
+
+    model, maps = Reading(nn.Flatten(), nn.Linear(768, 5)).double().eval(), []
+    for factor in (1.0, 2.0):
+        (tmp_path / "factor.txt").write_text(str(factor))
+        maps.append(DAVE(model, samples=2, preset="paper").attribute(image, 1))
+    torch.testing.assert_close(2 * maps[0], maps[1])

@@ -35,3 +35,8 @@ def test_every_form_alone(kind):
     verdicts = {name: judge(Program.of_form(kind, name)) for name in kind.forms}
     expected = {name: "exact" if kind.has_map and name not in REFUSED else "refused" for name in kind.forms}
     assert {name: verdict.kind for name, verdict in verdicts.items()} == expected, verdicts
+
+
+def test_equal_values_share_the_derivative_of_amax():
+    """In half precision, two of the values among which this program takes the larger are equal."""
+    assert judge(Program.draw(8_001_951)).kind == "exact"

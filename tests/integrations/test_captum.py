@@ -6,6 +6,7 @@ import importlib.metadata
 import inspect
 import json
 import re
+import threading
 
 import captum.attr
 import numpy as np
@@ -152,6 +153,22 @@ def test_an_attribution_of_captum_is_a_method(name, options):
     assert found.target.tolist() == CLASSES
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_random_numbers_of_other_threads_go_on():
+    model, drawn = relu_cnn(), []
+
+    def draw_elsewhere(*_):
+        thread = threading.Thread(target=lambda: drawn.append(torch.rand(1).item()))
+        thread.start()
+        thread.join()
+
+    model.register_forward_pre_hook(draw_elsewhere)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        create_method("captum:IntegratedGradients", model, n_steps=2).attribute(X, 1)
+        torch.manual_seed(5)
+        assert drawn == [torch.rand(1).item() for _ in drawn] != []
 
 
 def test_a_layer_is_named_by_its_path_and_its_map_covers_the_image():

@@ -1,6 +1,6 @@
 """Private names of torch, all in one place: those that some version lacks have a plain fallback, slow but never wrong.
 
-``TorchDispatchMode`` and ``make_fx`` are in every version since 2.4.
+``TorchDispatchMode``, ``make_fx``, ``BatchNorm``, ``Dropout`` and all modules' hooks are in every version from 2.4.
 """
 
 import sys
@@ -11,16 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules import module as _modules
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.modules.dropout import _DropoutNd as Dropout
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["TorchDispatchMode", "make_fx", "tree_leaves"]
+__all__ = ["BatchNorm", "Dropout", "TorchDispatchMode", "make_fx", "tree_leaves"]
 
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # since 2.8
 _count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
 _unwrap = getattr(getattr(torch._C, "_functorch", None), "get_unwrapped", None)
 _choose_attention = getattr(torch, "_fused_sdp_choice", None)
+
+
+def global_hooks() -> list[dict[int, Callable[..., Any]]]:
+    """Return the tables of hooks that all modules have, on forward and on backward passes."""
+    forward = [_modules._global_forward_hooks, _modules._global_forward_pre_hooks]
+    return [*forward, _modules._global_backward_hooks, _modules._global_backward_pre_hooks]
 
 
 def saved_tensor_hooks() -> Any:

@@ -16,14 +16,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
-from types import CellType, CodeType, FunctionType, MethodType
+from threading import local
+from types import CellType, CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 from weakref import ProxyTypes, WeakKeyDictionary, ref
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_modules
 
+from dave_vit._internal.torch_private import BatchNorm, Dropout, global_hooks
 from dave_vit.engine.autograd_graph import checkpointing_error
 from dave_vit.errors import training_error
 
@@ -41,7 +43,7 @@ _SKIPPED = frozenset(
 )
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType)
 _BUILT_IN = (types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType)
-_BY_IDENTITY = (*_DESCRIPTORS, *_BUILT_IN, types.ModuleType, enum.Enum)
+_BY_IDENTITY = (*_DESCRIPTORS, *_BUILT_IN, types.ClassMethodDescriptorType, types.ModuleType, enum.Enum)
 # Attributes that stand for an object of some other kind.
 _PARTS: dict[type, tuple[str, ...]] = {
     MethodType: ("__func__", "__self__"),
@@ -49,8 +51,10 @@ _PARTS: dict[type, tuple[str, ...]] = {
     **dict.fromkeys([staticmethod, classmethod, functools._lru_cache_wrapper], ("__wrapped__",)),
     property: ("fget",),
 }
-_IN_FILES = (Tensor, FunctionType, list, dict, tuple, types.SimpleNamespace)  # what is looked into, whoever made it
-_LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "builtins"}
+# What is looked into in a file, whoever made it.
+_IN_FILES = (Tensor, nn.Module, FunctionType, SimpleNamespace, ContextVar, local, np.ndarray, *_CONTAINERS, *_PARTS)
+_LIBRARIES = sys.stdlib_module_names - {"os"} | {"torch", "numpy", "builtins"}  # os has the environment
+_FILE_READERS = frozenset(("open", "read_text", "read_bytes"))  # nobody can tell whether what they read has changed
 _TRAINERS = frozenset(("lightning", "pytorch_lightning"))  # modules hold their trainer, which holds its data
 _MAX_TOKENS = 300_000  # a model with more, such as one that holds its training data, is not recorded
 
@@ -153,9 +157,9 @@ def _walk_modules(model: nn.Module) -> Fingerprint:
     walk = _Walk()
     walk.add(model)
     walk.add_methods()
-    for name in _HOOKS:
-        walk.add_hooks(getattr(torch_modules, f"_global{name}"))
-    is_recordable = not (walk.has_hooks or walk.opaque & walk.names)
+    for hooks in global_hooks():
+        walk.add_hooks(hooks)
+    is_recordable = not (walk.has_hooks or (walk.opaque | _FILE_READERS) & walk.names)
     structure = hash(tuple(walk.tokens))
     latest = _LATEST[model] = Fingerprint(hash((structure, *walk.counts)), structure, is_recordable, walk.tensors)
     return latest
@@ -174,6 +178,7 @@ class _Walk:
         self._seen: dict[int, int] = {}
         self._classes: dict[type, None] = {}
         self.names = set(_ENTRY_POINTS)  # that are read somewhere, be it of a module or of a file
+        self._read: set[tuple[int, frozenset[str]]] = set()  # files and the names that were read of them
         self._alive: list[Any] = []  # so that the ids of what is made on the way are not given away again
 
     def add(self, value: Any) -> None:
@@ -190,7 +195,9 @@ class _Walk:
         else:
             self._seen[id(value)] = len(self._seen)
             self._alive.append(value)
+            outer = self._attribute
             self._add_object(kind, value)
+            self._attribute = outer
 
     def _add_object(self, kind: type, value: Any) -> None:
         if kind in ProxyTypes:  # they look like what they point to
@@ -203,9 +210,12 @@ class _Walk:
             self._add_function(value)
         elif isinstance(value, type):
             self.tokens.append(_serial_number(value))
-            self._classes.update(dict.fromkeys(base for base in value.__mro__ if base not in (nn.Module, object)))
+            bases = (*value.__mro__, *kind.__mro__)
+            self._classes.update(dict.fromkeys(base for base in bases if base not in (nn.Module, object, type)))
         elif isinstance(value, _BY_IDENTITY):
             self.tokens.append(id(value))
+        elif isinstance(value, ContextVar):
+            self.add(value.get(None))
         else:
             self._add_parts(kind, value)
 
@@ -215,7 +225,7 @@ class _Walk:
 
     def _add_tensor(self, tensor: Tensor) -> None:
         self.tensors.add(id(tensor))
-        self.tokens += (_serial_number(tensor), tensor.shape, tensor.dtype)
+        self.tokens += (_serial_number(tensor), tensor.shape, tensor.dtype, tensor.requires_grad)
         if tensor.layout is torch.strided and tensor.device.type != "meta":
             self.tokens += (tensor.data_ptr(), tensor.stride())
 
@@ -264,9 +274,9 @@ class _Walk:
     def _add_function(self, function: FunctionType) -> None:
         """Add a function with what it reads of its surroundings."""
         self.tokens += (_serial_number(function), _serial_number(function.__code__))
-        if function.__module__ is None or function.__module__.partition(".")[0] in _LIBRARIES:
+        if _is_library(function.__module__):
             return
-        for part in (function.__defaults__, function.__kwdefaults__):
+        for part in (function.__defaults__, function.__kwdefaults__, function.__dict__):
             if part:
                 self.add(part)
         for cell in function.__closure__ or ():
@@ -276,11 +286,17 @@ class _Walk:
         self._add_globals(function.__globals__, names)
 
     def _add_globals(self, namespace: dict[str, Any], names: frozenset[str]) -> None:
-        """Add what some names stand for in a file."""
+        """Add what some names stand for in a file, and in the files that it imports."""
+        if (id(namespace), names) in self._read:
+            return
+        self._read.add((id(namespace), names))
+        looked_into = FunctionType if _is_library(namespace.get("__name__")) else _IN_FILES
         for name in names & namespace.keys():
-            value = namespace[name]
-            home = (value if isinstance(value, type) else type(value)).__module__.partition(".")[0]
-            if type(value) in _VALUES or isinstance(value, _IN_FILES) or home not in _LIBRARIES:
+            value, self._attribute = namespace[name], name
+            home = (value if isinstance(value, type) else type(value)).__module__
+            if isinstance(value, types.ModuleType):
+                self._add_globals(vars(value), names)
+            elif type(value) in _VALUES or isinstance(value, looked_into) or not _is_library(home):
                 self.add(value)
             else:
                 self.tokens.append(id(value))
@@ -309,6 +325,11 @@ def _serial_number(value: Any) -> int:
     return known[1]
 
 
+def _is_library(home: str | None) -> bool:
+    """Return whether a file is one that nobody writes into."""
+    return home is not None and home.partition(".")[0] in _LIBRARIES
+
+
 @functools.lru_cache(maxsize=4096)
 def _names_in(code: CodeType) -> frozenset[str]:
     """Return the names, or texts, by which a function and those inside of it may read globals and attributes."""
@@ -326,8 +347,8 @@ def _check(model: nn.Module, module: nn.Module) -> None:
         return
     if getattr(module, "gradient_checkpointing", False) is True:
         raise checkpointing_error()
-    rate = getattr(module, "p", 0.0) if isinstance(module, nn.modules.dropout._DropoutNd) else 0.0
+    rate = getattr(module, "p", 0.0) if isinstance(module, Dropout) else 0.0
     rate = max(rate or 0.0, getattr(module, "drop_prob", 0.0) or 0.0)
-    if rate > 0.0 or isinstance(module, nn.modules.batchnorm._BatchNorm):
+    if rate > 0.0 or isinstance(module, BatchNorm):
         name = next(name for name, other in model.named_modules() if other is module)
         raise training_error(f"{type(module).__name__} {name!r}")

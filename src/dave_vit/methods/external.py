@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dave_vit._internal.registry import suggest_names
 from dave_vit.engine.fingerprint import fingerprint_model
-from dave_vit.engine.forward import autocast_context, evaluation_mode
+from dave_vit.engine.forward import HoldDraws, autocast_context, evaluation_mode
 from dave_vit.engine.observation import observe
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, OutputError, UnknownName, UnsupportedOperator, import_optional
@@ -51,7 +51,7 @@ class ExternalMethod(Method):
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         target = self._resolve_target(images, target, pass_size)
         fingerprint_model(self.model)
-        with _library_context(self.seed, images), evaluation_mode(self.model), torch.enable_grad():
+        with _library_context(self.seed), evaluation_mode(self.model), torch.enable_grad():
             parts = [self._attribute(images, each) for each in target.split_classes()]
         return Explanation(torch.stack(parts, 1).detach().to(images), target.indices)
 
@@ -157,13 +157,11 @@ def _find_features(model: nn.Module, images: Tensor, target: Target) -> tuple[nn
 
 
 @contextmanager
-def _library_context(seed: int, images: Tensor) -> Iterator[None]:
-    """Seed the global random numbers inside and restore them afterwards; warnings and progress bars are not shown."""
+def _library_context(seed: int) -> Iterator[None]:
+    """Draw random numbers from a seed, and restore NumPy's afterwards; warnings and progress bars are not shown."""
     state = np.random.get_state()
-    devices = [images.device] if images.is_cuda else []
-    with torch.random.fork_rng(devices), warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+    with HoldDraws(seed), warnings.catch_warnings(), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
-        torch.manual_seed(seed)
         np.random.seed(seed)
         try:
             yield

@@ -1,11 +1,15 @@
-"""Run many programs and print what became of them, with their seeds."""
+"""Run many programs; print each that is not as it should be, with its seed, and how many were which.
+
+Processes with different ranges of seeds can run beside each other.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections import Counter, defaultdict
+import warnings
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -14,30 +18,29 @@ import torch
 
 from module_pairs.programs import Program, judge
 
+FAULTS = ("wrong", "crashed", "unfit")
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program; the others follow")
+    parser.add_argument("--every", type=int, default=100, help="programs between two lines of counts")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    start, counts, needless = time.perf_counter(), Counter(), 0
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for seed in range(options.seed, options.seed + options.count):
+    warnings.simplefilter("ignore")  # torch's, of sparse tensors and of complex ones
+    start, counts = time.perf_counter(), Counter()
+    for done, seed in enumerate(range(options.seed, options.seed + options.count), 1):
         program = Program.draw(seed)
         verdict = judge(program)
         counts[verdict.kind] += 1
-        needless += verdict.needless
-        if verdict.needless or verdict.kind not in ("exact", "refused"):
-            kind = "needless" if verdict.needless else verdict.kind
-            reasons[kind].append(f"seed {seed}: {program.name}: {verdict.detail}")
-    for kind, lines in reasons.items():
-        print(f"{kind}:", *lines[:60], sep="\n  ")
-    seeds = f"seeds {options.seed} to {options.seed + options.count - 1}"
-    share = 100 * needless / options.count
-    print(f"{seeds}: {dict(counts)}, needlessly refused {needless} ({share:.2f} %)")
-    print(f"{time.perf_counter() - start:.0f} s")
-    return int(bool(counts["wrong"] + counts["crashed"] + counts["unfit"]))
+        counts["needlessly refused"] += verdict.needless
+        if verdict.needless or verdict.kind in FAULTS:
+            kind = "needlessly refused" if verdict.needless else verdict.kind
+            print(f"{kind}: seed {seed}: {program.name}: {verdict.detail}", flush=True)
+        if done % options.every == 0 or done == options.count:
+            print(f"seeds {options.seed} to {seed}: {dict(counts)}, {time.perf_counter() - start:.0f} s", flush=True)
+    return int(any(counts[kind] for kind in FAULTS))
 
 
 if __name__ == "__main__":

@@ -82,6 +82,13 @@ def maxout(m: Forms, x: Tensor) -> Tensor:
     return pick(pairs_of(m, x))
 
 
+def maxout_of_all(m: Forms, x: Tensor) -> Tensor:
+    """As amax is derived: values that are equal, as they often are in half precision, share the derivative."""
+    values = pairs_of(m, x)
+    largest = (values == values.amax(-1, keepdim=True)).detach().to(values.dtype)
+    return (values * largest / largest.sum(-1, keepdim=True)).sum(-1)
+
+
 def pick_in_windows(m: Forms, x: Tensor) -> Tensor:
     padded = F.pad(image(x), (1, 1, 1, 1), value=-1e4)
     return pick(F.unfold(padded, 3).view(len(x), WIDTH, 9, 9).mT).mT
@@ -102,7 +109,7 @@ enter_forms(
             lambda m, x: x * torch.sigmoid(m.scale * x),
             lambda m, x: x * torch.sigmoid(m.scale * x).detach(),
         ),
-        "maxout": (lambda m, x: pairs_of(m, x).amax(-1), maxout),
+        "maxout": (lambda m, x: pairs_of(m, x).amax(-1), maxout_of_all),
         "maxout by max": (lambda m, x: pairs_of(m, x).max(-1)[0], maxout),
         "maxout by values": (lambda m, x: torch.max(pairs_of(m, x), dim=-1).values, maxout),
         "max pool": (lambda m, x: tokens(F.max_pool2d(image(x), 3, 1, 1)), pick_in_windows),
