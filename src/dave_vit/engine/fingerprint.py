@@ -61,7 +61,8 @@ class Fingerprint:
 
     Attributes:
         state: changes with all that a forward pass may read, but for the numbers in tensors.
-        structure: the state without whole numbers, with which models count their passes.
+        structure: the state without whole numbers, with which models count their passes, and without tensors other than
+            parameters and buffers, which models keep of their last call.
         is_recordable: whether a recording can replace the model: all of its state is known, and nobody hooks into its
             modules, which a recording does not call.
         tensors: the ids of all tensors in it.
@@ -75,7 +76,7 @@ class Fingerprint:
     def known_as(self, before: Fingerprint) -> int:
         """Return under which number a verdict on the model is kept, if it was another one before the passes for it.
 
-        A model that counts its passes is kept under its structure: it would be another one after every pass.
+        A model that changes so in its passes is kept under its structure: it would be another one after every pass.
         """
         return self.structure if self.state != before.state and self.structure == before.structure else self.state
 
@@ -134,7 +135,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.tokens: list[Any] = []
-        self.counts: list[Any] = []  # whole numbers among the attributes of modules
+        self.counts: list[Any] = []  # whole numbers and tensors among the attributes of modules
         self.has_hooks = False
         self.tensors: set[int] = set()
         self._attribute = "forward"  # of a module, whose value is added
@@ -152,7 +153,7 @@ class _Walk:
         elif len(self.tokens) > _MAX_TOKENS:
             self.opaque.add("forward")
         elif isinstance(value, Tensor):
-            self._add_tensor(value)
+            self.tokens += self._describe_tensor(value)
         elif id(value) in self._seen:
             self.tokens.append(self._seen[id(value)])
         else:
@@ -181,11 +182,11 @@ class _Walk:
         self.opaque.add(self._attribute)
         self.tokens.append(kind)
 
-    def _add_tensor(self, tensor: Tensor) -> None:
+    def _describe_tensor(self, tensor: Tensor) -> tuple[Any, ...]:
         self.tensors.add(id(tensor))
-        self.tokens += (_serial_number(tensor), tensor.shape, tensor.dtype)
-        if tensor.layout is torch.strided and tensor.device.type != "meta":
-            self.tokens += (tensor.data_ptr(), tensor.stride())
+        is_placed = tensor.layout is torch.strided and tensor.device.type != "meta"
+        place = (tensor.data_ptr(), tensor.stride()) if is_placed else ()
+        return (_serial_number(tensor), tensor.shape, tensor.dtype, *place)
 
     def _add_module(self, module: nn.Module) -> None:
         self.tokens.append(_serial_number(module))
@@ -194,6 +195,9 @@ class _Walk:
             kind = type(value)
             if kind is int:
                 self.counts.append(value)
+            elif isinstance(value, Tensor) and kind is not nn.Parameter:  # as models keep of their last call
+                self.tokens += (name, value.dtype)
+                self.counts += self._describe_tensor(value)
             elif kind in _VALUES:  # as most are
                 self.tokens += (name, kind, value)
             elif name in _HOOKS:
