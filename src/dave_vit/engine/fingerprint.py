@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from dave_vit.engine.autograd_graph import checkpointing_error
-from dave_vit.errors import training_error
+from dave_vit.errors import offload_error, training_error
 
 _PLAIN = (int, float, bool, complex, str, bytes, range, type(None), type(...))
 _VALUES = frozenset((*_PLAIN, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format))
@@ -294,6 +294,8 @@ def _check(model: nn.Module, module: nn.Module) -> None:
     declared = "grad_checkpointing" in vars(module) or hasattr(type(module), "grad_checkpointing")
     if declared and getattr(module, "grad_checkpointing", False) is True:  # modules are slow to say that they have none
         raise checkpointing_error()
+    if getattr(getattr(module, "_hf_hook", None), "offload", False):  # of accelerate
+        raise offload_error()
     if not module.training:
         return
     if getattr(module, "gradient_checkpointing", False) is True:
