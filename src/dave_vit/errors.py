@@ -116,3 +116,11 @@ def import_optional(module: str, package: str = "") -> Any:
 def training_error(what: str) -> TrainingModeError:
     """Return the error for layers that are random, or learn, in training mode."""
     return TrainingModeError(f"the model is in training mode and {what} is active; call model.eval() first")
+
+
+def offload_error() -> ModelError:
+    """Return the error for a model whose parameters accelerate loads for each call and drops after it."""
+    return ModelError(
+        "parameters of the model are offloaded, but its backward pass needs all of them; load it onto its devices as "
+        'a whole (device_map="auto" where they have room), in bfloat16 or with int8 weights (torchao)'
+    )

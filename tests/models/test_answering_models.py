@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -129,6 +130,14 @@ def test_what_cannot_be_followed_is_refused(folders, photograph):
         load_model(f"hf:{folders('LLaVA')}")(torch.zeros(1, 3, 64, 64))
     with pytest.raises(OptionError, match="answers a prompt"):
         load_model(f"hf:{folders('LLaVA')}").with_prompt(photograph)
+
+
+def test_a_folder_without_a_vocabulary(folders, photograph, tmp_path):
+    copy = shutil.copytree(folders("Qwen2-VL"), tmp_path / "copy")
+    for file in copy.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ModelError, match="tokenizer there, with save_pretrained"):
+        load_model(f"hf:{copy}").with_prompt(photograph, QUESTION)
 
 
 def test_the_doctor_asks_by_itself(folders, capsys):

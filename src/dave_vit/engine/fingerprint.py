@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from dave_vit._internal.torch_private import BatchNorm, Dropout, global_hooks
 from dave_vit.engine.autograd_graph import checkpointing_error
-from dave_vit.errors import training_error
+from dave_vit.errors import offload_error, training_error
 
 _PLAIN = (int, float, bool, complex, str, bytes, range, type(None), type(...))
 _VALUES = frozenset((*_PLAIN, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format))
@@ -65,7 +65,8 @@ class Fingerprint:
 
     Attributes:
         state: changes with all that a forward pass may read, but for the numbers in tensors.
-        structure: the state without whole numbers, with which models count their passes.
+        structure: the state without whole numbers, with which models count their passes, and without tensors other than
+            parameters and buffers, which models keep of their last call.
         is_recordable: whether a recording can replace the model: all of its state is known, and nobody hooks into its
             modules, which a recording does not call.
         tensors: the ids of all tensors in it.
@@ -79,7 +80,7 @@ class Fingerprint:
     def known_as(self, before: Fingerprint) -> int:
         """Return under which number a verdict on the model is kept, if it was another one before the passes for it.
 
-        A model that counts its passes is kept under its structure: it would be another one after every pass.
+        A model that changes so in its passes is kept under its structure: it would be another one after every pass.
         """
         return self.structure if self.state != before.state and self.structure == before.structure else self.state
 
@@ -170,7 +171,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.tokens: list[Any] = []
-        self.counts: list[Any] = []  # whole numbers among the attributes of modules
+        self.counts: list[Any] = []  # whole numbers and tensors among the attributes of modules
         self.has_hooks = False
         self.tensors: set[int] = set()
         self._attribute = "forward"  # of a module, whose value is added
@@ -189,7 +190,7 @@ class _Walk:
         elif len(self.tokens) > _MAX_TOKENS:
             self.opaque.add("forward")
         elif isinstance(value, Tensor):
-            self._add_tensor(value)
+            self.tokens += self._describe_tensor(value)
         elif id(value) in self._seen:
             self.tokens.append(self._seen[id(value)])
         else:
@@ -223,11 +224,11 @@ class _Walk:
         self.opaque.add(self._attribute)
         self.tokens.append(kind)
 
-    def _add_tensor(self, tensor: Tensor) -> None:
+    def _describe_tensor(self, tensor: Tensor) -> tuple[Any, ...]:
         self.tensors.add(id(tensor))
-        self.tokens += (_serial_number(tensor), tensor.shape, tensor.dtype, tensor.requires_grad)
-        if tensor.layout is torch.strided and tensor.device.type != "meta":
-            self.tokens += (tensor.data_ptr(), tensor.stride())
+        is_placed = tensor.layout is torch.strided and tensor.device.type != "meta"
+        place = (tensor.data_ptr(), tensor.stride()) if is_placed else ()
+        return (_serial_number(tensor), tensor.shape, tensor.dtype, tensor.requires_grad, *place)
 
     def _add_module(self, module: nn.Module) -> None:
         self.tokens.append(_serial_number(module))
@@ -236,6 +237,9 @@ class _Walk:
             kind = type(value)
             if kind is int:
                 self.counts.append(value)
+            elif isinstance(value, Tensor) and kind is not nn.Parameter:  # as models keep of their last call
+                self.tokens += (name, value.dtype)
+                self.counts += self._describe_tensor(value)
             elif kind in _VALUES:  # as most are
                 self.tokens += (name, kind, value)
             elif name in _HOOKS:
@@ -343,6 +347,8 @@ def _check(model: nn.Module, module: nn.Module) -> None:
     declared = "grad_checkpointing" in vars(module) or hasattr(type(module), "grad_checkpointing")
     if declared and getattr(module, "grad_checkpointing", False) is True:  # modules are slow to say that they have none
         raise checkpointing_error()
+    if getattr(getattr(module, "_hf_hook", None), "offload", False):  # of accelerate
+        raise offload_error()
     if not module.training:
         return
     if getattr(module, "gradient_checkpointing", False) is True:

@@ -294,14 +294,19 @@ def _compare_passes(
     model: nn.Module, images: Tensor, target: Target, rules: RuleSet, autocast: torch.dtype | None
 ) -> Axes:
     last = len(images) - 1
-    target = target.split_classes()[0] if target.score is None else target  # one class is enough
-    recorded = partial(gradient, model, rules=rules, autocast=autocast, record_constants=True)
+    target, first = (target.split_classes()[0], None) if target.score is None else (target, _first_score)
+    recorded = partial(gradient, model, rules=rules, autocast=autocast, record_constants=True, resolve=first)
     with count_passes():  # a check of the model, which is no pass of a map
         alone = recorded(images[last:], target.part(last, last + 1)).constants
         together = recorded(images, target).constants
     if len(alone) != len(together):
         return None
     return [_find_axis(*pair, batch=len(images)) for pair in zip(alone, together, strict=True)]
+
+
+def _first_score(scores: Tensor) -> Target:
+    """Return the target of the first of K scores ``[B, K]``: its derivatives tell as much as those of all."""
+    return Target.of(0, len(scores))
 
 
 def _find_axis(alone: Constant, together: Constant, *, batch: int) -> int | None:

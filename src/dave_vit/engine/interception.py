@@ -293,7 +293,7 @@ class Interception(TorchFunctionMode):
         """Return the name of the parameter that a weight is, or is a slice of; the path of the module if of none."""
         names, address = self._parameter_names, weight.data_ptr()
         place = bisect_right(names, address, key=itemgetter(0)) - 1
-        is_inside = place >= 0 and address < names[place][1]
+        is_inside = address > 0 and place >= 0 and address < names[place][1]  # 0 stands for no memory of its own
         return names[place][2] if is_inside else self.current_module()
 
     @cached_property

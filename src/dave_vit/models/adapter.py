@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit.data.images import check_size, read_image, to_rgb
-from dave_vit.errors import InputError, ModelError
+from dave_vit.errors import InputError, ModelError, offload_error
 from dave_vit.neighborhood import Noise
 
 ImageLike = Image.Image | str | Path
@@ -115,7 +115,10 @@ class Adapter(nn.Module):
         images = [image] if isinstance(image, Image.Image | str | Path) else list(image)
         if not images:
             raise InputError("no pictures to preprocess; give at least one")
-        return torch.cat([self._preprocess_one(each) for each in images]).to(next(self.parameters()))
+        parameter = next(self.parameters())
+        if parameter.is_meta:
+            raise offload_error()
+        return torch.cat([self._preprocess_one(each) for each in images]).to(parameter)
 
     def _preprocess_one(self, image: ImageLike) -> Tensor:
         """Preprocess one image: ``[1, C, H, W]``."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from dave_vit.data.images import to_rgb
 from dave_vit.engine.observation import TextDecoder
 from dave_vit.engine.scores import Token, Word
-from dave_vit.errors import InputError, OptionError
+from dave_vit.errors import InputError, ModelError, OptionError, first_line
 from dave_vit.models.inputs import ImageAndText, PixelInputs, image_preprocessing, process_image, with_inputs
 from dave_vit.models.tasks import PromptedModel, TaskKind, TaskModel
 
@@ -105,7 +105,13 @@ class TextGenerator(PromptedModel):
                 f"the prompt has an image slot of its own, {slot}; leave it out: a prompt is about one photograph, "
                 "whose slot is put where the model expects it"
             )
-        inputs = self.processor(images=[image], text=[_format_prompt(self.processor, prompt)], return_tensors="pt")
+        try:
+            inputs = self.processor(images=[image], text=[_format_prompt(self.processor, prompt)], return_tensors="pt")
+        except ValueError as error:  # as of a tokenizer without a vocabulary
+            raise ModelError(
+                f"the processor of {self.spec} cannot read the prompt ({first_line(error)}); save it with its "
+                "tokenizer there, with save_pretrained"
+            ) from error
         self._check_slot(inputs["input_ids"])
         return {name: value for name, value in inputs.items() if name not in _IMAGE_INPUTS}
 

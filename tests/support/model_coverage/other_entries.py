@@ -81,12 +81,13 @@ _MONAI: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     ("UNETR", "UNETR", {**_SMALL_3D, "out_channels": CLASSES, "feature_size": 4}),
 )
+_SWIN_UNETR = {"out_channels": CLASSES, "feature_size": 12, "depths": (1,) * 4, "num_heads": (1, 1, 2, 2)}
 
 
 def _monai(name: str, values: dict[str, Any]) -> nn.Module:
     from monai.networks import nets
 
-    return VolumeModel(getattr(nets, name)(in_channels=1, **values), values["img_size"], [])
+    return VolumeModel(getattr(nets, name)(in_channels=1, **values), values.get("img_size", (32, 64, 32)), [])
 
 
 def _torchvision(name: str, options: dict[str, Any]) -> nn.Module:
@@ -154,6 +155,9 @@ def entries() -> list[Entry]:
         *(
             Entry("monai", family, name, partial(_monai, name, more), (16, 16), channels=1, frames=16)
             for family, name, more in _MONAI
+        ),
+        Entry(  # halved five times, and normalised by the last two numbers of each channel
+            "monai", "Swin UNETR", "SwinUNETR", partial(_monai, "SwinUNETR", _SWIN_UNETR), (64, 32), 1, frames=32
         ),
         Entry("builtin", "ViT", "builtin", BUILTIN["builtin"].create, (224, 224)),
         Entry("builtin", "B-cos ViT", "builtin-bcos", BUILTIN["builtin-bcos"].create, (224, 224), 6),

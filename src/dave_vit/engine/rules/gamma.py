@@ -66,7 +66,7 @@ class Gamma:
         def layer(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             return call.func(x, weight, bias, *args, **kwargs)  # type: ignore[no-any-return]
 
-        x, absolute = input.detach(), weight.abs()
+        x, absolute = input.detach(), dense(weight).abs()
         if self.flat and sees_all_inputs(call, input, weight):
             absolute = torch.mul(*rank_one_factors(weight))
         value = layer(x, weight, bias)  # z
@@ -126,7 +126,7 @@ def _pull_back(
 
 def adjoint(layer: Layer, grad: Tensor, weight: Tensor, like: Tensor) -> Tensor:
     """Apply the transpose of a layer, as a linear map of inputs shaped as ``like``, to ``grad``."""
-    weight = weight.to(grad.dtype)
+    weight = dense(weight).to(grad.dtype)
     if weight.ndim == 2:
         return grad @ weight
     with torch.enable_grad():
@@ -134,8 +134,14 @@ def adjoint(layer: Layer, grad: Tensor, weight: Tensor, like: Tensor) -> Tensor:
         return torch.autograd.grad(layer(x, weight), x, grad)[0]
 
 
+def dense(weight: Tensor) -> Tensor:
+    """Return a quantized weight, such as torchao's, in the layer's own type; others as they are."""
+    return weight.dequantize() if hasattr(weight, "__tensor_flatten__") else weight
+
+
 def rank_one_factors(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return u ``[O, 1, ...]`` and v ``[1, I, ...]``, with u v the rank-one mean of |weight| by rows and columns."""
+    weight = dense(weight)
     matrix = weight.flatten(1)  # a norm takes absolute values without keeping them
     of_output = torch.linalg.vector_norm(matrix, 1, 1)
     of_input = torch.linalg.vector_norm(weight, 1, 0, keepdim=True) / len(weight)
