@@ -268,6 +268,7 @@ class Interception(TorchFunctionMode):
         added = added.detach().nan_to_num(0, 0, 0)
         if not self._nonzero:
             self._nonzero_flags.append(added.any())
+        value = value.clone() if value._is_view() else value
         place = get_gradient_edge(value)  # which stays what it is when the model writes into the tensor later
         self.constants.append(RecordedConstant(self.current_module(), function, added.expand_as(value), place))
         return value
