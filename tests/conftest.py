@@ -16,17 +16,17 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 # They begin first, so that no worker is left with one of them while the other has nothing to do.
 LONGEST = (
-    "test_real_data.py",
-    "test_newcomer.py",
-    "test_evaluate_engines.py",
-    "test_model_changes.py",
-    "test_recorded_outputs.py",
-    "test_models_left_alone.py",
     "test_models_coverage.py",
+    "test_real_data.py",
+    "test_recorded_outputs.py",
+    "test_evaluate_engines.py",
+    "test_newcomer.py",
+    "test_model_changes.py",
     "test_web_browser.py",
     "test_evaluate_survival.py",
     "test_docs.py",
     "test_web_page.py",
+    "test_models_left_alone.py",
     "test_default_scores.py",
     "test_method_oracles_gradients.py",
     "test_analysis_report.py",

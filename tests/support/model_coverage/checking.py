@@ -45,6 +45,7 @@ class Outcome:
         state: "exact"; "unsupported": refused with UnsupportedOperator; "inexact" would be a fault of this package.
         gap: what the identity leaves unexplained, relative to the image's part of the logit.
         default_gap: the same under the rules that DAVE averages by default, for a photograph.
+        is_left_alone: a model that had made no pass before has the outputs and the state that it had before two maps.
         forward: how far logits under the interception are from the model's own in float32, relative to the largest.
         reason: why it is unsupported.
     """
@@ -55,6 +56,7 @@ class Outcome:
     default_gap: float = math.nan
     forward: float = math.nan
     reason: str = ""
+    is_left_alone: bool = True
 
 
 def check(entry: Entry, *, seed: int = 0) -> Outcome:
@@ -78,16 +80,20 @@ def _check_model(entry: Entry, model: nn.Module, seed: int) -> Outcome:
     randomise(model, draw)
     twin, images64 = copy.deepcopy(model), images.double()  # some models keep tensors of the type they first ran in
     calibrate(model.double(), images64)
-    calibrate(twin, images)
+    reference = copy.deepcopy(twin)
+    calibrate(reference, images)
+    twin.load_state_dict(reference.state_dict())
     try:
         gap = unexplained(model, images64, entry, EFFECTIVE)
         default_gap = unexplained(model, torch.cat([photo, images]).double(), entry, RELEVANCE)
-        forward = forward_difference(twin, images, entry)
         is_whole = bool(run_default(twin, photo, entry).isfinite().all())
+        DAVE(twin, samples=2, preset="paper").attribute(photo, entry.score)
+        is_left_alone = is_same(twin, reference, photo, entry)
+        forward = forward_difference(twin, images, entry)
     except UnsupportedOperator as error:
         return Outcome(entry, "unsupported", reason=str(error))
     is_exact = is_whole and max(gap, default_gap) < LIMIT
-    return Outcome(entry, "exact" if is_exact else "inexact", gap, default_gap, forward)
+    return Outcome(entry, "exact" if is_exact else "inexact", gap, default_gap, forward, "", is_left_alone)
 
 
 def read_photo(entry: Entry) -> Tensor:
@@ -102,6 +108,23 @@ def read_photo(entry: Entry) -> Tensor:
 def run_default(model: nn.Module, photo: Tensor, entry: Entry) -> Tensor:
     """Compute a map of the photograph by DAVE with its defaults, two views for the sake of time."""
     return DAVE(model, samples=2).attribute(photo, entry.score)
+
+
+def is_same(model: nn.Module, reference: nn.Module, photo: Tensor, entry: Entry) -> bool:
+    """Whether a model has the outputs and the state of another one, and nothing that this package left in it."""
+    read, outputs = Target(score=entry.score).read, []
+    for each in (model, reference):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            outputs.append(read(each(photo.clone()), len(photo)))
+    after, before = outputs
+    state = reference.state_dict()
+    return (
+        type(after) is Tensor
+        and torch.equal(after, before)
+        and all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+        and not any("_dave" in name for module in model.modules() for name in vars(module))
+    )
 
 
 @contextmanager

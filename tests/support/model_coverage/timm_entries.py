@@ -110,21 +110,21 @@ def find_options(name: str) -> tuple[dict[str, Any], int]:
     return next((options, side) for _, known, options, side in _ARCHITECTURES if known == name)
 
 
-def build(name: str, options: dict[str, Any]) -> nn.Module:
-    """Return a model of timm with these options, few classes and at most two equal blocks in a row."""
+def build(name: str, options: dict[str, Any], repeats: int = 2) -> nn.Module:
+    """Return a model of timm with these options, few classes and at most ``repeats`` equal blocks in a row."""
     import timm
 
     model: nn.Module = timm.create_model(name, num_classes=CLASSES, **options)
-    _shorten(model)
+    _shorten(model, repeats)
     return model
 
 
-def _shorten(model: nn.Module) -> None:
-    """Leave two of equal blocks in a row, for names whose depth timm does not let one choose."""
+def _shorten(model: nn.Module, repeats: int) -> None:
+    """Leave the first of equal blocks in a row, for names whose depth timm does not let one choose."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Sequential and any(True for _ in child.parameters()):
-                kept = [block for _, run in groupby(child, _form) for block in islice(run, 2)]
+                kept = [block for _, run in groupby(child, _form) for block in islice(run, repeats)]
                 setattr(module, name, nn.Sequential(*kept) if len(kept) < len(child) else child)
 
 
