@@ -121,9 +121,10 @@ def empty_table() -> Any:
 
 def _schema(kind: type[Row] | type[ScannedImage]) -> Any:
     arrow = import_pyarrow()
-    types = {"str": arrow.string(), "int": arrow.int32(), "float": arrow.float64()}
-    types |= {"Sequence[str]": arrow.list_(arrow.string()), "Sequence[float]": arrow.list_(arrow.float32())}
-    columns = {one.name: types[str(one.type).removesuffix(" | None")] for one in fields(kind)}
+    types: dict[Any, Any] = {str: arrow.string(), int: arrow.int32(), float: arrow.float64()}
+    types |= {Sequence[str]: arrow.list_(arrow.string()), Sequence[float]: arrow.list_(arrow.float32())}
+    types |= {one | None: column for one, column in types.items()}
+    columns = {one.name: types[one.type] for one in fields(kind)}
     few = dict.fromkeys(columns.keys() & _FEW_VALUES, arrow.dictionary(arrow.int32(), arrow.string()))
     return arrow.schema(list((columns | few).items()))
 
