@@ -28,6 +28,7 @@ from dave_vit.explanations.words import explain_words
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter, Prepare
+from dave_vit.models.prepare import Fit
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.viz import Drawing, Scales, View, draw_grid, image_cell, panel_cells, to_pillow
 from dave_vit.viz.rendering import as_image
@@ -67,7 +68,7 @@ class ServedModel:
         if Path(name).exists() or Path(name).is_absolute():
             self.model.spec = f"{family}{colon}{Path(name).name}"
 
-    def with_fit(self, fit: schema.Fit) -> ServedModel:
+    def with_fit(self, fit: Fit) -> ServedModel:
         """Return the same model that fits photographs into its input in another way; the weights are shared."""
         if isinstance(self.model, TextGenerator):
             raise OptionError("a model that writes sees the image as it was trained to; leave fit out")
@@ -103,7 +104,7 @@ class ExplainService:
         # results with their files, which are encoded when the first of them is requested
         self._kept: OrderedDict[str, tuple[ImageExplanation, Callable[[], dict[str, bytes]]]] = OrderedDict()
 
-    def find_model(self, name: str | None, fit: schema.Fit | None = None) -> ServedModel:
+    def find_model(self, name: str | None, fit: Fit | None = None) -> ServedModel:
         """Return a model by its name, the first one for None; with `fit` it prepares photographs in another way."""
         names = list(self.models)
         if name is not None and name not in names:
