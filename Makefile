@@ -17,13 +17,15 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 # pytest-xdist begins with the files of many tests, and the longest test is one of a few.
 PYTEST := $(BIN)/python -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=5
 
-.PHONY: help venv demo test test-slow test-oldest test-newest lint format docs lock clean
+.PHONY: help venv demo test test-slow test-oldest test-newest test-integrations test-extras lint format docs lock clean
 
 help:
 	@echo "make demo       explain example pictures; results in demo/"
 	@echo "make test       the default test suite; with MARKS= all tests"
 	@echo "make test-slow  the tests marked slow"
 	@echo "make test-oldest, test-newest  the default suite with the lowest and the newest versions that are allowed"
+	@echo "make test-integrations  tests with Weights & Biases, MLflow, FiftyOne and Gradio themselves"
+	@echo "make test-extras  the wheel with each extra alone, and how fast it starts"
 	@echo "make lint       ruff and mypy"
 	@echo "make format     let ruff rewrite the code"
 	@echo "make docs       build the documentation into site/"
@@ -51,6 +53,16 @@ test-oldest test-newest: test-%: $(UV)
 	$(UV) pip install --python .venv-$*/bin/python --resolution $(RESOLUTION) -r pyproject.toml --all-extras --group dev --editable .
 	.venv-$*/bin/python -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(MARKS)"
 
+# In an environment of its own: Gradio asks for an older Pillow than the lock has.
+test-integrations: $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) .venv-$@
+	$(UV) pip install --python .venv-$@/bin/python -r pyproject.toml --extra hf --group dev --group integrations --editable .
+	.venv-$@/bin/python -m pytest -rs -m "" tests/integrations
+
+# Not among the tests of CI, since it makes an environment for each extra: without -n, so that there is one at a time.
+test-extras: venv
+	$(BIN)/python -m pytest -rs -s tests/docs/check_extras.py
+
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -70,7 +82,7 @@ lock: $(UV)
 	$(COMPILE) --group build --constraints requirements/dev.txt --output-file requirements/build.txt
 
 clean:
-	rm -rf .venv .venv-oldest .venv-newest build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-* build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # What is wrong with $(PYTHON), in one line; empty where it will do.
 fault = $(shell $(PYTHON) -c 'import importlib.util, sys; print( \

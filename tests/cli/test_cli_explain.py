@@ -68,6 +68,41 @@ def test_the_record_tells_how_to_make_it_again():
     assert record["seconds"] > 0
 
 
+def test_what_a_map_took_is_recorded_by_its_name():
+    methods = {
+        "integrated_gradients": ("steps=3", {"steps": 3}),
+        "lime": ("samples=8", {"masks": 8}),
+        "saliency": ("", {}),
+    }
+    for method, (setting, counts) in methods.items():
+        assert explain("a.png", "--method", method, *(["--set", setting] if setting else [])) == 0
+        record = json.loads(Path(f"dave-out/a.{method}.dave.json").read_text())
+        assert {name: record[name] for name in ("samples", "steps", "masks") if name in record} == counts
+
+
+def test_a_tiny_photograph_is_noted(tiny, capsys):
+    Image.new("RGB", (12, 9), "red").save(tiny / "tiny.png")
+    assert explain("tiny.png", "--against", "hen") == 0
+    shown = capsys.readouterr()
+    assert "the map is finer than the photograph, which has 12 x 9 pixels" in shown.err
+    assert "<- explained, against hen" in shown.out
+
+
+def test_the_overlay_of_several_classes_has_a_legend(tiny):
+    sizes = {}
+    for view in ("map", "signed"):
+        assert (
+            explain("a.png", "--target", "dog,hen", "--view", view, "--out", view, "--method", "input_x_gradient") == 0
+        )
+        (overlay,) = Path(view).glob("*.dave.png")
+        with Image.open(overlay) as picture:
+            sizes[view] = picture.size
+            legend = np.asarray(picture)[-28 * (2 if view == "map" else 1) :]
+        assert (legend < 60).any(), "names"
+        assert legend.mean() > 200
+    assert sizes["map"][1] - sizes["signed"][1] == 28
+
+
 def test_the_same_seed_gives_the_same_numbers():
     for folder, seed in (("one", "3"), ("two", "3"), ("three", "4")):
         assert explain("a.png", "--seed", seed, "--out", folder, "--quiet") == 0
@@ -244,6 +279,7 @@ def test_against_what_is_recorded(tiny, capsys, against, told):
         args = ["--method", method, "--target", "dog", "--against", against, "--json"]
         assert explain("a.png", *args, *(["--samples", "3"] if method == "dave" else [])) == 0
         assert json.loads(capsys.readouterr().out)[0]["against"] == told
+        assert f"a.dog.against-{against}" in "".join(written())
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,9 @@ def test_a_second_question_does_not_replace_the_answer_to_the_first():
     assert explain("cat.png") == []
     second = explain("cat.png", "--target", "hen")
     third = explain("cat.png", "--against", "hen")
-    assert [made[0] for made in (first, second, third)] == ["cat.dave.json", "cat.hen.dave.json", "cat-2.dave.json"]
+    fourth = explain("cat.png", "--set", "rotation=0")
+    made = ["cat.dave.json", "cat.hen.dave.json", "cat.against-hen.dave.json", "cat-2.dave.json"]
+    assert [files[0] for files in (first, second, third, fourth)] == made
     assert all(path in contents() for path in (*first, *second, *third))
 
 

@@ -45,15 +45,16 @@ def run_checked(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def install(folder: Path, uv: str) -> None:
-    """Build the wheel, and install it with its dependencies only."""
+def install(folder: Path, uv: str, extra: str = "") -> None:
+    """Build the wheel, and install it with its dependencies and those of an extra only."""
     run_checked(
         folder, uv, "build", "--wheel", "--no-build-isolation", "--python", sys.executable, "-o", "dist", str(ROOT)
     )
     run_checked(folder, uv, "venv", "--python", sys.executable, ".venv")
     (wheel,) = (folder / "dist").glob("*.whl")
-    locked = ROOT / "requirements" / "core.txt"
-    done = run(folder, uv, "pip", "install", "--python", ".venv/bin/python", "--constraints", str(locked), str(wheel))
+    locked = ROOT / "requirements" / "dev.txt"  # whose versions the smaller files share
+    options = ["--python", ".venv/bin/python", "--constraints", str(locked)]
+    done = run(folder, uv, "pip", "install", *options, f"{wheel}[{extra}]" if extra else str(wheel))
     if UNREACHABLE.search(done.stderr):
         pytest.skip("neither the packages nor a network to fetch them are there")
     assert done.returncode == 0, done.stderr
@@ -77,14 +78,18 @@ def test_the_wheel_holds_the_licences_and_no_tests(empty):
     assert [name for name in names if not name.startswith(("dave_vit/", "dave_vit-"))] == []
 
 
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory) -> Iterator[Path]:
-    """A folder that holds a photograph and a bare environment with the wheel in it."""
+def find_uv() -> str:
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if uv is None:
         pytest.skip("needs uv")
+    return uv
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory) -> Iterator[Path]:
+    """A folder that holds a photograph and a bare environment with the wheel in it."""
     folder = tmp_path_factory.mktemp("newcomer")
-    install(folder, uv)
+    install(folder, find_uv())
     bring_compiled(folder)
     shutil.copy(ROOT / "docs" / "photos" / "chelsea.jpg", folder / "photo.jpg")
     yield folder

@@ -68,6 +68,19 @@ def test_heatmaps_of_fiftyone_lie_in_the_frame_of_the_photograph(tmp_path, monke
         add_heatmaps([sample], model)
 
 
+@pytest.mark.slow
+def test_fiftyone_takes_the_heatmaps(tmp_path, monkeypatch):
+    monkeypatch.setenv("FIFTYONE_DO_NOT_TRACK", "true")
+    fiftyone = pytest.importorskip("fiftyone")
+    Image.effect_noise((64, 48), 60).convert("RGB").save(tmp_path / "photo.png")
+    sample = fiftyone.Sample(str(tmp_path / "photo.png"))
+    monkeypatch.setattr(type(sample), "save", lambda self: None)  # a sample of no data set needs no database
+    add_heatmaps([sample], adapter(), 1, method="saliency")
+    assert isinstance(sample["dave"], fiftyone.Heatmap)
+    assert sample["dave"].map.shape == (48, 64)
+    assert sample["dave"].range == [0, 1]
+
+
 def decode(rle: dict) -> np.ndarray:
     """Runs of zeros and ones in turn, down the columns."""
     values = np.concatenate([np.full(count, number % 2) for number, count in enumerate(rle["counts"])])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import weakref
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -103,6 +104,29 @@ def test_tensorboard_takes_the_maps(tmp_path):
     (scalar,) = events.Scalars("dave/mass_on_object")
     assert (scalar.step, scalar.value) == (7, pytest.approx(numbers["mass_on_object"]))
     assert events.Images("dave/1")[0].width == SIZE
+
+
+@pytest.mark.slow
+def test_weights_and_biases_takes_the_maps(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with wandb.init(project="dave", mode="offline", dir=tmp_path) as run:
+        log_maps(vit(), 7, X, writers=[run], **OPTIONS)
+        pictures = list(Path(run.dir).glob("media/images/dave/maps_*.png"))
+    assert len(pictures) == len(X)
+
+
+@pytest.mark.slow
+def test_mlflow_takes_the_maps(tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.create_experiment("dave", artifact_location=(tmp_path / "files").as_uri())
+    mlflow.set_experiment("dave")
+    with mlflow.start_run() as run:
+        numbers = log_maps(vit(), 7, X, writers=[mlflow], **OPTIONS)
+    logged = mlflow.get_run(run.info.run_id).data.metrics
+    assert logged["dave/mass_on_object"] == pytest.approx(numbers["mass_on_object"])
+    assert len(list((tmp_path / "files").rglob("images/dave-?+step+7+*.png"))) == len(X)
 
 
 @pytest.mark.slow

@@ -153,7 +153,17 @@ def test_a_photograph_is_fitted_in_another_way(client):
     assert client.post("/api/classify", **wide).json() == before  # the model itself is as it was
     step = client.post("/api/explain", params={"fit": "pad", "samples": 2, "stream": False}, **wide).json()
     assert step["finished"]["command"].count("--fit pad") == 1
-    assert client.post("/api/classify", params={"fit": "tiles"}, **wide).status_code == 422
+
+
+def test_a_map_of_tiles_covers_the_photograph(client):
+    wide = {"content": encode_image(make_picture((80, 24)))}
+    shown = client.post("/api/classify", params={"fit": "tiles"}, **wide).json()
+    step = client.post("/api/explain", params={"fit": "tiles", "samples": 2, "stream": False}, **wide).json()
+    with Image.open(io.BytesIO(base64.b64decode(shown["picture"]))) as picture:
+        assert picture.size == (step["width"], step["height"])
+        assert picture.width > 3 * picture.height
+    assert shown["crop"] == [0, 0, 1, 1]
+    assert step["finished"]["command"].count("--fit tiles") == 1
 
 
 def test_classes_are_searched(client):

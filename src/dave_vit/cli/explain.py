@@ -107,11 +107,11 @@ def explain(
     """Explain what the model saw in images.
 
     For each image NAME the folder gets NAME.dave.png (map over image), NAME.dave.panels.png (image, map and certainty
-    side by side), NAME.dave.npz (raw numbers) and NAME.dave.json (classes, options, versions). A target, score or
-    method of your own goes into the name (NAME.tabby.dave.png). Only results of the same question about the same
-    picture are written over; where another file has the name, NAME gets a number. An image that cannot be read is
-    reported and the others are still done. Several images also get gallery.dave.html (a page of all with their maps,
-    1000 at most) and gallery.dave.png (a contact sheet, 200 at most), named by the same rules.
+    side by side), NAME.dave.npz (raw numbers) and NAME.dave.json (classes, options, versions). A target, contrast,
+    score or method of your own goes into the name (NAME.tabby.dave.png). Only results of the same question about
+    the same picture are written over; where another file has the name, NAME gets a number. An image that cannot be
+    read is reported and the others are still done. Several images also get gallery.dave.html (a page of all with
+    their maps, 1000 at most) and gallery.dave.png (a contact sheet, 200 at most), named by the same rules.
     """
     from dave_vit.data.images import find_images
     from dave_vit.explanations.explainer import Explainer, chunk_for_stages

@@ -23,9 +23,11 @@ from dave_vit.methods.masking import MaskingMethod
 from dave_vit.methods.options import declared_options, method_settings, to_json_value
 from dave_vit.models import Adapter
 from dave_vit.viz import Cell, Drawing, Panel, Scales, View
-from dave_vit.viz.rendering import Photo, as_image, overlay_on_photo, smooth_for_overlay
+from dave_vit.viz.pictures import overlay_on_photo
+from dave_vit.viz.rendering import Photo, as_image, smooth_for_overlay
 
 _LITTLE_SEEN = 0.6  # share of a photograph below which a note says how much was cut off
+_ENLARGED = 0.5  # pixels of a photograph for each of the model's input below which a note says that it is small
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -93,16 +95,11 @@ class ImageExplanation(ABC):
     @cached_property
     def photo(self) -> Photo:
         """The photograph with the area that the model saw; the input itself where that area cannot be computed."""
-        preprocessing, size = self.explainer.model.preprocessing, self.picture.image.size
         try:
-            parts = [
-                Geometry.measure(preprocessing, (right - left, bottom - top)).within_photo(size, (left, top))
-                for left, top, right, bottom in tile_boxes(self.explainer.model, self.picture)
-            ]
+            return locate_inputs(self.explainer.model, self.picture)
         except DataError:
             shown = viz.to_pillow(as_image(self.image))
             return Photo(shown, (Geometry.identity(shown.size),))
-        return Photo(self.picture.image, tuple(parts))
 
     @property
     def photo_panels(self) -> list[Panel]:
@@ -119,10 +116,16 @@ class ImageExplanation(ABC):
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader has to know: changes to the photograph, areas that were cut off, too few samples."""
-        seen = self.photo.visible_share
-        cut = f"the model's crop covers {seen:.0%} of the photograph; --fit pad or --fit tiles explains all of it"
-        warnings = [warning for warning in self.explanation.warnings if warning][:1]
-        return (*self.picture.notes, *([cut] if seen < _LITTLE_SEEN else []), *warnings)
+        photo, notes = self.photo, list(self.picture.notes)
+        if photo.visible_share < _LITTLE_SEEN:
+            share = f"{photo.visible_share:.0%}"
+            notes.append(
+                f"the model's crop covers {share} of the photograph; --fit pad or --fit tiles explains all of it"
+            )
+        if max(photo.parts[0].scale) < _ENLARGED:
+            width, height = photo.image.size
+            notes.append(f"the map is finer than the photograph, which has {width} x {height} pixels")
+        return (*notes, *[warning for warning in self.explanation.warnings if warning][:1])
 
     @property
     def method_label(self) -> str:
@@ -133,19 +136,20 @@ class ImageExplanation(ABC):
             self.explainer.name,
             f"preset {preset}" if preset else "",
             "against rivals" if "rivals" in (self.explanation.against or ()) else "",
-            self._effort,
+            *(f"{count} {name}" for name, count in self.counts.items()),
         ]
         return ", ".join(filter(None, parts))
 
     @property
-    def _effort(self) -> str:
-        """How many samples, steps or masks the map took; empty for one pass."""
-        method, is_sampled = self.explainer.method, self.explanation.standard_error is not None
-        if is_sampled and not isinstance(method, MaskingMethod):
-            return f"{self.explanation.samples} samples"
+    def counts(self) -> dict[str, int]:
+        """How many samples, steps or masks the map took, by these names; empty for one pass."""
+        method, explanation = self.explainer.method, self.explanation
+        is_masking = isinstance(method, MaskingMethod)
+        if explanation.standard_error is not None and not is_masking:
+            return {"samples": explanation.samples}
         counts = {"steps": getattr(method, "steps", None)}
-        counts |= {"masks" if isinstance(method, MaskingMethod) else "samples": getattr(method, "samples", None)}
-        return ", ".join(f"{count} {name}" for name, count in counts.items() if isinstance(count, int))
+        counts |= {"masks" if is_masking else "samples": getattr(method, "samples", None)}
+        return {name: count for name, count in counts.items() if isinstance(count, int)}
 
     def viewed_map(self, view: View = "map") -> Tensor:
         """Return the map of the first tile and target in the frame of the photograph, [H, W]; [T, H, W] of clips."""
@@ -188,7 +192,7 @@ class ImageExplanation(ABC):
             "options": self.explainer.options,
             "settings": method_settings(method),
             "seed": getattr(method, "seed", None),
-            "samples": self.explanation.samples,
+            **self.counts,
             "unit": self.unit or None,
             "notes": list(self.notes),
             **self._certainty(),
@@ -237,6 +241,15 @@ def tile_boxes(model: Adapter, picture: LoadedImage) -> list[tuple[int, int, int
     """Return the parts of a photograph that the model sees one by one; one part without --fit tiles."""
     size, split = picture.image.size, model.preprocessing.parts
     return split(size) if split is not None else [(0, 0, *size)]
+
+
+def locate_inputs(model: Adapter, picture: LoadedImage) -> Photo:
+    """Return a photograph with the areas that the model sees; DataError where these cannot be computed."""
+    size, parts = picture.image.size, []
+    for left, top, right, bottom in tile_boxes(model, picture):
+        geometry = Geometry.measure(model.preprocessing, (right - left, bottom - top))
+        parts.append(geometry.within_photo(size, (left, top)))
+    return Photo(picture.image, tuple(parts))
 
 
 def drop_single_tile(tensor: Tensor) -> Tensor:

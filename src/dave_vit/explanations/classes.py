@@ -103,9 +103,11 @@ class ClassExplanation(ImageExplanation):
     @property
     def summary(self) -> list[str]:
         """The five likeliest classes and the explained ones, one line each."""
-        shown = dict.fromkeys((*self.classified.top5, *self.targets))
+        shown, other = dict.fromkeys((*self.classified.top5, *self.targets)), self.against
+        against = f", against {other['name'] if isinstance(other, dict) else other}" if other else ""
         return [
-            f"  {one.probability:6.1%}  {one.name} ({one.index}){'  <- explained' if one in self.targets else ''}"
+            f"  {one.probability:6.1%}  {one.name} ({one.index})"
+            + (f"  <- explained{against}" if one in self.targets else "")
             for one in shown
         ]
 

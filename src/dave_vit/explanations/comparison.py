@@ -104,7 +104,7 @@ class Comparison:
         """The record of each map; scores are None where a map has no positive part."""
         rows: list[dict[str, Any]] = []
         for name, result in self.results.items():
-            row = {"method": name, "seconds": round(result.seconds, 3), "samples": result.explanation.samples}
+            row = {"method": name, "seconds": round(result.seconds, 3), **result.counts}
             if self.region is not None:
                 values, region = torch.as_tensor(result.panels[0].map).cpu()[None], self.region[None]
                 scores = {"energy": energypg(values, region), "pointing": pointing(values, region)}

@@ -132,8 +132,9 @@ class Pipeline:
 
     def _labels(self, label: str) -> list[str]:
         """Return the labels of file names; what is the default has none."""
-        method, view = self.explainer.name, self.style.view
-        return [label, "" if method == "dave" else method, "" if view == "map" else view]
+        method, view, against = self.explainer.name, self.style.view, self.explainer.against
+        contrast = "" if against is None else f"against-{against}"
+        return [label, contrast, "" if method == "dave" else method, "" if view == "map" else view]
 
     def _facts(self, label: str) -> dict[str, Any]:
         """Return all that decides a result, as plain data."""

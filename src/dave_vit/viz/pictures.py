@@ -11,9 +11,23 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from dave_vit.errors import OptionError
-from dave_vit.viz.colors import COLORMAPS
+from dave_vit.viz.colors import COLORMAPS, HUES
 from dave_vit.viz.figures import Cell, certainty_cell
-from dave_vit.viz.rendering import ImageLike, MapLike, colorize_map, enlarge, overlay, scale_map, smooth_for_overlay
+from dave_vit.viz.rendering import (
+    ImageLike,
+    MapLike,
+    Panel,
+    Photo,
+    Scales,
+    View,
+    blend,
+    colorize_map,
+    enlarge,
+    overlay,
+    scale_map,
+    smooth_for_overlay,
+    to_pillow,
+)
 
 FORMATS = ("gif", "webp")
 # pixels
@@ -22,6 +36,7 @@ _SIDE, _SPACE, _LINE = 180, 6, 17  # contact sheets: side of a picture, gap insi
 _MARGIN, _HEAD = 16, 34  # around the sheet and between pairs; above all pairs
 _COLUMN, _LETTERS, _WORD_LINE = 480, 30, 46  # sentences: width of a column, size of letters, height of lines
 _WORD_GAP = 10
+_OVERLAY_SIDE, _NAME_LETTERS, _NAME_LINE = 448, 16, 28  # overlays: least side of an input; names of targets below
 
 
 @dataclass(frozen=True)
@@ -119,10 +134,10 @@ def draw_contact_sheet(
     return sheet
 
 
-def _truncate(text: str, width: int) -> str:
+def _truncate(text: str, width: int, letters: int = 12) -> str:
     """Return as much of a text as fits on one line of this width in pixels."""
     text = " ".join(text.split())
-    while len(text) > 1 and load_font().getlength(text) > width:
+    while len(text) > 1 and load_font(letters).getlength(text) > width:
         text = text[:-2] + "…"
     return text
 
@@ -174,3 +189,42 @@ def sentence_cell(words: Sequence[ShadedWord], *, columns: int) -> Cell:
 def _shade(share: float) -> tuple[int, int, int]:
     red, green, blue, _ = COLORMAPS["dave_signed"](0.5 + min(max(share, -1.0), 1.0) / 2)
     return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def overlay_on_photo(photo: Photo, groups: Sequence[Sequence[Panel]], view: View, scales: Scales) -> Image.Image:
+    """Lay maps over the whole photograph: several targets in several hues, or beside each other if they are signed.
+
+    Args:
+        photo: with the areas that the model sees.
+        groups: for each target the panels of all parts.
+        view: evidence for the target, or evidence for and against it.
+        scales: one for all targets, or one for each.
+    """
+    signed = view == "signed"
+    large = photo.resize(-(-_OVERLAY_SIDE // min(photo.parts[0].input_size)))
+    smoothed = [[smooth_for_overlay(panel.values(view), signed=signed) for panel in parts] for parts in groups]
+    every = [values for parts in smoothed for values in parts]
+    shown = [
+        scale_map(large.place(parts), signed=signed, like=every if scales == "shared" else parts)  # type: ignore[arg-type]
+        for parts in smoothed
+    ]
+    names = [parts[0].target for parts in groups] if len(groups) > 1 else []
+    if names and not signed:
+        return _write_names(to_pillow(large.frame_seen_area(blend(large.image, shown))), names, HUES)
+    beside = np.concatenate([large.frame_seen_area(overlay(large.image, each)) for each in shown], 1)
+    return _write_names(to_pillow(beside), names)
+
+
+def _write_names(picture: Image.Image, names: Sequence[str], hues: Sequence[str] = ()) -> Image.Image:
+    """Write names below a picture: one below the other, each beside its hue, or beside each other without hues."""
+    lines, columns = (len(names), 1) if hues else (min(1, len(names)), max(1, len(names)))
+    page = Image.new("RGB", (picture.width, picture.height + lines * _NAME_LINE), "white")
+    page.paste(picture)
+    pen, width = ImageDraw.Draw(page), picture.width // columns
+    for number, name in enumerate(names):
+        left, top = number % columns * width + _SPACE, picture.height + number // columns * _NAME_LINE
+        if hues:
+            pen.rectangle((left, top + 7, left + 14, top + 21), fill=hues[number % len(hues)])
+        shown = _truncate(name, width - _NAME_LINE - _SPACE, _NAME_LETTERS)
+        pen.text((left + (_NAME_LINE if hues else 0), top + 4), shown, fill="#222222", font=load_font(_NAME_LETTERS))
+    return page

@@ -23,7 +23,6 @@ View = Literal["map", "signed"]
 Scales = Literal["shared", "own"]
 _WHOLE = 0.98  # visible share from which on the photograph counts as whole
 _MAX_SIDE = 1600  # pixels of what is drawn
-_SIDE = 448  # least number of pixels of the shorter side of an input in an overlay
 _MAPS = ("map", "standard_error", "signed", "certainty")
 _WHITE = 0.65  # share of white in the area that was cut off
 ImageLike = Image.Image | Tensor | np.ndarray[Any, Any]
@@ -286,25 +285,3 @@ class Photo:
         known = [name for name in _MAPS if getattr(parts[0], name) is not None]
         maps: dict[str, Any] = {name: self.place([getattr(part, name) for part in parts]) for name in known}
         return replace(parts[0], **maps)
-
-
-def overlay_on_photo(photo: Photo, groups: Sequence[Sequence[Panel]], view: View, scales: Scales) -> Image.Image:
-    """Lay maps over the whole photograph: several targets in several hues, or beside each other if they are signed.
-
-    Args:
-        photo: with the areas that the model sees.
-        groups: for each target the panels of all parts.
-        view: evidence for the target, or evidence for and against it.
-        scales: one for all targets, or one for each.
-    """
-    signed = view == "signed"
-    large = photo.resize(-(-_SIDE // min(photo.parts[0].input_size)))
-    smoothed = [[smooth_for_overlay(panel.values(view), signed=signed) for panel in parts] for parts in groups]
-    every = [values for parts in smoothed for values in parts]
-    shown = [
-        scale_map(large.place(parts), signed=signed, like=every if scales == "shared" else parts)  # type: ignore[arg-type]
-        for parts in smoothed
-    ]
-    if len(shown) > 1 and not signed:
-        return to_pillow(large.frame_seen_area(blend(large.image, shown)))
-    return to_pillow(np.concatenate([large.frame_seen_area(overlay(large.image, each)) for each in shown], 1))

@@ -7,7 +7,7 @@ option is a field of the one and an entry of the other.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from dave_vit.methods.options import declared_options, max_samples
 from dave_vit.methods.presets import PRESETS, Preset
 from dave_vit.models import Adapter
 from dave_vit.models.adapter import domain_advice
+from dave_vit.models.prepare import Fit
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.neighborhood.views import NoiseKind
 from dave_vit.reduce import REDUCERS
@@ -75,7 +76,7 @@ class FormField:
 
 
 FIELDS = {
-    "fit": FormField("", "Fit", "fit-field", ("", "crop", "pad", "squash")),
+    "fit": FormField("", "Fit", "fit-field", ("", *get_args(Fit))),
     "target": FormField("--target"),
     "against": FormField("--against", "Against", "options"),
     "prompt": FormField("--prompt"),

@@ -14,12 +14,12 @@ from dave_vit.explanations.classes import ClassExplanation, Prediction
 from dave_vit.explanations.evidence import Part, WordEvidence
 from dave_vit.explanations.words import WordExplanation
 from dave_vit.methods import MethodInfo
+from dave_vit.models.prepare import Fit
 from dave_vit.models.text_generation import AnsweredPrompt
 from dave_vit.viz import Panel, scale_map
 from dave_vit.viz.figures import MAX_CERTAINTY
 from dave_vit.viz.rendering import MapLike, as_map
 
-Fit = Literal["crop", "pad", "squash"]
 _LONGER_SIDE = 640  # pixels of what the page shows for models that write
 
 
@@ -234,7 +234,7 @@ class ExplainStep(BaseModel):
 
 def class_step(result: ClassExplanation) -> ExplainStep:
     """Return the map of a class, after as many samples as there are."""
-    panel, against = result.panels[0], result.against
+    panel, against = (result.panels if len(result.inputs) == 1 else result.photo_panels)[0], result.against
     return _build_step(
         panel,
         target=result.targets[0],

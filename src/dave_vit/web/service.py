@@ -13,20 +13,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from torch import nn
 
 from dave_vit._internal.registry import suggest_names
 from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import DaveError, OptionError, UnknownName
-from dave_vit.explanations.base import ImageExplanation
-from dave_vit.explanations.classes import ClassExplanation, classify, refine_classes
+from dave_vit.explanations.base import ImageExplanation, locate_inputs
+from dave_vit.explanations.classes import ClassExplanation, ClassifiedImage, classify, refine_classes
 from dave_vit.explanations.evidence import find_evidence
 from dave_vit.explanations.explainer import Explainer, chunk_for_stages
 from dave_vit.explanations.words import explain_words
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter, Prepare
+from dave_vit.models.prepare import Fit
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.viz import Drawing, Scales, View, draw_grid, image_cell, panel_cells, to_pillow
 from dave_vit.viz.rendering import as_image
@@ -66,7 +68,7 @@ class ServedModel:
         if Path(name).exists() or Path(name).is_absolute():
             self.model.spec = f"{family}{colon}{Path(name).name}"
 
-    def with_fit(self, fit: schema.Fit) -> ServedModel:
+    def with_fit(self, fit: Fit) -> ServedModel:
         """Return the same model that fits photographs into its input in another way; the weights are shared."""
         if isinstance(self.model, TextGenerator):
             raise OptionError("a model that writes sees the image as it was trained to; leave fit out")
@@ -102,7 +104,7 @@ class ExplainService:
         # results with their files, which are encoded when the first of them is requested
         self._kept: OrderedDict[str, tuple[ImageExplanation, Callable[[], dict[str, bytes]]]] = OrderedDict()
 
-    def find_model(self, name: str | None, fit: schema.Fit | None = None) -> ServedModel:
+    def find_model(self, name: str | None, fit: Fit | None = None) -> ServedModel:
         """Return a model by its name, the first one for None; with `fit` it prepares photographs in another way."""
         names = list(self.models)
         if name is not None and name not in names:
@@ -121,7 +123,7 @@ class ExplainService:
             name=picture.name,
             top5=list(classified.top5),
             also=[prediction for prediction in classified.predictions[5:] if prediction.index in query.also],
-            picture=png_text(to_pillow(as_image(model.preprocessing.picture(classified.inputs)[0]))),
+            picture=png_text(_draw_seen(classified, model)),
             crop=_find_crop(model, picture),
             notes=list(picture.notes),
         )
@@ -237,6 +239,13 @@ def _find_crop(model: Adapter, picture: LoadedImage) -> tuple[float, float, floa
     geometry = Geometry.measure(model.preprocessing, picture.image.size)
     x, y = ([round(axis.to_photo(end)) / axis.photo for end in (0, axis.size)] for axis in (geometry.x, geometry.y))
     return x[0], y[0], x[1], y[1]
+
+
+def _draw_seen(classified: ClassifiedImage, model: Adapter) -> Image.Image:
+    """Draw the model's input; of tiles the whole photograph, in the size of its map."""
+    if len(classified.inputs) > 1:
+        return locate_inputs(model, classified.picture).resize().image
+    return to_pillow(as_image(model.preprocessing.picture(classified.inputs)[0]))
 
 
 def _small_chunk(query: ExplainQuery, options: dict[str, Any]) -> dict[str, Any]:
