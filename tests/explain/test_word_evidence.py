@@ -108,13 +108,17 @@ def test_words_share_their_forward_passes(family, photograph, tmp_path, monkeypa
     alone = [create_method("effective", answered).attribute(answered.inputs, one) for one in scores.parts]
     torch.testing.assert_close(together, torch.stack(alone, 1))
     passes: Counter[str] = Counter()
-    answered.model.register_forward_pre_hook(lambda *_: passes.update(["forward"]))
     module = sys.modules["dave_vit.engine.gradient"]  # the package has a function of this name
+
+    def count_forward(*args, run=module.forward):  # a hook that counts would be a change of the model
+        passes["forward"] += 1
+        return run(*args)
 
     def count(scores, leaves, differentiate=module.derivatives):
         passes["backward"] += scores.shape[1]
         return differentiate(scores, leaves)
 
+    monkeypatch.setattr(module, "forward", count_forward)
     monkeypatch.setattr(module, "derivatives", count)
     counts = []
     for target in (scores, scores.parts[0]):

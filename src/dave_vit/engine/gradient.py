@@ -137,11 +137,12 @@ def gradient(
     mode = Interception(substitute_rules(rules, kind), model, record_constants=constants_needed, nonzero=nonzero)
     with isolate_pass(inputs):
         leaf, logits = forward(run or model, inputs, mode, autocast, target.read)
+        recorded = mode.take_constants()
         checked = logits.detach() if target.places is None else None  # a place that views moved is another score
         is_random = bool(mode.draws.generators)
         check_soundness(model, inputs, rules, autocast, logits=checked, score=target.score, is_random=is_random)
         scores = (target if resolve is None else resolve(logits.detach())).scores(logits)
-        weight, constants = _differentiate(scores, leaf, mode.constants or [], combine)
+        weight, constants = _differentiate(scores, leaf, recorded, combine)
     return Gradient(weight, scores.detach(), logits.detach(), constants, mode.functions)
 
 

@@ -101,6 +101,8 @@ class Interception(TorchFunctionMode):
     def __exit__(self, *error: Any) -> None:
         """Leave the context; what torch cannot differentiate is refused in one line."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if error[1] is not None:
+            self.constants = None
         limits = _TORCH_LIMITS.items() if isinstance(error[1], RuntimeError) else ()
         reason = next((reason for phrase, reason in limits if phrase in str(error[1])), None)
         if reason is not None:
@@ -273,13 +275,16 @@ class Interception(TorchFunctionMode):
         self.constants.append(RecordedConstant(self.current_module(), function, added.expand_as(value), place))
         return value
 
-    def drop_zero_constants(self) -> None:
-        """Remove constants that are zero; all at once after the pass, so that the host waits for the device once."""
-        if self.constants:
-            if self._nonzero_flags:
-                device = self._nonzero_flags[0].device
-                self._nonzero += torch.stack([flag.to(device) for flag in self._nonzero_flags]).tolist()
-            self.constants = list(compress(self.constants, self._nonzero))
+    def take_constants(self) -> list[RecordedConstant]:
+        """Return the constants that are not zero and forget them: a graph that is held by what it holds stays for ever.
+
+        They are asked for zeros all at once after the pass, so that the host waits for the device once.
+        """
+        constants, self.constants = self.constants or [], None
+        if constants and self._nonzero_flags:
+            device = self._nonzero_flags[0].device
+            self._nonzero += torch.stack([flag.to(device) for flag in self._nonzero_flags]).tolist()
+        return list(compress(constants, self._nonzero))
 
     def location(self, error: BaseException | None = None) -> str:
         """Return the innermost module of the model on the call stack, or where an error arose, as a phrase; or ""."""

@@ -137,7 +137,7 @@ class PassForm:
                 mode = Interception(substitute_rules(self.rules), self.model, record_constants=self.kept == "constants")
                 with isolate_pass(image):
                     forward(prepare_model(self.model), image, mode, self.autocast, self.read)
-                constants = sum(one.value.nbytes for one in mode.constants or ())  # of their derivatives
+                constants = sum(one.value.nbytes for one in mode.take_constants())  # of their derivatives
         graph = saved.peak + _TRANSIENT * saved.largest + constants
         row = _FORWARD * saved.largest if self.kept == "nothing" else graph
         return RowMemory(saved.fixed, int(_MARGIN * row) + _COPIES * self.classes * image.nbytes)
