@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
+from threading import Thread
 
 import pytest
 import torch
@@ -496,3 +497,12 @@ def test_mappings_that_load_their_values_are_not_asked_for_them():
     before = fingerprint.fingerprint_model(model)
     model.known["first"] = 2
     assert fingerprint.fingerprint_model(model) != before
+
+
+def test_what_a_thread_counts_is_no_change_of_a_model():
+    model = torch.nn.Linear(2, 2)
+    model.progress = Thread()
+    model.progress.woken = 0.0
+    before = fingerprint.fingerprint_model(model)
+    model.progress.woken = 10.0
+    assert fingerprint.fingerprint_model(model) == before

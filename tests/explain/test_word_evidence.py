@@ -123,14 +123,14 @@ def test_words_share_their_forward_passes(family, photograph, tmp_path, monkeypa
     counts = []
     for target in (scores, scores.parts[0]):
         method = create_method("dave", answered, samples=2)
-        method.explain(answered.inputs, target)  # which checks the model
+        for _ in range(2):  # which check the model, once more where its first pass changes it
+            method.explain(answered.inputs, target)
         passes.clear()
         method.explain(answered.inputs, target)
         counts.append(dict(passes))
-    # Two rule sets on the clean image, each with one image and two that tell where constants act; and the views.
-    assert counts[0]["forward"] == counts[1]["forward"] == 7
-    assert counts[1]["backward"] == 7
-    assert counts[0]["backward"] == 7 + 3  # none for another word where constants act
+    # Two rule sets on the clean image, and the views.
+    assert counts[0]["forward"] == counts[1]["forward"] == 3
+    assert (counts[0]["backward"], counts[1]["backward"]) == (6, 3)
 
 
 def test_the_figure_marks_words_that_do_not_come_from_the_image(caption):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -167,3 +169,24 @@ def test_the_rank_filter_removes_a_single_spike():
     filtered = filter_by_rank(grids)
     assert float(filtered[0, 0, 2, 2]) == pytest.approx(1, abs=0.1)
     np.testing.assert_allclose(filtered[0, 0], slow_filter(grids[0, 0].numpy()), atol=1e-5)
+
+
+def test_a_further_word_is_explained_without_further_checks(answered):
+    picture = answered("LLaVA").inputs
+    models = [copy.deepcopy(answered("LLaVA")) for _ in range(2)]
+    calls = []
+    for model in models:
+        model.model.register_forward_pre_hook(lambda *_: calls.append(1))
+    fresh = create_method("dave", models[1], samples=2).attribute(picture, ScoreSet(tuple(models[1].scores([1]))))
+    create_method("dave", models[0], samples=2).attribute(picture, ScoreSet(tuple(models[0].scores([0]))))
+    word = ScoreSet(tuple(models[0].scores([1])))
+    calls.clear()
+    assert torch.equal(create_method("dave", models[0], samples=2).attribute(picture, word), fresh)
+    assert len(calls) == 3  # two on the clean image and one of both views
+
+
+def test_scores_of_other_computations_are_checked_by_themselves(answered):
+    model = answered("LLaVA")
+    first, second = model.scores([0])[0], model.score(1)
+    assert first.computation != second.computation  # against rivals, and the logit
+    assert ScoreSet((first, lambda output: output.logits[:, -1, 0])).computation is None

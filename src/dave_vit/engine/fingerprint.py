@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
-from threading import local
+from threading import Thread, local
 from types import CellType, CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 from weakref import ProxyTypes, WeakKeyDictionary, ref
@@ -43,7 +43,8 @@ _SKIPPED = frozenset(
 )
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType)
 _BUILT_IN = (types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType)
-_BY_IDENTITY = (*_DESCRIPTORS, *_BUILT_IN, types.ClassMethodDescriptorType, types.ModuleType, enum.Enum)
+# Threads count what they do, as that of progress bars does every ten seconds.
+_BY_IDENTITY = (*_DESCRIPTORS, *_BUILT_IN, types.ClassMethodDescriptorType, types.ModuleType, enum.Enum, Thread)
 # Attributes that stand for an object of some other kind.
 _PARTS: dict[type, tuple[str, ...]] = {
     MethodType: ("__func__", "__self__"),

@@ -280,13 +280,14 @@ def find_batch_axes(
     their places, cannot be separated.
     """
     fingerprint, known = fingerprint_model(model), _KNOWN.setdefault(model, {})
-    key = (rules.identity, images.shape[1:], images.dtype, images.device, autocast)
-    if target.score is None and key in known and fingerprint.is_known_as(known[key][0]):
+    # A score may add constants of its own, and copies do not show whether they change their places.
+    computation = () if target.score is None else getattr(target.score, "computation", None)
+    key = (computation, rules.identity, images.shape[1:], images.dtype, images.device, autocast)
+    if key in known and fingerprint.is_known_as(known[key][0]):
         return known[key][1]
     pair = torch.cat([images[:1].flip(-1), images[:1]])
     axes = _compare_passes(model, pair, target.part(0, 1).repeat(2), rules, autocast)
-    # Copies do not show whether they change their places, and a score may add constants of its own.
-    if target.score is None and not torch.equal(pair[0], pair[1]):
+    if computation is not None and not torch.equal(pair[0], pair[1]):
         known[key] = (fingerprint_model(model).known_as(fingerprint), axes)
     return axes
 

@@ -206,6 +206,11 @@ class Word:
     positions: tuple[int, ...]
     rivals: Tensor | None = None
 
+    @property
+    def computation(self) -> tuple[Any, ...]:
+        """What is computed, whatever the word: words of which this is equal share the checks of a model."""
+        return type(self), len(self.tokens), self.rivals is None
+
     def __call__(self, output: Any) -> Tensor:
         """Sum the logits of the tokens, from logits ``[B, L, vocabulary]``: ``[B]``."""
         pieces = [Token(*piece)(output) for piece in zip(self.tokens, self.positions, strict=True)]

@@ -60,7 +60,7 @@ def check_soundness(
         check.check(inputs, logits)
         return
     known = _CHECKED.setdefault(model, {})
-    key = (_weak_reference(score), rules.identity, inputs.shape[1:], inputs.dtype, inputs.device, autocast)
+    key = (_score_key(score), rules.identity, inputs.shape[1:], inputs.dtype, inputs.device, autocast)
     size = min(len(inputs), _FEW + 1)
     if fingerprint.is_known_as(known.get((*key, size))):
         return
@@ -72,8 +72,10 @@ def check_soundness(
         known[(*key, size)] = fingerprint_model(model).known_as(fingerprint)
 
 
-def _weak_reference(score: Score | None) -> Any:
-    """Return a key for a score that does not keep it alive: it may hold the model itself."""
+def _score_key(score: Score | None) -> Any:
+    """Return what a score computes, or a key that does not keep it alive: it may hold the model itself."""
+    if (computation := getattr(score, "computation", None)) is not None:
+        return computation
     try:
         return None if score is None else (WeakMethod if isinstance(score, MethodType) else ref)(score)
     except TypeError:  # such as operator.itemgetter, to which nothing can refer weakly

@@ -36,6 +36,12 @@ class ScoreSet:
         """Compute all scores, ``[B, K]``."""
         return torch.stack([part(output) for part in self.parts], 1)
 
+    @property
+    def computation(self) -> tuple[Any, ...] | None:
+        """The computations of all parts; None if one of them is not known."""
+        parts = tuple(getattr(part, "computation", None) for part in self.parts)
+        return None if None in parts else parts
+
 
 @dataclass(frozen=True)
 class Contrast:
