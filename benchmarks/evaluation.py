@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from dave_vit import __version__, load_model
 from dave_vit.evaluate.plan_entries import MethodEntry, Smoothing
 from dave_vit.evaluate.scoring import MapMaker
-from dave_vit.metrics import METRICS, Case, Scores, create_metric
+from dave_vit.metrics import METRICS, Case, create_metric
 
 METHOD = "input_x_gradient"
 GRIDS = "gridpg"
@@ -104,20 +104,19 @@ def _cost(name: str, case: Case, repeats: int, options: Mapping[str, int]) -> Co
     def explain() -> Tensor:
         return case.explain(case.model, case.inputs, case.target)
 
-    found: list[Scores] = []
-
-    def scores() -> None:
-        found[:] = [metric.score(given)]
-
+    rows: list[int] = []
+    hook = case.model.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    metric.score(given)
+    hook.remove()
     of_maps = name in ("consistency", "sanity", "random_logit")
-    unit, taken = clock([explain if of_maps else forward, scores], case.inputs.device, repeats)
+    unit, taken = clock([explain if of_maps else forward, lambda: metric.score(given)], case.inputs.device, repeats)
     count = len(case.inputs)
     if of_maps:
         maps = getattr(metric, "stages", 1)
         return Cost(name, maps * unit / count, taken / count, f"{maps} maps")
-    steps = getattr(metric, "passes", 0) or len(found[0].at)
-    if steps:
-        return Cost(name, steps * unit / count, taken / count, f"{steps} forward passes")
+    if rows:
+        passes = sum(rows) / count
+        return Cost(name, passes * unit / count, taken / count, f"{passes:g} forward passes")
     return Cost(name, unit / count, (taken + unit) / count, "the map's own forward pass")
 
 
