@@ -34,6 +34,7 @@ MODELS = {
     "pooled": lambda: vit(class_token=False, global_pool="avg"),
     "distinct norms": lambda: vit(qk_norm=True),
 }
+GENERATOR = torch.Generator()
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ class TestRecording:
             lambda x: torch.from_numpy(x.detach().numpy()).flatten(1)[:, :4],
             lambda x: Doubled.apply(x).flatten(1)[:, :4],
             lambda x: x,
-            lambda x: (x * torch.rand(x.shape, generator=torch.Generator().manual_seed(1))).flatten(1)[:, :4],
+            lambda x: (x * torch.rand(x.shape, generator=GENERATOR.manual_seed(1))).flatten(1)[:, :4],
         ],
         ids=["in place", "looks at values", "leaves torch", "its own derivative", "no logits", "a generator"],
     )
