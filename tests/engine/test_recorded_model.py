@@ -35,6 +35,7 @@ MODELS = {
     "pooled": lambda: vit(class_token=False, global_pool="avg"),
     "distinct norms": lambda: vit(qk_norm=True),
 }
+GENERATOR = torch.Generator()
 
 
 @pytest.fixture
@@ -91,8 +92,9 @@ class TestRecording:
             lambda x: torch.from_numpy(x.detach().numpy()).flatten(1)[:, :4],
             lambda x: Doubled.apply(x).flatten(1)[:, :4],
             lambda x: x,
+            lambda x: (x * torch.rand(x.shape, generator=GENERATOR.manual_seed(1))).flatten(1)[:, :4],
         ],
-        ids=["in place", "looks at values", "leaves torch", "its own derivative", "no logits"],
+        ids=["in place", "looks at values", "leaves torch", "its own derivative", "no logits", "a generator"],
     )
     def test_refuses_what_it_cannot_hold(self, forward, images):
         assert record_calls(forward, images) is None

@@ -192,6 +192,13 @@ STARTS = {
     "zeros": lambda like: torch.zeros(D, dtype=like.dtype),
     "zeros_like": torch.zeros_like,
     "new_zeros": lambda like: like.new_zeros(D),
+    "full": lambda like: torch.full((D,), 0.0, dtype=like.dtype),
+    "full, keyword": lambda like: torch.full(size=(D,), fill_value=0, dtype=like.dtype),
+    "full_like": lambda like: torch.full_like(like, 0),
+    "zero_": lambda like: torch.ones(D, dtype=like.dtype).zero_(),
+    "fill_": lambda like: torch.ones(D, dtype=like.dtype).fill_(0.0),
+    "tensor": lambda like: torch.tensor([0.0] * D, dtype=like.dtype),
+    "stack": lambda like: torch.stack([torch.zeros((), dtype=like.dtype)] * D),
     "number": lambda like: 0,
 }
 
@@ -219,10 +226,15 @@ def test_a_state_that_starts_with_zeros_carries(step, start, x):
     agree(outcome(scan(SCANS[step], STARTS[start]), x), outcome(without_zeros, x))
 
 
-def test_zeros_that_were_written_to_are_no_zeros(x):
-    def written(a, b):
-        state = torch.zeros_like(a)
-        state[0] = 1.0
-        return state * a.sigmoid() + b
+def set_first_row(state):
+    state[0] = 1.0
+    return state
 
-    assert outcome(written, x) == "refused"
+
+@pytest.mark.parametrize(
+    "write",
+    [set_first_row, lambda state: state.fill_(value=1.0), lambda state: state.new_full(size=(D,), fill_value=1.0)],
+    ids=["item", "fill_", "new_full"],
+)
+def test_zeros_that_were_written_to_are_no_zeros(write, x):
+    assert outcome(lambda a, b: write(torch.zeros_like(a)) * a.sigmoid() + b, x) == "refused"

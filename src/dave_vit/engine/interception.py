@@ -43,8 +43,9 @@ from dave_vit.engine.states import (
 )
 from dave_vit.errors import UnsupportedOperator
 
-_MAKES_ZERO = frozenset(["zeros", "zeros_like", "new_zeros"])
-_KEEPS_ZERO = frozenset(["div", "sum", "mean"])
+_MAKES_ZERO = frozenset(["zeros", "zeros_like", "new_zeros", "zero"])
+_KEEPS_ZERO = frozenset(["div", "sum", "mean", "cat", "stack"])
+_FILLS = frozenset(["full", "full_like", "new_full", "fill", "tensor", "new_tensor"])  # with their last argument
 
 
 # What torch says where it cannot differentiate what a model does, and what is said of it here.
@@ -134,7 +135,7 @@ class Interception(TorchFunctionMode):
         carriers = [tensor for tensor in inputs if tensor.requires_grad]
         if not carriers and not any(map(is_operator, inputs)):
             result = func(*args, **kwargs)
-            return mark_zero(result) if _makes_zero(spelling, args) else result
+            return mark_zero(result) if _makes_zero(spelling, args, kwargs) else result
         if self.rules.strict:
             self._check(spelling, carriers, args, kwargs)
         if not carriers:
@@ -173,7 +174,7 @@ class Interception(TorchFunctionMode):
         if self.rules.strict and operator.takes_gradients and is_operator(args[0]):
             raise self.refusal(spelling.name, "it asks for gradients inside of the model")
         result = func(*args, **kwargs)
-        if _makes_zero(spelling, args):
+        if _makes_zero(spelling, args, kwargs):
             return mark_zero(result)
         if operator.fills_result and any(map(depends_on_input, tensors((args[1:], kwargs)))):
             self._update_states(result)
@@ -195,7 +196,7 @@ class Interception(TorchFunctionMode):
             raise self.refusal(spelling.name, "it writes a frozen operator into a view of a constant")
         if spelling.name == "__iter__":
             return iter(self._update_states(args[0].unbind()))
-        if _makes_zero(spelling, args) and not (writes and is_operator(args[0])):
+        if _makes_zero(spelling, args, kwargs) and not (writes and is_operator(args[0])):
             return args[0] if writes else mark_zero(torch.zeros_like(func(*args, **kwargs)))
         result = func(*args, **kwargs)
         self._update_states(args[0] if writes else result)
@@ -322,14 +323,21 @@ class Interception(TorchFunctionMode):
         )
 
 
-def _makes_zero(spelling: FunctionName, args: Any) -> bool:
+def _makes_zero(spelling: FunctionName, args: Any, kwargs: Any) -> bool:
     """Return whether a function of constants and operators returns zero, whatever the operators are."""
     name, kind = spelling.name, spelling.operator.kind
     if kind is OperatorKind.PRODUCT or (kind is OperatorKind.WEIGHTED and len(args) == 2):
-        return any(map(is_zero, args))
+        return any(map(is_zero, args[:2] if name == "tensordot" else args))
     if name in _KEEPS_ZERO or kind is OperatorKind.MOVE:
-        return bool(args) and is_zero(args[0])
+        return bool(args) and _are_zero(args[0])
+    if name in _FILLS:
+        return _are_zero([*args[-1:], *(kwargs[key] for key in ("fill_value", "value", "data") if key in kwargs)][-1])
     return name in _MAKES_ZERO
+
+
+def _are_zero(value: Any) -> bool:
+    """Return whether a value, or each one in a sequence, is zero for certain."""
+    return all(map(_are_zero, value)) if isinstance(value, list | tuple) and value else is_zero(value)
 
 
 def find_out_of_place(func: Any) -> Any:

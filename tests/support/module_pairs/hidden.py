@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from module_pairs.base import TOKENS, WIDTH, Form, Forms, Pair, block, enter_forms, linear, spell
+from module_pairs.base import TOKENS, WIDTH, Form, Forms, Pair, block, enter_forms, linear, plain, spell
 
 N = TOKENS
 
@@ -196,6 +196,27 @@ enter_forms(
         ),
         numpy=lambda m, x: x + torch.from_numpy(np.sin(np.arange(N)[:, None] * np.arange(WIDTH).astype(float))),
     ),
+)
+
+
+def kept_generator(m: Forms, x: Tensor) -> Tensor:
+    """A generator that each pass seeds anew, so that its numbers are always the same."""
+    if not hasattr(m, "generator"):
+        m.generator = torch.Generator()
+    return x * torch.rand(N, WIDTH, generator=m.generator.manual_seed(7), dtype=x.dtype)
+
+
+enter_forms(
+    "caches",
+    "SeededDraws",
+    {
+        "kept": plain(kept_generator),
+        "new": plain(
+            lambda m, x: x * torch.rand(N, WIDTH, generator=torch.Generator().manual_seed(7), dtype=x.dtype) + m.b(x)
+        ),
+        "order": plain(lambda m, x: x[:, torch.randperm(N, generator=torch.Generator().manual_seed(7))] * m.position),
+        "numpy": plain(lambda m, x: x * np.random.default_rng(7).random()),
+    },
 )
 
 

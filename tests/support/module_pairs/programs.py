@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit import conservation_gap, effective_transformation
+from dave_vit.engine.fast.recorded_model import RecordedModel
+from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.errors import DaveError
 from module_pairs import attention, hidden, layers, norms, sequences, tokens, views, written_attention  # noqa: F401
 from module_pairs.base import BLOCKS, GRID, PATCH, SIDE, TOKENS, WIDTH, Forms, Pair, linear
@@ -158,6 +160,12 @@ def judge(program: Program) -> Verdict:
         difference = min(difference, measure_difference(weight, copy.deepcopy(model).double(), images.double(), target))
     if not difference < tolerance:
         return Verdict("wrong", f"the map differs by {difference:.1e}")
+    recorded = RecordedModel(model)
+    for _ in range(2):  # recorded, and played again
+        again = recorded.gradient(images, target, EFFECTIVE).weight[:, 0]
+        difference = float((again - weight).abs().max()) / float(weight.abs().max().clamp(min=1e-9))
+        if not difference < tolerance:
+            return Verdict("wrong", f"the recorded map differs by {difference:.1e}")
     gap = conservation_gap(model, images[:1], target) if images.dtype is torch.float64 else 0.0
     return Verdict("exact") if gap < 1e-7 else Verdict("wrong", f"{gap:.1e} of the logit is unaccounted for")
 

@@ -208,6 +208,8 @@ class Recorder(TorchFunctionMode):
         name, operator = spelling.name, spelling.operator
         if spelling.inplace or name in ("__setitem__", "retain_grad") or kwargs.get("inplace") or "out" in kwargs:
             return f"{name} in place"
+        if kwargs.get("generator") is not None:
+            return f"{name} with a generator"  # which the model may seed anew in each pass
         if operator.changes_gradients or operator.takes_gradients:
             return f"{name} reads gradients"
         if torch.is_inference_mode_enabled():
