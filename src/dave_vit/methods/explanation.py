@@ -64,7 +64,7 @@ class ExplainedBatch:
 def describe_uncertainty(samples: int, share: float, *, significant: bool) -> str | None:
     """Return a warning for a map that rests on too few samples, or None."""
     if not significant:
-        return f"nothing stands out of the noise of {samples} samples: the map is their average, and may be noise alone"
+        return f"nothing exceeds the noise of {samples} samples: the map is their plain average and may be only noise"
     if samples < 2:
         return "one sample does not show how much of the map is noise; draw more"
     if share <= TOO_MUCH:
