@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +29,7 @@ RENDER = """async ([script, traits]) => {
     const views = Object.fromEntries(binary.map((name) => [name, new DataView(new Uint8Array(traits[name]).buffer)]));
     const el = document.createElement("div");
     document.body.replaceChildren(el);
-    widget.render({ model: { get: (name) => views[name] ?? traits[name] }, el });
+    await widget.render({ model: { get: (name) => views[name] ?? traits[name] }, el });
 }"""
 
 
@@ -504,7 +505,10 @@ def test_the_widget_of_notebooks_draws_with_the_same_controls(browser):
         signed = shares(drawn, "canvas.dave-map")
         assert np.abs(signed - first).max() > 0
         page.get_by_label("Image to map").fill("0")
-        seen = np.asarray(make_picture().resize((32, 32))).reshape(-1, 3)
+        seen = np.asarray(Image.open(io.BytesIO(traits["pictures"]))).reshape(-1, 3).astype(int)
         assert np.abs(shares(drawn, "canvas.dave-map") - seen).max() <= 1
         page.get_by_label("View").select_option("certainty")
-        expect(page.locator("output")).to_contain_text("standard errors")
+        expect(page.locator("output")).to_have_text(f"{NAMES[0]}: 05.00 standard errors or more")
+        expect(page.locator(".dave-chance")).to_have_text(
+            f"{NAMES[0]}: {100 * traits['probabilities'][0]:.1f} % likely"
+        )
