@@ -197,6 +197,7 @@ def test_two_classes_have_one_colour_scale(visit):
     expect(visit.wait_finished(1).locator(".subtitle")).to_contain_text("rollout")
     expect(limits[1]).not_to_have_text(limits[0].text_content())  # of another unit: never one scale
     expect(page.locator("#scales")).to_be_disabled()
+    expect(page.locator("#scales-field")).to_be_hidden()
     page.select_option("#compare-show", "difference")
     expect(page.locator("#pair .strong")).to_have_text("Maps of methods with different units have no difference.")
     expect(page.locator("canvas.both")).to_be_hidden()
