@@ -22,6 +22,14 @@ LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/" + r"(?:work|root|opt|home)/")
 REGISTRY = re.compile("|".join([r"pypi\." + "org", r"python" + "hosted", r"registry\." + r"(?:npmjs|yarnpkg)"]))
 
+# Wordings that users stumbled over, and their kind.
+AWKWARD = re.compile(
+    r"(?<!there )\b(?:is|are) no (?!longer)|\bno \w+ of at least|to chance|against itself|its middle|shows it all"
+    r"|once more|turns? (?:it|the order) round|\ball together|\bowes?\b|with commas between|\bas of \b|stands? out of"
+    r"|\bgo(?:es)? on with|\b(?:one|number|class|name|value)(?: name)? an? (?:class|image|line|prompt|sample|token)\b"
+    r"|out of \S+ sight"
+)
+
 
 def repository_files() -> list[Path]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
@@ -61,6 +69,27 @@ def version() -> str:
 @pytest.mark.parametrize("pattern", [MACHINE_PATH, REGISTRY], ids=["machine path", "registry address"])
 def test_no_file_names_a_machine_or_a_registry(pattern):
     assert lines_matching(pattern, repository_files()) == []
+
+
+def message_texts(path: Path) -> list[str]:
+    """Texts of a module or script that users may read: of Python without docstrings, which are for readers of code."""
+    if path.suffix != ".py":
+        return [line for line in path.read_text().splitlines() if not line.strip().startswith("//")]
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    documentation = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    return [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in documentation
+    ]
+
+
+def test_messages_are_plain():
+    paths = [path for ending in ("py", "js", "html") for path in (ROOT / "src").rglob(f"*.{ending}")]
+    texts = [(path.name, text) for path in paths for text in message_texts(path)]
+    assert len(texts) > 5000
+    commands = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    assert [found for found in [*texts, ("cli.md", commands)] if AWKWARD.search(found[1])] == []
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)

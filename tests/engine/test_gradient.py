@@ -152,7 +152,7 @@ class TestRefusals:
             ([0, 1], r"\[3\] indices"),
             (1.5, "integers"),
             (torch.zeros(3, 2, 2, dtype=torch.long), "shape"),
-            (lambda logits: logits, "one number an image"),
+            (lambda logits: logits, "one number per image"),
         ],
     )
     def test_targets(self, model, images, target, message):

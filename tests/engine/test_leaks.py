@@ -611,7 +611,7 @@ def test_a_cache_of_parameters_is_a_constant():
 def test_a_cache_of_an_earlier_image_is_refused():
     model = CachesBiases(lambda biases, x: biases[:5] * x.mean())
     model(X.clone().requires_grad_())
-    with pytest.raises(UnsupportedOperator, match="out of the interception's sight"):
+    with pytest.raises(UnsupportedOperator, match="outside the interception"):
         effective_transformation(model, X, 1)
 
 

@@ -87,7 +87,7 @@ def test_a_norm_in_the_score_is_held_and_probabilities_are_refused(classifier):
 
 
 def test_what_is_no_score_is_one_clear_line(classifier):
-    for wrong, message in [(lambda out: out.logits, "one number an image"), (lambda out: 3.0, "returned float")]:
+    for wrong, message in [(lambda out: out.logits, "one number per image"), (lambda out: 3.0, "returned float")]:
         with pytest.raises(TargetError, match=message):
             effective_transformation(classifier, X, wrong)
     with pytest.raises(OutputError, match="function of its output"):
@@ -139,7 +139,7 @@ def test_similarity_is_the_cosine_and_conserved():
     assert conservation_gap(HEADS, X, score) < 1e-9
     same = scores.Similarity.to_image(HEADS, X[:1])
     assert same(HEADS(X))[0].item() == pytest.approx(1.0)
-    with pytest.raises(TargetError, match="an embedding of 3 numbers; the model makes 4"):
+    with pytest.raises(TargetError, match="an embedding of 3 numbers; the model returns 4"):
         scores.Similarity(other[:3])(HEADS(X))
 
 

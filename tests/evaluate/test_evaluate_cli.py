@@ -196,7 +196,7 @@ def test_an_engine_of_a_plugin_is_used_by_its_name(world, tmp_path, monkeypatch,
         ("--data imagenet:absent", "absent: no such folder"),
         ("--data imagnet:x", "did you mean imagenet"),
         ("--set dave=3", "expected WHO.NAME=VALUE"),
-        ("--set legrad.x=3", "'legrad' is no method and no metric of this run"),
+        ("--set legrad.x=3", "'legrad' is neither a method nor a metric of this run"),
         (
             "--set deletion.protocol=theirs",
             "protocol of metric 'deletion' is 'theirs'; expected one of paper",

@@ -363,7 +363,7 @@ def test_what_a_lost_actor_had_begun_is_done_by_another(dispatch_all):
 def test_a_task_that_kills_every_actor_ends_the_run(dispatch_all):
     with pytest.raises(RuntimeError, match=r"workers die at 1-0, 3 times \(killed\); if memory is too small"):
         dispatch_all(SimulatedCluster(deadly={"1-0": 9}))
-    with pytest.raises(RuntimeError, match="no worker can begin, 3 times"):
+    with pytest.raises(RuntimeError, match="no worker could start, 3 times"):
         dispatch_all(SimulatedCluster(failing_starts=9))
 
 

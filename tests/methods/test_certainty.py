@@ -112,7 +112,7 @@ def few(samples: int, error: float, *, significant: bool = True) -> Explanation:
 def test_too_few_samples_are_said_with_how_many_would_do():
     assert few(8, 0.6).warnings == ["with 8 samples, 36% of this map is noise; with 29 it would be 10%"]
     assert few(8, 0.4).warnings == [None]
-    assert "nothing stands out of the noise of 8 samples" in few(8, 0.1, significant=False).warnings[0]
+    assert "nothing exceeds the noise of 8 samples" in few(8, 0.1, significant=False).warnings[0]
     words = [text.get_text() for text in viz.show(few(8, 0.6)).texts]
     assert any("36% of this map" in word for word in words)
 

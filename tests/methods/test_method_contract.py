@@ -212,7 +212,7 @@ def test_targets_as_users_have_them(name):
     assert scored.target is None
     assert scored.attribution.shape == X.shape
     close(scored.attribution, several.attribution[:, 1])
-    with pytest.raises(TargetError, match="one number an image"):
+    with pytest.raises(TargetError, match="one number per image"):
         method(name).attribute(X, lambda logits: logits)
 
 

@@ -102,7 +102,7 @@ def test_coco_files(name, tmp_path):
 def test_tables_of_imagenet_that_are_no_utf8(name, tmp_path):
     (tmp_path / "x.png").write_bytes(good_png())
     (tmp_path / name).write_bytes(b"ImageId,PredictionString\nx,n01440764 \xe9 0 1 1\n")
-    with pytest.raises(DataError, match=f"{name}: no UTF-8 text"):
+    with pytest.raises(DataError, match=f"{name}: not UTF-8 text"):
         open_dataset(f"imagenet:{tmp_path}")
 
 

@@ -123,6 +123,33 @@ def test_maps_of_several_targets_lie_on_what_they_are_maps_of(own, monkeypatch):
     assert shown.min(-1).max() < 0.3  # pure colours: no part of it is pale
 
 
+@pytest.mark.parametrize("target", ["dog", "dog,hen"])
+def test_panels_show_photograph_and_map_at_one_scale(target):
+    explained = result(cropping(0.8), target=target)
+    figure = explained.figure()
+    drawn = {axes.get_position().x0: axes for axes in figure.axes if axes.images and axes.get_position().height > 0.1}
+    map_, photograph = list(drawn.values())[-1], next(iter(drawn.values()))
+    assert map_.get_position().width == pytest.approx(photograph.get_position().width, rel=0.02)
+    assert map_.get_position().height == pytest.approx(photograph.get_position().height, rel=0.02)
+    coloured = (np.asarray(map_.images[0].get_array()).min(-1) < 0.99).nonzero()
+    height, width = map_.images[0].get_array().shape[:2]
+    seen = [
+        coloured[1].min() / width,
+        coloured[0].min() / height,
+        coloured[1].max() / width,
+        coloured[0].max() / height,
+    ]
+    assert seen == pytest.approx([36 / 120, 6 / 60, 84 / 120, 54 / 60], abs=0.03)
+
+
+def test_colours_of_signed_panels_mean_one_thing():
+    """With several classes there is no picture with a hue for each: violet and orange are for and against."""
+    explained = result(cropping(0.8), target="dog,hen")
+    titles = {view: {text.get_text() for text in explained.figure(view).texts} for view in ("map", "signed")}
+    assert "all targets" in titles["map"] - titles["signed"]
+    assert "overlay" in titles["signed"] - titles["map"]
+
+
 def test_maps_of_squashed_photographs_have_their_proportions():
     explained = result(squashing())
     height, width = explained.photo_panels[0].map.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +29,7 @@ RENDER = """async ([script, traits]) => {
     const views = Object.fromEntries(binary.map((name) => [name, new DataView(new Uint8Array(traits[name]).buffer)]));
     const el = document.createElement("div");
     document.body.replaceChildren(el);
-    widget.render({ model: { get: (name) => views[name] ?? traits[name] }, el });
+    await widget.render({ model: { get: (name) => views[name] ?? traits[name] }, el });
 }"""
 
 
@@ -196,6 +197,7 @@ def test_two_classes_have_one_colour_scale(visit):
     expect(visit.wait_finished(1).locator(".subtitle")).to_contain_text("rollout")
     expect(limits[1]).not_to_have_text(limits[0].text_content())  # of another unit: never one scale
     expect(page.locator("#scales")).to_be_disabled()
+    expect(page.locator("#scales-field")).to_be_hidden()
     page.select_option("#compare-show", "difference")
     expect(page.locator("#pair .strong")).to_have_text("Maps of methods with different units have no difference.")
     expect(page.locator("canvas.both")).to_be_hidden()
@@ -504,7 +506,10 @@ def test_the_widget_of_notebooks_draws_with_the_same_controls(browser):
         signed = shares(drawn, "canvas.dave-map")
         assert np.abs(signed - first).max() > 0
         page.get_by_label("Image to map").fill("0")
-        seen = np.asarray(make_picture().resize((32, 32))).reshape(-1, 3)
+        seen = np.asarray(Image.open(io.BytesIO(traits["pictures"]))).reshape(-1, 3).astype(int)
         assert np.abs(shares(drawn, "canvas.dave-map") - seen).max() <= 1
         page.get_by_label("View").select_option("certainty")
-        expect(page.locator("output")).to_contain_text("standard errors")
+        expect(page.locator("output")).to_have_text(f"{NAMES[0]}: 05.00 standard errors or more")
+        expect(page.locator(".dave-chance")).to_have_text(
+            f"{NAMES[0]}: {100 * traits['probabilities'][0]:.1f} % likely"
+        )

@@ -162,9 +162,9 @@ def analyze_rotation(options: RotationOptions) -> Section:
         "rotation in degrees",
         "degrees",
         "Absolute change of the target's probability when the image is rotated about its centre, with grey outside "
-        "(the mean colour of the training data, or half of every channel where zero is no colour). Shaded per model: "
-        "the widest interval around 0 in which the median stays within {tolerance:g}. Dotted: the paper's choice, "
-        "20 degrees.",
+        "(the mean colour of the training data, or half of every channel where zero is not a colour). Shaded per "
+        "model: the widest interval around 0 in which the median stays within {tolerance:g}. Dotted: the paper's "
+        "choice, 20 degrees.",
         lambda model: partial(rotate_images, fill=traits_of(model).fill),
         table_points=(10.0, 20.0, 90.0, 180.0),
         annotate=_mark_paper_angle,

@@ -108,7 +108,7 @@ def _parse_option(name: str, value: Any, kind: Any, default: Any) -> Any:
         return tuple(word(part.strip()) for part in value.split(",") if part.strip())
     except ValueError as error:
         such = ",".join(map(str, default))
-        raise OptionError(f"--{name} {value}; expected whole numbers with commas between, such as {such}") from error
+        raise OptionError(f"--{name} {value}; expected whole numbers separated by commas, such as {such}") from error
 
 
 def _write_section(section: Section, out: Path, output: Output) -> None:

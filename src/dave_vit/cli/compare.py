@@ -54,7 +54,7 @@ def compare(
     Every map is scaled by the same rule: its positive part over its own 99 % quantile; with --scales shared all maps
     that are parts of the logit have one scale, so that methods with large values look brighter. With a box or a mask
     each map is scored: energy is the share of its positive part inside, pointing says whether its highest pixel is
-    inside. The folder gets NAME.compare.dave.png and NAME.compare.dave.json, under names as those of `dave explain`. A
+    inside. The folder gets NAME.compare.dave.png and NAME.compare.dave.json, named as those of `dave explain`. A
     method that cannot explain the model is left out, with the reason.
     """
     from dave_vit.data.images import read_image
@@ -92,7 +92,7 @@ def _method_names(text: str) -> list[str]:
 
     names = split_names(text, METHODS)
     if not names:
-        raise OptionError("--methods is empty; give names from `dave methods` with commas between, or all")
+        raise OptionError("--methods is empty; give names from `dave methods` separated by commas, or all")
     for name in names:
         METHODS[name]
     return names

@@ -48,7 +48,7 @@ class PlanOptions:
     """Settings of a plan that are one flag each, under the plan's names; the plan has their defaults."""
 
     metrics: str | None = option(
-        "--metric --metrics A,B,...", "Metrics with commas between, or all: {metrics}.", "plan.metrics"
+        "--metric --metrics A,B,...", "Metrics separated by commas, or all: {metrics}.", "plan.metrics"
     )
     data: Data = "builtin"
     limit: int | None = option("--limit N", "Use the first N images.", min=1)
@@ -66,9 +66,7 @@ class PlanOptions:
     )
     batch: int | None = option("--batch", "Images per forward pass.", "plan.batch", min=1)
     shard: int | None = option("--shard", "Images per file of results.", "plan.shard", min=1)
-    matched: bool = option(
-        "--matched", "Score all maps once more, smoothed to the resolution of patches.", default=False
-    )
+    matched: bool = option("--matched", "Also score all maps smoothed to the resolution of patches.", default=False)
     save_maps: bool = option("--save-maps", "Keep the maps as well, in half precision.", default=False)
 
 

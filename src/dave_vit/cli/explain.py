@@ -60,7 +60,7 @@ class QuestionOptions:
             parts = [part.strip() for part in self.words.split(",")]
             if not all(parts):
                 raise OptionError(
-                    f"--words {self.words}; expected words or their numbers with commas between, such as 3,5"
+                    f"--words {self.words}; expected words or their numbers separated by commas, such as 3,5"
                 )
             words = tuple(int(part) if part.isdigit() else part for part in parts)
         return Question(**{**vars(self), "target": target, "words": words})

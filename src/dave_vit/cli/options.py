@@ -94,7 +94,7 @@ def option(declaration: str, text: str, shown: str = "", *, default: Any = None,
     return field(default=default, metadata={"option": flag(declaration, text, shown, **more)})
 
 
-Models = Annotated[list[str] | None, flag("--model -m SPEC", "Model, as of `dave explain`; repeatable.", "builtin")]
+Models = Annotated[list[str] | None, flag("--model -m SPEC", "Model, as in `dave explain`; repeatable.", "builtin")]
 Weights = Annotated[
     str | None, flag("--weights FILE", "Load weights from a local .safetensors or .pth file instead of a download.")
 ]
@@ -293,7 +293,7 @@ class MethodsOptions:
 
     names: str = option(
         "--methods A,B,...",
-        "Attribution methods with commas between, or all; `dave methods` lists them.",
+        "Attribution methods separated by commas, or all; `dave methods` lists them.",
         default="dave",
     )
     samples: Samples = None

@@ -25,7 +25,7 @@ app = command(
 )
 
 Data = Annotated[
-    str, flag("--data SPEC", "A folder of images, or a data set as of `dave evaluate`, such as imagenet:DIR.")
+    str, flag("--data SPEC", "A folder of images, or a data set as in `dave evaluate`, such as imagenet:DIR.")
 ]
 
 

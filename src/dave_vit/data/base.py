@@ -155,7 +155,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: no UTF-8 text (byte {error.start}); save it as UTF-8") from error
+        raise DataError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from error
 
 
 def read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:

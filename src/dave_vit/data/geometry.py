@@ -208,5 +208,5 @@ def _fit_axis(positions: _FloatArray, photo: int) -> Axis:
     scale, offset = np.polyfit(centres[inner], positions[inner], 1)
     error = float(np.abs(scale * centres[inner] + offset - positions[inner]).max())
     if scale <= 0 or error > 2 + 2 * scale:
-        raise DataError(f"the preprocessing is no resize and crop: a straight line misses by {error:.1f} pixels")
+        raise DataError(f"the preprocessing is not a resize and crop: a straight line misses by {error:.1f} pixels")
     return Axis(photo, size, float(scale), float(offset))

@@ -82,7 +82,7 @@ def reject_gradient_changes(hook: Callable[[Tensor], Any]) -> Callable[[Tensor],
 def hidden_error(what: str, where: str = "") -> UnsupportedOperator:
     """Return the error for what was computed out of the interception's sight."""
     return UnsupportedOperator(
-        f"{what}{where} was made out of the interception's sight: by torch.jit, by torch.func, in another thread, with "
+        f"{what}{where} was made outside the interception: by torch.jit, by torch.func, in another thread, with "
         "torch functions switched off, or before the call; run the plain module in the calling thread, and detach what "
         "is a constant"
     )

@@ -35,7 +35,7 @@ _MAKES_NUMBERS = _DECISIONS.union(
 )
 
 _CONSTANT = (
-    "it takes a tensor for a constant that depends on the image: what is made of numbers, of .data or of memory "
+    "it treats a tensor that depends on the image as a constant: what is made of numbers, of .data or of memory "
     "that is written elsewhere cannot be followed; use the tensor itself"
 )
 _NUMBER = "it turns a value that depends on the image into a number; keep it a tensor"
@@ -46,7 +46,7 @@ _BELOW = (
 )
 _STALE = "it takes a view of a tensor into which a frozen operator was written since; take the view afterwards"
 _HIDDEN = (
-    "it ran out of the interception's sight, in a torch.jit module, a compiled extension or with torch functions "
+    "it ran outside the interception, in a torch.jit module, a compiled extension or with torch functions "
     "switched off; run the plain module"
 )
 _RANDOM = (

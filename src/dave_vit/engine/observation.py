@@ -217,7 +217,7 @@ class TokenLayout:
     def to_grid(self, values: Tensor) -> Tensor:
         """Arrange one value a token ``[..., tokens]`` in the grid of patches ``[..., rows, columns]``."""
         if values.shape[-1] != self.tokens:
-            raise InputError(f"{values.shape[-1]} values for {self.tokens} tokens; give one value a token")
+            raise InputError(f"{values.shape[-1]} values for {self.tokens} tokens; give one value per token")
         return values[..., self.prefix :].reshape(*values.shape[:-1], *self.grid)
 
 

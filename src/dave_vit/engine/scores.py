@@ -1,4 +1,4 @@
-"""Scores of a model's output, one number an image: targets for models that are no classifiers.
+"""Scores of a model's output, one number per image: targets for models that are no classifiers.
 
 Each is a target of every method, as any function of your own is. It looks at the output as the model returns it: a
 tensor, transformers' output object, or a dict. It is part of what is explained: a norm that it divides by is frozen,
@@ -141,7 +141,7 @@ class Similarity:
         own = select_embeddings(output, self.find)
         other = self.embedding.to(own).flatten()
         if own.shape[-1] != len(other):
-            raise TargetError(f"an embedding of {len(other)} numbers; the model makes {own.shape[-1]} of a picture")
+            raise TargetError(f"an embedding of {len(other)} numbers; the model returns {own.shape[-1]} per picture")
         return F.normalize(own, dim=-1) @ F.normalize(other, dim=0)
 
     @classmethod

@@ -156,7 +156,7 @@ class Target:
         shape = tuple(score.shape) if isinstance(score, Tensor) else None
         if shape != ((batch, self.count) if isinstance(self.score, ScoreSet) else (batch,)):
             what = type(score).__name__ if shape is None else f"shape {shape}"
-            raise TargetError(f"the score function returned {what}; it must return one number an image, [{batch}]")
+            raise TargetError(f"the score function returned {what}; it must return one number per image, [{batch}]")
         return score if score.ndim == 2 else score.unsqueeze(1)
 
     def scores(self, logits: Tensor) -> Tensor:
@@ -308,7 +308,7 @@ def _parse_opponents(against: Any, target: Target, batch: int, names: Sequence[s
         return tuple("rivals" for _ in range(batch))
     indices = _parse_indices(against, names)
     if indices.ndim > 1 or (indices.ndim == 1 and len(indices) != batch):
-        raise TargetError(f"against has shape {tuple(indices.shape)} for a batch of {batch}; give one class an image")
+        raise TargetError(f"against has shape {tuple(indices.shape)} for a batch of {batch}; give one class per image")
     return tuple(indices.expand(batch).tolist())
 
 

@@ -248,7 +248,7 @@ class Dispatcher:
         name = task.name if task else "start"
         self._deaths[name] += 1
         if self._deaths[name] == _MAX_DEATHS:
-            what = f"workers die at {name}" if task else "no worker can begin"
+            what = f"workers die at {name}" if task else "no worker could start"
             how = "if memory is too small, take a smaller batch in another folder"
             raise RuntimeError(f"{what}, {_MAX_DEATHS} times ({error}); {how}") from error
         if task is not None:

@@ -84,7 +84,7 @@ class EvalJob:
         if expected != value:
             what = "a worker loads other weights" if kind == "models" else "a worker has another version"
             both = f"{what} of {name} than the run was started with ({value} instead of {expected})"
-            raise OptionError(f"{both}; use the same ones everywhere, or go on with --allow-mixed")
+            raise OptionError(f"{both}; use the same ones everywhere, or continue with --allow-mixed")
 
 
 class EvaluatedModel:

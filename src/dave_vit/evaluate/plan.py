@@ -164,7 +164,7 @@ def merge_settings(settings: dict[str, Any], flags: Mapping[str, Any], overrides
     merged["seeds"] = tuple(_as_list(merged["seeds"]))
     merged["smoothing"] = replace(read_entry(Smoothing, settings["smoothing"]), **flags.get("smoothing", {}))
     for who, options in texts.items():
-        raise OptionError(f"--set {who}.{next(iter(options))}: {who!r} is no method and no metric of this run")
+        raise OptionError(f"--set {who}.{next(iter(options))}: {who!r} is neither a method nor a metric of this run")
     return merged
 
 

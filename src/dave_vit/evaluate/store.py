@@ -103,7 +103,7 @@ class RunFolder:
             stored.append({"software": dict(software), "models": models})
             if len(stored) > 1 and not allow_mixed:
                 what = "; ".join(describe_version_changes(*stored[-2:])[:3])
-                how = "use another --out, install that version again, or go on with --allow-mixed"
+                how = "use another --out, install that version again, or continue with --allow-mixed"
                 raise OptionError(f"{self.path} was computed with other versions ({what}); {how}")
             self.write({"versions.json": json_bytes(stored)})
         return stored

@@ -117,8 +117,8 @@ class Worker:
                 raise
         self.release_memory()  # outside of the handler, so that what failed is freed first
         raise OutOfMemory(
-            f"{self.device} is out of memory at {task.name}; end what else uses it, or take fewer workers or a smaller "
-            "batch; the same command goes on with what is left"
+            f"{self.device} is out of memory at {task.name}; close other programs that use it, or take fewer workers "
+            "or a smaller batch; the same command continues with the remaining images"
         )
 
     def _compute_scan(self, task: EvalTask) -> Files:

@@ -17,6 +17,7 @@ from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.targets import TargetLike
 from dave_vit.errors import InputError, OptionError
 from dave_vit.methods import Explanation, create_method
+from dave_vit.methods.sampling import probabilities
 from dave_vit.models import loading
 from dave_vit.models.adapter import do_classes_compete
 from dave_vit.models.loading import find_preprocessing
@@ -96,7 +97,12 @@ class AttributionPipeline:
         images = image if isinstance(image, list | tuple) else [image]
         parts = [self._prepare(one) for one in images]
         explanation = self.method.explain(torch.cat(parts), target)
-        subject = explanation.subject
+        subject, classes = explanation.subject, explanation.target
+        if subject is not None and classes is not None and explanation.probability is None:
+            logits = compute_logits(self.model, subject.inputs)
+            compete = do_classes_compete(self.model, logits)
+            chances = probabilities(logits.unsqueeze(0), classes.reshape(len(classes), -1), compete)[0]
+            explanation = replace(explanation, probability=chances.reshape(classes.shape))
         if self._preprocessing is None or subject is None or subject.to_colours is not None:
             return explanation
         return replace(explanation, subject=replace(subject, to_colours=self._preprocessing.picture))
@@ -135,14 +141,13 @@ class AttributionPipeline:
         known: dict[str, Any] = {"label": None, "target": None, "score": None}
         if explanation.target is not None and subject is not None:
             index = explanation.target[0]
-            logits = compute_logits(self.model, subject.inputs)
-            shares = logits.softmax(1) if bool(do_classes_compete(self.model, logits)) else logits.sigmoid()
-            names = subject.names or [f"class {number}" for number in range(logits.shape[1])]
-            labels = [names[number] for number in index.flatten().tolist()]
+            names, numbers = subject.names, index.flatten().tolist()
+            labels = [names[number] if names else f"class {number}" for number in numbers]
+            chance = explanation.probability
             known = {
                 "label": labels if index.ndim else labels[0],
                 "target": index.tolist(),
-                "score": shares[0, index].tolist(),
+                "score": None if chance is None else chance[0].tolist(),
             }
         return known | {
             "heatmap": explanation.heatmap[0].numpy(force=True),

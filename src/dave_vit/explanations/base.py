@@ -172,6 +172,7 @@ class ImageExplanation(ABC):
             notes=[f"Note: {note}." for note in self.notes],
             beneath=self.image if self.photo.is_plain else photo.image,
             overlay=self.overlay(view, scales),
+            align=photo.align,
         )
 
     def record(self) -> dict[str, Any]:

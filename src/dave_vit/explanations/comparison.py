@@ -121,7 +121,7 @@ class Comparison:
             cells = [replace(cells[0], outline=outline)]
         for row, cell in zip(self.rows, self._cells(view, scales), strict=True):
             score = f", energy {row['energy']:.1%}" if row.get("energy") is not None else ""
-            cells.append(replace(cell, title=f"{row['method']}{score}"))
+            cells.append(replace(cell, title=f"{row['method']}{score}", colours=photo.align(cell.colours)))
         scaled = "one scale for maps of logits" if scales == "shared" else "each map on its own scale"
         title = f"{self.first.picture.name}: {self.first.panels[0].target}, {self.first.explainer.model.spec}; {scaled}"
         return draw_grid([cells[start : start + _COLUMNS] for start in range(0, len(cells), _COLUMNS)], title=title)

@@ -80,7 +80,7 @@ class Attribution:
         if has_delta and not self.has_convergence_delta():
             raise OptionError(f"{type(self).__name__} has no convergence delta; leave return_convergence_delta out")
         if isinstance(target, tuple):
-            raise TargetError("target is a tuple; give a function of the model's output that picks one number an image")
+            raise TargetError("target is a tuple; give a function of the model's output to one number per image")
         parts = self._split(values, target, arguments)
         results = [method.attribute(images, each) for method, images, each in parts]
         attribution = torch.cat(results).reshape(values.shape)

@@ -136,7 +136,7 @@ def _block_attention(observed: Observation, layered: Layered) -> list[AttentionM
         [each for each in observed.attention if f"{each.module}.".startswith(f"{path}.")] for path in layered.blocks
     ]
     if not within or any(len(block) != 1 for block in within) or len(within) != len(observed.attention):
-        raise _refusal("its blocks are no list of modules that each hold one attention among all tokens")
+        raise _refusal("its blocks are not a list of modules that each hold one attention among all tokens")
     return [block[0] for block in within]
 
 
@@ -267,7 +267,7 @@ def _block_channels(recorded: dict[str, list[Tensor]], tokens: int) -> Tensor:
         if states[0].shape[1] == tokens:
             return torch.cat(states, 2).mT
     raise UnsupportedOperator(
-        "tis reads the tokens after every block, and this model's blocks are no list of modules that return them; "
+        "tis reads the tokens after every block, and this model's blocks are not a list of modules that return them; "
         "use chefer_generic, or dave, which works on any model"
     )
 

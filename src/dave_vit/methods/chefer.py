@@ -134,7 +134,7 @@ def matrix_product(call: Call, *args: Any, alpha: float, **kwargs: Any) -> Tenso
         return (_alpha_beta(ordered, relevance, saved[at], saved[1 - at], alpha),)
 
     if len(factors) != 2 or factors[0] is factors[1]:
-        raise call.mode.refusal(call.name, "it is no product of two different tensors")
+        raise call.mode.refusal(call.name, "it is not a product of two different tensors")
     saved = tuple(factor.detach() for factor in factors)
     return carry(lambda: product(*saved), pullback, *carriers, saved=saved)
 

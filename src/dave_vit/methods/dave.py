@@ -222,7 +222,7 @@ class DAVE(Method):
         elif is_compared:
             logits = self._clean_logits(images, pass_size)
             target = resolve(target, logits)
-        clean = None if logits is None or not is_compared else CleanPrediction.of(self.model, logits)
+        clean = None if logits is None or not is_compared else CleanPrediction.of(self.model, logits, target)
         return target, clean, evidence
 
     def _resolve_on_logits(self, target: Target, logits: Tensor) -> Target:

@@ -64,7 +64,7 @@ class ExplainedBatch:
 def describe_uncertainty(samples: int, share: float, *, significant: bool) -> str | None:
     """Return a warning for a map that rests on too few samples, or None."""
     if not significant:
-        return f"nothing stands out of the noise of {samples} samples: the map is their average, and may be noise alone"
+        return f"nothing exceeds the noise of {samples} samples: the map is their plain average and may be only noise"
     if samples < 2:
         return "one sample does not show how much of the map is noise; draw more"
     if share <= TOO_MUCH:
@@ -94,6 +94,8 @@ class Explanation:
         subject: the images, and what figures need of the model.
         unit: of the numbers of its maps: "logit", "range" where they are drawn from the smallest to the largest, or
             empty where only their order means anything.
+        probability: that the model gives the explained classes, ``[B]`` or ``[B, K]``, where it is known: from DAVE's
+            presets that look at the clean image, and from ``dave_vit.explain``.
 
     Example:
         >>> explanation = DAVE(model).explain(model.preprocess("photo.jpg"))
@@ -113,6 +115,7 @@ class Explanation:
     is_signed: bool = True
     subject: ExplainedBatch | None = None
     unit: str = ""
+    probability: Tensor | None = None
 
     def select(self, images: Tensor) -> Explanation:
         """Select images by index."""
@@ -123,7 +126,7 @@ class Explanation:
 
     def select_class(self, index: int) -> Explanation:
         """Select one of K classes or scores; the K axis is dropped."""
-        names = ("attribution", "target", "standard_error", "significant", "mean")
+        names = ("attribution", "target", "standard_error", "significant", "mean", "probability")
         values = {name: getattr(self, name) for name in names}
         return replace(self, **{name: value[:, index] for name, value in values.items() if value is not None})
 
@@ -256,7 +259,7 @@ class Explanation:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """Return the maps with controls if anywidget is installed, and as a picture, for notebooks."""
-        bundle: dict[str, Any] = import_module("dave_vit.viz.widget").mime_bundle(self, self._repr_png_())
+        bundle: dict[str, Any] = import_module("dave_vit.viz.widget").mime_bundle(self)
         return bundle
 
 

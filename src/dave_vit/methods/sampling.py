@@ -32,24 +32,25 @@ class CleanPrediction:
         predicted: the likeliest class, ``[b]``.
         compete: whether the classes compete, ``[b]``; else each logit stands for itself.
         probability: of the predicted class, ``[b]``.
+        explained: probability of each explained class, ``[b, K]``; K is 0 without a target.
     """
 
     predicted: Tensor
     compete: Tensor
     probability: Tensor
+    explained: Tensor
 
     @classmethod
-    def of(cls, model: nn.Module, logits: Tensor) -> CleanPrediction:
-        """Compute it from the logits of the clean images ``[b, classes]``."""
+    def of(cls, model: nn.Module, logits: Tensor, target: Target | None = None) -> CleanPrediction:
+        """Compute it from the logits of the clean images ``[b, classes]``, and the resolved target."""
         predicted, compete = logits.argmax(1), do_classes_compete(model, logits)
-        probability = probabilities(logits.unsqueeze(0), predicted.unsqueeze(1), compete)[0, :, 0]
-        return cls(predicted, compete, probability)
+        columns = torch.cat([predicted.unsqueeze(1), *([] if target is None else [target.class_indices])], 1)
+        chances = probabilities(logits.unsqueeze(0), columns, compete)[0]
+        return cls(predicted, compete, chances[:, 0], chances[:, 1:])
 
     def select(self, images: Tensor) -> CleanPrediction:
         """Select images by index."""
-        return CleanPrediction(
-            *(part[images.to(part.device)] for part in (self.predicted, self.compete, self.probability))
-        )
+        return CleanPrediction(*(part[images.to(part.device)] for part in vars(self).values()))
 
     def contrast(self, target: Target, logits: Tensor) -> Target:
         """Contrast the target with its rivals in those images whose classes compete, and resolve it."""
@@ -213,7 +214,9 @@ class SampleGroup:
 
     def explanation(self) -> Explanation:
         """Return the explanation after the samples so far."""
-        return replace(self.estimate.explanation(), neighborhood_level=torch.full_like(self.where, self.level))
+        level = torch.full_like(self.where, self.level)
+        probability = None if self.clean is None else self.clean.explained
+        return replace(self.estimate.explanation(), neighborhood_level=level, probability=probability)
 
 
 Draw = Callable[[SampleGroup, int, int], tuple[Tensor, Tensor]]

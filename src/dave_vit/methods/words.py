@@ -45,8 +45,8 @@ def image_layout(decoder: TextDecoder | None, images: Tensor) -> TokenLayout:
     grid = find_token_grid(len(tokens), images.shape[-2:])
     if grid is None or math.prod(grid) != len(tokens):
         raise UnsupportedOperator(
-            f"the language model has {len(tokens)} image tokens, which are no grid of patches; use dave or attn_lrp, "
-            "which follow the pixels"
+            f"the language model has {len(tokens)} image tokens, which are not a grid of patches; use dave or "
+            "attn_lrp, which follow the pixels"
         )
     return TokenLayout(grid, 0)
 

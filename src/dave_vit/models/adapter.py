@@ -225,7 +225,7 @@ def class_names(count: int, classes: Classes | None = None, *, known: Sequence[s
     if names is None:
         return imagenet_names() if count == 1000 else [f"class {index}" for index in range(count)]
     if len(names) != count:
-        raise ModelError(f"{len(names)} class names for a model of {count} classes; give one name a class, in order")
+        raise ModelError(f"{len(names)} class names for a model of {count} classes; give one name per class, in order")
     return list(names)
 
 
@@ -237,7 +237,7 @@ def read_classes(classes: Classes) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # binary content, or a name that no file can have
-        raise ModelError(f"{path}: cannot be read; give a text file with one class name a line, or JSON") from error
+        raise ModelError(f"{path}: cannot be read; give a text file with one class name per line, or JSON") from error
     if path.suffix.lower() != ".json":
         return [line.strip() for line in text.splitlines() if line.strip()]
     try:

@@ -128,7 +128,7 @@ _Samples = list[tuple[Dataset, int]]
 def _check_class_names(training: Dataset, validation: Dataset | None) -> list[str]:
     names = list(training.class_names)
     if len(names) < 2:
-        raise DataError(f"{len(names)} classes to train on; put the images of each class into a folder of its own")
+        raise DataError(f"{len(names)} classes to train on; put the images of each class into their own folder")
     unknown = sorted(set(validation.class_names) - set(names)) if validation is not None else []
     if unknown:
         raise DataError(f"validation class {unknown[0]!r} is not among the training classes")

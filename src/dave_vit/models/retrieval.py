@@ -195,9 +195,9 @@ def resolve_prompts(
     if len(sentences) < least:
         raise OptionError(
             f'{spec} compares pictures with sentences; give two or more: prompts=["a cat", "a dog"], or --classes FILE '
-            "with one a line"
+            "with one per line"
         )
     names = read_classes(classes) if classes is not None else sentences
     if len(names) != len(sentences):
-        raise OptionError(f"{len(names)} class names for {len(sentences)} prompts; give one name a prompt")
+        raise OptionError(f"{len(names)} class names for {len(sentences)} prompts; give one name per prompt")
     return sentences, names

@@ -49,7 +49,7 @@ class Weights:
         try:
             return [str(name) for name in json.loads(text)] if text else None
         except (ValueError, TypeError) as error:
-            raise ModelError(f"{self.path}: its class_names are no JSON list; save the file again") from error
+            raise ModelError(f"{self.path}: its class_names are not a JSON list; save the file again") from error
 
     def state_for(self, model: nn.Module) -> State:
         """Return the tensors without a prefix such as ``module.`` that all names have and none of the model's."""

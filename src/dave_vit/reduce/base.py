@@ -79,7 +79,7 @@ def check_samples(samples: Tensor, weights: Tensor | None, image: tuple[int, ...
     if not fits or not samples.is_floating_point():
         raise InputError(f"samples are {samples.dtype} shaped {list(samples.shape)}; expected floats shaped {expected}")
     if weights is not None and weights.shape != samples.shape[:2]:
-        raise InputError(f"weights shaped {list(weights.shape)}; expected one a sample: {list(samples.shape[:2])}")
+        raise InputError(f"weights shaped {list(weights.shape)}; expected one per sample: {list(samples.shape[:2])}")
     return samples.detach()
 
 

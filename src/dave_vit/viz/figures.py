@@ -155,10 +155,10 @@ class Drawing(Figure):
             legend = axes.get_legend()
             yield from legend.get_texts() if legend else ()
 
-    def _repr_png_(self) -> bytes:
+    def _repr_png_(self, *, dpi: int = 110) -> bytes:
         """Return a PNG for notebooks, which keep every picture: with 256 colours it takes a third of the space."""
-        picture = Image.open(io.BytesIO(self.to_bytes("png", dpi=110)))
-        return png_bytes(picture.convert("RGB").quantize(256))
+        picture = Image.open(io.BytesIO(self.to_bytes("png", dpi=dpi)))
+        return png_bytes(picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE))
 
 
 def draw_grid(
@@ -181,7 +181,7 @@ def draw_grid(
     left = _EDGE + (2 * _LINE if labels else 0)
     columns = max(sum(cell.span for cell in row) for row in rows)
     total = left + columns * width + (columns - 1) * _GAP + _EDGE
-    heading = textwrap.wrap(title, int(total * _LETTERS / _WIDTH * 0.85))
+    heading = textwrap.wrap(title, int(total * _LETTERS / _WIDTH * 0.8))
     footing = [line for note in notes for line in textwrap.wrap(note, int(total * _LETTERS / _WIDTH * 1.05))]
     heights = [_row_height(row, width) for row in rows]
     below = len(footing) * _LINE + (0.08 if footing else 0)

@@ -1,11 +1,12 @@
 """The figures of commands, reports and notebooks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
 from dave_vit.methods import Explanation
+from dave_vit.viz.colors import Array
 from dave_vit.viz.figures import Cell, Drawing, certainty_cell, draw_grid, image_cell, map_cell, targets_cell
 from dave_vit.viz.rendering import ImageLike, Panel, Scales, View, as_map
 
@@ -35,6 +36,7 @@ def draw_side_by_side(
     notes: Sequence[str] = (),
     beneath: ImageLike | None = None,
     overlay: ImageLike | None = None,
+    align: Callable[[Array], Array] = lambda colours: colours,
 ) -> Drawing:
     """Draw image, overlay, map and certainty beside each other; several targets get a row of maps and one of certainty.
 
@@ -46,18 +48,26 @@ def draw_side_by_side(
         scales: see `panel_cells`.
         notes: sentences below, after the one that explains certainty.
         beneath: the image under the maps of several targets, if `image` shows more than the maps.
-        overlay: the map of one target over the image.
+        overlay: the maps over the image.
+        align: from the colours of a map to a picture in the image's proportions.
     """
-    maps = panel_cells(panels, view=view, scales=scales)
-    sure = [certainty_cell(each.certainty) for each in panels if each.certainty is not None]
+    maps = [_align(cell, align) for cell in panel_cells(panels, view=view, scales=scales)]
+    sure = [_align(certainty_cell(each.certainty), align) for each in panels if each.certainty is not None]
     footer = [*([CERTAINTY] if sure else []), *notes]
     if len(panels) == 1:
         pictures = [image_cell(image), *([] if overlay is None else [image_cell(overlay, "overlay")])]
         return draw_grid([[*pictures, *maps, *sure]], title=title, notes=footer)
-    under, names = image if beneath is None else beneath, [each.target for each in panels]
-    all_targets = targets_cell(under, [each.map for each in panels], names, "all targets", shared=scales == "shared")
-    rows = [[image_cell(image), all_targets], maps, sure]
-    return draw_grid([row for row in rows if row], title=title, notes=footer)
+    if view == "signed" and overlay is not None:  # a hue for each target would be one for evidence as well
+        first = [[image_cell(image)], [replace(image_cell(overlay, "overlay"), span=len(panels))]]
+    else:
+        under, names = image if beneath is None else beneath, [each.target for each in panels]
+        blended = targets_cell(under, [each.map for each in panels], names, "all targets", shared=scales == "shared")
+        first = [[image_cell(image), _align(blended, align)]]
+    return draw_grid([row for row in [*first, maps, sure] if row], title=title, notes=footer)
+
+
+def _align(cell: Cell, align: Callable[[Array], Array]) -> Cell:
+    return replace(cell, colours=align(cell.colours))
 
 
 def draw_comparison(

@@ -234,6 +234,14 @@ class Photo:
         (across, down), margins = self.parts[0].scale, max(-start for start in self.parts[0].offset)
         return len(self.parts) == 1 and abs(across / down - 1) < 0.02 and margins < 0.02 * max(self.image.size)
 
+    def align(self, colours: Array) -> Array:
+        """Put a picture of a plain photograph's only input at its place, on white in the photograph's proportions."""
+        (width, height), (across, down) = self.image.size, self.parts[0].scale
+        left, top, right, bottom = self.parts[0].visible_box
+        margins = [(top / down, (height - bottom) / down), (left / across, (width - right) / across), (0, 0)]
+        padding = [[round(side) for side in sides] for sides in margins]
+        return np.pad(colours, padding, constant_values=1.0) if self.is_plain else colours
+
     def resize(self, zoom: float = 1.0) -> Photo:
         """Return a copy with about `zoom` pixels per pixel of the input, and at most 1600 along its longer side."""
         steps = [zoom / min(part.scale) for part in self.parts]

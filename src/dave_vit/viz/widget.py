@@ -1,6 +1,7 @@
 """Explanations in notebooks: a widget with the page's controls if anywidget is installed, and a static picture."""
 
 import base64
+import io
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
@@ -12,10 +13,15 @@ from torch import Tensor
 from dave_vit.errors import MissingExtra, require_extra
 from dave_vit.methods import Explanation
 from dave_vit.viz.colors import Array, hex_colormaps
-from dave_vit.viz.panels import build_panels
-from dave_vit.viz.rendering import MapLike, Panel, as_image
+from dave_vit.viz.figures import MAX_CERTAINTY
+from dave_vit.viz.panels import build_panels, show
+from dave_vit.viz.rendering import MapLike, Panel, as_image, as_map, scale_map, to_pillow
 
-_MAX_MAPS = 64  # of a widget: all of them are sent to the browser
+# All maps of a view are one picture, one below the other, and so are the photographs: as numbers they would take twelve
+# times the space in the file of a notebook.
+_MAX_ROWS = 16_000  # of pixels in a picture that a browser reads
+_REACH = 4.0  # largest number of a map that is sent, in limits of its colour scale
+_LEVELS, _CERTAINTY_LEVELS = 127, 24  # of numbers on each side of zero
 
 
 def read_script() -> str:
@@ -31,17 +37,28 @@ def widget_traits(explanation: Explanation) -> dict[str, Any]:
     height, width = torch.as_tensor(panels[0].map).shape
     pictures = torch.ones(1, 3, height, width) if subject is None else subject.pictures
     shown, kept = _limit_images(panels, pictures)
+    maps, signed = [panel.map for panel in shown], [panel.values("signed") for panel in shown]
+    sure = [panel.certainty for panel in shown if panel.certainty is not None]
+    limits = {"map": [scale_map(each).limit for each in maps], "certainty": [MAX_CERTAINTY] * len(sure)}
+    limits["signed"] = [scale_map(each, signed=True).limit for each in signed]
+    tops = limits | {view: [_REACH * limit for limit in limits[view]] for view in ("map", "signed")}
+    if all(map(torch.equal, map(as_map, maps), map(as_map, signed))):
+        signed, tops["signed"] = [], tops["map"]  # the widget takes the map
+    chances = explanation.probability
     return {
         "width": width,
         "height": height,
         "images": len(kept),
         "names": [panel.target for panel in shown],
+        "probabilities": [] if chances is None else chances.flatten().tolist()[: len(shown)],
         "unit": panels[0].unit or explanation.unit,
         "colormaps": hex_colormaps(),
-        "pictures": b"".join(_encode_pixels(as_image(picture)) for picture in kept),
-        "map": _encode_maps([panel.map for panel in shown]),
-        "signed": _encode_maps([panel.signed for panel in shown]),
-        "certainty": _encode_maps([panel.certainty for panel in shown]),
+        "limits": limits,
+        "tops": tops,
+        "pictures": _encode(np.concatenate([as_image(picture) for picture in kept]), "webp"),
+        "map": _encode_maps(maps, tops["map"]),
+        "signed": _encode_maps(signed, tops["signed"]),
+        "certainty": _encode_maps(sure, tops["certainty"], _CERTAINTY_LEVELS),
     }
 
 
@@ -56,29 +73,39 @@ def widget(explanation: Explanation) -> Any:
     return kind(**values)
 
 
-def mime_bundle(explanation: Explanation, picture: bytes) -> dict[str, Any]:
-    """Return what a notebook displays: the widget if possible, and the picture for notebooks that are only read."""
-    shown = {"image/png": base64.b64encode(picture).decode(), "text/plain": repr(explanation)}
+def mime_bundle(explanation: Explanation) -> dict[str, Any]:
+    """Return what a notebook displays: the widget if possible, and a picture for notebooks that are only read."""
+    figure = show(explanation)
+
+    def static(dpi: int) -> dict[str, Any]:
+        picture = base64.b64encode(figure._repr_png_(dpi=dpi)).decode()
+        return {"image/png": picture, "text/plain": repr(explanation)}
+
     try:
         interactive = widget(explanation)._repr_mimebundle_()
     except MissingExtra:
-        return shown
+        return static(110)
     content = interactive[0] if isinstance(interactive, tuple) else interactive
-    return {**(content or {}), **shown}
+    return {**(content or {}), **static(72)}
 
 
 def _limit_images(panels: Sequence[Panel], pictures: Tensor) -> tuple[Sequence[Panel], Tensor]:
-    """Return as many images, with all their maps, as a notebook can hold."""
+    """Return as many images, with all their maps, as a browser can read."""
     each = max(1, len(panels) // len(pictures))
-    images = max(1, min(len(pictures), _MAX_MAPS // each))
+    images = max(1, min(len(pictures), _MAX_ROWS // (each * pictures.shape[-2])))
     return panels[: images * each], pictures[:images]
 
 
-def _encode_maps(maps: Sequence[MapLike | None]) -> bytes:
-    known = [np.asarray(torch.as_tensor(values).detach().cpu(), "<f4") for values in maps if values is not None]
-    return b"".join(values.tobytes() for values in known)
+def _encode_maps(maps: Sequence[MapLike], tops: Sequence[float], levels: int = _LEVELS) -> bytes:
+    """Return maps in grey: zero is 127, and the square root of a number's share of the largest one moves it."""
+    if not maps:
+        return b""
+    values = np.concatenate([as_map(each).numpy() / top for each, top in zip(maps, tops, strict=True)]).clip(-1, 1)
+    roots = (np.sqrt(np.abs(values)) * levels).round() / levels
+    return _encode((127 * (1 + np.sign(values) * roots)) / 255, "png")
 
 
-def _encode_pixels(image: Array) -> bytes:
-    colours = (image.clip(0, 1) * 255).round().astype(np.uint8)
-    return np.concatenate([colours, np.full_like(colours[..., :1], 255)], -1).tobytes()
+def _encode(colours: Array, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    to_pillow(colours).save(buffer, kind)
+    return buffer.getvalue()

@@ -62,7 +62,7 @@ class LocalEngine:
 @ENGINES.register("local")
 def _create_local(options: EngineOptions) -> LocalEngine:
     if options.address is not None:
-        raise OptionError("--address is of a Ray cluster; add --engine ray")
+        raise OptionError("--address names a Ray cluster; add --engine ray")
     devices = pick_devices(options.device, options.workers)
     if options.device != "auto":
         for device in dict.fromkeys(devices):

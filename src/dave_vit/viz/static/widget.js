@@ -22,43 +22,58 @@ function slider(max, value, onInput) {
   return input;
 }
 
-// Reads maps and images from the bytes of an explanation.
+// Reads a picture: four bytes a pixel.
+async function readPixels(bytes) {
+  const bitmap = await createImageBitmap(new Blob([bytes]));
+  const { width, height } = bitmap;
+  const context = make("canvas", { width, height }).getContext("2d");
+  context.drawImage(bitmap, 0, 0);
+  return context.getImageData(0, 0, width, height).data;
+}
+
+// The maps and images of an explanation; pixels: of the pictures that hold them, by name.
 class Maps {
-  constructor(model) {
-    this.get = (name) => model.get(name);
-    this.names = model.get("names");
-    [this.width, this.height] = ["width", "height"].map(this.get);
-    this.size = this.width * this.height;
-    this.limits = {}; // of all maps, by view
-    this.views = Object.keys(LABELS).filter((view) => model.get(view).byteLength > 0);
+  static async read(model) {
+    const names = ["pictures", ...Object.keys(LABELS)].filter((name) => model.get(name).byteLength > 0);
+    const pixels = await Promise.all(names.map((name) => readPixels(model.get(name))));
+    return new Maps(model, Object.fromEntries(names.map((name, number) => [name, pixels[number]])));
   }
 
+  constructor(model, pixels) {
+    [this.names, this.width, this.height, this.limits] = ["names", "width", "height", "limits"].map((name) => model.get(name));
+    Object.assign(this, { pixels, tops: model.get("tops"), size: this.width * this.height });
+    this.pixels.signed ??= pixels.map; // where both are the same
+    this.perImage = this.names.length / model.get("images");
+    this.views = Object.keys(LABELS).filter((view) => view in pixels);
+  }
+
+  // As in viz/widget.py: a byte of 127 is zero.
   values(view, number) {
-    const data = this.get(view);
-    return new Float32Array(data.buffer, data.byteOffset + 4 * number * this.size, this.size);
+    const top = this.tops[view][number];
+    return Float32Array.from({ length: this.size }, (_, at) => {
+      const root = this.pixels[view][4 * (number * this.size + at)] / 127 - 1;
+      return top * root * Math.abs(root);
+    });
   }
 
   // The image of a map, as drawOverlay takes it.
   image(number) {
-    const data = this.get("pictures");
-    const at = data.byteOffset + 4 * this.size * Math.floor((number * this.get("images")) / this.names.length);
-    return { width: this.width, height: this.height, data: new Uint8ClampedArray(data.buffer, at, 4 * this.size) };
+    const at = 4 * this.size * Math.floor(number / this.perImage);
+    return { width: this.width, height: this.height, data: this.pixels.pictures.subarray(at, at + 4 * this.size) };
   }
 
   // Index of the map whose brightest colour is the largest number.
   strongest(view) {
-    const limits = (this.limits[view] ??= this.names.map((_, number) => limitOf(this.values(view, number))));
-    return limits.indexOf(Math.max(...limits));
+    return this.limits[view].indexOf(Math.max(...this.limits[view]));
   }
 
   // A map as it is and smoothed, each with the number in its brightest colour; reference: the map that sets it
   planes(view, number, window, reference) {
-    const compute = (index) => {
-      const values = this.values(view, index);
-      return [values, smoothMap(values, this.width, this.height, window, view === "signed")];
-    };
-    const limits = compute(reference).map(limitOf);
-    return compute(number).map((values, kind) => ({ values, limit: limits[kind] }));
+    const soft = (index) => smoothMap(this.values(view, index), this.width, this.height, window, view === "signed");
+    return [
+      { values: this.values(view, number), limit: this.limits[view][reference] },
+      { values: soft(number), limit: limitOf(soft(reference)) },
+    ];
   }
 }
 
@@ -79,8 +94,8 @@ function zoomButtons(zoom) {
   return make("span", { role: "group", ariaLabel: "Zoom" }, ...buttons);
 }
 
-function render({ model, el }) {
-  const maps = new Maps(model);
+async function render({ model, el }) {
+  const maps = await Maps.read(model);
   const colours = Object.fromEntries(Object.entries(model.get("colormaps")).map(([name, hexes]) => [name, colorTable(hexes)]));
   const which = dropdown(maps.names.map((name, number) => [number, name]), draw);
   const view = dropdown(maps.views.map((name) => [name, LABELS[name]]), draw);
@@ -89,7 +104,7 @@ function render({ model, el }) {
   const canvas = make("canvas", { className: "dave-map" });
   const stage = makeStage(canvas, Math.min(448, 2 * maps.width));
   const zoom = new Zoom(() => [stage]);
-  const output = make("output", {});
+  const [chance, output] = [make("div", { className: "dave-chance" }), make("output", {})];
   const bar = make("canvas", { className: "dave-bar", width: 256, height: 1 });
   Object.assign(bar.style, { width: "8rem", height: "0.6rem", margin: "0 0.4rem" });
 
@@ -99,9 +114,11 @@ function render({ model, el }) {
     const [map, soft] = maps.planes(view.value, number, 2 * Math.floor(smoothing.value / 2) + 1, reference);
     const [signed, isCertainty] = [view.value === "signed", view.value === "certainty"];
     const colormap = isCertainty ? colours.dave_uncertainty : signed ? colours.dave_signed : colours.dave;
-    const limit = `${map.limit.toPrecision(3)} ${isCertainty ? "standard errors" : model.get("unit")}`.trim();
+    const limit = `${map.limit.toPrecision(3)} ${isCertainty ? "standard errors or more" : model.get("unit")}`.trim();
     output.replaceChildren(`${maps.names[number]}: ${signed ? `−${limit}` : 0}`, bar, limit);
     drawBar(bar, colormap);
+    const share = model.get("probabilities")[number];
+    chance.textContent = share === undefined ? "" : `${maps.names[number]}: ${percent(share)} likely`;
     if (isCertainty) return drawHeatmap(canvas, map, maps.width, maps.height, colormap);
     const display = { mix: Number(mix.value), above: Number(above.value), signed };
     drawOverlay(canvas, maps.image(number), map, soft, display, colormap);
@@ -111,7 +128,7 @@ function render({ model, el }) {
   if (maps.names.length > 1) rows.push(["Colours", scales]);
   const controls = make("div", { className: "dave-controls" }, ...rows.map((row) => withLabel(...row)), zoomButtons(zoom));
   Object.assign(controls.style, CONTROLS);
-  el.append(controls, stage, output);
+  el.append(controls, chance, stage, output);
   zoom.listen(stage);
   draw();
 }

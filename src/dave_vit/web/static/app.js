@@ -279,7 +279,6 @@ function showPanels() {
 
 function showCompare() {
   $("compare-options").hidden = !$("compare").checked;
-  $("scales-field").hidden = !$("compare").checked;
   if (!$("compare").checked) panels[1].stop();
   showMethod();
   showPanels();
@@ -287,7 +286,7 @@ function showCompare() {
 
 function draw() {
   panels.forEach((panel) => panel.draw());
-  $("scales").disabled = $("compare").checked && !pair.isComparable;
+  $("scales-field").hidden = $("scales").disabled = !$("compare").checked || !pair.isComparable;
   if ($("compare").checked) pair.draw($("compare-show").value);
 }
 
