@@ -1,6 +1,7 @@
 """Models of transformers for other tasks than classification, some of which take a prompt besides the image."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -114,40 +115,53 @@ class PromptedModel(Adapter):
         return model
 
 
+Bind = Callable[[Any, Any, str, dict[str, Tensor]], tuple[nn.Module, list[str]]]
+"""From model, processor, prompt and its tokens to the model of images, and the names of its classes."""
+
+
 class TextDetector(PromptedModel):
-    """A detector of what a text names, such as Grounding DINO; its classes are the tokens of the text."""
+    """A detector of what a text names.
+
+    Args:
+        args: as of `PromptedModel`.
+        bind: returns the model with the inputs of a prompt, and the names of its classes.
+        split: returns a prompt as the processor takes it.
+        options: as of `Adapter`.
+    """
+
+    def __init__(self, *args: Any, bind: Bind, split: Callable[[str], Any] = str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._bind, self._split = bind, split
 
     def with_prompt(self, image: Image.Image, prompt: str | None = None) -> TaskModel:
         """Return the detector of what the prompt names, such as "a cat. a dog."."""
         if not prompt:
             raise OptionError(f'{self.spec} finds what a text names; give one, --prompt "a cat. a dog."')
-        inputs = self.processor(images=to_rgb(image)[0], text=self._format(prompt), return_tensors="pt")
+        inputs = self.processor(images=to_rgb(image)[0], text=self._split(prompt), return_tensors="pt")
         text = {name: value for name, value in inputs.items() if name in TEXT_INPUTS}
-        return self._wrap(*self._bind(prompt, text), TASKS["ForObjectDetection"])
-
-    def _format(self, prompt: str) -> Any:
-        """Return the text as the processor takes it."""
-        return prompt
-
-    def _bind(self, prompt: str, text: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
-        """Return the model with the inputs of a text, and the names of its classes."""
-        tokens = self.processor.tokenizer.convert_ids_to_tokens(text["input_ids"][0].tolist())
-        width = getattr(self.model.config, "max_text_len", len(tokens))  # type: ignore[union-attr]
-        return with_inputs(self.model, **text), tokens + [""] * (width - len(tokens))
+        bound, names = self._bind(self.model, self.processor, prompt, text)
+        return self._wrap(bound, names, TASKS["ForObjectDetection"])
 
     def with_example_prompt(self, image: Image.Image) -> TaskModel:
         """Return the detector of a cat."""
         return self.with_prompt(image, "a cat.")
 
 
-class SentenceDetector(TextDetector):
-    """A detector of what sentences name, such as OWL-ViT; its classes are the sentences, separated by full stops."""
+def _bind_tokens(model: Any, processor: Any, prompt: str, text: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
+    """Bind a text of which each token is a class, as in Grounding DINO."""
+    tokens = processor.tokenizer.convert_ids_to_tokens(text["input_ids"][0].tolist())
+    width = getattr(model.config, "max_text_len", len(tokens))
+    return with_inputs(model, **text), tokens + [""] * (width - len(tokens))
 
-    def _bind(self, prompt: str, text: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
-        return with_inputs(self.model, partial(_repeat_sentences, text)), self._format(prompt)[0]
 
-    def _format(self, prompt: str) -> list[list[str]]:
-        return [[sentence.strip() for sentence in prompt.split(".") if sentence.strip()]]
+def _bind_sentences(model: Any, processor: Any, prompt: str, text: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
+    """Bind sentences, each of which is a class, as in OWL-ViT."""
+    return with_inputs(model, partial(_repeat_sentences, text)), _split_sentences(prompt)[0]
+
+
+def _split_sentences(prompt: str) -> list[list[str]]:
+    """Split a prompt at full stops."""
+    return [[sentence.strip() for sentence in prompt.split(".") if sentence.strip()]]
 
 
 def _repeat_sentences(tokens: dict[str, Tensor], pixels: Tensor) -> dict[str, Tensor]:
@@ -156,11 +170,9 @@ def _repeat_sentences(tokens: dict[str, Tensor], pixels: Tensor) -> dict[str, Te
     return {"pixel_values": pixels, **repeated}
 
 
-class ConceptSegmenter(TextDetector):
-    """A detector and segmenter of all objects of one concept, such as SAM 3; the concept is its only class."""
-
-    def _bind(self, prompt: str, text: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
-        return _OneClass(with_inputs(self.model, **text)), [prompt]
+def _bind_concept(model: Any, processor: Any, prompt: str, text: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
+    """Bind a concept, which is the only class, as in SAM 3; all of its objects are also segmented."""
+    return _OneClass(with_inputs(model, **text)), [prompt]
 
 
 class _OneClass(nn.Module):
@@ -210,10 +222,11 @@ class PointSegmenter(PromptedModel):
 
 
 _DETECTION, _MASKS = "AutoModelForZeroShotObjectDetection", "AutoModelForMaskGeneration"
-PROMPTED: dict[str, tuple[type[TextDetector | PointSegmenter], str]] = {
-    **dict.fromkeys(("grounding-dino", "mm-grounding-dino"), (TextDetector, _DETECTION)),
-    **dict.fromkeys(("owlvit", "owlv2"), (SentenceDetector, _DETECTION)),
+_SENTENCES = partial(TextDetector, bind=_bind_sentences, split=_split_sentences)
+PROMPTED: dict[str, tuple[Callable[..., PromptedModel], str]] = {
+    **dict.fromkeys(("grounding-dino", "mm-grounding-dino"), (partial(TextDetector, bind=_bind_tokens), _DETECTION)),
+    **dict.fromkeys(("owlvit", "owlv2"), (_SENTENCES, _DETECTION)),
     **dict.fromkeys(("sam", "sam2"), (PointSegmenter, _MASKS)),
-    "sam3": (ConceptSegmenter, "AutoModel"),
+    "sam3": (partial(TextDetector, bind=_bind_concept), "AutoModel"),
 }
 """Adapter and class of transformers by the type of the model."""
