@@ -5,8 +5,16 @@
 
 from __future__ import annotations
 
-import pytest
+import copy
 
+import pytest
+import torch
+
+from dave_vit import effective_transformation
+from dave_vit.engine.fast.compiled import CompiledGradient
+from dave_vit.engine.rule_sets import EFFECTIVE
+from dave_vit.engine.targets import Target
+from dave_vit.errors import UnsupportedOperator
 from module_pairs.base import BLOCKS, Forms
 from module_pairs.programs import Program, judge
 
@@ -35,6 +43,23 @@ def test_every_form_alone(kind):
     verdicts = {name: judge(Program.of_form(kind, name)) for name in kind.forms}
     expected = {name: "exact" if kind.has_map and name not in REFUSED else "refused" for name in kind.forms}
     assert {name: verdict.kind for name, verdict in verdicts.items()} == expected, verdicts
+
+
+@pytest.mark.filterwarnings("ignore:the model could not be compiled")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in BLOCKS["caches"]], ids=lambda kind: kind.__name__)
+def test_caches_in_a_traced_graph(kind, monkeypatch):
+    """The graph, run by its interpreter in place of the compiler, gives the map again and again, or there is none."""
+    monkeypatch.setattr("dave_vit.engine.fast.compiled.compile_graph", lambda graph, given: graph)
+    for name in kind.forms:
+        model, images = (program := Program.of_form(kind, name)).model, program.images
+        compiled, target = CompiledGradient(model, EFFECTIVE), Target.of(1, len(images))
+        if not kind.has_map:
+            with pytest.raises(UnsupportedOperator):
+                compiled(images, target)
+            continue
+        expected = effective_transformation(copy.deepcopy(model), images, 1)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(images, target)[0][:, 0], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_equal_values_share_the_derivative_of_amax():

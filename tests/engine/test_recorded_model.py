@@ -152,6 +152,25 @@ class TestSelections:
 
         assert shapes(narrow(record_calls(forward, images)), "gelu") == [(3, 4), (3, 4)]
 
+    @pytest.mark.parametrize("name", ["view", "attention", "norm", "linear", "vector", "sum", "permute"])
+    def test_slices_of_what_is_made_of_parameters(self, name, images):
+        parameter, vector = nn.Parameter(torch.linspace(-1, 1, 96).view(3, 8, 4)), nn.Parameter(torch.ones(4))
+        made = {
+            "view": lambda x: parameter.view(6, 4, 4)[:3, 0],
+            "attention": lambda x: nn.functional.scaled_dot_product_attention(parameter, x, x)[:, 0],
+            "norm": lambda x: nn.functional.layer_norm(parameter, (4,))[:, 1],
+            "linear": lambda x: nn.functional.linear(parameter, parameter[0])[:, 2, :4],
+            "vector": lambda x: nn.functional.linear(x, vector)[:, :4],
+            "sum": lambda x: (parameter + 1)[:, 3],
+            "permute": lambda x: parameter.permute(0, 2, 1)[:, :, 4],
+        }[name]
+
+        def forward(x):
+            return x.flatten(1)[:, :4] + made(x.flatten(1)[:, :32].unflatten(1, (8, 4)))
+
+        recording = record_calls(forward, images)
+        torch.testing.assert_close(narrow(recording)(images), forward(images))
+
 
 class TestRecordedModel:
     @pytest.mark.parametrize("name", MODELS)

@@ -138,6 +138,16 @@ def test_the_code_of_a_model_decides(tmp_path):
     assert document_with(tmp_path, models=models) != before
 
 
+def test_the_files_of_a_folder_decide(tmp_path):
+    models = (ModelEntry(f"hf:{tmp_path}"),)
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    before = document_with(tmp_path, models=models)
+    assert document_with(tmp_path, models=models) == before
+    (tmp_path / "model.safetensors").write_bytes(b"others.")
+    os.utime(tmp_path / "model.safetensors", (1, 1))
+    assert document_with(tmp_path, models=models) != before
+
+
 def test_the_code_of_a_plugin_decides_and_its_captions_do_not(tmp_path, monkeypatch):
     monkeypatch.setattr(METRICS, "data", {**METRICS.data})
     monkeypatch.setattr("dave_vit._internal.registry._PLUGINS", {})

@@ -100,6 +100,8 @@ class _SoundnessCheck:
     def check(self, inputs: Tensor, logits: Tensor | None) -> None:
         """Raise if some of these images would be explained wrongly; their logits may be known already."""
         forget_fingerprints()
+        if logits is None:  # what a first pass keeps is then marked as made of the image
+            self._run_tracked(inputs)
         places = range(len(inputs)) if len(inputs) <= _FEW else [1]  # the first one's place may be a special one
         runs = ((place, self._run_alone(inputs[place : place + 1], batch=len(inputs))) for place in places)
         alone = {place: output for place, output in runs if output is not None}

@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-from dave_vit._internal.content_hash import hash_code, hash_file, hash_own_code
+from dave_vit._internal.content_hash import hash_code, hash_file, hash_files, hash_own_code
 from dave_vit._internal.schema import Bounds, check_fields, check_values
 from dave_vit.errors import OptionError
 from dave_vit.maps import Smoothing as SmoothingKind
@@ -60,12 +60,14 @@ class ModelEntry(ModelSpec):
     def identity(self) -> dict[str, Any]:
         """Content that decides its results, independent of where its files are."""
         file, _, function = self.spec.rpartition(":")
+        is_code, folder = file.endswith(".py") and Path(file).is_file(), Path(function)  # of hf:FOLDER
+        files = sorted(filter(Path.is_file, folder.iterdir())) if file and folder.is_dir() else []
         return {
             "spec": self.spec,
             "weights": self.weights and (hash_file(self.weights) or self.weights),  # which may be "random"
             "classes": self.classes and (hash_file(self.classes) or self.classes),
             "prepare": self.prepare and asdict(self.prepare),
-            "code": hash_code(file) if function and file.endswith(".py") and Path(file).is_file() else None,
+            "code": hash_code(file) if function and is_code else hash_files(files) or None,
         }
 
 

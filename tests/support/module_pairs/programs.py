@@ -137,7 +137,22 @@ class Verdict:
 
 
 def judge(program: Program) -> Verdict:
-    """Compare the map of a program with the gradient of its reference."""
+    """Compare the map of a program with the gradient of its reference, and its outputs with those before."""
+    before = compute_outputs(copy.deepcopy(program.model), program.images)  # the model itself has made no pass yet
+    verdict = judge_map(program)
+    after = compute_outputs(program.model, program.images)
+    is_same = type(after) is Tensor and torch.allclose(before, after, rtol=1e-9, atol=1e-9, equal_nan=True)
+    if program.has_map and not is_same:
+        return Verdict("wrong", f"the model's outputs are others after it was {verdict.kind}")
+    return verdict
+
+
+@torch.no_grad()
+def compute_outputs(model: Model, images: Tensor) -> Tensor:
+    return model(images)
+
+
+def judge_map(program: Program) -> Verdict:
     model, images, target = program.model, program.images, program.seed % CLASSES
     try:
         weight = effective_transformation(model, images, target)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -199,3 +201,63 @@ def rotary(m: Forms, x: Tensor, hold: Function) -> Tensor:
 KERNELS = (linear_attention, efficient_attention, sigmoid_attention, relu_attention, cosine_attention)
 KERNELS += (distance_attention, latent_attention, pooled_attention, talking_heads, differential, position_bias, rotary)
 enter_forms("attention written out", "KernelAttention", hold_or_not(*KERNELS))
+
+
+def fuse(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, **options: object) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, bias, **options)
+
+
+def write_out(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, is_causal: bool = False, scale: float | None = None
+) -> Tensor:
+    bias = additive(torch.ones(q.shape[-2], k.shape[-2]).tril().bool()) if is_causal else bias
+    return attend(q, k, v, scale or q.shape[-1] ** -0.5, bias)
+
+
+def without_heads(m: Forms, x: Tensor, attention: Callable[..., Tensor]) -> Tensor:
+    return attention(*m.packed(x).chunk(2, -1), m.b(x), None)
+
+
+def five_dimensions(m: Forms, x: Tensor, attention: Callable[..., Tensor]) -> Tensor:
+    return merge(attention(*(part[:, None] for part in parts(m, x)), additive(m.mask))[:, 0])
+
+
+def fewer_keys(m: Forms, x: Tensor, attention: Callable[..., Tensor]) -> Tensor:
+    q, k, v = parts(m, x)
+    return merge(attention(q, k[:, :, :4], v[:, :, :4], None, scale=0.3))
+
+
+def more_keys(m: Forms, x: Tensor, attention: Callable[..., Tensor]) -> Tensor:
+    q, k, v = parts(m, x)
+    return F.pad(merge(attention(q[:, :, :4], k, v, None, is_causal=True)), (0, 0, 0, N - 4))
+
+
+def wider_values(m: Forms, x: Tensor, attention: Callable[..., Tensor]) -> Tensor:
+    q, k = m.packed(x).chunk(2, -1)
+    return attention(heads(q)[:, 0], heads(k)[:, 1], m.b(x), None)
+
+
+def mask_of_heads(m: Forms, x: Tensor, attention: Callable[..., Tensor]) -> Tensor:
+    bias = torch.linspace(-1, 1, HEADS, dtype=x.dtype)[:, None, None] * m.position[0, :, :1]
+    return merge(attention(*parts(m, x), bias, scale=-0.5))
+
+
+def learned_queries(m: Forms, x: Tensor, attention: Callable[..., Tensor]) -> Tensor:
+    _, k, v = parts(m, x)
+    return merge(attention(heads(m.position).expand(len(x), -1, -1, -1), k, v, None))
+
+
+def class_token(m: Forms, x: Tensor, attention: Callable[..., Tensor]) -> Tensor:
+    every = [heads(torch.cat([m.latent.expand(len(x), 1, -1), part], 1)) for part in (x, m.a(x), m.b(x))]
+    return merge(attention(*every, None)[:, :, :1]).expand(-1, N, -1)
+
+
+SHAPES = (without_heads, five_dimensions, fewer_keys, more_keys, wider_values, mask_of_heads)
+enter_forms(
+    "sdpa",
+    "AttentionShapes",
+    {
+        f.__name__: (partial(f, attention=fuse), partial(f, attention=write_out))
+        for f in (*SHAPES, learned_queries, class_token)
+    },
+)

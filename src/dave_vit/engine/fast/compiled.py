@@ -142,6 +142,8 @@ class CompiledGradient(RecordedGradient):
             graph = make_fx(function)(*(part.detach().clone() for part in inputs))
         if fingerprint_model(model).state != state:
             raise RuntimeError("it changes with every pass")
+        if any(node.kwargs.get("generator") is not None for node in graph.graph.nodes):  # which nothing would seed anew
+            raise RuntimeError("it draws random numbers")
         with torch.no_grad():  # the graph holds its derivatives already
             return compile_graph(graph, inputs)
 

@@ -153,6 +153,8 @@ def _linear(recording: Recording, call: RecordedCall, ref: TensorRef) -> Recorde
     weight, bias = arguments["weight"], arguments.get("bias")
     if not isinstance(weight, Tensor) or isinstance(bias, TensorRef) or not isinstance(arguments["input"], TensorRef):
         return None
+    if weight.ndim == 1:  # the outputs are tokens
+        return None
     last = len(call.shapes[0]) - 1
     rows = tuple((0, start, length) for dim, start, length in ref.region if dim == last)
     tokens = tuple(span for span in ref.region if span[0] != last)
@@ -168,13 +170,15 @@ def _attention(recording: Recording, call: RecordedCall, ref: TensorRef) -> Reco
     plain = len(others) == 2 or (others[2] is None and not any(others[3:]))
     kwargs = {key: value for key, value in call.kwargs.items() if value is not None}
     plain = plain and "attn_mask" not in kwargs and not kwargs.get("is_causal")
-    if not plain or [span[0] for span in ref.region] != [token]:
+    if not plain or not isinstance(query, TensorRef) or [span[0] for span in ref.region] != [token]:
         return None
     return replace(call, args=(query._replace(region=ref.region), *others), kwargs=kwargs)
 
 
 def _reshape(recording: Recording, call: RecordedCall, ref: TensorRef) -> RecordedCall | None:
     """A dimension that is kept, split from its outermost part on, or merged in whole steps."""
+    if not isinstance(call.args[0], TensorRef):
+        return None
     source, result = recording.shape(call.args[0]), call.shapes[0]
     spans, shape = {}, list(result)
     for dim, start, length in ref.region:
