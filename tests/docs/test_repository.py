@@ -26,8 +26,8 @@ REGISTRY = re.compile("|".join([r"pypi\." + "org", r"python" + "hosted", r"regis
 AWKWARD = re.compile(
     r"(?<!there )\b(?:is|are) no (?!longer)|\bno \w+ of at least|to chance|against itself|its middle|shows it all"
     r"|once more|turns? (?:it|the order) round|\ball together|\bowes?\b|with commas between|\bas of \b|stands? out of"
-    r"|\bgo(?:es)? on with|\b(?:one|number|class|name|value)(?: name)? an? (?:class|image|line|prompt|sample|token)\b"
-    r"|out of \S+ sight"
+    r"|\bgo(?:es)? on with|out of \S+ sight"
+    r"|\b(?:one|number|class|name|value|passes)(?: name)? an? (?:class|image|line|map|prompt|sample|token)\b"
 )
 
 
