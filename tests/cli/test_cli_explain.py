@@ -249,10 +249,10 @@ def test_slow_work_is_estimated_before(monkeypatch, capsys):
     monkeypatch.setattr("dave_vit.explanations.explainer._SLOW", 0.0)
     assert explain("a.png", "b.jpg", "--method", "rise", "--set", "samples=60") == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "passes" in line]
-    assert line.startswith("note: rise takes 60 passes a map: about ")
+    assert line.startswith("note: rise takes 60 passes per map: about ")
     assert line.endswith(" s for 2 maps")
     assert cli.run(["compare", "a.png", "--methods", "saliency,integrated_gradients"]) == 0
-    assert "note: integrated_gradients takes 50 passes a map: about " in capsys.readouterr().err
+    assert "note: integrated_gradients takes 50 passes per map: about " in capsys.readouterr().err
 
 
 def test_an_output_folder_that_cannot_be_made_is_one_line(capsys):

@@ -61,6 +61,17 @@ def test_an_answer_has_at_most_so_many_tokens(explain, folder):
     )
 
 
+def test_the_time_of_all_words_is_estimated_before(explain, folder, monkeypatch):
+    monkeypatch.setattr("dave_vit.explanations.explainer._SLOW", 0.0)
+    monkeypatch.setattr("dave_vit.explanations.explainer._MANY_PASSES", 9)
+    line = ("--prompt", QUESTION, "--answer", "a red cat", "--method", "dave", "--samples", "3")
+    code, _, err = explain(folder, *line)
+    (note,) = [line for line in err.splitlines() if "passes per map" in line]
+    assert code == 0
+    assert note.startswith("note: dave takes 3 passes per map: about ")
+    assert note.endswith(" s for 3 maps")
+
+
 def test_a_prompt_has_one_slot_for_the_photograph(explain, folder, tmp_path):
     code, _, err = explain(folder, "--prompt", f"<image> {QUESTION}")
     assert (code, err.count("\n")) == (2, 1)

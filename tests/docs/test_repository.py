@@ -26,8 +26,8 @@ REGISTRY = re.compile("|".join([r"pypi\." + "org", r"python" + "hosted", r"regis
 AWKWARD = re.compile(
     r"(?<!there )\b(?:is|are) no (?!longer)|\bno \w+ of at least|to chance|against itself|its middle|shows it all"
     r"|once more|turns? (?:it|the order) round|\ball together|\bowes?\b|with commas between|\bas of \b|stands? out of"
-    r"|\bgo(?:es)? on with|\b(?:one|number|class|name|value)(?: name)? an? (?:class|image|line|prompt|sample|token)\b"
-    r"|out of \S+ sight"
+    r"|\bgo(?:es)? on with|out of \S+ sight"
+    r"|\b(?:one|number|class|name|value|passes)(?: name)? an? (?:class|image|line|map|prompt|sample|token)\b"
 )
 
 
@@ -170,3 +170,24 @@ def test_art_and_its_licences_are_named_once():
     expression = project()["project"]["license"]
     assert all(name in text for name in ("MIT", "CC-BY-4.0", "CC0 1.0"))
     assert set(expression.split(" AND ")) == {"Apache-2.0", "MIT", "CC-BY-4.0", "CC0-1.0"}
+
+
+def test_workflows_call_targets_that_exist():
+    yaml = pytest.importorskip("yaml", reason="needs the extra eval")
+    targets = set(re.search(r"^\.PHONY:(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split())
+    called, versions = set(), set()
+    for path in (ROOT / ".github").rglob("*.yml"):
+        for job in yaml.safe_load(path.read_text()).get("jobs", {}).values():
+            rows = job.get("strategy", {}).get("matrix", {}).get("include", [{}])
+            versions |= {row["python"] for row in rows if "python" in row}
+            lines = [step["run"] for step in job["steps"] if "run" in step]
+            called |= {
+                re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda found, row=row: row[found[1]], line)
+                for line in lines
+                for row in rows
+            }
+    made = {name for line in called for name in re.findall(r"\bmake ([\w-]+)", line)}
+    assert {"lint", "docs", "test-oldest", "test-newest"} <= made <= targets
+    assert {line for line in called if line.startswith(".ci/")} == {".ci/run"}
+    assert (ROOT / ".ci" / "run").is_file()
+    assert versions == {"3.11", "3.12", "3.13", "3.14"}

@@ -413,7 +413,7 @@ def test_passes_are_counted_and_a_budget_sets_them(squares, tmp_path):
     *passes, fixed = [one["passes"] for one in summary["results"] if one["metric"] == "energypg"]
     assert passes == [1, 6, 6]
     (note,) = (note for note in summary["notes"] if "budget" in note)
-    assert f"of 6 passes a map took occlusion {fixed:.4g}: " in note
+    assert f"of 6 passes per map: occlusion {fixed:.4g}; " in note
     assert {row["passes"] for row in read_rows(tmp_path / "run") if row["method"] == "dave"} == {6}
     assert "passes per map" in (tmp_path / "run" / "report.md").read_text()
     assert "passes per map" in (tmp_path / "run" / "report.html").read_text()

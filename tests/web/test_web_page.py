@@ -320,6 +320,7 @@ def test_on_a_phone_the_map_is_in_sight_after_an_upload(browser, tiny):
     with browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True) as context:
         visit = Visit(context.new_page(), tiny)
         visit.start()
+        expect(visit.page.locator("#tour")).to_be_in_viewport(ratio=1)
         panel = visit.explain()
         expect(panel.locator("canvas.map")).to_be_in_viewport(ratio=1)
         visit.page.locator("#examples button").first.tap()

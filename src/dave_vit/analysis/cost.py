@@ -235,8 +235,8 @@ def analyze_cost(options: CostOptions) -> Section:
         f"One image, {_CHUNK} rows in a pass, the shortest of three times; memory is the peak of all tensors beyond "
         f"model and input. One forward pass takes {costs.forward.seconds * 1e3:.0f} ms and "
         f"{costs.forward.mib:.0f} MiB. DAVE's time grows with samples to the power {times.power:.2f} "
-        f"({times.slope / costs.forward.seconds:.1f} forward passes a sample, straight line R^2 {times.fit:.3f}); its "
-        f"memory by {memory.slope:.2f} MiB a sample beyond {memory.start:.0f} MiB, the draws kept for the next "
+        f"({times.slope / costs.forward.seconds:.1f} forward passes per sample, straight line R^2 {times.fit:.3f}); "
+        f"its memory by {memory.slope:.2f} MiB per sample beyond {memory.start:.0f} MiB, the draws kept for the next "
         f"image. Every layer adds {layers.slope:.1f} MiB (R^2 {layers.fit:.3f}): memory is linear in depth, since "
         "nothing is recomputed; the square root of the number of layers that the paper states needs checkpointing."
     )

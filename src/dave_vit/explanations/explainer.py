@@ -128,4 +128,4 @@ class Explainer:
         if seconds >= _SLOW:
             maps = f" for {self.maps} maps" if self.maps > 1 else ""
             duration = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-            on_slow(f"{self.name} takes {passes} passes a map: about {duration}{maps}")
+            on_slow(f"{self.name} takes {passes} passes per map: about {duration}{maps}")

@@ -34,7 +34,7 @@ class MethodInfo:
     Attributes:
         summary: one sentence; the first line of the method's docstring by default.
         paper: where it was published.
-        passes: forward and backward passes a map costs, as a phrase such as "1 forward, 1 backward".
+        passes: forward and backward passes that a map costs, as a phrase such as "1 forward, 1 backward".
         resolution: whether it resolves pixels or patches; as other methods of its base class by default.
         class_specific: whether another target gives another map.
         unit: what its numbers are shares of: "logit" where they are parts of the class score, "own" where only their

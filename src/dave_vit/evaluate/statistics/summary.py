@@ -92,7 +92,7 @@ def describe_budget_overruns(plan: Plan, results: Sequence[Result]) -> list[str]
         return []
     each = ", ".join(f"{method} {count:.4g}" for method, count in above.items())
     why = "their number is fixed, or images began again in a narrower neighbourhood"
-    return [f"more than the budget of {budget} passes a map took {each}: {why}"]
+    return [f"more than the budget of {budget} passes per map: {each}; {why}"]
 
 
 def _results(model: str, entry: MetricEntry, table: ScoreTable, left_out: Mapping[str, str]) -> Iterator[Result]:
