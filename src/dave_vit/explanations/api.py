@@ -1,7 +1,5 @@
 """Explain images in one call: `dave_vit.explain`, and `dave_vit.pipeline` in the manner of transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +50,7 @@ def explain(
     return AttributionPipeline(model, method=method, processor=processor, **options).explain(image, target)
 
 
-def pipeline(task: str = TASK, model: str | nn.Module = "builtin", **options: Any) -> AttributionPipeline:
+def pipeline(task: str = TASK, model: str | nn.Module = "builtin", **options: Any) -> "AttributionPipeline":
     """Return a function from images to plain dictionaries with their maps.
 
     Args:
@@ -94,8 +92,7 @@ class AttributionPipeline:
     def explain(self, image: ImageLike | Sequence[ImageLike], target: TargetLike = None) -> Explanation:
         """Explain images of one size together."""
         images = image if isinstance(image, list | tuple) else [image]
-        parts = [self._prepare(one) for one in images]
-        explanation = self.method.explain(torch.cat(parts), target)
+        explanation = self.method.explain(torch.cat([self._prepare(one) for one in images]), target)
         subject = explanation.subject
         if self._preprocessing is None or subject is None or subject.to_colours is not None:
             return explanation
@@ -139,11 +136,8 @@ class AttributionPipeline:
             shares = logits.softmax(1) if bool(do_classes_compete(self.model, logits)) else logits.sigmoid()
             names = subject.names or [f"class {number}" for number in range(logits.shape[1])]
             labels = [names[number] for number in index.flatten().tolist()]
-            known = {
-                "label": labels if index.ndim else labels[0],
-                "target": index.tolist(),
-                "score": shares[0, index].tolist(),
-            }
+            label = labels if index.ndim else labels[0]
+            known = {"label": label, "target": index.tolist(), "score": shares[0, index].tolist()}
         return known | {
             "heatmap": explanation.heatmap[0].numpy(force=True),
             "attribution": explanation.attribution[0].numpy(force=True),
