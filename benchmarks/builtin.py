@@ -32,7 +32,7 @@ from dave_vit.maps import collapse
 from dave_vit.methods import Method
 from dave_vit.metrics import energypg, gridpg
 from dave_vit.models.families.builtin import BUILTIN
-from dave_vit.viz.pages import format_estimate
+from dave_vit.viz.report_section import estimate_cell
 
 # Shown name -> name and options of the method; the first of a model is compared with the others.
 Methods = dict[str, tuple[str, dict[str, Any]]]
@@ -170,7 +170,7 @@ def estimate(values: np.ndarray) -> MeanEstimate:
 
 
 def cell(one: MeanEstimate) -> str:
-    return format_estimate(one.mean, one.low, one.high, digits=1)
+    return estimate_cell(one.mean, one.low, one.high, digits=1).format()
 
 
 def table(results: dict[str, Result]) -> list[str]:

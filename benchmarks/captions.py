@@ -30,7 +30,7 @@ from dave_vit.evaluate.statistics.intervals import estimate_means
 from dave_vit.metrics.localization import energypg, pointing
 from dave_vit.metrics.perturbation import Perturbation, area, deletion, insertion
 from dave_vit.models.text_generation import AnsweredPrompt, TextGenerator
-from dave_vit.viz.pages import format_estimate
+from dave_vit.viz.report_section import estimate_cell
 
 SEED = 61_000  # neither training nor its settings saw it
 METHODS = {"DAVE": "dave", "AttnLRP": "attn_lrp", "Grad-CAM": "gradcam", "attention rollout": "rollout", "TAM": "tam"}
@@ -137,7 +137,7 @@ def format_cell(values: np.ndarray, units: list[int]) -> str:
     if np.isnan(values).any():
         return "-"
     (estimate,) = estimate_means(values[None], units)
-    return format_estimate(estimate.mean, max(0.0, estimate.low), min(100.0, estimate.high), digits=1)
+    return estimate_cell(estimate.mean, max(0.0, estimate.low), min(100.0, estimate.high), digits=1).format()
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def example_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from dave_vit.analysis import ANALYSES
     from dave_vit.data import DATASETS
     from dave_vit.engine.score_registry import SCORES
-    from dave_vit.evaluate import ENGINES
+    from dave_vit.evaluate.engines import ENGINES
     from dave_vit.methods import METHODS
     from dave_vit.methods.presets import PRESETS
     from dave_vit.metrics import METRICS

@@ -27,7 +27,7 @@ from dave_vit.analysis.paper.reproduce import render_report
 from dave_vit.errors import DataError
 from dave_vit.evaluate import ModelEntry, evaluate
 from dave_vit.models import Adapter, Preprocessing
-from dave_vit.viz import image_cell
+from dave_vit.viz.figures import image_cell
 from dave_vit.viz.report_section import ReportTable, Section
 from evaluation_fixtures import load as load_squares
 from evaluation_fixtures import paint
@@ -47,10 +47,10 @@ def scored(squares, tmp_path_factory) -> Section:
     group = suites.ModelGroup(
         "conventional", "Localisation", (ModelEntry(f"square:{squares}", label="DeiT-B"),), METHODS
     )
-    settings = localization.RunSettings(f"folder:{squares}", tmp_path_factory.mktemp("runs"))
+    settings = suites.ReproduceOptions(tmp_path_factory.mktemp("reproduced"), "dave")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(localization, "evaluate", partial(evaluate, loader=load_squares))
-        return localization.score_group(group, COUNTS, settings)
+        return localization.score_group(group, COUNTS, f"folder:{squares}", settings)
 
 
 METHODS = ("input_x_gradient", "dave-paper", "dave")
@@ -97,7 +97,7 @@ def test_rows_are_in_per_cent_and_complete(scored):
 
 def test_curves_are_the_means_of_the_rows(scored, squares, tmp_path_factory):
     area = {row["method"]: row["mean"] for row in scored.rows if row["metric"] == "deletion"}
-    runs = next(path for path in tmp_path_factory.getbasetemp().glob("runs*"))
+    runs = next(path for path in tmp_path_factory.getbasetemp().glob("reproduced*")) / "runs"
     curves = localization.read_curves(runs / "conventional-images", METHODS)["DeiT-B"]
     for method, (at, height) in curves.items():
         assert at.tolist() == [0, 0.25, 0.5, 0.75, 1]
@@ -157,7 +157,7 @@ def test_a_finished_section_is_not_computed_again(tmp_path):
         calls.append(1)
         return Section("x", "X", "words", tables=[ReportTable(("a",), (("1",),))], rows=[{"a": 1}])
 
-    options = reproduce.ReproduceOptions(tmp_path, "dave")
+    options = suites.ReproduceOptions(tmp_path, "dave")
     first = reproduce._finish_section(options, "x", "key", make)
     assert reproduce._finish_section(options, "x", "key", make) == json.loads(json.dumps(first))
     assert len(calls) == 1
@@ -272,7 +272,7 @@ def test_an_analysis_of_a_plugin_is_a_command(first, monkeypatch, tmp_path, caps
 
 def test_a_registered_analysis_is_a_section_of_every_suite(tiny, counting, tmp_path):
     suite = suites.read_suite("builtin", quick=True)
-    makers = dict(reproduce._list_sections(suite, reproduce.ReproduceOptions(tmp_path, "dave", seed=3), 10))
+    makers = dict(reproduce._list_sections(suite, suites.ReproduceOptions(tmp_path, "dave", seed=3), 10))
     named = ["conventional", "bcos", *suite.analyses]
     assert list(makers) == [*named, "counting"]
     section = makers["counting"]()
@@ -283,7 +283,7 @@ def test_a_registered_analysis_is_a_section_of_every_suite(tiny, counting, tmp_p
 @pytest.mark.parametrize("name", list(ANALYSES))
 def test_suites_give_analyses_options_that_they_have(name, tmp_path):
     suite = suites.read_suite("paper")
-    options = reproduce._analysis_options(ANALYSES[name], suite, reproduce.ReproduceOptions(tmp_path, "dave"))
+    options = reproduce._analysis_options(ANALYSES[name], suite, suites.ReproduceOptions(tmp_path, "dave"))
     assert isinstance(options, ANALYSES[name].options)
     assert ANALYSES[name].summary.endswith((".", ")."))
     if isinstance(options, AnalysisOptions):

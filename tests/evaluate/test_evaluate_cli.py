@@ -175,7 +175,7 @@ def test_ray_is_an_engine(words):
 
 
 def test_an_engine_of_a_plugin_is_used_by_its_name(world, tmp_path, monkeypatch, capsys):
-    from dave_vit.evaluate import ENGINES
+    from dave_vit.evaluate.engines import ENGINES
 
     page = (Path(__file__).parents[2] / "docs" / "howto" / "own-engine.md").read_text()
     (tmp_path / "engine.py").write_text(re.search(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1])

@@ -17,8 +17,9 @@ import torch
 import small_embedded
 from dave_vit import cli
 from dave_vit.errors import OptionError, OutOfMemory, UnknownName
-from dave_vit.evaluate import LocalEngine, create_engine, dispatch, evaluate, pick_devices
+from dave_vit.evaluate import create_engine, dispatch, evaluate
 from dave_vit.evaluate.dispatch import Dispatcher, WorkerLost
+from dave_vit.evaluate.engines.local import LocalEngine, pick_devices
 from dave_vit.evaluate.engines.ray import RayEngine, plan_pool
 from dave_vit.evaluate.store import RunFolder
 from dave_vit.evaluate.tasks import EvalTask

@@ -16,7 +16,8 @@ from dave_vit.data.base import FileDataset
 from dave_vit.data.batches import load_batch
 from dave_vit.data.grids import Grid
 from dave_vit.errors import ImageError
-from dave_vit.evaluate import LocalEngine, dispatch, scoring
+from dave_vit.evaluate import dispatch, scoring
+from dave_vit.evaluate.engines.local import LocalEngine
 from dave_vit.evaluate.job import EvalJob
 from dave_vit.evaluate.statistics.rows import ScannedImage
 from dave_vit.evaluate.store import RunFolder

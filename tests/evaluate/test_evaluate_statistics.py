@@ -13,7 +13,7 @@ from dave_vit.evaluate.statistics.intervals import (
     estimate_means,
     excludes_zero,
 )
-from dave_vit.evaluate.statistics.rows import empty_table
+from dave_vit.evaluate.statistics.rows import Row, arrow_schema
 from dave_vit.evaluate.statistics.scores import ScoreTable, rank_columns
 
 
@@ -178,7 +178,7 @@ def test_tables_average_seeds_and_keep_reasons():
         {**usual, "method": "a", "image": f"i{number}", "value": value} for number in range(100) for value in (1.0, 3.0)
     ]
     rows.append({**usual, "method": "b", "image": "i7", "value": None, "dropped": "why"})
-    rows = pyarrow.Table.from_pylist(rows, schema=empty_table().schema)
+    rows = pyarrow.Table.from_pylist(rows, schema=arrow_schema(Row))
     table = ScoreTable(["a", "b"], rows)
     assert table.values.shape == (2, 100)
     assert (table.values[0] == 2.0).all()

@@ -21,7 +21,8 @@ from torch import nn
 
 from dave_vit import cli
 from dave_vit.cli.options import ModelOptions
-from dave_vit.evaluate import LocalEngine, dispatch, evaluate
+from dave_vit.evaluate import dispatch, evaluate
+from dave_vit.evaluate.engines.local import LocalEngine
 from evaluation_fixtures import build_plan, load, paint, read_rows
 from hostile_files import good_png
 from tiny_adapters import adapter
@@ -33,7 +34,8 @@ import sys
 from unittest.mock import patch
 from evaluation_fixtures import load_slow, build_plan
 from dave_vit import cli
-from dave_vit.evaluate import LocalEngine, evaluate
+from dave_vit.evaluate import evaluate
+from dave_vit.evaluate.engines.local import LocalEngine
 
 def explain(*args, **options):
     evaluate(build_plan(sys.argv[1]), sys.argv[2], engine=LocalEngine(["cpu", "cpu"]), loader=load_slow)

@@ -8,15 +8,15 @@ from importlib import resources
 import pytest
 from jinja2 import UndefinedError
 
-from dave_vit.viz.pages import format_estimate, render
-from dave_vit.viz.report_section import ReportTable, Section, csv_bytes
+from dave_vit.viz.pages import render
+from dave_vit.viz.report_section import ReportTable, Section, csv_bytes, estimate_cell
 
 
 def test_an_estimate_is_written_one_way():
-    assert format_estimate(0.5123, 0.25, 0.75) == "0.512 [0.250, 0.750]"
-    assert format_estimate(56.92, 55.0, 58.26, digits=1, bold=True) == "**56.9** [55.0, 58.3]"
-    assert format_estimate(0.5123, None, None) == "0.512"  # too few images for an interval
-    assert format_estimate(None, None, None) == "-"
+    assert estimate_cell(0.5123, 0.25, 0.75).format() == "0.512 [0.250, 0.750]"
+    assert estimate_cell(56.92, 55.0, 58.26, digits=1, is_best=True).format(bold=True) == "**56.9** [55.0, 58.3]"
+    assert estimate_cell(0.5123, None, None).format() == "0.512"  # too few images for an interval
+    assert estimate_cell(None, None, None).format() == "-"
 
 
 SUITE = {"title": "A & B", "facts": [("command", "dave <x>")], "notes": ["n < 3"], "figures": "figures"}

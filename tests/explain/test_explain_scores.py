@@ -76,7 +76,7 @@ TRANSFORMS = [resized, cropped, padded]
 def test_preprocessing_is_followed_back(transform, step, start):
     geometry = Geometry.measure(Preprocessing(transform), PHOTO)
     assert geometry.scale == pytest.approx(step, abs=0.02)
-    assert geometry.offset == pytest.approx(start, abs=0.6)
+    assert (geometry.x.offset, geometry.y.offset) == pytest.approx(start, abs=0.6)
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)

@@ -9,7 +9,6 @@ from PIL import Image
 from torch import nn
 
 import dave_vit
-from dave_vit import viz
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import OptionError, TargetError
 from dave_vit.explanations.classes import classify, explain_classes
@@ -17,6 +16,9 @@ from dave_vit.explanations.explainer import Explainer
 from dave_vit.methods import Explanation
 from dave_vit.models import Adapter
 from dave_vit.reduce import Significant
+from dave_vit.viz.figures import Cell
+from dave_vit.viz.panels import build_panels, draw_side_by_side, panel_cells, show
+from dave_vit.viz.rendering import Panel, blend, overlay
 from tiny_adapters import NAMES, adapter
 from tiny_models import SIZE, vit
 
@@ -41,22 +43,22 @@ def opened(monkeypatch) -> list[Image.Image]:
     return pictures
 
 
-def brightness(cells: list[viz.Cell]) -> list[float]:
+def brightness(cells: list[Cell]) -> list[float]:
     return [float(cell.colours.mean()) for cell in cells]
 
 
 @pytest.mark.parametrize("view", ["map", "signed"])
 def test_a_weak_class_beside_a_strong_one_stays_weak_unless_each_has_its_own_scale(view):
-    panels = [viz.Panel(STRONG, "strong", signed=-STRONG), viz.Panel(WEAK, "weak", signed=-WEAK)]
-    empty = brightness(viz.panel_cells([viz.Panel(0 * WEAK, "nothing")], view=view))[0]
-    strong, weak = (abs(each - empty) for each in brightness(viz.panel_cells(panels, view=view)))
+    panels = [Panel(STRONG, "strong", signed=-STRONG), Panel(WEAK, "weak", signed=-WEAK)]
+    empty = brightness(panel_cells([Panel(0 * WEAK, "nothing")], view=view))[0]
+    strong, weak = (abs(each - empty) for each in brightness(panel_cells(panels, view=view)))
     assert weak < strong / 20
-    strong, weak = (abs(each - empty) for each in brightness(viz.panel_cells(panels, view=view, scales="own")))
+    strong, weak = (abs(each - empty) for each in brightness(panel_cells(panels, view=view, scales="own")))
     assert weak == pytest.approx(strong, rel=0.2)
 
 
 def test_shared_scales_say_so():
-    drawing = viz.draw_side_by_side(torch.rand(3, 16, 16), [viz.Panel(STRONG, "a", unit="logit"), viz.Panel(WEAK, "b")])
+    drawing = draw_side_by_side(torch.rand(3, 16, 16), [Panel(STRONG, "a", unit="logit"), Panel(WEAK, "b")])
     words = " ".join(text.get_text() for text in drawing.texts)
     assert words.count("99 % quantile, shared") == 2
     assert "logit" in words
@@ -66,15 +68,15 @@ def test_several_targets_in_one_picture_keep_their_strengths():
     left, right = torch.zeros(32, 48), torch.zeros(32, 48)
     left[:, :16], right[:, 32:] = 1, 0.01
     image = torch.full((3, 32, 48), 0.5)
-    empty, shared = viz.blend(image, [0 * left]), viz.blend(image, [left, right])
+    empty, shared = blend(image, [0 * left]), blend(image, [left, right])
     assert np.abs(shared - empty)[:, 40:].max() < 0.05
-    assert np.abs(viz.blend(image, [left, right], shared=False) - empty)[:, 40:].max() > 0.3
+    assert np.abs(blend(image, [left, right], shared=False) - empty)[:, 40:].max() > 0.3
 
 
 def test_what_speaks_against_is_orange_over_the_image_and_what_speaks_for_violet():
     values = torch.zeros(32, 48)
     values[:, :16], values[:, 32:] = 1, -1
-    shown = viz.overlay(torch.full((3, 32, 48), 0.5), values, signed=True)
+    shown = overlay(torch.full((3, 32, 48), 0.5), values, signed=True)
     violet, orange = shown[16, 4], shown[16, 44]
     assert violet[2] > violet[0] > violet[1]
     assert orange[0] > orange[1] > orange[2]
@@ -113,7 +115,7 @@ def test_too_few_samples_are_said_with_how_many_would_do():
     assert few(8, 0.6).warnings == ["with 8 samples, 36% of this map is noise; with 29 it would be 10%"]
     assert few(8, 0.4).warnings == [None]
     assert "nothing exceeds the noise of 8 samples" in few(8, 0.1, significant=False).warnings[0]
-    words = [text.get_text() for text in viz.show(few(8, 0.6)).texts]
+    words = [text.get_text() for text in show(few(8, 0.6)).texts]
     assert any("36% of this map" in word for word in words)
 
 
@@ -152,7 +154,7 @@ def test_a_window_opens_only_where_there_is_a_screen(monkeypatch, opened):
 def test_a_class_by_its_name_and_why_not_another(model, picture):
     inputs = model.preprocess(picture)
     explanation = dave_vit.create_method("effective", model).explain(inputs, dave_vit.Contrast("hen", against="dog"))
-    assert viz.build_panels(explanation, NAMES)[0].target == "hen, not dog"
+    assert build_panels(explanation, NAMES)[0].target == "hen, not dog"
     with pytest.raises(TargetError, match="did you mean 0 cat"):
         dave_vit.create_method("effective", model).explain(inputs, target="catt")
 

@@ -17,8 +17,7 @@ from dave_vit.data.batches import load_batch
 from dave_vit.data.geometry import GeometryCache
 from dave_vit.data.images import MAX_RATIO, decode_image
 from dave_vit.errors import DataError, DaveError, ImageError, ModelError, OptionError, escape_unprintable
-from dave_vit.viz import draw_side_by_side
-from dave_vit.viz.panels import Panel
+from dave_vit.viz.panels import Panel, draw_side_by_side
 from dave_vit.viz.plots import add_legend, create_plots
 from hostile_files import BOX_TABLES, COCO_FILES, LONG, PICTURES, WEIGHTS, good_png, png
 

@@ -101,8 +101,8 @@ def npz_bytes(arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def png_bytes(image: Image) -> bytes:
-    """Encode an image as a PNG file."""
+def image_bytes(image: Image, kind: str = "png", **options: Any) -> bytes:
+    """Encode an image as a file; options are those of Pillow."""
     buffer = io.BytesIO()
-    image.save(buffer, "png")
+    image.save(buffer, kind, **options)
     return buffer.getvalue()

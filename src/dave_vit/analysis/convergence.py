@@ -14,8 +14,8 @@ from dave_vit.errors import OptionError
 from dave_vit.maps import collapse
 from dave_vit.methods import DAVE
 from dave_vit.reduce import Accumulator, Mean, Reducer, Shrinkage, SoftThreshold, TrimmedMean
-from dave_vit.viz import DAVE as VIOLET
-from dave_vit.viz import Drawing
+from dave_vit.viz.colors import DAVE as VIOLET
+from dave_vit.viz.figures import Drawing
 from dave_vit.viz.plots import Band, Floats, add_legend, compute_quartiles, create_plots, draw_band
 from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
 
@@ -113,8 +113,7 @@ def convergence(model: nn.Module, inputs: Tensor, target: Tensor, options: Conve
 
 def checkpoints(samples: int) -> tuple[int, ...]:
     """Return the powers of two from 2 up to a number, and the number itself."""
-    powers = {2**k for k in range(1, samples.bit_length())}
-    return tuple(sorted(powers | {samples}))
+    return tuple(sorted({2**k for k in range(1, samples.bit_length())} | {samples}))
 
 
 @analysis("convergence")

@@ -1,5 +1,6 @@
 """Table 3 of the paper, measured: time and memory of each method beside one forward pass, over samples and depth."""
 
+import timeit
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from dave_vit.analysis.inputs import AnalysisOptions, analysis, flag, method_ent
 from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import OptionError
 from dave_vit.methods import create_method
-from dave_vit.viz import Drawing
+from dave_vit.viz.figures import Drawing
 from dave_vit.viz.plots import SERIES, add_legend, create_plots, method_style
 from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
 
@@ -48,13 +49,8 @@ def measure(work: Callable[[], Any], device: torch.device, repeats: int = 3) -> 
         with _TensorMemory() as memory:
             work()
         peak = memory.peak
-    return ResourceUse(min(_time(work, device) for _ in range(repeats)), peak)
-
-
-def _time(work: Callable[[], Any], device: torch.device) -> float:
-    start = synchronized_time(device)
-    work()
-    return synchronized_time(device) - start
+    times = timeit.repeat(work, timer=partial(synchronized_time, device), repeat=repeats, number=1)
+    return ResourceUse(min(times), peak)
 
 
 def _peak_on_gpu(work: Callable[[], Any], device: torch.device) -> int:

@@ -3,10 +3,8 @@
 An analysis is a function from options to a section of a report.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
 import torch
@@ -47,8 +45,7 @@ def flag(default: T, text: str, **settings: Any) -> T:
         text: help text.
         settings: further fields of `Flag`.
     """
-    option: T = field(default=default, metadata={"flag": Flag(text, **settings)})
-    return option
+    return field(default=default, metadata={"flag": Flag(text, **settings)})
 
 
 @dataclass(frozen=True)
@@ -68,11 +65,6 @@ class Analysis:
     options: type[Any]
     run: Run
     first_model: bool = False
-
-    @property
-    def flags(self) -> dict[str, Flag]:
-        """Flags by the name of their field."""
-        return {option.name: option.metadata["flag"] for option in fields(self.options) if "flag" in option.metadata}
 
 
 ANALYSES: Registry[Analysis] = Registry("analysis")
@@ -125,7 +117,7 @@ class AnalysisOptions:
         for entry in self.models:
             yield entry.label, entry.load(self.device)
 
-    def load_with_images(self, *, recognised: bool = True) -> Iterator[tuple[str, Adapter, ImageBatch]]:
+    def load_with_images(self, *, recognised: bool = True) -> "Iterator[tuple[str, Adapter, ImageBatch]]":
         """Load the models one after the other, with their labels and images; see `load_images`."""
         for label, model in self.load():
             yield label, model, load_images(model, self, recognised=recognised)
@@ -192,7 +184,7 @@ class ImageBatch:
         return len(self.inputs)
 
     @classmethod
-    def build(cls, model: Adapter, inputs: list[Tensor], target: list[int], titles: list[str]) -> ImageBatch:
+    def build(cls, model: Adapter, inputs: list[Tensor], target: list[int], titles: list[str]) -> "ImageBatch":
         """Join images [1,C,H,W] and their targets."""
         joined = torch.cat(inputs)
         return cls(joined, torch.tensor(target, device=joined.device), titles, model.preprocessing.picture(joined))
@@ -219,7 +211,7 @@ def load_images(model: Adapter, options: AnalysisOptions, *, recognised: bool = 
         probability, predicted = compute_logits(model, image)[0].softmax(0).max(0)
         if recognised and label not in (None, int(predicted)):
             continue
-        chosen.append((image, int(predicted), f"{short_name(model, int(predicted))} ({float(probability):.0%})"))
+        chosen.append((image, int(predicted), f"{_short_name(model, int(predicted))} ({float(probability):.0%})"))
         if len(chosen) == (len(options.images) or options.n):
             break
     if not chosen:
@@ -227,7 +219,7 @@ def load_images(model: Adapter, options: AnalysisOptions, *, recognised: bool = 
     return ImageBatch.build(model, *map(list, zip(*chosen, strict=True)))
 
 
-def preprocess_image(model: Adapter, data: Dataset, index: int) -> Tensor | None:
+def _preprocess(model: Adapter, data: Dataset, index: int) -> Tensor | None:
     """Return image ``index`` of a data set as the model takes it, [1,C,H,W]; None if it cannot be read."""
     try:
         return model.preprocess(data.image(index))
@@ -235,7 +227,7 @@ def preprocess_image(model: Adapter, data: Dataset, index: int) -> Tensor | None
         return None
 
 
-def short_name(model: Adapter, label: int) -> str:
+def _short_name(model: Adapter, label: int) -> str:
     """Return the name of a class without its synonyms."""
     return model.class_names[label].split(",")[0]
 
@@ -251,7 +243,53 @@ def _iter_candidates(model: Adapter, options: AnalysisOptions) -> Iterator[tuple
     for index in range(len(data)):
         label = data[index].label
         if label is None or label in classes:
-            yield preprocess_image(model, data, index), None if label is None else classes[label]
+            yield _preprocess(model, data, index), None if label is None else classes[label]
+
+
+_CLASSES = 3  # number of classes where none are named
+
+
+def load_classes(model: Adapter, spec: str, count: int, labels: Sequence[int] = ()) -> dict[int, ImageBatch]:
+    """Load recognised images of some classes, by class of the model.
+
+    Args:
+        model: has to recognise them.
+        spec: names a data set.
+        count: most images of a class.
+        labels: classes; by default those with the most images.
+    """
+    data = open_dataset(spec)
+    sheets: dict[int, ImageBatch] = {}
+    needed = len(labels) or _CLASSES
+    for label, indices in _find_candidates(model, data, count + 1, labels).items():
+        images = [image for index in indices if (image := _preprocess(model, data, index)) is not None]
+        images = [image for image in images if int(compute_logits(model, image)[0].argmax()) == label][:count]
+        if images:
+            titles = [_short_name(model, label)] * len(images)
+            sheets[label] = ImageBatch.build(model, images, [label] * len(images), titles)
+        # A sheet of one image shows nothing that recurs.
+        if sum(len(sheet) >= min(2, count) for sheet in sheets.values()) == needed:
+            break
+    if not sheets:
+        raise DataError(f"{hide_folders(spec)}: the model recognises no image of these classes; name others")
+    return dict(sorted(sheets.items(), key=lambda sheet: -len(sheet[1]))[:needed])
+
+
+def _find_candidates(model: Adapter, data: Dataset, count: int, labels: Sequence[int]) -> dict[int, list[int]]:
+    """Return indices of images by class, most images first; stops when enough classes have ``count`` of them."""
+    classes = map_classes(data.class_names, model.class_names)
+    candidates: dict[int, list[int]] = {label: [] for label in labels}
+    classes_needed, classes_full = len(labels) or _CLASSES, 0
+    for index in range(len(data)):
+        own = data[index].label
+        label = None if own is None else classes.get(own)
+        if label is None or (labels and label not in candidates) or len(candidates.get(label, [])) == count:
+            continue
+        candidates.setdefault(label, []).append(index)
+        classes_full += len(candidates[label]) == count
+        if classes_full == classes_needed:
+            break
+    return dict(sorted(candidates.items(), key=lambda candidate: -len(candidate[1])))
 
 
 _PRESETS = {"dave-paper": "paper", "dave-official": "official"}

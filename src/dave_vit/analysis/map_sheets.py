@@ -4,29 +4,15 @@ Whether maps move with the image (figure 2 of the paper), the steps to DAVE (fig
 class.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from dave_vit.analysis.inputs import (
-    ImageBatch,
-    MapAnalysisOptions,
-    analysis,
-    count_flag,
-    files_flag,
-    flag,
-    hide_folders,
-    method_flag,
-    preprocess_image,
-    short_name,
-)
-from dave_vit.data import Dataset, open_dataset
-from dave_vit.data.classes import map_classes
-from dave_vit.engine.forward import compute_logits
+from dave_vit.analysis import MapAnalysisOptions, analysis, flag
+from dave_vit.analysis.inputs import ImageBatch, count_flag, files_flag, load_classes, method_flag
 from dave_vit.engine.target_names import find_class
-from dave_vit.errors import DataError
 from dave_vit.evaluate import ModelEntry
 from dave_vit.evaluate.scoring import MapMaker
 from dave_vit.evaluate.statistics.intervals import MeanEstimate, estimate_means
@@ -35,10 +21,9 @@ from dave_vit.methods import create_method
 from dave_vit.methods.options import filter_options
 from dave_vit.metrics.stability import consistency, small_warp, warp_images
 from dave_vit.models import Adapter, traits_of
-from dave_vit.viz import Cell, Drawing, draw_grid, image_cell, map_cell
-from dave_vit.viz.pages import format_estimate
+from dave_vit.viz.figures import Cell, Drawing, draw_grid, image_cell, map_cell
 from dave_vit.viz.plots import method_style
-from dave_vit.viz.report_section import ReportFigure, ReportTable, Section
+from dave_vit.viz.report_section import ReportFigure, ReportTable, Section, estimate_cell
 
 WINDOW = 15
 _SHOWN = 3  # images in the figure
@@ -99,9 +84,8 @@ def compare_warped_maps(model: nn.Module, inputs: Tensor, target: Tensor, maker:
     moved = warp_images(inputs, warp, fill=traits_of(model).fill)
     maps, others = (maker.maps(model, images, target) for images in (inputs, moved))
     smooth_maps, smooth_others = (smooth(positive(part), "mean", WINDOW) for part in (maps, others))
-    return WarpedMaps(
-        moved, maps, others, consistency(maps, others, warp), consistency(smooth_maps, smooth_others, warp)
-    )
+    correlations = consistency(maps, others, warp), consistency(smooth_maps, smooth_others, warp)
+    return WarpedMaps(moved, maps, others, *correlations)
 
 
 @analysis("consistency", first_model=True)
@@ -114,10 +98,9 @@ def analyze_consistency(options: ConsistencyOptions) -> Section:
     rows, cells = [], []
     for name, warped in methods.items():
         means = warped.estimates()
-        rows += [
-            {"method": name, "window": window, **vars(mean)} for window, mean in zip((1, WINDOW), means, strict=True)
-        ]
-        intervals = (format_estimate(mean.mean, mean.low, mean.high) for mean in means)
+        pairs = zip((1, WINDOW), means, strict=True)
+        rows += [{"method": name, "window": window, **vars(mean)} for window, mean in pairs]
+        intervals = (estimate_cell(mean.mean, mean.low, mean.high).format() for mean in means)
         cells.append((method_style(name).label, *intervals, str(len(images))))
     table = ReportTable(("method", "pixel by pixel", f"after a {WINDOW} pixel mean", "n"), tuple(cells))
     text = (
@@ -133,9 +116,7 @@ def analyze_consistency(options: ConsistencyOptions) -> Section:
     return Section("consistency", title, text, facts, [table], rows, [figure])
 
 
-def draw_methods(
-    model: Adapter, images: ImageBatch, methods: Mapping[str, WarpedMaps], *, show: bool = True
-) -> Drawing:
+def draw_methods(model: Adapter, images: ImageBatch, methods: Mapping[str, WarpedMaps], *, show: bool) -> Drawing:
     """Draw two rows for each image: it with its maps, and the moved image with its maps."""
     moved = model.preprocessing.picture(next(iter(methods.values())).moved)
     rows, labels = [], []
@@ -196,7 +177,7 @@ def analyze_construction(options: ConstructionOptions) -> Section:
     return Section("construction", "Progressive construction (figure 4)", text, facts, pictures=figures)
 
 
-def draw_steps(images: ImageBatch, maps: dict[str, Tensor], *, show: bool = True) -> Drawing:
+def draw_steps(images: ImageBatch, maps: dict[str, Tensor], *, show: bool) -> Drawing:
     """Draw a row for each image and a column for each step."""
     rows = []
     for index, colours in enumerate(images.colours):
@@ -232,7 +213,7 @@ def compare_models(options: ModelComparisonOptions) -> Section:
     return Section("models", "One image, several models", text, facts, pictures=[figure])
 
 
-def draw_models(columns: dict[str, tuple[ImageBatch, Tensor]], *, show: bool = True) -> Drawing:
+def draw_models(columns: dict[str, tuple[ImageBatch, Tensor]], *, show: bool) -> Drawing:
     """Draw a row for each image and a column for each model."""
     first = next(iter(columns.values()))[0]
     rows = []
@@ -241,9 +222,6 @@ def draw_models(columns: dict[str, tuple[ImageBatch, Tensor]], *, show: bool = T
         cells += [map_cell(maps[index], f"{label}: {own.titles[index]}") for label, (own, maps) in columns.items()]
         rows.append(cells)
     return draw_grid(rows, width=1.9)
-
-
-_CLASSES = 3  # number of classes where none are named
 
 
 @dataclass(frozen=True)
@@ -274,50 +252,7 @@ def analyze_classes(options: ClassesOptions) -> Section:
     return Section("classes", "Class-consistent features", text, facts, pictures=[figure])
 
 
-def load_classes(model: Adapter, spec: str, count: int, labels: Sequence[int] = ()) -> dict[int, ImageBatch]:
-    """Load recognised images of some classes, by class of the model.
-
-    Args:
-        model: has to recognise them.
-        spec: names a data set.
-        count: most images of a class.
-        labels: classes; by default those with the most images.
-    """
-    data = open_dataset(spec)
-    sheets: dict[int, ImageBatch] = {}
-    needed = len(labels) or _CLASSES
-    for label, indices in _find_candidates(model, data, count + 1, labels).items():
-        images = [image for index in indices if (image := preprocess_image(model, data, index)) is not None]
-        images = [image for image in images if int(compute_logits(model, image)[0].argmax()) == label][:count]
-        if images:
-            titles = [short_name(model, label)] * len(images)
-            sheets[label] = ImageBatch.build(model, images, [label] * len(images), titles)
-        # A sheet of one image shows nothing that recurs.
-        if sum(len(sheet) >= min(2, count) for sheet in sheets.values()) == needed:
-            break
-    if not sheets:
-        raise DataError(f"{hide_folders(spec)}: the model recognises no image of these classes; name others")
-    return dict(sorted(sheets.items(), key=lambda sheet: -len(sheet[1]))[:needed])
-
-
-def _find_candidates(model: Adapter, data: Dataset, count: int, labels: Sequence[int]) -> dict[int, list[int]]:
-    """Return indices of images by class, most images first; stops when enough classes have ``count`` of them."""
-    classes = map_classes(data.class_names, model.class_names)
-    candidates: dict[int, list[int]] = {label: [] for label in labels}
-    classes_needed, classes_full = len(labels) or _CLASSES, 0
-    for index in range(len(data)):
-        own = data[index].label
-        label = None if own is None else classes.get(own)
-        if label is None or (labels and label not in candidates) or len(candidates.get(label, [])) == count:
-            continue
-        candidates.setdefault(label, []).append(index)
-        classes_full += len(candidates[label]) == count
-        if classes_full == classes_needed:
-            break
-    return dict(sorted(candidates.items(), key=lambda candidate: -len(candidate[1])))
-
-
-def draw_sheets(sheets: dict[int, ImageBatch], maps: dict[int, Tensor], *, show: bool = True) -> Drawing:
+def draw_sheets(sheets: dict[int, ImageBatch], maps: dict[int, Tensor], *, show: bool) -> Drawing:
     """Draw two rows for each class: images, and their maps."""
     rows: list[list[Cell]] = []
     labels: list[str] = []

@@ -16,7 +16,7 @@ from dave_vit.metrics.perturbation import class_score
 from dave_vit.metrics.stability import small_warp, warp_images
 from dave_vit.models import traits_of
 from dave_vit.neighborhood.draws import sample_generator
-from dave_vit.viz import Drawing
+from dave_vit.viz.figures import Drawing
 from dave_vit.viz.plots import SERIES, Band, Floats, add_legend, compute_quartiles, create_plots, draw_band
 from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
 
@@ -216,8 +216,7 @@ def analyze_noise(options: NoiseOptions) -> Section:
 
 def add_noise(inputs: Tensor, sigma: float, seed: int = 0) -> Tensor:
     """Add Gaussian noise to images, the same draw for all images and all levels: [B,C,H,W] -> [B,C,H,W]."""
-    noise = torch.randn(inputs.shape[1:], generator=sample_generator(seed, 0, "noise"))
-    return inputs + sigma * noise.to(inputs)
+    return inputs + sigma * torch.randn(inputs.shape[1:], generator=sample_generator(seed, 0, "noise")).to(inputs)
 
 
 def equivalent_noise_time(sigma: float) -> float:

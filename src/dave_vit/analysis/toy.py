@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from dave_vit.analysis.inputs import analysis, flag
 from dave_vit.engine.gradient import effective_transformation
-from dave_vit.viz import Drawing
-from dave_vit.viz.plots import create_plots
+from dave_vit.viz.figures import Drawing
 from dave_vit.viz.report_section import Number, ReportFigure, ReportTable, Section
 
 TOKENS = 8
@@ -126,8 +125,7 @@ def analyze_toy_layer(options: ToyOptions) -> Section:
 
 def draw_operators(here: Operators, there: Operators) -> Drawing:
     """Draw three rows of matrices, all in one colour scale."""
-    drawing, _ = create_plots(1, width=7.4, height=6.9)
-    drawing.clear()
+    drawing = Drawing(figsize=(7.4, 6.9), layout="constrained")
     grid = drawing.subplots(3, 3)
     limit = float(max(here.derivative.abs().max(), there.derivative.abs().max()))
     for row, title, before, after in zip(grid, _TITLES, here, there, strict=True):

@@ -1,7 +1,5 @@
 """Choice of a neighbourhood for a model: one that is measurably better than the default, or the default itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +64,7 @@ class MeasuredNeighborhood:
         """The neighbourhood as options of DAVE."""
         return {"rotation": self.rotation, "translation": self.translation, "noise_level": self.noise_level}
 
-    def gain(self, default: MeasuredNeighborhood) -> tuple[float, float]:
+    def gain(self, default: "MeasuredNeighborhood") -> tuple[float, float]:
         """Return by how much the scores of the same images exceed the default's, and the standard error of that."""
         return _mean_difference(self.scores, default.scores)
 
@@ -225,6 +223,5 @@ def _survival(model: nn.Module, inputs: Tensor, clean: CleanPrediction, neighbor
     shares = []
     for index, image in enumerate(inputs.split(1)):
         logits = compute_logits(model, views.apply(image)[:, 0])  # [n, classes]
-        own = clean.select(torch.tensor([index], device=inputs.device))
-        shares.append(own.survival(logits.unsqueeze(1)).mean())
+        shares.append(clean.select(torch.tensor([index], device=inputs.device)).survival(logits.unsqueeze(1)).mean())
     return float(torch.stack(shares).mean())

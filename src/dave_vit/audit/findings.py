@@ -44,9 +44,8 @@ class AuditOptions:
     def __post_init__(self) -> None:
         check_choice("cluster_by", self.cluster_by, get_args(ClusterBy))
         if self.smallest < MIN_IMAGES:
-            raise OptionError(
-                f"clusters of {self.smallest} images; expected {MIN_IMAGES} or more, fewer have no interval"
-            )
+            how = f"expected {MIN_IMAGES} or more, fewer have no interval"
+            raise OptionError(f"clusters of {self.smallest} images; {how}")
 
     def plan(self) -> Plan:
         """Return the plan of the run that collects the evidence; its metric is not computed."""
@@ -90,11 +89,8 @@ class Finding:
 
     def record(self) -> dict[str, Any]:
         """Return the finding as ``findings`` of audit.json has it; programs rely on exactly these keys."""
-        return {
-            "class": self.class_name,
-            "images": len(self.members),
-            **{name: getattr(self, name) for name in _RECORDED},
-        }
+        recorded = {name: getattr(self, name) for name in _RECORDED}
+        return {"class": self.class_name, "images": len(self.members), **recorded}
 
     def details(self) -> dict[str, Any]:
         """Return the rest, as ``details`` of audit.json has it, in the order of ``findings``."""

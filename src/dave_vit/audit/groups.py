@@ -32,13 +32,12 @@ def _places(height: int, width: int) -> list[tuple[str, npt.NDArray[np.bool_]]]:
     top, left = y < height / _CORNER, x < width / _CORNER
     bottom, right = y >= height - height / _CORNER, x >= width - width / _CORNER
     edge_y, edge_x = max(1, round(height / _BORDER)), max(1, round(width / _BORDER))
-    border = (y < edge_y) | (y >= height - edge_y) | (x < edge_x) | (x >= width - edge_x)
     return [
         ("upper left corner", top & left),
         ("upper right corner", top & right),
         ("lower left corner", bottom & left),
         ("lower right corner", bottom & right),
-        ("border", border),
+        ("border", (y < edge_y) | (y >= height - edge_y) | (x < edge_x) | (x >= width - edge_x)),
         ("centre", ~(top | bottom | left | right)),
     ]
 
@@ -66,8 +65,7 @@ def cluster_images(features: npt.NDArray[np.float32], smallest: int, seed: int =
         quality = silhouette(points, candidate)
         if quality > best and np.bincount(candidate, minlength=count).min() >= smallest:
             best, labels = quality, candidate
-    order = np.argsort(-np.bincount(labels), kind="stable")
-    return np.argsort(order)[labels]
+    return np.argsort(np.argsort(-np.bincount(labels), kind="stable"))[labels]
 
 
 def _project(features: Floats) -> Floats:
@@ -80,8 +78,7 @@ def _project(features: Floats) -> Floats:
 
 def partition(points: Floats, count: int, draw: np.random.Generator) -> Labels:
     """Partition points ``[n, d]`` by k-means; the best of some starts by k-means++."""
-    runs = [_partition_once(points, count, draw) for _ in range(_RESTARTS)]
-    return min(runs, key=lambda run: run[1])[0]
+    return min((_partition_once(points, count, draw) for _ in range(_RESTARTS)), key=lambda run: run[1])[0]
 
 
 def _partition_once(points: Floats, count: int, draw: np.random.Generator) -> tuple[Labels, float]:

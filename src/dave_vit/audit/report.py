@@ -130,12 +130,11 @@ def _page(class_index: int) -> str:
 
 
 def _list_facts(audit: Audit, options: AuditOptions, command: str) -> list[tuple[str, Any]]:
-    confirmed = sum(one.confirmed for one in audit.findings)
     facts = {
         "command": command,
         "model": options.model.spec,
         "data": f"{options.data}: {audit.images} images, {audit.classes} classes audited",
-        "result": f"{confirmed} of {len(audit.findings)} clusters confirmed",
+        "result": f"{sum(one.confirmed for one in audit.findings)} of {len(audit.findings)} clusters confirmed",
         "model accuracy": "" if audit.accuracy is None else f"{audit.accuracy:.1%}",
         "maps": f"{options.method.method} {dict(options.method.options) or ''}".strip(),
         "clustered by": options.cluster_by,

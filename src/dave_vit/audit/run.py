@@ -25,7 +25,7 @@ from dave_vit.evaluate.job import EvalJob, EvaluatedModel, ModelLoader
 from dave_vit.evaluate.run import EvaluationRun, ProgressCallback
 from dave_vit.evaluate.scoring import ImageEvidence
 from dave_vit.evaluate.statistics.rows import ScannedImage
-from dave_vit.viz import overlay, to_pillow
+from dave_vit.viz.rendering import overlay, to_pillow
 
 _MAX_POOL = 192  # images that regions and objects are moved to
 _LEAST_SCENES = 4  # of a class among them
@@ -76,8 +76,7 @@ class GroupTester:
         """Test a whole group by its scenes, or by its evidence where objects are unknown or of several classes."""
         if not self.has_scenes(group):
             return self.test_regions(group)[0]
-        every = np.arange(len(group.positions))
-        return self._describe(group, every, *self._compare_scenes(group), SURROUNDINGS)
+        return self._describe(group, np.arange(len(group.positions)), *self._compare_scenes(group), SURROUNDINGS)
 
     def test_regions(self, group: Group) -> list[Finding]:
         """Test the evidence regions of a group, and those of each cluster; its controls must have been collected."""
@@ -110,8 +109,7 @@ class GroupTester:
         """Return log odds of a class with its objects in its own scenes, and in the scenes of its reference."""
         images, masks = self._load(self.evidence.index[group.positions])
         spans, target = verification.find_spans(masks), group.class_index
-        draw = np.random.default_rng([self.seed, target])
-        sources = draw.permutation(len(images))[:_OBJECTS].tolist()
+        sources = np.random.default_rng([self.seed, target]).permutation(len(images))[:_OBJECTS].tolist()
         objects = [images[at][:, spans[at][0], spans[at][1]] for at in sources]
         own = verification.measure_scenes(self.model.model, objects, images, spans, target)
         own[range(len(sources)), sources] = np.nan  # an image as it is shows no seam
@@ -129,8 +127,7 @@ class GroupTester:
         chosen = [self._controls[pair] for pair in self._choose_controls(group) if pair in self._controls]
         controls, at = chosen[0][0], np.array([position for _, position in chosen])
         others = self._choose_others(group)
-        gains = self._measure_gains(self.evidence, group.positions, others)
-        return gains, self._measure_gains(controls, at, others)
+        return self._measure_gains(self.evidence, group.positions, others), self._measure_gains(controls, at, others)
 
     def _measure_gains(self, evidence: ImageEvidence, positions: Positions, others: Others) -> Floats:
         images, regions, _ = self._find_regions(evidence, positions)
@@ -154,24 +151,24 @@ class GroupTester:
         self, group: Group, members: Positions, own: Floats, chance: Floats, region: str | None = None
     ) -> Finding:
         """Return the finding of some of a group's images, those with the largest gain first."""
-        comparison = verification.compare_gains(own[members], chance)
+        effect, p_value = verification.compare_gains(own[members], chance)
         positions = group.positions[members[np.argsort(-own[members], kind="stable")]]
         images, regions, inside = self._find_regions(self.evidence, positions)
         targets, on_object = self.evidence.target[positions], self.evidence.object_share[positions]
         others, is_pooled = self._choose_others(group), group.class_index == POOLED
         removal = verification.measure_removal(self.model.model, images, regions, targets, others, self.seed)
-        name = "classes with few images" if is_pooled else self.names[group.class_index].split(",")[0]
+        before, after, kept = (float(values.mean()) for values in removal)
         return Finding(
             class_index=group.class_index,
-            class_name=name,
+            class_name="classes with few images" if is_pooled else self.names[group.class_index].split(",")[0],
             members=tuple(self.evidence.index[positions].tolist()),
             share=float(inside.sum() / len(group.positions)),
             object_share=float(np.nanmean(on_object)) if self.knows_objects else None,
             region=region or name_place(inside.sum(0).double().numpy()),
-            effect=(comparison.mean, comparison.low, comparison.high),
-            p_value=comparison.p_value,
-            confidence=(float(removal.before.mean()), float(removal.after.mean())),
-            kept=float(removal.kept.mean()),
+            effect=effect,
+            p_value=p_value,
+            confidence=(before, after),
+            kept=kept,
             accuracy=(self.accuracy(positions), self.accuracy(np.setdiff1d(group.positions, positions))),
         )
 
@@ -278,8 +275,7 @@ def _locate(tester: GroupTester, group: Group, whole: Finding) -> list[Finding]:
 
 def _confirm(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings with p-values corrected for their number, confirmed if significant and large enough."""
-    corrected = correct_p_values([one.p_value for one in findings])
     return [
         replace(one, p_value=p_value, confirmed=p_value < SIGNIFICANCE and one.effect[0] >= MIN_EFFECT)
-        for one, p_value in zip(findings, corrected, strict=True)
+        for one, p_value in zip(findings, correct_p_values([one.p_value for one in findings]), strict=True)
     ]

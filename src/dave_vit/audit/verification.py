@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.ops import masks_to_boxes
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.errors import require_extra
@@ -37,31 +38,6 @@ class Others:
         own = [draw.choice(np.flatnonzero(self.targets != target), 2, replace=False) for target in targets]
         first, second = (torch.from_numpy(column) for column in np.stack(own).T)
         return self.images[first], self.images[second]
-
-
-@dataclass(frozen=True)
-class Removal:
-    """What is lost without the regions of n images.
-
-    Attributes:
-        before: probability of the class in the image, ``[n]``.
-        after: the same with the region replaced by that of images of other classes, ``[n]``.
-        kept: share of these in which the prediction is still the class, ``[n]``.
-    """
-
-    before: Floats
-    after: Floats
-    kept: Floats
-
-
-@dataclass(frozen=True)
-class GainComparison:
-    """Mean gain of images minus that of controls, with its 95 % interval, and the p-value of no difference."""
-
-    mean: float
-    low: float
-    high: float
-    p_value: float
 
 
 def find_boxes(objects: Tensor) -> Tensor:
@@ -95,12 +71,8 @@ def _widen(masks: Tensor, by: int) -> Tensor:
 
 def find_spans(objects: Tensor) -> list[Span]:
     """Return rows and columns of the box around each object ``[n, H, W]``, with a margin."""
-    return [(_find_range(box.any(1)), _find_range(box.any(0))) for box in find_boxes(objects)]
-
-
-def _find_range(line: Tensor) -> slice:
-    places = line.nonzero()[:, 0]
-    return slice(int(places[0]), int(places[-1]) + 1)
+    corners = masks_to_boxes(find_boxes(objects)).int().tolist()
+    return [(slice(top, bottom + 1), slice(left, right + 1)) for left, top, right, bottom in corners]
 
 
 def measure_scenes(
@@ -168,13 +140,18 @@ def measure_gains(
 
 def measure_removal(
     model: nn.Module, images: Tensor, regions: Tensor, targets: npt.NDArray[np.int64], others: Others, seed: int
-) -> Removal:
-    """Measure what is lost without the regions; arguments are those of `measure_gains`."""
+) -> tuple[Floats, Floats, Floats]:
+    """Measure what is lost without the regions; arguments are those of `measure_gains`.
+
+    Returns:
+        The probability of the class in each image, the same with the region replaced by that of images of other
+        classes, and whether the prediction is then still the class, ``[n]`` each.
+    """
     donors, _ = others.draw(targets, np.random.default_rng(seed))
     inside = regions[:, None].to(images.device)
     before, _ = _probabilities(model, images, targets)
     after, kept = _probabilities(model, torch.where(inside, donors, images), targets)
-    return Removal(*(part.double().numpy() for part in (before, after, kept)))
+    return before.double().numpy(), after.double().numpy(), kept.double().numpy()
 
 
 def _probabilities(model: nn.Module, images: Tensor, targets: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
@@ -185,26 +162,27 @@ def _probabilities(model: nn.Module, images: Tensor, targets: npt.NDArray[np.int
 
 def _all_probabilities(model: nn.Module, images: Tensor) -> Tensor:
     """Return softmax probabilities, ``[n, classes]``, on the CPU."""
-    logits = clean_logits(model, images, PassSize(_ROWS))
-    return logits.to(precise_dtype(images.device)).softmax(1).cpu()
+    return clean_logits(model, images, PassSize(_ROWS)).to(precise_dtype(images.device)).softmax(1).cpu()
 
 
 def _log_odds(probability: Tensor) -> Tensor:
     return probability.clamp(_LEAST, 1 - _LEAST).logit()
 
 
-def compare_gains(own: Floats, controls: Floats) -> GainComparison:
-    """Compare the gains of images with those of controls by Welch's t test; only more than theirs is an effect."""
+def compare_gains(own: Floats, controls: Floats) -> tuple[tuple[float, float, float], float]:
+    """Compare the gains of images with those of controls by Welch's t test; only more than theirs is an effect.
+
+    Returns:
+        The mean gain of images minus that of controls with its 95 % interval, and the p-value of no difference.
+    """
     with require_extra("scipy", "eval"):
         from scipy.stats import ttest_ind  # type: ignore[import-untyped]
     if np.ptp(own) == 0 and np.ptp(controls) == 0:
         difference = float(own[0] - controls[0])
-        return GainComparison(difference, difference, difference, 0.0 if difference > 0 else 1.0)
+        return (difference, difference, difference), 0.0 if difference > 0 else 1.0
     interval = ttest_ind(own, controls, equal_var=False).confidence_interval()
     p_value = ttest_ind(own, controls, equal_var=False, alternative="greater").pvalue
-    return GainComparison(
-        float(own.mean() - controls.mean()), float(interval.low), float(interval.high), float(p_value)
-    )
+    return (float(own.mean() - controls.mean()), float(interval.low), float(interval.high)), float(p_value)
 
 
 def correct_p_values(values: Sequence[float]) -> list[float]:

@@ -46,8 +46,7 @@ class _Commands(TyperGroup):
             return None
         if cmd_name not in COMMANDS:
             raise UnknownName(f"unknown command {cmd_name!r}{suggest_names(cmd_name, COMMANDS)}; see: dave --help")
-        module = importlib.import_module(f"{__name__}.{cmd_name}")
-        command = typer.main.get_command(module.app)
+        command = typer.main.get_command(importlib.import_module(f"{__name__}.{cmd_name}").app)
         command.name = cmd_name
         return command
 
@@ -98,10 +97,8 @@ def run(args: list[str] | None = None) -> int:
             return _fail(f"out of memory ({reason}); close other programs that use it, or choose another --device")
         if not hasattr(error, "format_message"):  # typer's own errors have it, in all of its versions
             raise
-        return _fail(
-            error.format_message().replace("Value error, ", ""),
-            where=getattr(getattr(error, "ctx", None), "command_path", "dave"),
-        )
+        where = getattr(getattr(error, "ctx", None), "command_path", "dave")
+        return _fail(error.format_message().replace("Value error, ", ""), where)
     if code == INTERRUPTED:
         typer.echo("\nstopped; what was finished is kept", err=True)
     return code if isinstance(code, int) else 0

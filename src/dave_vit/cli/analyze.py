@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -16,7 +16,7 @@ from dave_vit.cli.options import ModelsOptions, Out, Plugins, Seed, expand_group
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
-    from dave_vit.analysis import Analysis, Flag
+    from dave_vit.analysis import Analysis
     from dave_vit.viz.report_section import Section
 
 
@@ -75,14 +75,16 @@ def _function(analysis: Analysis) -> Callable[..., None]:
             own["models"] = models.entries(*(entry.spec for entry in defaults["models"]))
         _write_section(analysis.run(analysis.options(seed=seed, **own)), out, output)
 
-    own_flags = [_parameter(name, flag, kinds[name], defaults[name]) for name, flag in analysis.flags.items()]
+    own_flags = [_parameter(one, kinds[one.name]) for one in fields(analysis.options) if "flag" in one.metadata]
     hidden = {"values"} if "models" in kinds else {"values", "models"}
     shared = inspect.signature(run, eval_str=True).parameters
     return set_parameters(run, [*own_flags, *(one for name, one in shared.items() if name not in hidden)])
 
 
-def _parameter(name: str, flag: Flag, kind: Any, default: Any) -> inspect.Parameter:
+def _parameter(field: Field[Any], kind: Any) -> inspect.Parameter:
     """Return an option as a parameter; a tuple is a list of arguments, or words with commas between."""
+    name, flag = field.name, field.metadata["flag"]
+    default: Any = field.default
     shown: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help}
     if flag.positional:
         default, hint = None, Annotated[list[str] | None, typer.Argument(show_default=False, **shown)]

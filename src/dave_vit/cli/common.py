@@ -187,43 +187,27 @@ def rich_table(head: Iterable[Any], rows: Iterable[Iterable[str]], caption: str 
 @contextmanager
 def show_bars(output: Output) -> Iterator[ProgressCallback]:
     """Show a progress bar for each phase of a run, or a line now and then in a log."""
-    clock = _UpdateClock()
+    current, started, updated = "", 0.0, time.monotonic()  # a short phase needs no line
     with ExitStack() as stack:
         bars: dict[str, Callable[..., None]] = {}
 
         def update(phase: str, done: int, total: int, before: int) -> None:
-            line = clock.format_line(phase, done, total, before)
+            nonlocal current, started, updated
+            if phase != current:
+                current, started = phase, time.monotonic()
+            rate = max(done - before, 0) / max(time.monotonic() - started, 1e-6)
+            left = f", {_format_duration((total - done) / rate)} left" if rate else ""
+            line = f"{phase}: {done} of {total}, {rate:.3g} a second{left}"
             if output.on_terminal:
                 if phase not in bars:
                     stack.close()  # the bar of the phase before
                     bars[phase] = stack.enter_context(output.progress(total - before, phase))
                 bars[phase](completed=max(done - before, 0), description=line)
-            elif clock.is_due():
+            elif time.monotonic() - updated >= _EVERY_LINE:
+                updated = time.monotonic()
                 output.note(line)
 
         yield update
-
-
-class _UpdateClock:
-    """Tells when the next update is due, and how fast a phase goes."""
-
-    def __init__(self) -> None:
-        self._phase, self._started, self._updated = "", 0.0, time.monotonic()  # a short phase needs no line
-
-    def format_line(self, phase: str, done: int, total: int, before: int) -> str:
-        """Return what is done, the rate and the time left."""
-        if phase != self._phase:
-            self._phase, self._started = phase, time.monotonic()
-        rate = max(done - before, 0) / max(time.monotonic() - self._started, 1e-6)
-        left = f", {_format_duration((total - done) / rate)} left" if rate else ""
-        return f"{phase}: {done} of {total}, {rate:.3g} a second{left}"
-
-    def is_due(self) -> bool:
-        """Return whether it is time for another line, and if so, begin to wait for the next one."""
-        if time.monotonic() - self._updated < _EVERY_LINE:
-            return False
-        self._updated = time.monotonic()
-        return True
 
 
 def _format_duration(seconds: float) -> str:

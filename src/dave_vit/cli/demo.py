@@ -57,9 +57,8 @@ def _print_top5(result: ClassExplanation, data: Dataset, index: int, output: Out
 
 
 def _print_scores(scores: Mapping[str, Any], output: Output) -> None:
-    output.print(
-        f"share of each map that lies on its object, in %: {scores['grids']} grids, {scores['pictures']} pictures"
-    )
+    sizes = f"{scores['grids']} grids, {scores['pictures']} pictures"
+    output.print(f"share of each map that lies on its object, in %: {sizes}")
     rows = [
         [name, *("-" if row[key] is None else f"{row[key]:.1f}" for key in ("gridpg", "energypg"))]
         for name, row in (*scores["scores"].items(), ("chance", scores["chance"]))

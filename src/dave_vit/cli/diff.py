@@ -58,9 +58,8 @@ def show_audit_changes(before: Path, after: Path, output: Output) -> dict[str, A
     changed = [row for row in rows if row["verdict"]]
     output.print(*(f"  {line}" for line in settings))
     head = ("class", "before", "after", "change of log odds", "")
-    output.print(
-        rich_table(head, [_audit_row(row) for row in changed]) if changed else "nothing is confirmed in either"
-    )
+    table = rich_table(head, [_audit_row(row) for row in changed])
+    output.print(table if changed else "nothing is confirmed in either")
     output.print(f"  {len(rows) - len(changed)} other classes have no confirmed finding in either audit")
     return {"changes": settings, "classes": rows}
 
@@ -97,7 +96,6 @@ def _table(differences: list[dict[str, Any]]) -> Any:
         names = (one["model"], one["metric"], one["method"])
         interval = "" if one["low"] is None else f" [{one['low']:+.4f}, {one['high']:+.4f}]"
         change, star = f"{one['mean']:+.4f}{interval}", "*" if excludes_zero(one) else ""
-        rows.append(
-            (*names, f"{one['before']:.4f}", f"{one['after']:.4f}", change, star, str(one["n"]), str(one["images"]))
-        )
+        means, sizes = (f"{one['before']:.4f}", f"{one['after']:.4f}"), (str(one["n"]), str(one["images"]))
+        rows.append((*names, *means, change, star, *sizes))
     return rich_table(head, rows)

@@ -185,9 +185,8 @@ def _tables(plan: Plan, results: Sequence[Any], *, brief: bool = False) -> list[
     from dave_vit.evaluate.statistics.summary import build_results_table
 
     models = dict.fromkeys(one["model"] for one in results)
-    tables = [build_results_table(plan, results, model) for model in models]
-    texts = [table.format(brief=brief) for table in tables]
-    return [rich_table(text.head, text.rows, text.caption) for text in texts]
+    tables = [build_results_table(plan, results, model).format(brief=brief) for model in models]
+    return [rich_table(table.head, table.rows, table.caption) for table in tables]
 
 
 def _describe_failures(results: Iterable[dict[str, Any]]) -> list[str]:

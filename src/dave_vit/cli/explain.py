@@ -59,9 +59,8 @@ class QuestionOptions:
         if self.words is not None and self.words.strip() != "all":
             parts = [part.strip() for part in self.words.split(",")]
             if not all(parts):
-                raise OptionError(
-                    f"--words {self.words}; expected words or their numbers separated by commas, such as 3,5"
-                )
+                how = "expected words or their numbers separated by commas, such as 3,5"
+                raise OptionError(f"--words {self.words}; {how}")
             words = tuple(int(part) if part.isdigit() else part for part in parts)
         return Question(**{**vars(self), "target": target, "words": words})
 

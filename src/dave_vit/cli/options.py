@@ -199,9 +199,8 @@ class ModelOptions:
         """The preprocessing that replaces the model's own, if any."""
         from dave_vit.models import Prepare
 
-        prepare = Prepare(
-            self.size, _parse_colour("mean", self.mean), _parse_colour("std", self.std), self.crop, self.fit
-        )
+        mean, std = _parse_colour("mean", self.mean), _parse_colour("std", self.std)
+        prepare = Prepare(self.size, mean, std, self.crop, self.fit)
         return None if prepare == Prepare() else prepare
 
     @property

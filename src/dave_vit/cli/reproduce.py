@@ -12,8 +12,7 @@ from dave_vit.cli.common import Output, command
 from dave_vit.cli.options import ModelsOptions, Out, Seed, flag, option, pick_device
 
 if TYPE_CHECKING:
-    from dave_vit.analysis.paper.reproduce import ReproduceOptions
-    from dave_vit.analysis.paper.suites import Suite
+    from dave_vit.analysis.paper.suites import ReproduceOptions, Suite
 
 app = command(
     "dave reproduce builtin --quick --out reproduction",
@@ -63,7 +62,7 @@ def reproduce(
     The folder gets report.html (one file, needs no other), report.md, figures/ (PNG and SVG), tables/ (CSV) and runs/
     (what is needed to resume). The same command on the same folder resumes where it was stopped.
     """
-    from dave_vit.analysis.paper.reproduce import ReproduceOptions
+    from dave_vit.analysis.paper.suites import ReproduceOptions
 
     suite = _build_suite(name, amount, data, models)
     for note in suite.notes:

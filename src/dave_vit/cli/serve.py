@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dave_vit.cli.common import Output, command
 from dave_vit.cli.options import ModelOptions, Models, Plugins, Quiet, Seed, flag, option
@@ -71,14 +72,8 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listening.getsockname()[1]}"
     output.print(f"{address}{'' if audit is None else '/audit/'}  (Ctrl-C ends it)")
-    config = uvicorn.Config(
-        application,
-        log_level="warning",
-        http=TimeoutProtocol,
-        server_header=False,
-        limit_concurrency=_CONNECTIONS,
-        timeout_graceful_shutdown=2,
-    )
+    limits: dict[str, Any] = {"limit_concurrency": _CONNECTIONS, "timeout_graceful_shutdown": 2}
+    config = uvicorn.Config(application, log_level="warning", http=TimeoutProtocol, server_header=False, **limits)
     try:
         uvicorn.Server(config).run(sockets=[listening])
     except KeyboardInterrupt:  # how one ends a server
@@ -93,9 +88,8 @@ def allowed_names(host: str, further: list[str]) -> tuple[str, ...]:
 
 def _listen(host: str, port: int) -> socket.socket:
     """Open the socket before any model is loaded, so that a port in use is reported at once."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, TypeError, ValueError) as error:  # the last two of names that no host can have
         reason = getattr(error, "strerror", None) or error
         raise OptionError(f"cannot listen on {host}:{port} ({reason}); give another --port or --host") from error
@@ -111,7 +105,6 @@ def _models(options: ServedOptions) -> list[ServedModel]:
         raise OptionError("--fit, --size, --mean, --std and --crop belong to one --model; give exactly one")
     if options.fit == "tiles":
         raise OptionError("--fit tiles makes several inputs of an image, and the page shows one; use pad or squash")
-    files = [*weights, *[None] * (len(specs) - len(weights))]
-    pairs = zip(specs, files, strict=True)
+    pairs = zip_longest(specs, weights)
     chosen = [ModelOptions(**{**vars(options), "spec": spec, "weights": file}) for spec, file in pairs]
     return [ServedModel(one.load(), weights=one.weights is not None, classes=one.classes is not None) for one in chosen]

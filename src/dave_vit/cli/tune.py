@@ -69,12 +69,8 @@ def tune(
     output.print(_table(tuning), f"  {out}")
     if tuning.warning:
         output.note(tuning.warning)
-    record = {
-        "model": loaded.spec,
-        "images": len(pictures),
-        "seed": seed,
-        "neighborhood_levels": list(map(asdict, tuning.neighborhoods)),
-    }
+    levels = list(map(asdict, tuning.neighborhoods))
+    record = {"model": loaded.spec, "images": len(pictures), "seed": seed, "neighborhood_levels": levels}
     facts = {"criterion": tuning.criterion, "chosen": tuning.chosen, "default": DEFAULT, "warning": tuning.warning}
     output.json({**record, **facts, "preset": str(out)})
 

@@ -1,7 +1,5 @@
 """Load batches of a data set as tensors, and those that are likely needed next in advance."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -40,7 +38,7 @@ class Batch:
         """Class of each image in the data set; None where unknown."""
         return [item.label for item in self.items]
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> "Batch":
         """Return the batch with its tensors on a device."""
         return replace(self, inputs=self.inputs.to(device), regions=self.regions.to(device))
 

@@ -94,11 +94,6 @@ class Geometry:
         return cls(*(Axis(side, side, 1.0, 0.0) for side in size))
 
     @property
-    def photo_size(self) -> tuple[int, int]:
-        """Width and height of the photograph."""
-        return self.x.photo, self.y.photo
-
-    @property
     def input_size(self) -> tuple[int, int]:
         """Width and height of the input."""
         return self.x.size, self.y.size
@@ -107,11 +102,6 @@ class Geometry:
     def scale(self) -> tuple[float, float]:
         """Photo pixels per input pixel along x and y."""
         return self.x.scale, self.y.scale
-
-    @property
-    def offset(self) -> tuple[float, float]:
-        """Where the input starts in the photograph, x and y; negative where there is padding."""
-        return self.x.offset, self.y.offset
 
     @property
     def visible_box(self) -> Box:
@@ -139,10 +129,9 @@ class Geometry:
         corners = zip((self.x, self.y, self.x, self.y), box, strict=True)
         x0, y0, x1, y1 = (float(np.clip(axis.to_input(corner) / axis.size, 0, 1)) for axis, corner in corners)
         if x0 >= x1 or y0 >= y1:
-            raise OptionError(
-                f"box {','.join(f'{corner:g}' for corner in box)} is empty or outside of what the model sees; give "
-                f"x0,y0,x1,y1 in pixels of the {self.x.photo} x {self.y.photo} photograph"
-            )
+            given = ",".join(f"{corner:g}" for corner in box)
+            how = f"give x0,y0,x1,y1 in pixels of the {self.x.photo} x {self.y.photo} photograph"
+            raise OptionError(f"box {given} is empty or outside of what the model sees; {how}")
         return (x0, y0, x1, y1)
 
     def boxes_to_mask(self, boxes: Sequence[Box]) -> Mask:
@@ -164,11 +153,8 @@ class Geometry:
 
     def to_photo(self, maps: Tensor) -> Tensor:
         """Resample maps ``[..., H', W']`` of the input to the photograph ``[..., H, W]``; zero where it was cut off."""
-        grid = torch.meshgrid(
-            *(axis.to_input(torch.arange(axis.photo) + 0.5) / axis.size * 2 - 1 for axis in (self.x, self.y)),
-            indexing="xy",
-        )
-        positions = torch.stack(grid, -1).to(maps)  # [H, W, 2], as (x, y)
+        axes = (axis.to_input(torch.arange(axis.photo) + 0.5) / axis.size * 2 - 1 for axis in (self.x, self.y))
+        positions = torch.stack(torch.meshgrid(*axes, indexing="xy"), -1).to(maps)  # [H, W, 2], as (x, y)
         flat = maps.reshape(1, -1, *maps.shape[-2:])
         sampled = F.grid_sample(flat, positions[None], mode="bilinear", padding_mode="zeros", align_corners=False)
         return sampled.reshape(*maps.shape[:-2], *positions.shape[:2])

@@ -102,9 +102,8 @@ def compose_grids(images: Tensor, cell: Cell = "resize") -> Tensor:
     if images.ndim != 5 or side * side != images.shape[1]:
         raise InputError(f"images shaped {list(images.shape)}; expected [B,K,C,H,W] with a square number K")
     if cell == "full":
-        rows = images.reshape(-1, side, side, *images.shape[2:])  # [B,n,n,C,H,W]
-        lines = torch.cat(rows.unbind(2), -1)  # [B,n,C,H,W*n]
-        return torch.cat(lines.unbind(1), -2)
+        tiles = images.reshape(-1, side, side, *images.shape[2:]).permute(0, 3, 1, 4, 2, 5)  # [B,C,n,H,n,W]
+        return tiles.flatten(4).flatten(2, 3)
     grid = torch.empty_like(images[:, 0])
     for k, (top, bottom, left, right) in enumerate(cell_bounds(side, (grid.shape[2], grid.shape[3]))):
         size = bottom - top, right - left

@@ -42,12 +42,10 @@ def find_images(sources: Iterable[str | Path]) -> list[str]:
 
     Missing files and folders without images are kept too: reading them raises an error.
     """
-    paths: list[str] = []
-    for source in map(str, sources):
-        paths += _images_in(Path(source)) if source != STDIN and Path(source).is_dir() else [source]
     unique: dict[str, str] = {}
-    for path in paths:
-        unique.setdefault(os.path.abspath(path), path)
+    for source in map(str, sources):
+        for path in _images_in(Path(source)) if source != STDIN and Path(source).is_dir() else [source]:
+            unique.setdefault(os.path.abspath(path), path)
     return list(unique.values())
 
 
@@ -132,9 +130,8 @@ def arrays_to_pictures(values: np.ndarray[Any, Any]) -> list[Image.Image]:
     pages = channels_last.reshape(-1, *channels_last.shape[-3:]) if values.ndim > 2 else channels_last[None, ..., None]
     is_float = np.issubdtype(values.dtype, np.floating)
     if pages.ndim != 4 or pages.shape[-1] not in _CHANNELS or not (is_float or values.dtype == np.uint8):
-        raise ImageError(
-            f"an array of {values.dtype} with shape {values.shape}; give colours [H, W, 3], as bytes or in 0 to 1"
-        )
+        how = "give colours [H, W, 3], as bytes or in 0 to 1"
+        raise ImageError(f"an array of {values.dtype} with shape {values.shape}; {how}")
     if is_float and not (values.min() >= 0 and values.max() <= 1):
         raise ImageError("colours outside of 0 to 1; divide by 255, or give a preprocessed float tensor [B, C, H, W]")
     pages = (pages * 255).round().astype(np.uint8) if is_float else pages
@@ -163,10 +160,8 @@ def _frames(image: Image.Image) -> tuple[str, ...]:
 
 
 def _on_white(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:
-    white = Image.new("RGBA", image.size, "white")
-    rgb = Image.alpha_composite(white, image).convert("RGB")
-    opaque = image.getchannel("A").getextrema()[0] == 255
-    return rgb, () if opaque else ("transparent areas drawn on white",)
+    rgb = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return rgb, () if image.getchannel("A").getextrema()[0] == 255 else ("transparent areas drawn on white",)
 
 
 def _from_deep(image: Image.Image) -> tuple[Image.Image, tuple[str, ...]]:

@@ -1,7 +1,5 @@
 """What a run computes (models x methods x metrics x data x seeds), read from a file, flags and options."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections import Counter
@@ -20,6 +18,7 @@ from dave_vit.methods.options import check_options, filter_options, parse_option
 from dave_vit.metrics import METRICS, GridMetric
 
 E = TypeVar("E", ModelEntry, MethodEntry, MetricEntry)
+Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,8 @@ class Plan:
 
     @classmethod
     def load(
-        cls,
-        source: str | Path | Mapping[str, Any] | None = None,
-        flags: Mapping[str, Any] | None = None,
-        overrides: Iterable[str] = (),
-    ) -> Plan:
+        cls, source: str | Path | Settings | None = None, flags: Settings | None = None, overrides: Iterable[str] = ()
+    ) -> "Plan":
         """Build a plan from a file or a mapping, changed by flags and by options of single methods and metrics.
 
         Args:
@@ -138,10 +134,9 @@ Overrides = dict[str, dict[str, str]]
 """Texts of ``--set WHO.NAME=VALUE`` by who and name."""
 
 
-def read_settings(source: str | Path | Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+def read_settings(source: str | Path | Settings, known: Collection[str]) -> dict[str, Any]:
     """Return the settings of a .yaml or .toml file, or of a mapping, after checking their names."""
-    content = source if isinstance(source, Mapping) else _read_file(Path(source))
-    where = "" if isinstance(source, Mapping) else f"{source}: "
+    content, where = (source, "") if isinstance(source, Mapping) else (_read_file(Path(source)), f"{source}: ")
     if not isinstance(content, Mapping):
         raise OptionError(f"{where}expected settings such as 'methods: [dave]' at the top of the plan")
     for name in content:
@@ -151,7 +146,7 @@ def read_settings(source: str | Path | Mapping[str, Any], known: Collection[str]
     return dict(content)
 
 
-def merge_settings(settings: dict[str, Any], flags: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+def merge_settings(settings: dict[str, Any], flags: Settings, overrides: Iterable[str]) -> dict[str, Any]:
     """Return the fields of a plan from plain settings; flags replace them, overrides replace single options."""
     merged = {**settings, **{name: value for name, value in flags.items() if name not in METHOD_FLAGS}}
     merged["plugins"] = import_plugins(_as_list(merged["plugins"]))  # before names are looked up
@@ -168,7 +163,7 @@ def merge_settings(settings: dict[str, Any], flags: Mapping[str, Any], overrides
     return merged
 
 
-def _override_method(entry: MethodEntry, flags: Mapping[str, Any], texts: Overrides) -> MethodEntry:
+def _override_method(entry: MethodEntry, flags: Settings, texts: Overrides) -> MethodEntry:
     """Return a method with what flags say of all methods and overrides of this one."""
     replaced = {"seed"} if "seeds" in flags else set()
     if "budget" in flags:

@@ -1,7 +1,5 @@
 """The entries of a plan: models, methods and metrics with their options, and the smoothing of maps."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
@@ -52,9 +50,8 @@ class ModelEntry(ModelSpec):
     def __post_init__(self) -> None:
         check_fields(self, "a model of the plan")
         if self.prepare is not None and self.prepare.fit == "tiles":
-            raise OptionError(
-                "fit 'tiles' turns an image into several inputs, which no metric scores; use pad or squash"
-            )
+            how = "use pad or squash"
+            raise OptionError(f"fit 'tiles' turns an image into several inputs, which no metric scores; {how}")
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -104,7 +101,7 @@ class MethodEntry:
             return (int(self.options["seed"]),)
         return seeds if "seed" in declared_options(self.method) else seeds[:1]
 
-    def fit_budget(self, budget: int) -> MethodEntry:
+    def fit_budget(self, budget: int) -> "MethodEntry":
         """Return a copy with the options that keep to a budget of forward passes."""
         options = METHODS[self.method].options_for_budget(budget, **self.options)
         for name, value in options.items():

@@ -1,7 +1,5 @@
 """The report of a run: tables, differences, curves and example maps of each model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,9 +19,10 @@ from dave_vit.evaluate.statistics.summary import Result, build_results_table, fo
 from dave_vit.evaluate.store import reading
 from dave_vit.methods.options import declared_options, max_samples
 from dave_vit.metrics import GridMetric
-from dave_vit.viz import Drawing, overlay
+from dave_vit.viz.figures import Drawing
 from dave_vit.viz.pages import render
 from dave_vit.viz.plots import create_plots, draw_curves
+from dave_vit.viz.rendering import overlay
 from dave_vit.viz.report_section import TableCell
 
 _Pixels = npt.NDArray[np.uint8]
@@ -183,8 +182,7 @@ def _tabulate_differences(differences: Iterable[Result]) -> dict[str, dict[tuple
 
 def _format_difference(result: Result, mean: float, low: float | None, high: float | None) -> TableCell:
     """Return a cell that is marked if the interval excludes zero."""
-    detail = "" if low is None else f"{low:+.3f} to {high:+.3f}"
-    return TableCell(f"{mean:+.3f}", detail, excludes_zero(result))
+    return TableCell(f"{mean:+.3f}", "" if low is None else f"{low:+.3f} to {high:+.3f}", excludes_zero(result))
 
 
 def _draw_curves(plan: Plan, scores: ModelScores) -> Iterator[Drawing]:

@@ -127,8 +127,7 @@ class EvaluationRun:
     def collect_evidence(self, phase: str, groups: Sequence[Sequence[tuple[int, int]]]) -> ImageEvidence:
         """Return the evidence of the first method for pairs of image and class; each image once in a group."""
         tasks = [task for pairs in groups for task in self.tasks.evidence(0, pairs)]
-        paths = [self.folder / task.file for task in tasks]
-        return self._compute_and_read(phase, tasks, lambda: read_evidence(paths))
+        return self._compute_and_read(phase, tasks, lambda: read_evidence([self.folder / task.file for task in tasks]))
 
     def _compute_and_read(self, phase: str, tasks: list[EvalTask], read: Callable[[], T]) -> T:
         """Compute tasks and return what is read from their files; a damaged file is set aside and computed again."""

@@ -68,8 +68,7 @@ class MapMaker:
         if self._method is None or self._method.model is not model:
             self._method = create_method(self.entry.method, model, **self.options)
         contrast = target if self.entry.against is None else Contrast(target, self.entry.against)
-        attribution = self._method.attribute(inputs, contrast).detach()
-        maps = collapse(attribution.flatten(0, -4))  # [B * K,H,W]
+        maps = collapse(self._method.attribute(inputs, contrast).detach().flatten(0, -4))  # [B * K,H,W]
         return maps.view(*target.shape, *maps.shape[1:])
 
     def smooth(self, model: nn.Module, raw: Tensor) -> Tensor:
@@ -139,8 +138,7 @@ class Scorer:
 
     def drop(self, maps: Sequence[Row], reason: str) -> list[Row]:
         """Return rows without a value."""
-        line = " ".join(reason.split())
-        return [replace(one, metric=self.label, options=self.options, dropped=line) for one in maps]
+        return [replace(one, metric=self.label, options=self.options, dropped=" ".join(reason.split())) for one in maps]
 
 
 CELL = 8  # pixels along a side
@@ -175,8 +173,7 @@ def compute_evidence(model: nn.Module, inputs: Tensor, maps: Tensor, regions: Te
         regions: True at the label's objects, ``[B, H, W]``.
     """
     positive = maps.float().nan_to_num().clamp(min=0)
-    total = positive.sum((1, 2)).clamp(min=torch.finfo(torch.float32).tiny)
-    positive = positive / total[:, None, None]
+    positive = positive / positive.sum((1, 2)).clamp(min=torch.finfo(torch.float32).tiny)[:, None, None]
     size = (max(1, positive.shape[1] // CELL), max(1, positive.shape[2] // CELL))
     cells = F.adaptive_avg_pool2d(positive, size)
     cells = cells / cells.sum((1, 2), keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)

@@ -109,8 +109,7 @@ class TaskBuilder:
 
     def _target(self, image: ScannedImage) -> int:
         """Return the class to explain; -1 if there is none."""
-        uses_label = self.plan.target == "label" and image.label is not None
-        target = image.label if uses_label else image.predicted
+        target = image.label if self.plan.target == "label" and image.label is not None else image.predicted
         return -1 if target is None else target
 
     def _shards(
@@ -177,8 +176,7 @@ def load_or_build_grids(
             grids = [{**asdict(grid), "names": [names[i] for i in grid.images]} for grid in built]
             folder.write({name: json_bytes({"options": asdict(options), "grids": grids})})
     try:
-        content = json.loads(path.read_bytes())
-        stored = [Grid(tuple(grid["images"]), tuple(grid["labels"])) for grid in content["grids"]]
+        stored = [Grid(tuple(grid["images"]), tuple(grid["labels"])) for grid in json.loads(path.read_bytes())["grids"]]
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedFile(path, first_line(error)) from error
     return stored, _describe_grids(images, metric.options, options, len(stored))

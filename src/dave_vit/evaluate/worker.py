@@ -1,7 +1,5 @@
 """A worker: computes tasks one after the other, and keeps the model and the images that the next one shares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,7 +45,7 @@ class _ScoringBatch:
     rows: list[Row]
     positions: list[int]
 
-    def slice(self, start: int, stop: int) -> _ScoringBatch:
+    def slice(self, start: int, stop: int) -> "_ScoringBatch":
         """Return some of the inputs."""
         maps = len(self.rows) // len(self.inputs)
         inputs, target, regions = (part[start:stop] for part in (self.inputs, self.target, self.regions))
@@ -128,8 +126,7 @@ class Worker:
                 item = self.data[index]
                 images.append(ScannedImage(index, item.name, _unit(item), None, None, None, reason))
             if batch.indices:
-                logits = clean_logits(model.model, batch.inputs, PassSize(len(batch.inputs)))
-                top = logits.float().softmax(1).max(1)
+                top = clean_logits(model.model, batch.inputs, PassSize(len(batch.inputs))).float().softmax(1).max(1)
                 rows = zip(batch.indices, batch.items, top.indices.tolist(), top.values.tolist(), strict=True)
                 for index, item, predicted, confidence in rows:
                     label = None if item.label is None else model.classes.get(item.label)
@@ -224,8 +221,7 @@ class Worker:
         except DaveError as error:  # such as a method that does not support this model
             return _Output(self._drop(task, batch.rows, batch.positions, str(error)))
         seconds = (synchronized_time(batch.inputs.device) - started) / len(batch.rows)
-        passes = count.passes / len(batch.inputs)
-        rows = [replace(row, passes=passes, map_seconds=seconds) for row in batch.rows]
+        rows = [replace(row, passes=count.passes / len(batch.inputs), map_seconds=seconds) for row in batch.rows]
         if self.plan.save_maps:
             maps = maker.smooth(model.model, raw).flatten(0, -3).cpu()
             output.maps.append(([row.image for row in rows], maps))

@@ -1,7 +1,5 @@
 """Explain images in one call: `dave_vit.explain`, and `dave_vit.pipeline` in the manner of transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +51,7 @@ def explain(
     return AttributionPipeline(model, method=method, processor=processor, **options).explain(image, target)
 
 
-def pipeline(task: str = TASK, model: str | nn.Module = "builtin", **options: Any) -> AttributionPipeline:
+def pipeline(task: str = TASK, model: str | nn.Module = "builtin", **options: Any) -> "AttributionPipeline":
     """Return a function from images to plain dictionaries with their maps.
 
     Args:
@@ -95,8 +93,7 @@ class AttributionPipeline:
     def explain(self, image: ImageLike | Sequence[ImageLike], target: TargetLike = None) -> Explanation:
         """Explain images of one size together."""
         images = image if isinstance(image, list | tuple) else [image]
-        parts = [self._prepare(one) for one in images]
-        explanation = self.method.explain(torch.cat(parts), target)
+        explanation = self.method.explain(torch.cat([self._prepare(one) for one in images]), target)
         subject, classes = explanation.subject, explanation.target
         if subject is not None and classes is not None and explanation.probability is None:
             logits = compute_logits(self.model, subject.inputs)
@@ -141,14 +138,10 @@ class AttributionPipeline:
         known: dict[str, Any] = {"label": None, "target": None, "score": None}
         if explanation.target is not None and subject is not None:
             index = explanation.target[0]
-            names, numbers = subject.names, index.flatten().tolist()
+            names, chance, numbers = subject.names, explanation.probability, index.flatten().tolist()
             labels = [names[number] if names else f"class {number}" for number in numbers]
-            chance = explanation.probability
-            known = {
-                "label": labels if index.ndim else labels[0],
-                "target": index.tolist(),
-                "score": None if chance is None else chance[0].tolist(),
-            }
+            label, score = labels if index.ndim else labels[0], None if chance is None else chance[0].tolist()
+            known = {"label": label, "target": index.tolist(), "score": score}
         return known | {
             "heatmap": explanation.heatmap[0].numpy(force=True),
             "attribution": explanation.attribution[0].numpy(force=True),

@@ -11,8 +11,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from dave_vit import viz
-from dave_vit._internal.atomic_files import json_bytes, npz_bytes, png_bytes
+from dave_vit._internal.atomic_files import image_bytes, json_bytes, npz_bytes
 from dave_vit._internal.environment import device_name, versions
 from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import LoadedImage
@@ -22,9 +21,10 @@ from dave_vit.methods import DAVE, Explanation
 from dave_vit.methods.masking import MaskingMethod
 from dave_vit.methods.options import declared_options, method_settings, to_json_value
 from dave_vit.models import Adapter
-from dave_vit.viz import Cell, Drawing, Panel, Scales, View
+from dave_vit.viz.figures import Drawing
+from dave_vit.viz.panels import draw_side_by_side
 from dave_vit.viz.pictures import overlay_on_photo
-from dave_vit.viz.rendering import Photo, as_image, smooth_for_overlay
+from dave_vit.viz.rendering import Panel, Photo, Scales, View, as_image, to_pillow
 
 _LITTLE_SEEN = 0.6  # share of a photograph below which a note says how much was cut off
 _ENLARGED = 0.5  # pixels of a photograph for each of the model's input below which a note says that it is small
@@ -98,7 +98,7 @@ class ImageExplanation(ABC):
         try:
             return locate_inputs(self.explainer.model, self.picture)
         except DataError:
-            shown = viz.to_pillow(as_image(self.image))
+            shown = to_pillow(as_image(self.image))
             return Photo(shown, (Geometry.identity(shown.size),))
 
     @property
@@ -118,10 +118,8 @@ class ImageExplanation(ABC):
         """What a reader has to know: changes to the photograph, areas that were cut off, too few samples."""
         photo, notes = self.photo, list(self.picture.notes)
         if photo.visible_share < _LITTLE_SEEN:
-            share = f"{photo.visible_share:.0%}"
-            notes.append(
-                f"the model's crop covers {share} of the photograph; --fit pad or --fit tiles explains all of it"
-            )
+            how = "--fit pad or --fit tiles explains all of it"
+            notes.append(f"the model's crop covers {photo.visible_share:.0%} of the photograph; {how}")
         if max(photo.parts[0].scale) < _ENLARGED:
             width, height = photo.image.size
             notes.append(f"the map is finer than the photograph, which has {width} x {height} pixels")
@@ -163,7 +161,7 @@ class ImageExplanation(ABC):
     def figure(self, view: View = "map", scales: Scales = "shared") -> Drawing:
         """Draw photograph, maps and certainty side by side."""
         photo = self.photo.resize(2)
-        return viz.draw_side_by_side(
+        return draw_side_by_side(
             photo.frame_seen_area(photo.image),
             self.photo_panels,
             title=f"{self.picture.name}: {self.method_label}, {self.explainer.model.spec}",
@@ -178,7 +176,7 @@ class ImageExplanation(ABC):
     def record(self) -> dict[str, Any]:
         """Return all that is needed to reproduce the result, ready for JSON."""
         model, method = self.explainer.model, self.explainer.method
-        boxes = self.photo.boxes
+        boxes = [[round(side, 1) for side in part.visible_box] for part in self.photo.parts]
         return {
             "image": {
                 "name": self.picture.name,
@@ -229,7 +227,7 @@ class ImageExplanation(ABC):
         return {
             "json": json_bytes(self.record()),
             "npz": npz_bytes(self.arrays()),
-            "overlay.png": png_bytes(self.overlay(view, scales)),
+            "overlay.png": image_bytes(self.overlay(view, scales)),
             f"{self.figure_name}.{figure_format}": self.figure(view, scales).to_bytes(figure_format),
         }
 
@@ -256,27 +254,3 @@ def locate_inputs(model: Adapter, picture: LoadedImage) -> Photo:
 def drop_single_tile(tensor: Tensor) -> Tensor:
     """Return the values of the image, or [N, ...] of its N tiles."""
     return tensor[0] if len(tensor) == 1 else tensor
-
-
-def overlay_maps(
-    images: Sequence[Image.Image], maps: Sequence[Tensor], view: View, scales: Scales
-) -> list[Image.Image]:
-    """Draw each map [H, W] over its image, all on one colour scale or each on its own."""
-    signed = view == "signed"
-    smooth = [smooth_for_overlay(values, signed=signed) for values in maps]
-    scaled = [viz.scale_map(values, signed=signed, like=smooth if scales == "shared" else None) for values in smooth]
-    return [viz.to_pillow(viz.overlay(image, values)) for image, values in zip(images, scaled, strict=True)]
-
-
-def draw_strip(
-    pictures: Sequence[Image.Image],
-    titles: Sequence[str],
-    *,
-    columns: int,
-    above: Cell | None = None,
-    notes: Sequence[str] = (),
-) -> Drawing:
-    """Draw pictures row by row, each below its title; above all of them a cell, and below them notes."""
-    cells = [viz.image_cell(picture, title) for picture, title in zip(pictures, titles, strict=True)]
-    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
-    return viz.draw_grid(rows if above is None else [[above], *rows], width=1.5, notes=notes)

@@ -16,7 +16,8 @@ from dave_vit.explanations.base import Arrays, ImageExplanation, drop_single_til
 from dave_vit.explanations.explainer import Explainer
 from dave_vit.models import Adapter
 from dave_vit.models.adapter import is_out_of_domain
-from dave_vit.viz import Panel, build_panels
+from dave_vit.viz.panels import build_panels
+from dave_vit.viz.rendering import Panel
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,8 @@ class ClassExplanation(ImageExplanation):
         """The five likeliest classes and the explained ones, one line each."""
         shown, other = dict.fromkeys((*self.classified.top5, *self.targets)), self.against
         against = f", against {other['name'] if isinstance(other, dict) else other}" if other else ""
-        return [
-            f"  {one.probability:6.1%}  {one.name} ({one.index})"
-            + (f"  <- explained{against}" if one in self.targets else "")
-            for one in shown
-        ]
+        marks = dict.fromkeys(self.targets, f"  <- explained{against}")
+        return [f"  {one.probability:6.1%}  {one.name} ({one.index}){marks.get(one, '')}" for one in shown]
 
     @property
     def panels(self) -> list[Panel]:
@@ -135,11 +133,8 @@ class ClassExplanation(ImageExplanation):
 
     def details(self) -> dict[str, Any]:
         """The explained classes, their contrast, and the five likeliest classes."""
-        return {
-            "targets": [asdict(target) for target in self.targets],
-            "against": self.against,
-            "top5": [asdict(prediction) for prediction in self.classified.top5],
-        }
+        targets, top5 = (list(map(asdict, group)) for group in (self.targets, self.classified.top5))
+        return {"targets": targets, "against": self.against, "top5": top5}
 
     def arrays(self) -> Arrays:
         """Attribution [C, H, W], map [H, W], and the mean of the samples with its standard error [H, W].

@@ -23,19 +23,10 @@ from dave_vit.methods import Method, create_method
 from dave_vit.methods.options import filter_options
 from dave_vit.metrics import energypg, gridpg, pointing
 from dave_vit.models import Adapter
-from dave_vit.viz import (
-    HUES,
-    Cell,
-    Drawing,
-    Scales,
-    View,
-    certainty_cell,
-    draw_comparison,
-    draw_grid,
-    image_cell,
-    map_cell,
-    panel_cells,
-)
+from dave_vit.viz.colors import HUES
+from dave_vit.viz.figures import Cell, Drawing, certainty_cell, draw_grid, image_cell, map_cell
+from dave_vit.viz.panels import draw_comparison, panel_cells
+from dave_vit.viz.rendering import Scales, View
 
 _COLUMNS = 4
 
@@ -60,10 +51,8 @@ def object_region(model: Adapter, picture: LoadedImage, boxes: Sequence[str], ma
     else:
         drawn = read_image(mask).image
         if drawn.size != picture.image.size:
-            raise ImageError(
-                f"--mask {mask} has {drawn.size} pixels and the image {picture.image.size}; give one mask "
-                "of the image's size"
-            )
+            how = "give one mask of the image's size"
+            raise ImageError(f"--mask {mask} has {drawn.size} pixels and the image {picture.image.size}; {how}")
         region = geometry.mask_to_input(np.asarray(drawn.convert("L")) > 0)
     if not region.any():
         raise OptionError("the box or mask lies outside of what the model sees, the centre of the image; give another")
@@ -189,10 +178,8 @@ def explain_picture(model: Adapter, data: Dataset, index: int, seed: int) -> Cla
 def draw_demo(results: Sequence[ClassExplanation], seed: int) -> Drawing:
     """Draw a row for each picture: image, DAVE, its certainty, and the other methods."""
     panels = [result.panels[0] for result in results]
-    columns = {
-        "DAVE": [map_cell(panel.map) for panel in panels],
-        "certainty of DAVE": [certainty_cell(panel.certainty) for panel in panels if panel.certainty is not None],
-    }
+    certainties = [certainty_cell(panel.certainty) for panel in panels if panel.certainty is not None]
+    columns = {"DAVE": [map_cell(panel.map) for panel in panels], "certainty of DAVE": certainties}
     for name in METHODS[1:]:
         explainer = Explainer(results[0].explainer.model, name, **filter_options(name, seed=seed))
         others = [explain_classes(explainer, result.classified, result.targets) for result in results]

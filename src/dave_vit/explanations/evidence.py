@@ -1,7 +1,5 @@
 """Where the score of a word comes from: the image, the prompt, the words before it, or the model's constants."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,7 +33,7 @@ class Part:
     standard_error: float
 
     @classmethod
-    def of(cls, samples: Tensor) -> Part:
+    def of(cls, samples: Tensor) -> "Part":
         """Average samples ``[T]``."""
         return cls(float(samples.mean()), float(samples.std() / len(samples) ** 0.5))
 
@@ -108,13 +106,10 @@ def compute_evidence(
     prompt = text.shape[-1] - len(answered.tokens)
     parts = [pixels, text[..., :prompt].sum(-1), text[..., prompt:].sum(-1)]
     parts.append(score - torch.stack(parts).sum(0))
+    named = dict(zip(SOURCES, parts, strict=True))
     return [
-        WordEvidence(
-            float(score[:, word].mean()),
-            {name: Part.of(part[:, word]) for name, part in zip(SOURCES, parts, strict=True)},
-            views,
-        )
-        for word in range(len(words))
+        WordEvidence(float(score[:, at].mean()), {name: Part.of(part[:, at]) for name, part in named.items()}, views)
+        for at in range(len(words))
     ]
 
 

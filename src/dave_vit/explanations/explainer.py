@@ -1,7 +1,5 @@
 """A model and a method, ready to explain one input after another, and what is explained of each."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -87,7 +85,7 @@ class Explainer:
         self.on_slow: Callable[[str], None] = lambda estimate: None
         self.maps = 1
 
-    def with_model(self, model: Adapter, *, against: str | int | None) -> Explainer:
+    def with_model(self, model: Adapter, *, against: str | int | None) -> "Explainer":
         """Return the same method on another model, with another contrast."""
         other = Explainer(model, self.name, weights=self.weights, against=against, **self.options)
         other.on_progress, other.on_slow, other.maps = self.on_progress, self.on_slow, self.maps

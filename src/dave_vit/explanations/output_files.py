@@ -13,13 +13,13 @@ from typing import Any, Literal, get_args
 
 from PIL import Image
 
-from dave_vit._internal.atomic_files import check_folder, json_bytes, png_bytes, write_files
+from dave_vit._internal.atomic_files import check_folder, image_bytes, json_bytes, write_files
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import escape_unprintable
 from dave_vit.explanations.base import ImageExplanation
 from dave_vit.methods import Explanation
 from dave_vit.viz.pages import render
-from dave_vit.viz.pictures import draw_contact_sheet
+from dave_vit.viz.pictures import draw_contact_sheet, shrink
 from dave_vit.viz.rendering import scale_map
 
 _MOST_BYTES = 120  # of a name; file systems take 255 with the endings
@@ -71,8 +71,7 @@ class OutputFolder:
         name = self._choose_name(stem, labels, ["json", *contents], fingerprint)
         self._written.add(name)
         paths = {ending: self._folder / f"{name}.{ending}" for ending in ("json", *contents)}
-        names = [escape_unprintable(str(path)) for path in paths.values()]
-        whole = {"files": names, "question": fingerprint, **record}
+        whole = {"files": [escape_unprintable(str(path)) for path in paths.values()], "question": fingerprint, **record}
         write_files({paths["json"]: json_bytes(whole), **{paths[one]: data for one, data in contents.items()}})
         return whole
 
@@ -85,11 +84,10 @@ class OutputFolder:
 
     def _is_free(self, name: str, endings: Sequence[str], question: str) -> bool:
         replaceable = _files_of_record(self._folder / f"{name}.json", question)
-        paths = [self._folder / f"{name}.{ending}" for ending in endings]
         return all(
             path.resolve() not in self._sources
             and (path.name in replaceable or not os.path.lexists(path))  # a link to nothing is somebody's as well
-            for path in paths
+            for path in (self._folder / f"{name}.{ending}" for ending in endings)
         )
 
 
@@ -219,15 +217,14 @@ class Gallery:
     def _draw_page(self, items: list[GalleryItem]) -> bytes:
         count = len(self._items)
         missing = f"The first {len(items)} of {count} pictures are shown; the JSON file beside this page lists all."
-        # numbers that no result has are left out
-        orders = [name for name in get_args(Order) if any(getattr(one, name) is not None for one in self._items)]
         content = {
             "title": "dave explain",
             "heading": "What the model saw",
             "facts": [("pictures", str(count)), *self._facts.items()],
             "notes": [missing] if len(items) < count else [],
             "order": self._order,
-            "orders": orders,
+            # numbers that no result has are left out
+            "orders": [name for name in get_args(Order) if any(getattr(one, name) is not None for one in self._items)],
             "items": items,
         }
         return render("gallery.html", **content).encode()
@@ -237,7 +234,7 @@ class Gallery:
         shown = f"{len(items)} of {count} pictures" if len(items) < count else f"{count} pictures"
         title = f"{shown} by {self._order}, each on its own colour scale; {', '.join(self._facts.values())}"
         pairs = [(_open_image(one.photo), _open_image(one.map)) for one in items]
-        return png_bytes(draw_contact_sheet(pairs, [(one.name, one.caption) for one in items], title))
+        return image_bytes(draw_contact_sheet(pairs, [(one.name, one.caption) for one in items], title))
 
 
 def median_certainty(explanation: Explanation) -> float | None:
@@ -253,10 +250,7 @@ def median_certainty(explanation: Explanation) -> float | None:
 
 
 def _thumbnail(image: Image.Image) -> bytes:
-    small, buffer = image.convert("RGB"), io.BytesIO()
-    small.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
-    small.save(buffer, "jpeg", quality=86)
-    return buffer.getvalue()
+    return image_bytes(shrink(image.convert("RGB"), _SIDE), "jpeg", quality=86)
 
 
 def _open_image(data: bytes) -> Image.Image:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from dave_vit._internal.atomic_files import png_bytes
+from dave_vit._internal.atomic_files import image_bytes
 from dave_vit.data.images import read_image
 from dave_vit.errors import ImageError, OptionError, escape_unprintable
 from dave_vit.explanations.base import ImageExplanation, Labelled
@@ -21,8 +21,8 @@ from dave_vit.models.recordings import AudioModel, VideoModel, VolumeModel
 from dave_vit.models.retrieval import PageRetriever, ZeroShotAdapter
 from dave_vit.models.tasks import PromptedModel, TaskModel, TextDetector
 from dave_vit.models.text_generation import TextGenerator
-from dave_vit.viz import AnimationStep, Scales, View, animate
-from dave_vit.viz.rendering import as_map
+from dave_vit.viz.pictures import animate
+from dave_vit.viz.rendering import Scales, View, as_map
 
 Written = tuple[ImageExplanation, dict[str, Any]]
 """A result whose files are written, and its record with the source and the names of the files."""
@@ -125,8 +125,7 @@ class Pipeline:
             record = {"source": escape_unprintable(source), **last.record()}
             record = self.folder.write(last.picture, self._facts(label), files, record, self._labels(label))
             if not isinstance(last, BoxesExplanation):  # it shows what has its own records
-                overlay = files.get("overlay.png") or png_bytes(last.overlay(view, scales))
-                self.gallery.add(last, overlay, record)
+                self.gallery.add(last, files.get("overlay.png") or image_bytes(last.overlay(view, scales)), record)
                 self.records.append(record)
             yield last, record
 
@@ -192,9 +191,8 @@ def _check_question(kind: ExplanationKind, model: Adapter, question: Question, s
     """Refuse options that a kind of explanation cannot follow."""
     for option, value in asdict(question).items():
         if value not in (None, False) and option not in kind.options:
-            raise OptionError(
-                f"{model.spec} explains {kind.subject} and takes no {option}; leave --{option.replace('_', '-')} out"
-            )
+            how = f"leave --{option.replace('_', '-')} out"
+            raise OptionError(f"{model.spec} explains {kind.subject} and takes no {option}; {how}")
     if model.preprocessing.parts is not None and not kind.has_tiles:
         raise OptionError(f"--fit tiles explains classes of pictures, not {kind.subject}; take pad or squash")
     if style.animation and kind in (KINDS["clip"], KINDS["volume"]):
@@ -209,5 +207,5 @@ def _report_share(report: Callable[[float, str], None], number: int, name: str, 
 def _animate(stages: Sequence[ImageExplanation], animation: str) -> bytes:
     """Draw how the map of the first target refines."""
     refined = {id(stage.explanation): stage for stage in stages}.values()  # later words leave the first one as it is
-    panels = [(stage.explanation.samples, stage.panels[0]) for stage in refined]
-    return animate(stages[-1].image, [AnimationStep(count, one.map, one.certainty) for count, one in panels], animation)
+    steps = [(stage.explanation.samples, stage.panels[0]) for stage in refined]
+    return animate(stages[-1].image, steps, animation)

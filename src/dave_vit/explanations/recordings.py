@@ -7,18 +7,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch.nn.functional as F
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from torch import Tensor
 
 from dave_vit.data.images import Clip, LoadedImage, read_clip
 from dave_vit.errors import OptionError, escape_unprintable
-from dave_vit.explanations.base import Arrays, ImageExplanation, Labelled, draw_strip, overlay_maps
+from dave_vit.explanations.base import Arrays, ImageExplanation, Labelled
 from dave_vit.explanations.classes import ClassExplanation, classify, refine_classes
 from dave_vit.explanations.explainer import Explainer, Question
 from dave_vit.models.recordings import HOP, AudioModel, VideoModel, VolumeModel, import_nibabel, load_nifti
-from dave_vit.viz import Drawing, Scales, View, encode_animation, to_pillow
-from dave_vit.viz.rendering import as_image
+from dave_vit.viz.figures import Drawing
+from dave_vit.viz.panels import draw_strip
+from dave_vit.viz.pictures import encode_animation, overlay_maps
+from dave_vit.viz.rendering import Scales, View, as_image, to_pillow
 
 _FRAME_SECONDS = 0.25  # of the animation
 _TICKS = (125, 500, 1000, 2000, 4000, 8000)  # Hz
@@ -90,8 +91,7 @@ class SoundExplanation(ClassExplanation):
 
     def figure(self, view: View = "map", scales: Scales = "shared") -> Drawing:
         """Draw the spectrogram, and below it the map over it, by seconds and Hz."""
-        figure = Drawing(figsize=(9, 5), facecolor="white", layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = Drawing(figsize=(9, 5), layout="constrained")
         pictures = (self.picture.image, self.overlay(view, scales))
         titles = (self.picture.name, f"{self.caption}: {self.method_label}")
         bands, columns = self.inputs.shape[-2:]
@@ -116,11 +116,8 @@ class SoundExplanation(ClassExplanation):
     def details(self) -> dict[str, Any]:
         """As of pictures, with the seconds of a column and the frequency of each row, from the top."""
         seconds = [round(HOP * column, 3) for column in range(self.inputs.shape[-1])]
-        return {
-            **super().details(),
-            "seconds_of_columns": seconds,
-            "hertz_of_rows": self._model.frequencies().flip(0).tolist(),
-        }
+        hertz = self._model.frequencies().flip(0).tolist()
+        return {**super().details(), "seconds_of_columns": seconds, "hertz_of_rows": hertz}
 
 
 def explain_sound(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:

@@ -16,12 +16,17 @@ from dave_vit.engine.score_registry import Box
 from dave_vit.engine.scores import Detection, parse_score
 from dave_vit.engine.targets import Score, ScoreSet, Target
 from dave_vit.errors import ImageError, OptionError
-from dave_vit.explanations.base import Arrays, ImageExplanation, Labelled, overlay_maps
+from dave_vit.explanations.base import Arrays, ImageExplanation, Labelled
 from dave_vit.explanations.explainer import Explainer, Question
 from dave_vit.models import Adapter
 from dave_vit.models.tasks import NamedScore, PromptedModel, TaskModel
 from dave_vit.models.text_generation import TextGenerator
-from dave_vit.viz import HUES, Panel, Scales, View, blend, build_panels, load_font, to_pillow
+from dave_vit.viz.colors import HUES
+from dave_vit.viz.panels import build_panels
+from dave_vit.viz.pictures import load_font, overlay_maps
+from dave_vit.viz.rendering import Panel, Scales, View, blend, to_pillow
+
+_MOST_BOXES = 5  # that are explained
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,6 @@ class DetectedBox:
         """Its score as `--score` takes it."""
         return f"box:{','.join(f'{corner:.1f}' for corner in self.corners)}:{self.label}"
 
-    @property
-    def caption(self) -> str:
-        """Its class with the probability."""
-        return f"{self.name} {self.probability:.1%}"
-
 
 @dataclass(frozen=True)
 class ScoreExplanation(ImageExplanation):
@@ -70,7 +70,8 @@ class ScoreExplanation(ImageExplanation):
     @property
     def caption(self) -> str:
         """The score, or the object that it is about, with its value."""
-        return f"{self.score_name if self.box is None else self.box.caption}, {self.value:.4g}"
+        what = self.score_name if self.box is None else f"{self.box.name} {self.box.probability:.1%}"
+        return f"{what}, {self.value:.4g}"
 
     @property
     def confidence(self) -> float | None:
@@ -87,16 +88,11 @@ class ScoreExplanation(ImageExplanation):
         """Map, title, error and certainty."""
         return [replace(panel, target=self.caption) for panel in build_panels(self.explanation, unit=self.unit)]
 
-    @property
-    def geometry(self) -> Geometry:
-        """Where the input lies in the photograph."""
-        return self.photo.parts[0]
-
     def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
         """Draw the map over the photograph, with the box that the score is about."""
         (drawn,) = overlay_maps([self.picture.image], [self.viewed_map(view)], view, scales)
         place = getattr(self.score, "box", None)
-        corners = place and self.geometry.box_to_photo(place) if self.box is None else self.box.corners
+        corners = place and self.photo.parts[0].box_to_photo(place) if self.box is None else self.box.corners
         if corners is not None:
             ImageDraw.Draw(drawn).rectangle(corners, outline="white", width=2)
         return drawn
@@ -155,9 +151,8 @@ class BoxesExplanation(JointExplanation):
 
     def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
         """Draw the maps over the photograph, a hue for each, with boxes and names in the same hues."""
-        drawn = to_pillow(
-            blend(self.picture.image, [part.viewed_map() for part in self.parts], shared=scales == "shared")
-        )
+        maps = [part.viewed_map() for part in self.parts]
+        drawn = to_pillow(blend(self.picture.image, maps, shared=scales == "shared"))
         pen = ImageDraw.Draw(drawn)
         for number, box in enumerate(self.boxes):
             colour, (left, top) = HUES[number % len(HUES)], box.corners[:2]
@@ -196,16 +191,13 @@ def refine_scores(
         ]
 
 
-def detect_boxes(
-    explainer: Explainer, picture: LoadedImage, *, threshold: float = 0.5, most: int = 5
-) -> list[DetectedBox]:
+def detect_boxes(explainer: Explainer, picture: LoadedImage, *, threshold: float = 0.5) -> list[DetectedBox]:
     """Return the objects that a detector finds in a photograph, the likeliest first.
 
     Args:
         explainer: holds the detector.
         picture: the photograph.
         threshold: the least probability.
-        most: the largest number of objects.
     """
     model = explainer.model
     with torch.no_grad():
@@ -215,14 +207,10 @@ def detect_boxes(
     geometry = Geometry.measure(model.preprocessing, picture.image.size)
     corners = box_convert(output.pred_boxes[0], "cxcywh", "xyxy").tolist()
     best, labels = _class_probabilities(output.logits[0], len(model.class_names)).max(-1)  # [queries]
-    order = [index for index in best.argsort(descending=True).tolist() if best[index] >= threshold][:most]
+    order = [index for index in best.argsort(descending=True).tolist() if best[index] >= threshold][:_MOST_BOXES]
+    classes, names = labels.tolist(), model.class_names
     return [
-        DetectedBox(
-            int(labels[index]),
-            model.class_names[int(labels[index])],
-            float(best[index]),
-            geometry.box_to_photo(corners[index]),
-        )
+        DetectedBox(classes[index], names[classes[index]], float(best[index]), geometry.box_to_photo(corners[index]))
         for index in order
     ]
 

@@ -12,13 +12,16 @@ from torch import Tensor
 from dave_vit.data.images import LoadedImage, read_image
 from dave_vit.engine.scores import ClassLogit
 from dave_vit.errors import OptionError
-from dave_vit.explanations.base import Labelled, draw_strip, overlay_maps
+from dave_vit.explanations.base import Labelled
 from dave_vit.explanations.evidence import WordEvidence, find_evidence
 from dave_vit.explanations.explainer import Explainer, Question
 from dave_vit.explanations.scores import JointExplanation, ScoreExplanation, refine_score, refine_scores
 from dave_vit.models.retrieval import PageRetriever, ZeroShotAdapter, total_score
 from dave_vit.models.text_generation import MAX_TOKENS, AnsweredPrompt, TextGenerator
-from dave_vit.viz import Drawing, Scales, ShadedWord, View, sentence_cell
+from dave_vit.viz.figures import Drawing
+from dave_vit.viz.panels import draw_strip
+from dave_vit.viz.pictures import ShadedWord, overlay_maps, sentence_cell
+from dave_vit.viz.rendering import Scales, View
 
 _MAP_BYTES = 2**29  # of the maps of all words in one pass
 _VIEWS_PER_PASS = 20  # as methods run on a CPU
@@ -103,13 +106,9 @@ class WordExplanation(JointExplanation):
         return draw_strip(self._overlays(view, scales), titles, columns=columns, above=answer, notes=[_LEGEND])
 
     def _shade_words(self) -> list[ShadedWord]:
-        known = {number: evidence for number, (_, _, evidence) in zip(self.numbers, self._rows, strict=True)}
-        words = []
-        for number, text in enumerate(self.words, 1):
-            evidence = known.get(number)
-            is_marked = evidence is not None and not evidence.is_grounded
-            words.append(ShadedWord(text, None if evidence is None else evidence.image_share, is_marked))
-        return words
+        rows = zip(self.numbers, self._rows, strict=True)
+        known = {at: ShadedWord(text, one.image_share, not one.is_grounded) for at, (text, _, one) in rows if one}
+        return [known.get(at, ShadedWord(text)) for at, text in enumerate(self.words, 1)]
 
     def details(self) -> dict[str, Any]:
         """The prompt, the answer, and the value, the probability and the sources of each explained word."""

@@ -102,10 +102,9 @@ class Attribution:
         each = baselines[0] if isinstance(baselines, tuple) else baselines
         if not isinstance(each, Tensor) or each.ndim < values.ndim or len(each) == 1:
             return [(self._create(model, each, options, images), images, resolved)]
-        rows = zip(images.split(1), each.split(1), strict=True)
         return [
             (self._create(model, baseline, options, image), image, resolved.part(number, number + 1))
-            for number, (image, baseline) in enumerate(rows)
+            for number, (image, baseline) in enumerate(zip(images.split(1), each.split(1), strict=True))
         ]
 
     def _create(self, model: nn.Module, baseline: Any, options: dict[str, Any], images: Tensor) -> Method:

@@ -71,6 +71,5 @@ def encode_mask(mask: Tensor) -> dict[str, Any]:
     """Encode a mask ``[H, W]`` as COCO's uncompressed RLE: lengths of runs down the columns, the first one of zeros."""
     values = mask.cpu().T.flatten()
     ends = torch.nonzero(values.diff()).flatten() + 1  # the first place of each new run
-    edges = np.concatenate([[0], ends.numpy(), [len(values)]])
-    counts = np.diff(edges).tolist()
+    counts = np.diff(ends.numpy(), prepend=0, append=len(values)).tolist()
     return {"size": list(mask.shape), "counts": [0, *counts] if bool(values[0]) else counts}

@@ -35,5 +35,4 @@ def explain_func(
     parameter = next(model.parameters())
     images = torch.as_tensor(inputs, dtype=parameter.dtype, device=device or parameter.device)
     classes = None if targets is None else torch.as_tensor(targets).reshape(-1).long()
-    explanation = create_method(method, model, **options).explain(images, classes)
-    return explanation.map.unsqueeze(1).numpy(force=True)
+    return create_method(method, model, **options).explain(images, classes).map.unsqueeze(1).numpy(force=True)

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from dave_vit._internal.atomic_files import json_bytes, png_bytes, write_files
+from dave_vit._internal.atomic_files import image_bytes, json_bytes, write_files
 from dave_vit.engine.forward import evaluation_mode
 from dave_vit.engine.score_registry import Box
 from dave_vit.engine.targets import TargetLike
@@ -23,8 +23,8 @@ from dave_vit.errors import OptionError, import_optional
 from dave_vit.methods import Explanation, create_method
 from dave_vit.methods.base import check_at_least_one
 from dave_vit.metrics import energypg
-from dave_vit.viz import overlay, to_pillow
 from dave_vit.viz.pages import render
+from dave_vit.viz.rendering import overlay, to_pillow
 
 
 def log_maps(
@@ -60,8 +60,7 @@ def log_maps(
     if step % check_at_least_one("every", every):
         return {}
     with evaluation_mode(model):
-        images = inputs.to(next(model.parameters()))
-        explanation = create_method(method, model, **options).explain(images, target)
+        explanation = create_method(method, model, **options).explain(inputs.to(next(model.parameters())), target)
     numbers, pictures = _score(explanation, regions), draw_overlays(explanation)
     for writer in writers:
         write(writer, step, {f"dave/{name}": value for name, value in numbers.items()}, pictures)
@@ -136,10 +135,8 @@ def write(writer: Any, step: int, numbers: Mapping[str, float], pictures: Sequen
         images = [import_optional("wandb").Image(picture) for picture in pictures]
         writer.log({**numbers, "dave/maps": images}, step=step)
     else:
-        raise OptionError(
-            f"a writer is of type {type(writer).__name__}; give a SummaryWriter of TensorBoard, a run of Weights & "
-            "Biases, or the module mlflow"
-        )
+        how = "give a SummaryWriter of TensorBoard, a run of Weights & Biases, or the module mlflow"
+        raise OptionError(f"a writer is of type {type(writer).__name__}; {how}")
 
 
 def save_step(folder: Path, step: int, numbers: Mapping[str, float], pictures: Sequence[Image.Image]) -> None:
@@ -150,7 +147,7 @@ def save_step(folder: Path, step: int, numbers: Mapping[str, float], pictures: S
     rows.sort(key=lambda row: row["step"])
     names = [[f"{row['step']:08d}-{number}.png" for row in rows] for number in range(len(pictures))]
     page = render("maps.html", title="Maps over time", facts=[], notes=[], rows=rows, names=names)
-    files = {folder / f"{step:08d}-{number}.png": png_bytes(picture) for number, picture in enumerate(pictures)}
+    files = {folder / f"{step:08d}-{number}.png": image_bytes(picture) for number, picture in enumerate(pictures)}
     write_files({record: json_bytes(rows), folder / "index.html": page.encode(), **files})
 
 

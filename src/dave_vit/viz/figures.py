@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from dave_vit._internal.atomic_files import png_bytes, write_bytes
+from dave_vit._internal.atomic_files import image_bytes, write_bytes
 from dave_vit.errors import OptionError
 from dave_vit.viz.colors import COLORMAPS, HUES, Array, colorize
 from dave_vit.viz.rendering import ImageLike, MapLike, as_image, as_map, blend, colorize_map, scale_map
@@ -48,12 +48,6 @@ class ScaleBar:
     caption: str
     signed: bool = False
     unit: str = ""
-
-    @property
-    def ends(self) -> tuple[str, str]:
-        """Text under the left and the right end."""
-        number = f"{self.limit:.2g}{self.unit and f' {self.unit}'}{self.caption and f' = {self.caption}'}"
-        return ("against", f"for, {number}") if self.signed else ("0", number)
 
 
 @dataclass(frozen=True)
@@ -121,6 +115,10 @@ def targets_cell(
 class Drawing(Figure):
     """A matplotlib figure that notebooks display; its file is written completely or not at all."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(facecolor="white", **options)
+        FigureCanvasAgg(self)
+
     def to_bytes(self, kind: str = "png", *, dpi: int = 150) -> bytes:
         """Encode the figure as "png", "svg" or "pdf"."""
         if kind not in FORMATS:
@@ -158,7 +156,7 @@ class Drawing(Figure):
     def _repr_png_(self, *, dpi: int = 110) -> bytes:
         """Return a PNG for notebooks, which keep every picture: with 256 colours it takes a third of the space."""
         picture = Image.open(io.BytesIO(self.to_bytes("png", dpi=dpi)))
-        return png_bytes(picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE))
+        return image_bytes(picture.convert("RGB").quantize(256, Image.Quantize.FASTOCTREE))
 
 
 def draw_grid(
@@ -187,8 +185,7 @@ def draw_grid(
     below = len(footing) * _LINE + (0.08 if footing else 0)
     height = sum(heights) + _GAP * (len(rows) - 1) + 2 * _EDGE + len(heading) * 1.4 * _LINE + below
     with rc_context(_FONT):
-        figure = Drawing(figsize=(total, height), facecolor="white")
-        FigureCanvasAgg(figure)
+        figure = Drawing(figsize=(total, height))
         _draw_texts(figure, heading, footing)
         top = height - _EDGE - len(heading) * 1.4 * _LINE
         for number, (row, tall) in enumerate(zip(rows, heights, strict=True)):
@@ -267,5 +264,7 @@ def _draw_scale_bar(figure: Drawing, bar: ScaleBar, left: float, top: float, wid
     strip = figure.add_axes((left / across, (top - 0.09) / up, width / across, 0.09 / up))
     strip.imshow(np.linspace(0, 1, 256)[None], aspect="auto", cmap=COLORMAPS[bar.colormap])
     strip.set_axis_off()
-    for x, align, text in zip((left, left + width), ("left", "right"), bar.ends, strict=True):
+    number = f"{bar.limit:.2g}{bar.unit and f' {bar.unit}'}{bar.caption and f' = {bar.caption}'}"
+    ends = ("against", f"for, {number}") if bar.signed else ("0", number)
+    for x, align, text in zip((left, left + width), ("left", "right"), ends, strict=True):
         figure.text(x / across, (top - 0.23) / up, text, ha=align, fontsize=_SIZE - 2, color="#444444")

@@ -1,30 +1,17 @@
 """Pages of reports: templates, and how numbers and pictures are written into them."""
 
-from __future__ import annotations
-
 import base64
-import io
 import re
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
+from PIL.Image import Image
 
-from dave_vit.viz.report_section import estimate_cell
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from dave_vit.viz import Drawing
-
-
-def format_estimate(
-    mean: float | None, low: float | None, high: float | None, *, digits: int = 3, bold: bool = False
-) -> str:
-    """Return a mean with its interval as all tables write it: "0.512 [0.498, 0.526]"; "-" if there is none."""
-    return estimate_cell(mean, low, high, digits=digits, is_best=bold).format(bold=bold)
+from dave_vit._internal.atomic_files import image_bytes
+from dave_vit.viz.figures import Drawing
 
 
 def render(template: str, **content: Any) -> str:
@@ -60,9 +47,8 @@ def _bold(text: str) -> Markup:
 
 def _encode_image(image: Image, kind: Literal["jpeg", "webp"]) -> str:
     """Return a data URL of a picture."""
-    buffer = io.BytesIO()
-    image.convert("RGB").save(buffer, kind, quality=88, **({"method": 6} if kind == "webp" else {}))
-    return _data_url(buffer.getvalue(), kind)
+    options = {"method": 6} if kind == "webp" else {}
+    return _data_url(image_bytes(image.convert("RGB"), kind, quality=88, **options), kind)
 
 
 def _data_url(data: bytes, kind: str) -> str:

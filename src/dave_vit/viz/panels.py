@@ -94,6 +94,20 @@ def draw_comparison(
     return draw_grid(rows, title=title, labels=labels, width=width)
 
 
+def draw_strip(
+    pictures: Sequence[ImageLike],
+    titles: Sequence[str],
+    *,
+    columns: int,
+    above: Cell | None = None,
+    notes: Sequence[str] = (),
+) -> Drawing:
+    """Draw pictures row by row, each below its title; above all of them a cell, and below them notes."""
+    cells = [image_cell(picture, title) for picture, title in zip(pictures, titles, strict=True)]
+    rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+    return draw_grid(rows if above is None else [[above], *rows], width=1.5, notes=notes)
+
+
 def show(
     explanation: Explanation,
     images: Tensor | None = None,
@@ -129,15 +143,14 @@ def show(
     sure = [CERTAINTY] if explanation.certainty is not None else []
     rivals = ["each class against its rivals"] if "rivals" in (explanation.against or ()) else []
     counted = [f"{explanation.samples} samples"] if explanation.standard_error is not None else []
-    title = ", ".join([*counted, *rivals])
-    return draw_grid(rows, title=title, notes=[*sure, *warnings])
+    return draw_grid(rows, title=", ".join([*counted, *rivals]), notes=[*sure, *warnings])
 
 
 def build_panels(
     explanation: Explanation, names: Sequence[str] | Mapping[int, str] | None = None, *, unit: str = ""
 ) -> list[Panel]:
     """Return one panel for each image of a batch and each of its targets, the targets of an image after each other."""
-    maps = _each(explanation.map)
+    maps = list(explanation.map.flatten(0, -3))  # [B, H, W], [B, K, H, W] or more -> [H, W] each
     classes = [] if explanation.target is None else explanation.target.flatten().tolist()
     titles = [_name(index, names) for index in classes] or ["score"]
     if explanation.against and classes:
@@ -146,7 +159,7 @@ def build_panels(
         titles = [f"{title}, not {_name(other, names)}" if isinstance(other, int) else title for title, other in pairs]
     titles = [title for title in titles for _ in range(len(maps) // len(titles))]  # of clips each frame has a map
     beside = [explanation.standard_error, explanation.signed, explanation.certainty]
-    columns = [[None] * len(maps) if one is None else _each(one) for one in beside]
+    columns = [[None] * len(maps) if one is None else list(one.flatten(0, -3)) for one in beside]
     parts = zip(maps, titles, *columns, strict=True)
     panels = [Panel(shown, title, error, signed, sure, unit) for shown, title, error, signed, sure in parts]
     return [_scale_to_range(panel) for panel in panels] if explanation.unit == "range" else panels
@@ -163,8 +176,3 @@ def _scale_to_range(panel: Panel) -> Panel:
 def _name(index: int, names: Sequence[str] | Mapping[int, str] | None) -> str:
     known = names is not None and (not isinstance(names, Mapping) or index in names)
     return names[index] if names is not None and known else f"class {index}"
-
-
-def _each(maps: Tensor) -> list[Tensor]:
-    """[B, H, W], [B, K, H, W] or more -> [H, W] each."""
-    return list(maps.flatten(0, -3))

@@ -1,6 +1,5 @@
 """Pictures that Pillow draws: animations of a map as it refines, contact sheets, and sentences with shaded words."""
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +9,9 @@ import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from dave_vit._internal.atomic_files import image_bytes
 from dave_vit.errors import OptionError
-from dave_vit.viz.colors import COLORMAPS, HUES
+from dave_vit.viz.colors import COLORMAPS, HUES, Array
 from dave_vit.viz.figures import Cell, certainty_cell
 from dave_vit.viz.rendering import (
     ImageLike,
@@ -22,7 +22,6 @@ from dave_vit.viz.rendering import (
     View,
     blend,
     colorize_map,
-    enlarge,
     overlay,
     scale_map,
     smooth_for_overlay,
@@ -39,13 +38,8 @@ _WORD_GAP = 10
 _OVERLAY_SIDE, _NAME_LETTERS, _NAME_LINE = 448, 16, 28  # overlays: least side of an input; names of targets below
 
 
-@dataclass(frozen=True)
-class AnimationStep:
-    """The state after some samples: map [H, W] and, where it is known, certainty [H, W]."""
-
-    samples: int
-    map: MapLike
-    certainty: MapLike | None = None
+AnimationStep = tuple[int, Panel]
+"""A number of samples, and the map after them."""
 
 
 def animate(
@@ -76,26 +70,33 @@ def encode_animation(frames: Sequence[Image.Image], durations: Sequence[int], ki
     if kind == "gif":  # one palette for all, or colours flicker
         palette = frames[-1].quantize(255)
         frames = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
-    buffer = io.BytesIO()
-    options = {} if kind == "gif" else {"quality": 90}
-    later = list(frames[1:])
-    frames[0].save(buffer, kind, save_all=True, append_images=later, duration=list(durations), loop=0, **options)
-    return buffer.getvalue()
+    quality = {} if kind == "gif" else {"quality": 90}
+    later = {"save_all": True, "append_images": list(frames[1:]), "duration": list(durations), "loop": 0}
+    return image_bytes(frames[0], kind, **later, **quality)
 
 
 def _draw_frame(image: ImageLike, step: AnimationStep, last: AnimationStep, side: int) -> Image.Image:
-    over = overlay(image, scale_map(smooth_for_overlay(step.map), like=[smooth_for_overlay(last.map)]))
-    pictures = {f"map over image, {step.samples} of {last.samples} samples": over}
-    pictures["map"] = colorize_map(scale_map(step.map, like=[last.map]))
-    if step.certainty is not None:
-        pictures["certainty"] = certainty_cell(step.certainty).colours
-    width, height = enlarge(over, side).size
+    (samples, shown), (total, final) = step, last
+    over = overlay(image, scale_map(smooth_for_overlay(shown.map), like=[smooth_for_overlay(final.map)]))
+    pictures = {f"map over image, {samples} of {total} samples": over}
+    pictures["map"] = colorize_map(scale_map(shown.map, like=[final.map]))
+    if shown.certainty is not None:
+        pictures["certainty"] = certainty_cell(shown.certainty).colours
+    width, height = _enlarge(over, side).size
     frame = Image.new("RGB", (len(pictures) * (width + _GAP) - _GAP, height + _TEXT), "white")
     pen = ImageDraw.Draw(frame)
     for number, (text, colours) in enumerate(pictures.items()):
-        frame.paste(enlarge(colours, side), (number * (width + _GAP), 0))
+        frame.paste(_enlarge(colours, side), (number * (width + _GAP), 0))
         pen.text((number * (width + _GAP) + 2, height + 5), text, fill="#222222", font=load_font())
     return frame
+
+
+def _enlarge(colours: Array, side: int) -> Image.Image:
+    """Enlarge an image by an integer factor until its shorter side has at least so many pixels."""
+    image = to_pillow(colours)
+    factor = -(-side // min(image.size))
+    size = (image.width * factor, image.height * factor)
+    return image.resize(size, Image.Resampling.BICUBIC) if factor > 1 else image
 
 
 def load_font(size: int = 12) -> ImageFont.FreeTypeFont:
@@ -115,7 +116,7 @@ def draw_contact_sheet(
     """
     if not pairs or len(pairs) != len(captions):
         raise OptionError(f"{len(pairs)} pairs and {len(captions)} captions; expected one per pair")
-    small = [[_shrink(picture) for picture in pair] for pair in pairs]
+    small = [[shrink(picture, _SIDE) for picture in pair] for pair in pairs]
     tall = max(picture.height for pair in small for picture in pair)
     width, height = 2 * _SIDE + _SPACE, tall + 2 * _LINE + _SPACE
     columns = max(min(2, len(pairs)), math.ceil(math.sqrt(len(pairs) * height / width)))  # about a square
@@ -142,9 +143,10 @@ def _truncate(text: str, width: int, letters: int = 12) -> str:
     return text
 
 
-def _shrink(picture: Image.Image) -> Image.Image:
+def shrink(picture: Image.Image, side: int) -> Image.Image:
+    """Return a copy whose longer side has at most so many pixels."""
     small = picture.copy()
-    small.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
     return small
 
 
@@ -189,6 +191,14 @@ def sentence_cell(words: Sequence[ShadedWord], *, columns: int) -> Cell:
 def _shade(share: float) -> tuple[int, int, int]:
     red, green, blue, _ = COLORMAPS["dave_signed"](0.5 + min(max(share, -1.0), 1.0) / 2)
     return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def overlay_maps(images: Sequence[ImageLike], maps: Sequence[MapLike], view: View, scales: Scales) -> list[Image.Image]:
+    """Draw each map [H, W] over its image, all on one colour scale or each on its own."""
+    signed = view == "signed"
+    smooth = [smooth_for_overlay(values, signed=signed) for values in maps]
+    scaled = [scale_map(values, signed=signed, like=smooth if scales == "shared" else None) for values in smooth]
+    return [to_pillow(overlay(image, values)) for image, values in zip(images, scaled, strict=True)]
 
 
 def overlay_on_photo(photo: Photo, groups: Sequence[Sequence[Panel]], view: View, scales: Scales) -> Image.Image:

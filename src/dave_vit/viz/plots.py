@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from dave_vit.viz.figures import Drawing
 
@@ -29,13 +28,9 @@ class MethodStyle:
     marker: str = "o"
 
 
-def _read_styles() -> dict[str, MethodStyle]:
-    """Return the styles by method: one hue for each family of methods, within it shades, dashes and markers differ."""
-    table = files("dave_vit.viz").joinpath("method_styles.csv").read_text(encoding="utf-8")
-    return {row.pop("method"): MethodStyle(**row) for row in csv.DictReader(table.splitlines())}
-
-
-STYLES = _read_styles()
+_TABLE = files("dave_vit.viz").joinpath("method_styles.csv").read_text(encoding="utf-8").splitlines()
+STYLES = {row.pop("method"): MethodStyle(**row) for row in csv.DictReader(_TABLE)}
+"""Styles by method: one hue for each family of methods, within it shades, dashes and markers differ."""
 SERIES = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#222222")
 """Colours of models and estimators, in their order; violet is DAVE's."""
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
@@ -100,8 +95,7 @@ def create_plots(
     """Create an empty figure with plots beside each other; sizes are of one plot."""
     columns = min(plots, per_row)
     rows = -(-plots // columns)
-    figure = Drawing(figsize=(width * columns, height * rows), facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = Drawing(figsize=(width * columns, height * rows), layout="constrained")
     all_axes = [figure.add_subplot(rows, columns, place + 1) for place in range(plots)]
     for axes in all_axes:
         axes.grid(alpha=0.3)

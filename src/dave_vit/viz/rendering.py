@@ -1,7 +1,5 @@
 """From numbers to colours: scale maps, colour them, and lay them over images and over whole photographs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -131,8 +129,7 @@ def _lay_over(image: ImageLike, colours: Array, alpha: Array) -> Array:
     array, opacity = resize_image(image, alpha.shape), alpha[..., None]
     grey = array @ np.array([0.299, 0.587, 0.114])
     pale = 0.15 + 0.75 * (0.35 * array + 0.65 * grey[..., None])
-    shown: Array = (1 - opacity) * pale + opacity * colours
-    return shown
+    return np.asarray((1 - opacity) * pale + opacity * colours)
 
 
 def as_map(values: MapLike) -> Tensor:
@@ -166,14 +163,6 @@ def resize_image(image: ImageLike, size: tuple[int, ...]) -> Array:
 def to_pillow(colours: Array) -> Image.Image:
     """Convert colours in [0, 1] to a Pillow image."""
     return Image.fromarray((colours.clip(0, 1) * 255).round().astype(np.uint8))
-
-
-def enlarge(colours: Array, side: int = 448) -> Image.Image:
-    """Enlarge an image by an integer factor until its shorter side has at least so many pixels."""
-    image = to_pillow(colours)
-    factor = -(-side // min(image.size))
-    size = (image.width * factor, image.height * factor)
-    return image.resize(size, Image.Resampling.BICUBIC) if factor > 1 else image
 
 
 @dataclass(frozen=True)
@@ -213,11 +202,6 @@ class Photo:
     image: Image.Image
     parts: tuple[Geometry, ...]
 
-    @property
-    def boxes(self) -> list[list[float]]:
-        """Area of each input (left, top, right, bottom), in pixels of the photograph."""
-        return [[round(side, 1) for side in part.visible_box] for part in self.parts]
-
     @cached_property
     def visible_share(self) -> float:
         """Share of the photograph's area that the model sees."""
@@ -231,7 +215,7 @@ class Photo:
     @property
     def is_plain(self) -> bool:
         """Whether there is one input, in the photograph's own proportions and without margins."""
-        (across, down), margins = self.parts[0].scale, max(-start for start in self.parts[0].offset)
+        (across, down), margins = self.parts[0].scale, max(-self.parts[0].x.offset, -self.parts[0].y.offset)
         return len(self.parts) == 1 and abs(across / down - 1) < 0.02 and margins < 0.02 * max(self.image.size)
 
     def align(self, colours: Array) -> Array:
@@ -242,10 +226,9 @@ class Photo:
         padding = [[round(side) for side in sides] for sides in margins]
         return np.pad(colours, padding, constant_values=1.0) if self.is_plain else colours
 
-    def resize(self, zoom: float = 1.0) -> Photo:
+    def resize(self, zoom: float = 1.0) -> "Photo":
         """Return a copy with about `zoom` pixels per pixel of the input, and at most 1600 along its longer side."""
-        steps = [zoom / min(part.scale) for part in self.parts]
-        by = min(max(steps), _MAX_SIDE / max(self.image.size))
+        by = min(max(zoom / min(part.scale) for part in self.parts), _MAX_SIDE / max(self.image.size))
         width, height = (max(1, round(side * by)) for side in self.image.size)
         image = self.image.resize((width, height), Image.Resampling.LANCZOS)
         return Photo(image, tuple(part.resize_photo((width, height)) for part in self.parts))

@@ -1,18 +1,14 @@
 """Parts of reports: tables, figures, and sections with the outcome of one analysis."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dave_vit._internal.atomic_files import json_bytes, write_files
-
-if TYPE_CHECKING:
-    from dave_vit.viz import Drawing
+from dave_vit.viz.figures import Drawing
 
 Number = str | int | float | None
 

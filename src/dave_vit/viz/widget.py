@@ -69,8 +69,7 @@ def widget(explanation: Explanation) -> Any:
         import traitlets
     values = widget_traits(explanation)
     traits = {name: traitlets.Any().tag(sync=True) for name in values}
-    kind = type("DaveWidget", (anywidget.AnyWidget,), {"_esm": read_script(), **traits})
-    return kind(**values)
+    return type("DaveWidget", (anywidget.AnyWidget,), {"_esm": read_script(), **traits})(**values)
 
 
 def mime_bundle(explanation: Explanation) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from dave_vit._version import __version__
 from dave_vit.errors import DataError, DaveError, ImageError, TargetError
-from dave_vit.viz import Scales, View
+from dave_vit.viz.rendering import Scales, View
 from dave_vit.web import schema
 from dave_vit.web.guard import RequestGuard
 from dave_vit.web.images import UploadTooLarge, example_png, read_upload
@@ -179,11 +179,9 @@ def _add_work(router: APIRouter, service: ExplainService, queue: WorkQueue) -> N
 def _add_results(router: APIRouter, service: ExplainService, downloads: WorkQueue) -> None:
     async def attach(request: Request, make_file: Callable[[], tuple[str, bytes]]) -> Response:
         name, data = await downloads.call(lambda check: make_file(), request.is_disconnected)
-        return Response(
-            data,
-            media_type="image/png" if name.endswith("png") else "application/octet-stream",
-            headers={"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}"},
-        )
+        media_type = "image/png" if name.endswith("png") else "application/octet-stream"
+        headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}"}
+        return Response(data, media_type=media_type, headers=headers)
 
     @router.get("/results/{token}/{ending}", response_class=Response, responses=_failures(404, 422, 503))
     async def result(
@@ -251,10 +249,9 @@ async def _error_response(request: Request, error: Exception) -> Response:
 def _static_routes() -> list[Route]:
     """Return a route for each static file: no path of a request is ever opened."""
     addresses = {"index.html": "/", "api.html": "/api"}
-    folders = (files("dave_vit.web") / "static", files("dave_vit.viz") / "static")
     return [
         _file_route(addresses.get(entry.name, f"/static/{entry.name}"), entry, media_type)
-        for folder in folders
+        for folder in (files("dave_vit.web") / "static", files("dave_vit.viz") / "static")
         for entry in folder.iterdir()
         if (media_type := _MEDIA_TYPES.get(entry.name.rpartition(".")[2]))
     ]

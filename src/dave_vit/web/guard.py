@@ -1,6 +1,7 @@
 """Checks of every request, and security headers of every response."""
 
 from collections.abc import Collection
+from contextlib import suppress
 from ipaddress import ip_address
 from urllib.parse import SplitResult, urlsplit
 
@@ -65,7 +66,9 @@ class RequestGuard:
 
     def _is_allowed(self, host: str) -> bool:
         name = (_split(f"//{host}").hostname or "").rstrip(".")
-        return name in self._hosts or _is_ip_address(name)
+        with suppress(ValueError):
+            return name in self._hosts or ip_address(name) is not None
+        return False
 
 
 def _split(address: str) -> SplitResult:
@@ -76,11 +79,3 @@ def _split(address: str) -> SplitResult:
     except ValueError:
         return SplitResult("", "", "", "", "")
     return parts
-
-
-def _is_ip_address(name: str) -> bool:
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from PIL import Image
 from starlette.requests import Request
 
-from dave_vit._internal.atomic_files import png_bytes
+from dave_vit._internal.atomic_files import image_bytes
 from dave_vit.data.images import LoadedImage, decode_image
 from dave_vit.data.sets.builtin import BuiltinDataset
 from dave_vit.errors import DaveError, UnknownName
@@ -62,7 +62,7 @@ def file_name(name: str) -> str:
 
 def png_text(image: Image.Image) -> str:
     """Encode an image as PNG in base64."""
-    return base64.b64encode(png_bytes(image)).decode()
+    return base64.b64encode(image_bytes(image)).decode()
 
 
 @cache
@@ -70,8 +70,8 @@ def example_png(name: str) -> bytes:
     """Return an example image as a PNG file."""
     if name in EXAMPLES:
         split, index = EXAMPLES[name]
-        return png_bytes(BuiltinDataset(split).image(index))
+        return image_bytes(BuiltinDataset(split).image(index))
     if name in PHOTOS:
         photo = (files("dave_vit.web") / "photos" / f"{name}.jpg").read_bytes()
-        return png_bytes(Image.open(io.BytesIO(photo)))
+        return image_bytes(Image.open(io.BytesIO(photo)))
     raise UnknownName(f"no example {name!r}; there are: {', '.join((*EXAMPLES, *PHOTOS))}")

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter
 from dave_vit.models.tasks import TaskModel
 from dave_vit.web.schema import Verdict
-from dave_vit.web.service import ExplainService
+from dave_vit.web.service import ExplainService, check_before_passes
 from dave_vit.web.work_queue import POLL_SECONDS, IsDisconnected, WorkQueue
 
 T = TypeVar("T")
@@ -55,8 +56,7 @@ class ModelChecks:
         async with self._lock:
             while key not in self._results:
                 if self._queue.is_idle:
-                    call = self._queue.call(lambda check: work(), is_disconnected, counted=False)
-                    self._results[key] = await call
+                    self._results[key] = await self._queue.call(lambda check: work(), is_disconnected, counted=False)
                 else:
                     await asyncio.sleep(POLL_SECONDS)
         result: T = self._results[key]
@@ -77,19 +77,15 @@ def refusal_reason(model: Adapter, method: str) -> str:
     examined, inputs = example_inputs(model)
     passes = count(1)
 
-    def limit_passes(module: Any, inputs: Any) -> None:
+    def limit_passes() -> None:
         if next(passes) > _PASSES:
             raise _PassLimit
 
-    handle = examined.register_forward_pre_hook(limit_passes)
     try:
-        target = examined.task.check_score if isinstance(examined, TaskModel) else 0
-        options = filter_options(method, **METHODS[method].options_for_budget(1))
-        create_method(method, examined, **options).explain(inputs, target)
-    except _PassLimit:
-        pass
+        with suppress(_PassLimit), check_before_passes(examined, limit_passes):
+            target = examined.task.check_score if isinstance(examined, TaskModel) else 0
+            options = filter_options(method, **METHODS[method].options_for_budget(1))
+            create_method(method, examined, **options).explain(inputs, target)
     except DaveError as error:
         return str(error)
-    finally:
-        handle.remove()
     return ""

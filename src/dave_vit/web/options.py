@@ -4,7 +4,7 @@ The request is an `ExplainQuery`. The form of the page and the equivalent comman
 option is a field of the one and an entry of the other.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import Any, get_args
@@ -97,7 +97,7 @@ def build_info(models: Sequence[Adapter], limits: Limits, seed: int) -> Info:
         version=__version__,
         models=[_describe_model(model) for model in models],
         methods=[MethodCard(name=name, takes=accepted_options(name), **asdict(METHODS[name].info)) for name in METHODS],
-        options=_form_options(limits, seed),
+        options=list(_form_options(limits, seed)),
         limits=limits,
         seed=seed,
         colormaps=hex_colormaps(),
@@ -125,16 +125,15 @@ def _describe_model(model: Adapter) -> ModelCard:
     )
 
 
-def _form_options(limits: Limits, seed: int) -> list[FormOption]:
-    """Return the fields of the page's form, in their order."""
+def _form_options(limits: Limits, seed: int) -> Iterator[FormOption]:
+    """Yield the fields of the page's form, in their order."""
     properties = ExplainQuery.model_json_schema()["properties"]
     defaults: dict[str, int | str] = {"method": "dave", "preset": "default", "seed": seed}
-    options = []
     for name, field in FIELDS.items():
         if not field.label:
             continue
         schema = properties[name].get("anyOf", [properties[name]])[0]  # the second of an optional field is null
-        option = FormOption(
+        yield FormOption(
             name=name,
             label=field.label,
             section=field.section,
@@ -146,8 +145,6 @@ def _form_options(limits: Limits, seed: int) -> list[FormOption]:
             of_method=name not in _SUBJECT,
             of_preset=field.preset_value is not None,
         )
-        options.append(option)
-    return options
 
 
 def accepted_options(method: str) -> list[str]:
@@ -173,12 +170,10 @@ def method_options(query: ExplainQuery, limit: int) -> dict[str, Any]:
     return options | ({"seed": query.seed} if "seed" in accepted else {})
 
 
-def command_arguments(query: ExplainQuery) -> list[str]:
-    """Return the arguments of `dave explain` that stand for a request, without its image and model."""
+def command_arguments(query: ExplainQuery) -> Iterator[str]:
+    """Yield the arguments of `dave explain` that stand for a request, without its image and model."""
     accepted = accepted_options(query.method)
-    arguments = []
     for name, field in FIELDS.items():
         value = getattr(query, name)
         if field.flag and value not in (None, "") and (name in accepted or name in _SUBJECT):
-            arguments += [field.flag, f"{name}={value}" if field.flag == _SET else str(value)]
-    return arguments
+            yield from (field.flag, f"{name}={value}" if field.flag == _SET else str(value))

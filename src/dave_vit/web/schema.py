@@ -1,7 +1,5 @@
 """What the API takes and returns, and results in its form; requests for maps are in `options`."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +14,8 @@ from dave_vit.explanations.words import WordExplanation
 from dave_vit.methods import MethodInfo
 from dave_vit.models.prepare import Fit
 from dave_vit.models.text_generation import AnsweredPrompt
-from dave_vit.viz import Panel, scale_map
 from dave_vit.viz.figures import MAX_CERTAINTY
-from dave_vit.viz.rendering import MapLike, as_map
+from dave_vit.viz.rendering import MapLike, Panel, as_map, scale_map
 
 _LONGER_SIDE = 640  # pixels of what the page shows for models that write
 
@@ -196,7 +193,7 @@ class Plane(BaseModel):
     caption: str = Field(description="how the limit was computed")
 
     @classmethod
-    def encode(cls, values: MapLike, *, signed: bool = False) -> Plane:
+    def encode(cls, values: MapLike, *, signed: bool = False) -> "Plane":
         """Encode a map [H, W]."""
         array, scaled = as_map(values).numpy(), scale_map(values, signed=signed)
         unit = float(np.abs(array).max()) / 32767 or 1.0
@@ -251,7 +248,7 @@ def word_step(result: WordExplanation) -> ExplainStep:
     (word,), (number,) = result.parts, result.numbers
     explanation, answered = word.explanation, result.answered
     text, probability = answered.words[number - 1].text, answered.probabilities()[number - 1]
-    geometry = word.geometry.resize_photo(display_size(word.geometry.photo_size))
+    geometry = word.photo.parts[0].resize_photo(display_size(word.photo.image.size))
     maps: dict[str, Any] = {  # [1, H', W'] of the input -> [H, W] of what the page shows
         name: geometry.to_photo(values[0].detach().float().cpu())
         for name in ("map", "standard_error", "signed", "certainty")

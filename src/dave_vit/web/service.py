@@ -1,7 +1,5 @@
 """What the worker does for requests: classify an image, explain it step by step, return files."""
 
-from __future__ import annotations
-
 import secrets
 import shlex
 from collections import OrderedDict
@@ -30,8 +28,9 @@ from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter, Prepare
 from dave_vit.models.prepare import Fit
 from dave_vit.models.text_generation import TextGenerator
-from dave_vit.viz import Drawing, Scales, View, draw_grid, image_cell, panel_cells, to_pillow
-from dave_vit.viz.rendering import as_image
+from dave_vit.viz.figures import Drawing, draw_grid, image_cell
+from dave_vit.viz.panels import panel_cells
+from dave_vit.viz.rendering import Scales, View, as_image, to_pillow
 from dave_vit.web import schema
 from dave_vit.web.images import file_name, png_text, read_picture
 from dave_vit.web.options import ExplainQuery, command_arguments, method_options
@@ -68,7 +67,7 @@ class ServedModel:
         if Path(name).exists() or Path(name).is_absolute():
             self.model.spec = f"{family}{colon}{Path(name).name}"
 
-    def with_fit(self, fit: Fit) -> ServedModel:
+    def with_fit(self, fit: Fit) -> "ServedModel":
         """Return the same model that fits photographs into its input in another way; the weights are shared."""
         if isinstance(self.model, TextGenerator):
             raise OptionError("a model that writes sees the image as it was trained to; leave fit out")
@@ -132,7 +131,7 @@ class ExplainService:
         """Let a model write about an image."""
         model = self._find_generator(query.model)
         picture = read_picture(data, query.name, self.limits.pixels)
-        with _check_before_passes(model.model, check):
+        with check_before_passes(model.model, check):
             prompted = model.with_prompt(picture.image, query.prompt or None)
         return schema.Answer(
             name=picture.name,
@@ -146,10 +145,9 @@ class ExplainService:
         """Compute where each word of an answer comes from, all in the same forward passes."""
         model = self._find_generator(query.model)
         picture = read_picture(data, query.name, self.limits.pixels)
-        with _check_before_passes(model.model, check):
+        with check_before_passes(model.model, check):
             answered = model.with_prompt(picture.image, query.prompt or None, answer=query.answer)
-            evidence = find_evidence(answered, answered.scores(range(len(answered.words))))
-            return schema.traced_words(answered, evidence)
+            return schema.traced_words(answered, find_evidence(answered, answered.scores(range(len(answered.words)))))
 
     def _find_generator(self, name: str | None) -> TextGenerator:
         model = self.find_model(name).model
@@ -166,7 +164,7 @@ class ExplainService:
 
         def work(check: Check) -> Generator[schema.ExplainStep, None, None]:
             # a model that writes runs its inner model, once for each word
-            with _check_before_passes(served.model if explains_class else served.model.model, check):
+            with check_before_passes(served.model if explains_class else served.model.model, check):
                 picture = read_picture(data, query.name, self.limits.pixels)
                 check()  # decoding takes a while, and so does preprocessing
                 if explains_class:
@@ -201,8 +199,7 @@ class ExplainService:
     def _keep(self, result: ImageExplanation) -> str:
         token = secrets.token_urlsafe(12)
         self._kept[token] = result, cache(result.files)
-        sizes = [kept.picture.image.size for kept, _ in self._kept.values()]
-        pixels = [width * height for width, height in sizes]
+        pixels = [kept.picture.image.width * kept.picture.image.height for kept, _ in self._kept.values()]
         while len(self._kept) > 1 and (len(self._kept) > self.limits.results or sum(pixels) > _KEPT_PIXELS):
             self._kept.popitem(last=False)
             del pixels[0]
@@ -268,7 +265,7 @@ def _draw_maps(results: Sequence[ImageExplanation], view: View, scales: Scales) 
 
 
 @contextmanager
-def _check_before_passes(model: nn.Module, check: Check) -> Iterator[None]:
+def check_before_passes(model: nn.Module, check: Check) -> Iterator[None]:
     """Check before every pass of the model, for methods that take many passes and return one map."""
     handle = model.register_forward_pre_hook(lambda module, inputs: check())
     try:

@@ -1,17 +1,16 @@
 """Tables 1 and 2 and the deletion curves of the paper, from evaluation runs."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dave_vit.analysis.inputs import hide_folders, method_entry
-from dave_vit.analysis.paper.suites import ModelGroup, SuiteCounts, find_published_mean
+from dave_vit.analysis.paper.suites import ModelGroup, ReproduceOptions, SuiteCounts, find_published_mean
 from dave_vit.evaluate import MetricEntry, Plan, Smoothing, create_engine, evaluate
-from dave_vit.evaluate.run import ProgressCallback
 from dave_vit.evaluate.statistics.scores import read_scores
 from dave_vit.evaluate.statistics.summary import Result, build_metric_column
-from dave_vit.viz import Drawing
+from dave_vit.viz.figures import Drawing
 from dave_vit.viz.plots import Floats, create_plots, draw_curves, method_style
 from dave_vit.viz.report_section import Column, DetailedTable, Number, ReportFigure, ReportTable, Section, TableCell
 
@@ -32,24 +31,14 @@ _TEXT = (
 _BASELINES = {"zero": "zero, as in the paper", "mean": "the mean colour of the image"}
 
 
-@dataclass(frozen=True)
-class RunSettings:
-    """Data, folder, device and seed of the runs of a group."""
-
-    data: str
-    runs: Path
-    device: str = "cpu"
-    seed: int = 0
-
-
-def plans(group: ModelGroup, counts: SuiteCounts, settings: RunSettings) -> dict[str, Plan]:
+def plans(group: ModelGroup, counts: SuiteCounts, data: str, seed: int) -> dict[str, Plan]:
     """Return the plans of a group's runs: grids draw on a larger pool of images than the other metrics."""
     methods = tuple(method_entry(label, counts.samples) for label in group.methods)
     grids = _with_postprocessing(MetricEntry("gridpg", {"grids": counts.grids}))
     deletion = MetricEntry("deletion", {"steps": counts.deletion_steps, "baseline": group.baseline})
     images = (*_with_postprocessing(MetricEntry("energypg")), deletion)
     return {
-        name: Plan(group.models, methods, metrics, data=settings.data, limit=limit, seeds=(settings.seed,), batch=8)
+        name: Plan(group.models, methods, metrics, data=data, limit=limit, seeds=(seed,), batch=8)
         for name, metrics, limit in (("grids", grids, counts.pool), ("images", images, counts.pictures))
     }
 
@@ -59,29 +48,24 @@ def _with_postprocessing(entry: MetricEntry) -> tuple[MetricEntry, MetricEntry]:
     return entry, replace(entry, label=f"{entry.metric}/official", smoothing=Smoothing("official"))
 
 
-def score_group(
-    group: ModelGroup, counts: SuiteCounts, settings: RunSettings, progress: ProgressCallback | None = None
-) -> Section:
+def score_group(group: ModelGroup, counts: SuiteCounts, data: str, options: ReproduceOptions) -> Section:
     """Score a group of models, or resume where an earlier command stopped."""
-    engine = create_engine("local", device=settings.device)
+    engine, runs = create_engine("local", device=options.device), options.out / "runs"
     results: list[Result] = []
     notes: list[str] = []
-    for name, plan in plans(group, counts, settings).items():
-        summary = evaluate(plan, settings.runs / f"{group.name}-{name}", engine=engine, progress=progress)
+    for name, plan in plans(group, counts, data, options.seed).items():
+        summary = evaluate(plan, runs / f"{group.name}-{name}", engine=engine, progress=options.progress)
         results += summary["results"]
         notes += summary["notes"]
     text = _TEXT.format(baseline=_BASELINES.get(group.baseline, group.baseline))
-    facts = {
-        "models": " + ".join(entry.label for entry in group.models),
-        "data": hide_folders(settings.data),
-        **{name: getattr(counts, name) for name in ("grids", "pictures", "samples")},
-        "seed": settings.seed,
-    }
-    drawing = draw_deletion(read_curves(settings.runs / f"{group.name}-images", group.methods), results)
+    models = " + ".join(entry.label for entry in group.models)
+    counted = {name: getattr(counts, name) for name in ("grids", "pictures", "samples")}
+    facts = {"models": models, "data": hide_folders(data), **counted, "seed": options.seed}
+    drawing = draw_deletion(read_curves(runs / f"{group.name}-images", group.methods), results)
     figure = ReportFigure(f"deletion-{group.name}", drawing, "In brackets: area in per cent.")
     text = " ".join([text, *(f"Note: {note}." for note in notes)])
     rows = [_percent_row(result) for result in results]
-    return Section(group.name, group.title, text, facts, tables(group, results), rows, [figure])
+    return Section(group.name, group.title, text, facts, list(tables(group, results)), rows, [figure])
 
 
 def _percent_row(result: Result) -> dict[str, Number]:
@@ -93,14 +77,12 @@ def _percent_row(result: Result) -> dict[str, Number]:
     return {**row, "paper": paper, "difference": None if None in (paper, row["mean"]) else row["mean"] - paper}
 
 
-def tables(group: ModelGroup, results: Sequence[Result]) -> list[ReportTable]:
-    """Return two tables per model, raw and post-processed, with the paper's number and the difference if it has one."""
-    entries = []
+def tables(group: ModelGroup, results: Sequence[Result]) -> Iterator[ReportTable]:
+    """Yield two tables per model, raw and post-processed, with the paper's number and the difference if it has one."""
     for label in (entry.label for entry in group.models):
         own = {(result["method"], result["metric"]): result for result in results if result["model"] == label}
-        entries.append(_table(label, group.methods, tuple(_TITLES), own))
-        entries.append(_table(f"{label}, with the authors' post-processing", group.methods, _POSTPROCESSED, own))
-    return entries
+        yield _table(label, group.methods, tuple(_TITLES), own)
+        yield _table(f"{label}, with the authors' post-processing", group.methods, _POSTPROCESSED, own)
 
 
 def _table(

@@ -1,11 +1,9 @@
 """Computes all tables and figures of a suite, and its report; sections that an earlier command finished are kept."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,37 +17,15 @@ from dave_vit._internal.environment import device_name, format_facts, versions
 from dave_vit._version import __version__
 from dave_vit.analysis import ANALYSES, Analysis, MapAnalysisOptions
 from dave_vit.analysis.paper import localization
-from dave_vit.analysis.paper.suites import Suite
+from dave_vit.analysis.paper.suites import ReproduceOptions, Suite
 from dave_vit.data import open_dataset
 from dave_vit.errors import OptionError
-from dave_vit.evaluate.run import ProgressCallback
 from dave_vit.viz.pages import render
 from dave_vit.viz.report_section import Section, csv_bytes
 
 Compute = Callable[[], Section]
-
-
-@dataclass(frozen=True)
-class ReproduceOptions:
-    """How a suite is run.
-
-    Attributes:
-        out: folder; the same one resumes.
-        command: the command line, for captions.
-        device: device of the models.
-        show: whether figures show the images beside their maps.
-        seed: seed of all random draws.
-        on_section: called before each section with its index, the number of sections, and its name.
-        progress: called with the progress of runs.
-    """
-
-    out: Path
-    command: str
-    device: str = "cpu"
-    show: bool = True
-    seed: int = 0
-    on_section: Callable[[int, int, str], None] = lambda index, count, name: None
-    progress: ProgressCallback | None = None
+Record = dict[str, Any]
+"""A section as JSON, with its key, command, device, versions and seconds."""
 
 
 def reproduce(suite: Suite, options: ReproduceOptions) -> list[Record]:
@@ -96,9 +72,8 @@ def _finish_section(options: ReproduceOptions, name: str, key: str, compute: Com
 def _list_sections(suite: Suite, options: ReproduceOptions, images: int) -> Iterator[tuple[str, Compute]]:
     """Yield the names of sections in the order of the report, with the functions that compute them."""
     counts = replace(suite.counts, pool=min(suite.counts.pool, images), pictures=min(suite.counts.pictures, images))
-    settings = localization.RunSettings(suite.data, options.out / "runs", options.device, options.seed)
     for group in suite.groups:
-        yield group.name, partial(localization.score_group, group, counts, settings, options.progress)
+        yield group.name, partial(localization.score_group, group, counts, suite.data, options)
     for name in dict.fromkeys([*suite.analyses, *ANALYSES]):
         yield name, partial(ANALYSES[name].run, _analysis_options(ANALYSES[name], suite, options))
 
@@ -113,10 +88,6 @@ def _analysis_options(analysis: Analysis, suite: Suite, options: ReproduceOption
     known = {field.name for field in fields(analysis.options)}
     own = {name: value for name, value in shared.items() if name in known}
     return analysis.options(**{**own, **suite.analyses.get(analysis.name, {})})
-
-
-Record = dict[str, Any]
-"""A section as JSON, with its key, command, device, versions and seconds."""
 
 
 def render_report(kind: str, suite: Suite, records: Sequence[Record], command: str, figures: Path) -> str:

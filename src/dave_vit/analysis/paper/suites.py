@@ -1,15 +1,17 @@
 """Suites of `dave reproduce`: models, methods, counts and options, read from suites.toml."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from dave_vit._internal.schema import Checked, Count
 from dave_vit.errors import UnknownName
 from dave_vit.evaluate import ModelEntry
+from dave_vit.evaluate.run import ProgressCallback
 
 SUITES = ("builtin", "paper")
 _PROBE = "probe"  # placeholder for weights that the user trains
@@ -81,6 +83,29 @@ class Suite:
         return tuple(entry for group in self.groups for entry in group.models)
 
 
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """How a suite is run.
+
+    Attributes:
+        out: folder; the same one resumes.
+        command: the command line, for captions.
+        device: device of the models.
+        show: whether figures show the images beside their maps.
+        seed: seed of all random draws.
+        on_section: called before each section with its index, the number of sections, and its name.
+        progress: called with the progress of runs.
+    """
+
+    out: Path
+    command: str
+    device: str = "cpu"
+    show: bool = True
+    seed: int = 0
+    on_section: Callable[[int, int, str], None] = lambda index, count, name: None
+    progress: ProgressCallback | None = None
+
+
 def read_suite(name: str, *, quick: bool = False) -> Suite:
     """Read a suite by its name."""
     if name not in SUITES:
@@ -94,24 +119,20 @@ def read_suite(name: str, *, quick: bool = False) -> Suite:
 
 def with_models(suite: Suite, models: Sequence[ModelEntry]) -> Suite:
     """Replace the models of a suite; they are scored with the methods of its first table."""
-    first = suite.groups[0]
-    return replace(suite, groups=(replace(first, title="Localisation (table 1)", models=tuple(models)),))
+    return replace(suite, groups=(replace(suite.groups[0], title="Localisation (table 1)", models=tuple(models)),))
 
 
 def with_probe(suite: Suite, weights: str | None) -> Suite:
     """Give the probed models of a suite their weights, or leave them out with a note."""
-    groups, notes = [], list(suite.notes)
+    left_out = [entry for entry in suite.models if entry.weights == _PROBE and weights is None]
+    how = "train its head with `dave probe` and give it as --probe FILE"
+    notes = (*suite.notes, *(f"{entry.label} is left out: {how}" for entry in left_out))
+    groups = []
     for group in suite.groups:
-        kept = []
-        for entry in group.models:
-            if entry.weights != _PROBE:
-                kept.append(entry)
-            elif weights is not None:
-                kept.append(replace(entry, weights=weights))
-            else:
-                notes.append(f"{entry.label} is left out: train its head with `dave probe` and give it as --probe FILE")
-        groups.append(replace(group, models=tuple(kept)))
-    return replace(suite, groups=tuple(group for group in groups if group.models), notes=tuple(notes))
+        kept = [entry for entry in group.models if entry not in left_out]
+        models = tuple(replace(entry, weights=weights) if entry.weights == _PROBE else entry for entry in kept)
+        groups += [replace(group, models=models)] if models else []
+    return replace(suite, groups=tuple(groups), notes=notes)
 
 
 def with_counts(suite: Suite, changes: Mapping[str, Any]) -> Suite:

@@ -5,13 +5,9 @@ textures come from the other half of each photograph, so no background of a test
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from dave_vit.data.builtin.draws import ONE, TURN, Draws, cos, sin
-from dave_vit.data.builtin.sprites import decode
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int32]
+from dave_vit.data.builtin.sprites import Bytes, Ints, decode
 
 TEXTURES = ("brick", "gravel", "grass")
 
@@ -133,8 +129,7 @@ def texture(size: int, draws: Draws) -> Bytes:
     """Paint a crop of a photographed surface in two colours; mirrored where the image is larger."""
     photograph = decode(f"{draws.choice(TEXTURES)}.webp", "L")
     rows, columns = (_mirror_indices(size, length, draws) for length in photograph.shape)
-    piece = photograph[rows[:, None], columns]
-    return _blend(piece.astype(np.int32), _colour(draws), _colour(draws))
+    return _blend(photograph[rows[:, None], columns].astype(np.int32), _colour(draws), _colour(draws))
 
 
 def _mirror_indices(size: int, length: int, draws: Draws) -> Ints:

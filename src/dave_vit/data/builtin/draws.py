@@ -42,8 +42,7 @@ class Draws:
         steps = np.arange(1, count + 1, dtype=np.uint64)
         z = np.uint64(self._state) + steps * np.uint64(_GAMMA)  # arrays wrap around, as the algorithm requires
         self._state = (self._state + count * _GAMMA) & _WORD
-        words: npt.NDArray[np.uint64] = _mix(z)
-        return words
+        return np.asarray(_mix(z))
 
     def bytes(self, count: int) -> npt.NDArray[np.uint8]:
         """Return the next ``count`` bytes, little end first."""

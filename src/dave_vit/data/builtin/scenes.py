@@ -1,19 +1,15 @@
 """Compose images of the benchmark by index: objects over a background, with the exact pixels of each."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from dave_vit.data.base import Mask
 from dave_vit.data.builtin.backgrounds import gradient, paint
 from dave_vit.data.builtin.draws import TURN, Draws
-from dave_vit.data.builtin.sprites import STYLES, catalogue, load_sprite, render, tint
+from dave_vit.data.builtin.sprites import STYLES, Bytes, Ints, catalogue, load_sprite, render, tint
 from dave_vit.errors import OptionError
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int32]
 Window = tuple[slice, slice]
 
 # One size range for all objects (longest side over picture side, in 1/224), so that size does not reveal the label.
@@ -110,12 +106,6 @@ def _enough(piece: Piece, visible: int) -> bool:
     return visible * 100 >= least * piece.area
 
 
-def _centre_at(piece: Piece, corner: tuple[int, int], other: Piece) -> tuple[int, int]:
-    """Return the corner at which another piece has the centre of a piece at this corner."""
-    (height, width), (tall, wide) = piece.silhouette.shape, other.silhouette.shape
-    return corner[0] + (height - tall) // 2, corner[1] + (width - wide) // 2
-
-
 def _over(canvas: Bytes, rgba: Bytes, there: Window, here: Window) -> None:
     """Composite premultiplied colours over the canvas."""
     front = rgba[here].astype(np.int32)
@@ -154,9 +144,7 @@ def _grain(canvas: Bytes, draws: Draws) -> Bytes:
     return np.asarray(np.clip(canvas + spread, 0, 255).astype(np.uint8))
 
 
-def compose(
-    pieces: list[Piece], size: int, draws: Draws, *, easy: bool, edits: Mapping[int, Piece | None] | None = None
-) -> tuple[Bytes, Ints]:
+def compose(pieces: list[Piece], size: int, draws: Draws, *, easy: bool) -> tuple[Bytes, Ints]:
     """Compose the image [n, n, 3] and return it with the owner [n, n] of each pixel.
 
     Args:
@@ -164,18 +152,13 @@ def compose(
         size: side of the image in pixels.
         draws: of the background, the places and the shadows.
         easy: a gradient as the background, and no shadows.
-        edits: pieces by their number that are drawn at the place of others, or None to draw nothing there; all else
-            stays as it is, the owners too.
     """
     canvas = gradient(size, draws) if easy else paint(size, draws)
     corners, owner = lay_out(pieces, size, draws)
-    for number, (piece, corner) in enumerate(zip(pieces, corners, strict=True)):
-        shown = (edits or {}).get(number, piece)
-        paper, shown = (canvas.copy(), piece) if shown is None else (canvas, shown)  # what is not drawn takes its draws
-        corner = _centre_at(piece, corner, shown)
+    for piece, corner in zip(pieces, corners, strict=True):
         if not easy:
-            _shadow(paper, shown, corner, draws)
-        _over(paper, shown.rgba, *_windows(size, *corner, *shown.silhouette.shape))
+            _shadow(canvas, piece, corner, draws)
+        _over(canvas, piece.rgba, *_windows(size, *corner, *piece.silhouette.shape))
     return (canvas if easy else _grain(canvas, draws)), owner
 
 
@@ -211,7 +194,7 @@ class SceneObject(Art):
 class Scene:
     """An image [H, W, 3] and its objects, targets first."""
 
-    image: npt.NDArray[np.uint8]
+    image: Bytes
     objects: tuple[SceneObject, ...]
 
     @property
@@ -237,35 +220,14 @@ def compose_scene(index: int, split: str = "single", *, size: int = 224, seed: i
         family: "seen" for art that the embedded models were trained on, "unseen" for another design.
     """
     check_scene_options(split, size, family)
-    draws, cast, order, pieces = _draw_pieces(index, split, size, seed, family)
+    draws, cast, order, pieces = draw_pieces(index, split, size, seed, family)
     image, owner = compose(pieces, size, draws, easy=_MIXES[split].easy)
-    objects = []
-    for i, art in enumerate(cast):
-        mask = owner == order.index(i)
-        objects.append(SceneObject(**vars(art), mask=mask, box=_tight_box(mask)))
-    return Scene(image, tuple(objects))
+    masks = (owner == order.index(i) for i in range(len(cast)))
+    pairs = zip(cast, masks, strict=True)
+    return Scene(image, tuple(SceneObject(**vars(art), mask=mask, box=_tight_box(mask)) for art, mask in pairs))
 
 
-def compose_edited_scene(index: int, target: int, replacement: str | None = None, *, seed: int = 0) -> Bytes:
-    """Compose the image of `compose_scene` with one target removed, or another class at its place: [H, W, 3].
-
-    Args:
-        index: of the image.
-        target: number of the target, 0 for the first.
-        replacement: name of the class that is drawn instead; None to remove the target.
-        seed: as of `compose_scene`.
-    """
-    split, size, family = "pair", 224, "seen"
-    draws, _, order, pieces = _draw_pieces(index, split, size, seed, family)
-    piece, own = None, Draws(seed, index, target)
-    if replacement is not None:
-        art = draw_art("targets", replacement, CLASS_NAMES.index(replacement), family, own)
-        piece = make_piece(art, size, own, easy=False)
-    image, _ = compose(pieces, size, draws, easy=_MIXES[split].easy, edits={order.index(target): piece})
-    return image
-
-
-def _draw_pieces(
+def draw_pieces(
     index: int, split: str, size: int, seed: int, family: str
 ) -> tuple[Draws, list[Art], list[int], list[Piece]]:
     """Return the stream of draws, the objects with targets first, their order from the bottom, and their pieces."""

@@ -129,6 +129,5 @@ def tint(rgba: Bytes, hue: int, saturation: int, brightness: int) -> Bytes:
     matrix = luma[None, :] * (ONE * 256) + c * chroma + s * twist * inverse_root3 // ONE  # ONE * 256 * 256
     matrix = (matrix // (1 << 14) * brightness // (1 << 8)).astype(np.int32)  # of 65536 -> times brightness
     wide = rgba.astype(np.int32)
-    colour = (wide[..., :3] @ matrix.T) >> 16
-    wide[..., :3] = np.clip(colour, 0, wide[..., 3:])
+    wide[..., :3] = np.clip((wide[..., :3] @ matrix.T) >> 16, 0, wide[..., 3:])
     return wide.astype(np.uint8)

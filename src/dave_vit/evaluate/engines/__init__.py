@@ -1,6 +1,7 @@
 """Engines: where the tasks of a run are computed. One file each, which registers itself."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,12 +14,8 @@ TaskCallback = Callable[[EvalTask], None]
 """Called with each task whose files exist."""
 
 
-class Engine(Protocol):
-    """Computes tasks somewhere and puts their files into the run's folder."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *failure: object) -> None: ...
+class Engine(AbstractContextManager[Any], Protocol):
+    """Computes tasks somewhere and puts their files into the run's folder, while it is entered."""
 
     def run(self, job: EvalJob, folder: RunFolder, tasks: Sequence[EvalTask], finished: TaskCallback) -> None:
         """Return when the files of all tasks exist."""

@@ -4,13 +4,11 @@ A second command on the same folder helps the first one: each claims the tasks t
 killed command are free again.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from threading import Thread
@@ -34,7 +32,7 @@ MAX_WORKERS = 1024  # each is a process with its own model
 
 
 @dataclass(frozen=True)
-class LocalEngine:
+class LocalEngine(AbstractContextManager[Any]):
     """Runs tasks on this machine.
 
     Attributes:
@@ -43,9 +41,6 @@ class LocalEngine:
 
     devices: Sequence[str] = ("cpu",)
 
-    def __enter__(self) -> LocalEngine:
-        return self
-
     def __exit__(self, *failure: object) -> None:
         """Nothing to close: no process outlives a call of ``run``."""
 
@@ -53,8 +48,7 @@ class LocalEngine:
         """Compute all tasks that are not done; return when all are, also those that other processes compute."""
         left = len(tasks) - len(folder.find_existing(task.file for task in tasks))
         devices = self.devices[: max(left, 1)]
-        one = len(devices) == 1
-        cluster: Cluster = _ThisProcess(job, devices[0]) if one else _WorkerProcesses(job, devices)
+        cluster: Cluster = _ThisProcess(job, devices[0]) if len(devices) == 1 else _WorkerProcesses(job, devices)
         with closing(cluster):
             Dispatcher(cluster, folder, finished).run(tasks)
 

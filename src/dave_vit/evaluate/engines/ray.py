@@ -4,8 +4,6 @@ Actors compute tasks and send their files back; the driver writes each at once. 
 folder, and if the driver dies, only running tasks are lost. Data and weights must have the same paths on all nodes.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets
@@ -39,7 +37,7 @@ class RayEngine(EngineOptions):
 
     _stack: ExitStack = field(default_factory=ExitStack, repr=False)
 
-    def __enter__(self) -> RayEngine:
+    def __enter__(self) -> "RayEngine":
         self._stack.enter_context(_connect_cluster(self.address))
         return self
 
@@ -116,7 +114,7 @@ class _RayCluster:
         """Tell an actor to free what it does not need while it waits."""
         worker.release_memory.remote()
 
-    def _plan_pool(self, cluster: dict[str, float], device: str) -> ActorPool:
+    def _plan_pool(self, cluster: dict[str, float], device: str) -> "ActorPool":
         return plan_pool(cluster, self._tasks, self.job.threads or 1, device, self._workers)
 
     def close(self) -> None:
@@ -150,9 +148,8 @@ def plan_pool(cluster: dict[str, float], tasks: int, threads: int, device: str, 
     if device != "cpu" and gpus:
         actors = max(1, min(workers or gpus, tasks))
         share = _round_resource(1 / -(-actors // gpus))  # as many on each: three on two GPUs are two on one of them
-        return ActorPool(
-            actors, "cuda", {"num_gpus": share, "num_cpus": _round_resource(min(1.0, cpus / (2 * actors)))}
-        )
+        cpu_share = _round_resource(min(1.0, cpus / (2 * actors)))
+        return ActorPool(actors, "cuda", {"num_gpus": share, "num_cpus": cpu_share})
     if device not in ("auto", "cpu"):
         raise OptionError(f"device {device!r}, and the cluster has no GPU; use cpu")
     actors = max(1, min(workers or int(cpus // threads) or 1, tasks))

@@ -10,7 +10,10 @@ import numpy.typing as npt
 from dave_vit.errors import require_extra
 
 Floats = npt.NDArray[np.float64]
-
+Range = tuple[float, float] | None
+"""The least and the largest possible score, if there are any."""
+Pictures = Sequence[Sequence[int]]
+"""Indices of the pictures of each unit."""
 
 MIN_IMAGES = 6  # fewer images have no interval: their spread says too little
 
@@ -30,11 +33,7 @@ NO_ESTIMATE = MeanEstimate(None, None, None, 0, 0)
 
 
 def estimate_means(
-    values: Floats,
-    units: Sequence[int],
-    *,
-    pictures: Sequence[Sequence[int]] | None = None,
-    bounds: tuple[float, float] | None = None,
+    values: Floats, units: Sequence[int], *, pictures: Pictures | None = None, bounds: Range = None
 ) -> list[MeanEstimate]:
     """Estimate the mean of each row of scores with its 95 % interval; there is none below six pictures.
 
@@ -72,20 +71,15 @@ def estimate_means(
 
 
 def estimate_differences(
-    values: Floats,
-    units: Sequence[int],
-    *,
-    pictures: Sequence[Sequence[int]] | None = None,
-    bounds: tuple[float, float] | None = None,
+    values: Floats, units: Sequence[int], *, pictures: Pictures | None = None, bounds: Range = None
 ) -> list[tuple[int, int, MeanEstimate]]:
     """Estimate, for each two rows, the mean of the first minus the second over the columns that both have."""
     first, second = np.triu_indices(len(values), 1)
-    between = difference_bounds(bounds)
-    means = estimate_means(values[first] - values[second], units, pictures=pictures, bounds=between)
+    means = estimate_means(values[first] - values[second], units, pictures=pictures, bounds=difference_bounds(bounds))
     return list(zip(first.tolist(), second.tolist(), means, strict=True))
 
 
-def difference_bounds(bounds: tuple[float, float] | None) -> tuple[float, float] | None:
+def difference_bounds(bounds: Range) -> Range:
     """Return the least and the largest possible difference of two scores within bounds."""
     return bounds and (bounds[0] - bounds[1], bounds[1] - bounds[0])
 
@@ -103,11 +97,8 @@ def describe_comparisons(results: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _build_estimate(mean: float, low: float, high: float, count: int, images: int) -> MeanEstimate:
-    if not count:
-        return NO_ESTIMATE
-    if images < MIN_IMAGES:
-        return MeanEstimate(mean, None, None, count, images)
-    return MeanEstimate(mean, low, high, count, images)
+    ends: tuple[float | None, float | None] = (low, high) if images >= MIN_IMAGES else (None, None)
+    return MeanEstimate(mean, *ends, count, images) if count else NO_ESTIMATE
 
 
 def _sum_by_unit(values: Floats, units: Sequence[int]) -> Floats:
@@ -115,7 +106,7 @@ def _sum_by_unit(values: Floats, units: Sequence[int]) -> Floats:
     return np.stack([np.bincount(units, weights=row, minlength=max(units) + 1) for row in values])
 
 
-def _membership(pictures: Sequence[Sequence[int]]) -> Floats:
+def _membership(pictures: Pictures) -> Floats:
     """Return 1 where a unit shows a picture, ``[units, pictures]``."""
     members = np.zeros((len(pictures), 1 + max(picture for own in pictures for picture in own)))
     for unit, own in enumerate(pictures):
@@ -189,9 +180,7 @@ def _divide(squares: Floats, expected: float) -> Floats:
     return squares / expected if expected > 0 else np.zeros_like(squares)
 
 
-def _compute_interval(
-    means: Floats, variance: Floats, freedom: Floats, bounds: tuple[float, float] | None
-) -> tuple[Floats, Floats]:
+def _compute_interval(means: Floats, variance: Floats, freedom: Floats, bounds: Range) -> tuple[Floats, Floats]:
     """Return the lower and upper ends of 95 % intervals, ``[rows]`` each.
 
     Wilson's interval takes the variance of a share p as p (1 - p) / n at the true p instead of the estimated one. With

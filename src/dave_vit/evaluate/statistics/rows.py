@@ -84,7 +84,7 @@ _FEW_VALUES = ("model", "method", "metric", "dropped", "options", "versions", "d
 def pack_rows(rows: Sequence[Row] | Sequence[ScannedImage], kind: type[Row] | type[ScannedImage] = Row) -> bytes:
     """Return the content of a Parquet file."""
     arrow = import_pyarrow()
-    table = arrow.Table.from_pylist([asdict(row) for row in rows], schema=_schema(kind))
+    table = arrow.Table.from_pylist([asdict(row) for row in rows], schema=arrow_schema(kind))
     buffer = io.BytesIO()
     arrow.parquet.write_table(table, buffer, compression="zstd", write_page_checksum=True)
     return buffer.getvalue()
@@ -112,12 +112,8 @@ def read_scanned_images(paths: Iterable[Path]) -> Iterator[ScannedImage]:
         yield from (ScannedImage(**row) for row in table.to_pylist())
 
 
-def empty_table() -> Any:
-    """Return an Arrow table without rows."""
-    return _schema(Row).empty_table()
-
-
-def _schema(kind: type[Row] | type[ScannedImage]) -> Any:
+def arrow_schema(kind: type[Row] | type[ScannedImage]) -> Any:
+    """Return the columns of a table of such rows."""
     arrow = import_pyarrow()
     types: dict[Any, Any] = {str: arrow.string(), int: arrow.int32(), float: arrow.float64()}
     types |= {Sequence[str]: arrow.list_(arrow.string()), Sequence[float]: arrow.list_(arrow.float32())}

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dave_vit.evaluate.statistics.intervals import Floats
-from dave_vit.evaluate.statistics.rows import empty_table, import_pyarrow, read_tables
+from dave_vit.evaluate.statistics.rows import Row, arrow_schema, import_pyarrow, read_tables
 
 _COSTS = ("passes", "map_seconds", "seconds")
 _COLUMNS = ("method", "image", "unit", "pictures", "target", "value", "dropped", *_COSTS)
@@ -45,7 +45,7 @@ class ScoreTable:
 
     def __init__(self, methods: Sequence[str], rows: Any = None, curves: dict[str, CurveSum] | None = None) -> None:
         arrow = import_pyarrow()
-        rows = (empty_table() if rows is None else rows).select(_COLUMNS).combine_chunks()
+        rows = (arrow_schema(Row).empty_table() if rows is None else rows).select(_COLUMNS).combine_chunks()
         self.methods, self._curves = list(methods), curves or {}
         self.images, images, first = _encode(rows["image"])
         self.columns = {name: column for column, name in enumerate(self.images)}
@@ -81,8 +81,7 @@ class ScoreTable:
     def count_empty(self, method: int) -> int:
         """Count images whose map is empty and counts as the worst."""
         label = self.methods[method]
-        rows = (row for row in self._dropped if row["method"] == label and row["value"] is not None)
-        return len({row["image"] for row in rows})
+        return len({row["image"] for row in self._dropped if row["method"] == label and row["value"] is not None})
 
     def costs(self, method: int) -> dict[str, float | None]:
         """Return the mean cost of a map of a method, and of its score."""
@@ -132,8 +131,7 @@ def read_scores(paths: Iterable[Path], methods: Sequence[str]) -> dict[str, Mode
 def _add_curves(curves: dict[str, CurveSum], rows: Any) -> None:
     for (method,), part in _split(rows, "method"):
         steps = np.asarray(part["curve"].combine_chunks().flatten(), dtype=np.float64).reshape(len(part), -1)
-        axis = np.asarray(part["at"][0].as_py())
-        curve = curves.setdefault(method, CurveSum(axis, np.zeros(steps.shape[1]), 0))
+        curve = curves.setdefault(method, CurveSum(np.asarray(part["at"][0].as_py()), np.zeros(steps.shape[1]), 0))
         curve.total += steps.sum(0)
         curve.count += len(part)
 
@@ -154,9 +152,8 @@ def _encode(names: Any) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArray[n
 
 def _split(rows: Any, *columns: str) -> Iterator[tuple[Any, Any]]:
     """Yield each combination of values of some columns, with its rows."""
-    compute = import_pyarrow().compute
     for key in rows.select(columns).group_by(list(columns), use_threads=False).aggregate([]).to_pylist():
         part = rows
         for name, value in key.items():
-            part = part.filter(compute.equal(part[name], value))
+            part = part.filter(import_pyarrow().compute.equal(part[name], value))
         yield tuple(key.values()), part

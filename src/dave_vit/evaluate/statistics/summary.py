@@ -73,7 +73,7 @@ def summarise(plan: Plan, images: int, models: Sequence[ModelRun]) -> dict[str, 
     }
 
 
-def format_sample_size(result: Result) -> str:
+def _format_sample_size(result: Result) -> str:
     """Return the number of scores of a mean, and of distinct images if that is another number."""
     return f"n = {result['n']}" + ("" if result["n"] == result["images"] else f" of {result['images']} images")
 
@@ -172,7 +172,7 @@ def build_metric_column(
     """
     means = [one["mean"] for one in results if one["mean"] is not None]
     best = (max if results[0]["higher_is_better"] else min)(means, default=None)
-    sizes = [format_sample_size(one) for one in results]
+    sizes = [_format_sample_size(one) for one in results]
     shared = sizes[0] if len(set(sizes)) == 1 else ""
     cells = []
     for result, size in zip(results, sizes, strict=True):
@@ -256,9 +256,8 @@ def compare_runs(first: StoredRun, second: StoredRun, pairs: Mapping[str, str]) 
         for one in _compare_tables(table, second.models[model].tables[metric], pairs, bounds.get(metric))
     ]
     if not rows:
-        raise DataError(
-            f"{first.path} and {second.path} share no model, metric and method; name methods with --pair A=B"
-        )
+        how = "name methods with --pair A=B"
+        raise DataError(f"{first.path} and {second.path} share no model, metric and method; {how}")
     return sorted(rows, key=lambda one: (one["model"], one["metric"]))
 
 
@@ -285,9 +284,8 @@ def _compare_tables(
     index = {unit: number for number, unit in enumerate(dict.fromkeys(before.units[one] for one in columns))}
     units, pictures = [index[before.units[one]] for one in columns], [before.pictures[unit] for unit in index]
     for old, new in pairs.items():
-        values = np.stack(
-            [before.values[before.methods.index(old)][columns], after.values[after.methods.index(new)][other]]
-        )
+        rows = before.values[before.methods.index(old)][columns], after.values[after.methods.index(new)][other]
+        values = np.stack(rows)
         change = estimate_means(values[1:] - values[:1], units, pictures=pictures, bounds=bounds)[0]
         if change.n:
             means = values[:, np.isfinite(values).all(0)].mean(1).tolist()
