@@ -68,6 +68,15 @@ def shapes(recording, name):
     return seen
 
 
+def add_in_float64(x):
+    torch.set_default_dtype(torch.float64)
+    try:
+        third = torch.full((4,), 1 / 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return x.flatten(1)[:, :4] + third
+
+
 class TestRecording:
     @pytest.mark.parametrize("name", MODELS)
     def test_plays_what_the_model_computes(self, name, images):
@@ -92,9 +101,18 @@ class TestRecording:
             lambda x: torch.from_numpy(x.detach().numpy()).flatten(1)[:, :4],
             lambda x: Doubled.apply(x).flatten(1)[:, :4],
             lambda x: x,
+            add_in_float64,
             lambda x: (x * torch.rand(x.shape, generator=GENERATOR.manual_seed(1))).flatten(1)[:, :4],
         ],
-        ids=["in place", "looks at values", "leaves torch", "its own derivative", "no logits", "a generator"],
+        ids=[
+            "in place",
+            "looks at values",
+            "leaves torch",
+            "its own derivative",
+            "no logits",
+            "its own type",
+            "a generator",
+        ],
     )
     def test_refuses_what_it_cannot_hold(self, forward, images):
         assert record_calls(forward, images) is None

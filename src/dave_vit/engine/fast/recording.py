@@ -167,7 +167,7 @@ class Recorder(TorchFunctionMode):
     def __call__(self, inputs: Tensor) -> Any:
         """Run the model and record its calls."""
         forget_fingerprints()
-        self._device = inputs.device.type
+        self._device, self._default_dtype = inputs.device.type, torch.get_default_dtype()
         self._modes = Modes.current(self._device)
         self._remember(inputs, TensorRef(-1))
         with self:
@@ -210,6 +210,8 @@ class Recorder(TorchFunctionMode):
             return f"{name} in place"
         if kwargs.get("generator") is not None:
             return f"{name} with a generator"  # which the model may seed anew in each pass
+        if torch.get_default_dtype() is not self._default_dtype:
+            return f"{name} with another default type"
         if operator.changes_gradients or operator.takes_gradients:
             return f"{name} reads gradients"
         if torch.is_inference_mode_enabled():
