@@ -142,7 +142,7 @@ PROGRAMS = {
     "the model is in training mode": nn.Sequential(nn.Flatten(), nn.Dropout()).train(),
     "the logits do not depend on the input": lambda x: torch.ones_like(x),
     "it must return logits": nn.Identity(),
-    "takes a tensor for a constant that depends on the image": lambda x: x + nn.Parameter(x.exp()),
+    "treats a tensor that depends on the image as a constant": lambda x: x + nn.Parameter(x.exp()),
     "into a number; keep it a tensor": lambda x: F.hardtanh(x, -9.0, x.detach().max()),
     "the shape of its result depends on the image": lambda x: x + len((x > 0).nonzero()),
     "it writes into the memory of a tensor that carries the image": wrote(

@@ -262,9 +262,9 @@ class TestModels:
             def forward(self, x: Tensor) -> Tensor:
                 return self.inner(x)
 
-        with pytest.raises(UnsupportedOperator, match="no list of modules"):
+        with pytest.raises(UnsupportedOperator, match="not a list of modules"):
             grids("legrad", Loose())
-        with pytest.raises(UnsupportedOperator, match="no list of modules"):
+        with pytest.raises(UnsupportedOperator, match="not a list of modules"):
             grids("legrad", tiny_models.swin())
 
 

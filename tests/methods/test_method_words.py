@@ -57,7 +57,7 @@ def test_a_method_explains_words_or_is_refused_in_one_line(answered, name):
 @pytest.mark.parametrize("family", sorted(NO_PATCHES))
 def test_image_tokens_that_are_no_patches_are_refused(answered, family, name):
     model = answered(family)
-    with pytest.raises(DaveError, match=r"image tokens, which are no grid|has the patches of the image"):
+    with pytest.raises(DaveError, match=r"image tokens, which are not a grid|has the patches of the image"):
         create_method(name, model).attribute(model.inputs, model.score(0))
 
 

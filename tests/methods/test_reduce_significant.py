@@ -176,7 +176,7 @@ def test_options_out_of_range(options, match):
 
 
 def test_weights_are_checked():
-    with pytest.raises(InputError, match="one a sample"):
+    with pytest.raises(InputError, match="one per sample"):
         run(Mean(), (samples(), weights(11)))
     with pytest.raises(InputError, match="to all of them or to none"):
         run(Mean(), (samples(), weights()), (samples(),))

@@ -72,7 +72,7 @@ MODEL = video("VideoMAE")
 def test_every_method_explains_clips_or_says_why_not(name):
     method = create_method(name, MODEL, **FEW.get(name, {}))
     if name in ONE_IMAGE:
-        with pytest.raises(InputError, match="no clips"):
+        with pytest.raises(InputError, match="not clips"):
             method.explain(CLIPS, 1)
         return
     explanation = method.explain(CLIPS, 1)

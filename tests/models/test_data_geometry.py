@@ -54,7 +54,7 @@ def test_a_batch_of_one_and_more_channels_are_accepted():
 
 
 def test_what_is_no_resize_and_crop_is_refused():
-    with pytest.raises(DataError, match="no resize and crop"):
+    with pytest.raises(DataError, match="not a resize and crop"):
         GeometryCache(lambda picture: as_tensor(picture.transpose(Image.Transpose.ROTATE_90))).get(64, 64)
 
 
