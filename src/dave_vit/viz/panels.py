@@ -55,7 +55,7 @@ def draw_side_by_side(
         pictures = [image_cell(image), *([] if overlay is None else [image_cell(overlay, "overlay")])]
         return draw_grid([[*pictures, *maps, *sure]], title=title, notes=footer)
     under, names = image if beneath is None else beneath, [each.target for each in panels]
-    all_targets = targets_cell(under, [each.map for each in panels], names, "all targets", shared=scales == "shared")
+    all_targets = targets_cell(under, [each.map for each in panels], names, shared=scales == "shared")
     rows = [[image_cell(image), all_targets], maps, sure]
     return draw_grid([row for row in rows if row], title=title, notes=footer)
 
