@@ -55,14 +55,21 @@ class WarpedMaps:
 
 
 @dataclass(frozen=True)
-class ConsistencyOptions(MapAnalysisOptions):
+class SheetOptions(MapAnalysisOptions):
+    """Options of analyses of a few files."""
+
+    images: tuple[str, ...] = files_flag()
+    n: int = count_flag(3)
+
+
+@dataclass(frozen=True)
+class ConsistencyOptions(SheetOptions):
     """Options of the analysis.
 
     Attributes:
         methods: labels of `dave_vit.analysis.inputs`.
     """
 
-    images: tuple[str, ...] = files_flag()
     methods: tuple[str, ...] = flag(
         ("dave", "dave-paper", "attn_lrp", "legrad"),
         "Names of `dave methods`, dave-paper or dave-official.",
@@ -140,14 +147,6 @@ STEPS = {
 }
 
 
-@dataclass(frozen=True)
-class ConstructionOptions(MapAnalysisOptions):
-    """Options of the analysis."""
-
-    images: tuple[str, ...] = files_flag()
-    n: int = count_flag(3)
-
-
 def construction(model: nn.Module, inputs: Tensor, target: Tensor, *, samples: int, seed: int) -> dict[str, Tensor]:
     """Compute the maps of each step, [B,H,W]."""
     maps = {}
@@ -158,7 +157,7 @@ def construction(model: nn.Module, inputs: Tensor, target: Tensor, *, samples: i
 
 
 @analysis("construction", first_model=True)
-def analyze_construction(options: ConstructionOptions) -> Section:
+def analyze_construction(options: SheetOptions) -> Section:
     """Show what each step from the gradient to DAVE does to a map (figure 4)."""
     figures = []
     for index, (label, model, images) in enumerate(options.load_with_images()):
@@ -187,17 +186,15 @@ def draw_steps(images: ImageBatch, maps: dict[str, Tensor], *, show: bool) -> Dr
 
 
 @dataclass(frozen=True)
-class ModelComparisonOptions(MapAnalysisOptions):
+class ModelComparisonOptions(SheetOptions):
     """Options of the analysis.
 
     Attributes:
         method: label of `dave_vit.analysis.inputs`.
     """
 
-    images: tuple[str, ...] = files_flag()
     method: str = method_flag()
     models: tuple[ModelEntry, ...] = tuple(ModelEntry(name, label=name) for name in ("builtin", "builtin-bcos"))
-    n: int = count_flag(3)
 
 
 @analysis("models")

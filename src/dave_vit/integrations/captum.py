@@ -54,6 +54,7 @@ class Attribution:
     """
 
     method_name: ClassVar[str]
+    multiplies_by_inputs = True  # attributions are parts of the score, as captum's NoiseTunnel asks
 
     def __init__(self, forward_func: Callable[..., Any], **options: Any) -> None:
         if not options.pop("multiply_by_inputs", True):
@@ -61,11 +62,6 @@ class Attribution:
         self.forward_func, self._options = forward_func, options
         self._model = forward_func if isinstance(forward_func, nn.Module) else _Reshaped(forward_func, None)
         self._method = create_method(self.method_name, self._model, **options)
-
-    @property
-    def multiplies_by_inputs(self) -> bool:
-        """Whether attributions are parts of the score, as captum's NoiseTunnel asks."""
-        return True
 
     def has_convergence_delta(self) -> bool:
         """Return whether ``attribute`` takes ``return_convergence_delta``."""

@@ -104,12 +104,10 @@ def certainty_cell(values: MapLike, title: str = "certainty") -> Cell:
     return Cell(colours, title, ScaleBar("dave_uncertainty", MAX_CERTAINTY, "", unit="standard errors or more"))
 
 
-def targets_cell(
-    image: ImageLike, maps: Sequence[MapLike], names: Sequence[str], title: str = "targets", *, shared: bool = True
-) -> Cell:
+def targets_cell(image: ImageLike, maps: Sequence[MapLike], names: Sequence[str], *, shared: bool = True) -> Cell:
     """Return the maps of several targets over one image, a hue for each; on one scale, or each on its own."""
     legend = tuple((HUES[index % len(HUES)], name) for index, name in enumerate(names))
-    return Cell(blend(image, maps, shared=shared), title, legend=legend)
+    return Cell(blend(image, maps, shared=shared), "all targets", legend=legend)
 
 
 class Drawing(Figure):

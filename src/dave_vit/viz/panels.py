@@ -61,7 +61,7 @@ def draw_side_by_side(
         first = [[image_cell(image)], [replace(image_cell(overlay, "overlay"), span=len(panels))]]
     else:
         under, names = image if beneath is None else beneath, [each.target for each in panels]
-        blended = targets_cell(under, [each.map for each in panels], names, "all targets", shared=scales == "shared")
+        blended = targets_cell(under, [each.map for each in panels], names, shared=scales == "shared")
         first = [[image_cell(image), _align(blended, align)]]
     return draw_grid([row for row in [*first, maps, sure] if row], title=title, notes=footer)
 
