@@ -7,8 +7,6 @@ Example:
     >>> attribution = dave_vit.DAVE(model).attribute(model.preprocess("picture.png"))
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -42,16 +40,10 @@ __all__ = [
 
 # Imported when first asked for, so that the command line answers --help without waiting for torch.
 _HOMES = {
-    "DAVE": "methods",
-    "METHODS": "methods",
-    "Explanation": "methods",
-    "explain": "explanations.api",
-    "pipeline": "explanations.api",
-    "create_method": "methods",
-    "load_model": "models",
-    "with_inputs": "models",
-    "conservation_gap": "engine.gradient",
-    "effective_transformation": "engine.gradient",
+    **dict.fromkeys(["DAVE", "METHODS", "Explanation", "create_method"], "methods"),
+    **dict.fromkeys(["explain", "pipeline"], "explanations.api"),
+    **dict.fromkeys(["load_model", "with_inputs"], "models"),
+    **dict.fromkeys(["conservation_gap", "effective_transformation"], "engine.gradient"),
     "scores": "engine.scores",
     "Contrast": "engine.targets",
     "tune": "analysis.tuning",

@@ -104,13 +104,14 @@ def require_extra(package: str, extra: str) -> Iterator[None]:
         raise MissingExtra(f"{package} is not installed; run: pip install 'dave-vit[{extra}]'") from error
 
 
-def import_optional(module: str, package: str = "") -> Any:
-    """Import a module of a package that no extra installs, or raise MissingExtra with the command that installs it."""
+def import_optional(module: str, package: str = "", *, extra: str = "") -> Any:
+    """Import a module of an optional package, or raise MissingExtra with the command that installs it or its extra."""
+    name = package or module.partition(".")[0]
     try:
         return import_module(module)
     except ImportError as error:
-        name = package or module.partition(".")[0]
-        raise MissingExtra(f"{name} is not installed; run: pip install {name}") from error
+        what = f"'dave-vit[{extra}]'" if extra else name
+        raise MissingExtra(f"{name} is not installed; run: pip install {what}") from error
 
 
 def training_error(what: str) -> TrainingModeError:

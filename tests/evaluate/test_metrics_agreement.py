@@ -10,7 +10,9 @@ import torch
 from scipy.stats import entropy, spearmanr
 from torch import Tensor, nn
 
-from dave_vit.metrics import Case, complexity, create_metric, saco, sparseness
+from dave_vit.metrics import Case, create_metric
+from dave_vit.metrics.fidelity import saco
+from dave_vit.metrics.stability import complexity, sparseness
 from tiny_models import CountingConv
 
 DRAW = torch.Generator().manual_seed(7)

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from dave_vit.errors import OptionError, UnknownName
-from dave_vit.metrics import METRICS, Case, area, create_metric, deletion, energypg, gridpg, insertion, protocol
+from dave_vit.metrics import METRICS, Case, area, create_metric, deletion, energypg, gridpg, insertion
+from dave_vit.metrics.perturbation import protocol
 
 
 class Tiny(nn.Module):

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.errors import InputError
-from dave_vit.metrics import Case, average_precision, cascade, create_metric, deletion, impute, road, similarity
+from dave_vit.metrics import Case, create_metric, deletion
 from dave_vit.metrics.fidelity import infidelity, masked_sums, random_pixels, random_squares, score_drops, sensitivity
+from dave_vit.metrics.localization import average_precision
 from dave_vit.metrics.perturbation import Perturbation, region_means
-from dave_vit.metrics.removal import FRACTIONS, square_regions
+from dave_vit.metrics.removal import FRACTIONS, impute, road, square_regions
+from dave_vit.metrics.stability import cascade, similarity
 
 DRAW = torch.Generator().manual_seed(5)
 X = torch.randn(3, 3, 20, 24, generator=DRAW, dtype=torch.float64)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from dave_vit.errors import InputError, OptionError
-from dave_vit.metrics import Perturbation, area, deletion, insertion, protocol
-from dave_vit.metrics.perturbation import gaussian_blur
+from dave_vit.metrics import Perturbation, area, deletion, insertion
+from dave_vit.metrics.perturbation import gaussian_blur, protocol
 
 FRACTIONS = (0.0, 0.1, 0.25, 0.5, 0.8, 1.0)
 

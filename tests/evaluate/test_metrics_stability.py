@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from dave_vit.errors import InputError
-from dave_vit.metrics import cascade, consistency, similarity, small_warp
-from dave_vit.metrics.stability import warp_images
+from dave_vit.metrics import consistency
+from dave_vit.metrics.stability import cascade, similarity, small_warp, warp_images
 from dave_vit.neighborhood import Warp
 
 DRAW = torch.Generator().manual_seed(0)

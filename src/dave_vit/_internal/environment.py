@@ -12,14 +12,12 @@ import torch
 
 from dave_vit._version import __version__
 
-_PACKAGES = ("torch", "timm", "numpy", "pillow")
-
 
 @cache
 def versions() -> MappingProxyType[str, str]:
     """Return the versions of the software that a result depends on."""
     result = {"dave-vit": __version__, "python": platform.python_version()}
-    return MappingProxyType(result | {package: version(package) for package in _PACKAGES})
+    return MappingProxyType(result | {package: version(package) for package in ("torch", "timm", "numpy", "pillow")})
 
 
 def format_facts(facts: Mapping[str, Any]) -> str:

@@ -23,9 +23,7 @@ def suggest_names(name: str, names: list[str]) -> str:
     Names that start with the given one come first, the shortest before others: `deit_tiny` means
     `deit_tiny_patch16_224`.
     """
-    prefixed = sorted(
-        (known for known in names if name and known.startswith(name)), key=lambda known: (len(known), known)
-    )
+    prefixed = sorted((known for known in sorted(names) if name and known.startswith(name)), key=len)
     close = [*prefixed, *difflib.get_close_matches(name, names, n=3, cutoff=0.5)]
     close = list(dict.fromkeys(close))[:3]
     return f"; did you mean {', '.join(close)}?" if close else ""

@@ -37,6 +37,7 @@ class Bounds:
 
 Count = Annotated[int, Bounds(at_least=1)]
 NonNegative = Annotated[float, Bounds(at_least=0)]
+Positive = Annotated[float, Bounds(above=0)]
 
 
 class Checked:
@@ -45,11 +46,7 @@ class Checked:
     def __post_init__(self) -> None:
         for name, annotation in type_hints(type(self)).items():
             if name in vars(self):
-                value = vars(self)[name]
-                if get_origin(annotation) is Literal:
-                    check_choice(name, value, get_args(annotation))
-                if not matches_type(value, annotation):
-                    raise OptionError(f"{name} is {_short(value)}; expected {describe_type(annotation)}")
+                check_type(name, vars(self)[name], annotation)
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
@@ -75,6 +72,14 @@ def type_hints(kind: Any) -> dict[str, Any]:
         return get_type_hints(kind, include_extras=True)
     except NameError:
         return {}
+
+
+def check_type(name: str, value: Any, annotation: Any) -> None:
+    """Raise OptionError for the value of an option that does not match its annotation."""
+    if get_origin(annotation) is Literal:
+        check_choice(name, value, get_args(annotation))
+    if not matches_type(value, annotation):
+        raise OptionError(f"{name} is {_short(value)}; expected {describe_type(annotation)}")
 
 
 def check_choice(name: str, value: Name, known: Collection[str]) -> Name:
@@ -149,7 +154,7 @@ def describe_type(annotation: Any) -> str:
     if kind is Annotated:
         return f"{describe_type(parts[0])}{parts[1]}"
     if kind is Literal:
-        return f"one of {', '.join(map(str, parts))}"
+        return f"one of {', '.join(map(str, parts))}" if len(parts) > 1 else repr(parts[0])
     if kind is tuple and parts and parts[-1] is not Ellipsis:
         return f"[{', '.join(map(describe_type, parts))}]"
     if kind in (tuple, list, Sequence, Collection) and parts:

@@ -75,9 +75,7 @@ def _storage_id(tensor: Tensor) -> int:
 
 def choose_attention_kernel(*tensors: Tensor, is_causal: bool, scale: float | None) -> int | None:
     """Return which kernel ``scaled_dot_product_attention`` takes, as a value of ``SDPBackend``; None if unknown."""
-    if _choose_attention is None:
-        return None
-    return int(_choose_attention(*tensors, None, 0.0, is_causal, scale=scale))
+    return None if _choose_attention is None else int(_choose_attention(*tensors, None, 0.0, is_causal, scale=scale))
 
 
 def force_eager() -> AbstractContextManager[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from dave_vit.engine.calls import Rule
 from dave_vit.engine.rules import attention, linear, norms, products
 from dave_vit.engine.rules.products import GateRule
+from dave_vit.engine.states import is_zero
 
 
 class OperatorKind(Enum):
@@ -222,6 +223,23 @@ class FunctionName:
     def operator(self) -> Operator:
         """The function's entry in the table."""
         return OPERATORS.get(self.name, UNKNOWN)
+
+    def makes_zero(self, args: Any, kwargs: Any) -> bool:
+        """Return whether the function of constants and operators returns zero, whatever the operators are."""
+        kind = self.operator.kind
+        if kind is OperatorKind.PRODUCT or (kind is OperatorKind.WEIGHTED and len(args) == 2):
+            return any(map(is_zero, args[:2] if self.name == "tensordot" else args))
+        if self.name in ("div", "sum", "mean", "cat", "stack") or kind is OperatorKind.MOVE:
+            return bool(args) and _are_zero(args[0])
+        if self.name in ("full", "full_like", "new_full", "fill", "tensor", "new_tensor"):
+            values = [*args[-1:], *(kwargs[key] for key in ("fill_value", "value", "data") if key in kwargs)]
+            return _are_zero(values[-1])
+        return self.name in ("zeros", "zeros_like", "new_zeros", "zero")
+
+
+def _are_zero(value: Any) -> bool:
+    """Return whether a value, or each one in a sequence, is zero for certain."""
+    return all(map(_are_zero, value)) if isinstance(value, list | tuple) and value else is_zero(value)
 
 
 @cache

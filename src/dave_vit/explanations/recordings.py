@@ -11,11 +11,11 @@ from PIL import Image
 from torch import Tensor
 
 from dave_vit.data.images import Clip, LoadedImage, read_clip
-from dave_vit.errors import OptionError, escape_unprintable
+from dave_vit.errors import OptionError, escape_unprintable, import_optional
 from dave_vit.explanations.base import Arrays, ImageExplanation, Labelled
 from dave_vit.explanations.classes import ClassExplanation, classify, refine_classes
 from dave_vit.explanations.explainer import Explainer, Question
-from dave_vit.models.recordings import HOP, AudioModel, VideoModel, VolumeModel, import_nibabel, load_nifti
+from dave_vit.models.recordings import HOP, AudioModel, VideoModel, VolumeModel, load_nifti
 from dave_vit.viz.figures import Drawing
 from dave_vit.viz.panels import draw_strip
 from dave_vit.viz.pictures import encode_animation, overlay_maps
@@ -165,7 +165,7 @@ class VolumeExplanation(ClipExplanation):
     def files(self, figure_format: str = "png", *, view: View = "map", scales: Scales = "shared") -> dict[str, bytes]:
         """As of clips, with the map as a NIfTI file in the space of the scan."""
         array = self.volume_map.numpy().transpose(2, 1, 0)
-        saved = import_nibabel().Nifti1Image(array, self.file.affine)
+        saved = import_optional("nibabel", extra="volume").Nifti1Image(array, self.file.affine)
         return {**super().files(figure_format, view=view, scales=scales), "nii": saved.to_bytes()}
 
 

@@ -18,7 +18,7 @@ from dave_vit.engine.autograd_graph import SavedMemory, offload_saved
 from dave_vit.engine.fast import substitute_rules
 from dave_vit.engine.forward import Read, compute_logits, count_passes, forward, isolate_pass, prepare_model
 from dave_vit.engine.observation import observe
-from dave_vit.engine.targets import class_logits
+from dave_vit.engine.targets import Target, class_logits
 from dave_vit.errors import DaveError, OptionError, is_out_of_memory
 
 T = TypeVar("T")
@@ -76,17 +76,8 @@ def free_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages)
 
 
-@dataclass(frozen=True)
-class RowMemory:
-    """Bytes of a pass.
-
-    Attributes:
-        fixed: whatever the number of rows.
-        row: of each row.
-    """
-
-    fixed: int
-    row: int
+RowMemory = tuple[int, int]
+"""Bytes of a pass: whatever the number of rows, and of each row."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +116,12 @@ class PassForm:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                return RowMemory(0, sys.maxsize)  # it may fit the next time
+                return 0, sys.maxsize  # it may fit the next time
         return known[key]
 
     def _run(self, image: Tensor) -> RowMemory:
-        with count_passes(), SavedMemory(self.model) as saved:  # it is no pass of a map
+        saved = SavedMemory(self.model)
+        with count_passes(), saved:  # it is no pass of a map
             if self.kept == "attention":
                 with observe(self.model, image, rules=self.rules, autocast=self.autocast, read=self.read):
                     constants = 0
@@ -140,7 +132,7 @@ class PassForm:
                 constants = sum(one.value.nbytes for one in mode.take_constants())  # of their derivatives
         graph = saved.peak + _TRANSIENT * saved.largest + constants
         row = _FORWARD * saved.largest if self.kept == "nothing" else graph
-        return RowMemory(saved.fixed, int(_MARGIN * row) + _COPIES * self.classes * image.nbytes)
+        return saved.fixed, int(_MARGIN * row) + _COPIES * self.classes * image.nbytes
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], RowMemory]] = WeakKeyDictionary()
@@ -166,9 +158,10 @@ class PassSize:
         memory = None if self.budget is None else form.measure(images[:1])
         if memory is None or self.budget is None:
             return rows
-        if memory.fixed + memory.row > self.budget:
+        fixed, row = memory
+        if fixed + row > self.budget:
             self._offload()
-        return min(rows, max(1, (self.budget - memory.fixed) // memory.row))
+        return min(rows, max(1, (self.budget - fixed) // row))
 
     def _offload(self) -> bool:
         """Keep saved tensors in main memory from here on, if that is another memory; returns whether it is."""
@@ -197,6 +190,19 @@ class PassSize:
             self.rows = max(1, min(self.rows, stop - start) // 2)
         return parts
 
+    def run_rows(self, compute: Callable[[Tensor, Target], Tensor], rows: Tensor, target: Target) -> Tensor:
+        """Compute a tensor for rows ``[n, b, ...]``, n for each image, chunk by chunk: ``[n, b, ...]``.
+
+        Args:
+            compute: of some rows and their targets.
+            rows: inputs of the model.
+            target: of the b images.
+        """
+        flat, repeated = rows.flatten(0, 1), target.repeat(len(rows))
+        parts = self.run_chunks(lambda start, stop: compute(flat[start:stop], repeated.part(start, stop)), len(flat))
+        whole: Tensor = torch.cat(parts).unflatten(0, rows.shape[:2])
+        return whole
+
     def samples_per_pass(self, images: Tensor) -> int:
         """Return how many samples of each of these images fit into a pass."""
         return max(1, self.rows // len(images))
@@ -217,15 +223,11 @@ def even_chunk_size(count: int, most: int) -> int:
 
 
 def clean_logits(
-    model: nn.Module,
-    images: Tensor,
-    pass_size: PassSize,
-    read: Read = class_logits,
-    autocast: torch.dtype | None = None,
+    model: nn.Module, images: Tensor, size: PassSize, read: Read = class_logits, autocast: torch.dtype | None = None
 ) -> Tensor:
     """Compute the logits of the clean images ``[B, classes]``, or what ``read`` selects from the output."""
 
     def compute(start: int, stop: int) -> Tensor:
         return compute_logits(model, images[start:stop], read, autocast)
 
-    return torch.cat(pass_size.run_chunks(compute, len(images)))
+    return torch.cat(size.run_chunks(compute, len(images)))

@@ -2,11 +2,9 @@
 
 from dave_vit._internal.registry import import_all
 from dave_vit.metrics.base import METRICS, Case, GridMetric, Metric, Scores, create_metric
-from dave_vit.metrics.fidelity import infidelity, saco, sensitivity
-from dave_vit.metrics.localization import average_precision, energypg, gridpg, pointing
-from dave_vit.metrics.perturbation import Perturbation, area, deletion, insertion, protocol
-from dave_vit.metrics.removal import impute, relevance_gain, road
-from dave_vit.metrics.stability import cascade, complexity, consistency, similarity, small_warp, sparseness
+from dave_vit.metrics.localization import energypg, gridpg, pointing
+from dave_vit.metrics.perturbation import Perturbation, area, deletion, insertion
+from dave_vit.metrics.stability import consistency
 
 __all__ = [
     "METRICS",
@@ -16,26 +14,13 @@ __all__ = [
     "Perturbation",
     "Scores",
     "area",
-    "average_precision",
-    "cascade",
-    "complexity",
     "consistency",
     "create_metric",
     "deletion",
     "energypg",
     "gridpg",
-    "impute",
-    "infidelity",
     "insertion",
     "pointing",
-    "protocol",
-    "relevance_gain",
-    "road",
-    "saco",
-    "sensitivity",
-    "similarity",
-    "small_warp",
-    "sparseness",
 ]
 
 import_all(__name__)  # registers the metrics of every other file of this package

@@ -89,8 +89,7 @@ class Metric(Options, ABC):
 
     def reason(self, case: Case, index: int) -> str:
         """Return why map ``index`` has no score; maps of grids are counted over grids and cells."""
-        finite = case.maps.flatten(0, -3)[index].isfinite().all()
-        return self.unscored if finite else NOT_FINITE
+        return self.unscored if case.maps.flatten(0, -3)[index].isfinite().all() else NOT_FINITE
 
 
 class GridMetric(Metric):

@@ -4,21 +4,12 @@ from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
 from dave_vit._internal.schema import Bounds, Count
 from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores
-from dave_vit.metrics.perturbation import (
-    Baseline,
-    Model,
-    Perturbation,
-    Score,
-    check_batch,
-    class_score,
-    pixel_remover,
-    ranks,
-)
+from dave_vit.metrics.perturbation import Baseline, Perturbation, Score, check_batch, class_score, pixel_remover, ranks
 from dave_vit.metrics.removal import square_regions
 from dave_vit.metrics.stability import correlation, mean_ranks
 from dave_vit.neighborhood.draws import sample_generator
@@ -28,11 +19,11 @@ Several = Annotated[int, Bounds(at_least=2)]
 
 
 @torch.no_grad()
-def score_drops(model: Model, inputs: Tensor, target: Tensor, masks: Tensor, of: Output = "logit") -> Tensor:
+def score_drops(model: nn.Module, inputs: Tensor, target: Tensor, masks: Tensor, of: Output = "logit") -> Tensor:
     """Return how far the target's score falls when the pixels under each mask [n,H,W] become zero: [B,n]."""
 
     def score(images: Tensor) -> Tensor:
-        logits = model(images).to(precise_dtype(images.device))
+        logits: Tensor = model(images).to(precise_dtype(images.device))
         return (logits.softmax(1) if of == "probability" else logits).gather(1, target[:, None])
 
     whole = score(inputs)  # [B,1]
@@ -207,7 +198,7 @@ def saco(salience: Tensor, drops: Tensor) -> Tensor:
 
 @torch.no_grad()
 def group_drops(
-    model: Model, inputs: Tensor, maps: Tensor, target: Tensor, groups: int, perturbation: Perturbation
+    model: nn.Module, inputs: Tensor, maps: Tensor, target: Tensor, groups: int, perturbation: Perturbation
 ) -> tuple[Tensor, Tensor]:
     """Return the salience of groups of equally many pixels, falling, and the drops without each: [B,groups]."""
     check_batch(inputs, maps, target)

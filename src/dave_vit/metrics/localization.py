@@ -40,8 +40,7 @@ def energypg(maps: Tensor, regions: Tensor) -> Tensor:
         Values from 0 to 1; NaN for a map without positive mass or not finite, and where the region is empty.
     """
     _check_pair(maps, regions)
-    shares = _share(maps, regions)
-    return torch.where(regions.any(-1).any(-1), shares, torch.nan)
+    return torch.where(regions.any(-1).any(-1), _share(maps, regions), torch.nan)
 
 
 def pointing(maps: Tensor, regions: Tensor) -> Tensor:
@@ -63,20 +62,12 @@ def average_precision(maps: Tensor, regions: Tensor) -> Tensor:
         NaN for a map that is not finite, and where the region is empty.
     """
     _check_pair(maps, regions)
-    order = maps.flatten(1).sort(1, descending=True)
-    inside = regions.flatten(1).gather(1, order.indices).to(precise_dtype(maps.device))  # [B,N]
-    last = last_equal_index(order.values)
-    precision = inside.cumsum(1).gather(1, last) / (last + 1)
+    rising, order = maps.flatten(1).nan_to_num().neg().sort(1)
+    inside = regions.flatten(1).gather(1, order).to(precise_dtype(maps.device))  # [B,N]
+    retrieved = torch.searchsorted(rising, rising, right=True)  # with all equal ones
+    precision = inside.cumsum(1).gather(1, retrieved - 1) / retrieved
     average = (inside * precision).sum(1) / inside.sum(1)
     return torch.where(_is_finite(maps) & regions.flatten(1).any(1), average, torch.nan)
-
-
-def last_equal_index(ordered: Tensor) -> Tensor:
-    """Return the index of the last entry that equals each entry of sorted rows: [B,N] -> [B,N]."""
-    is_last = torch.ones_like(ordered, dtype=torch.bool)
-    is_last[:, :-1] = ordered[:, 1:] != ordered[:, :-1]
-    index = torch.arange(ordered.shape[1], device=ordered.device).expand_as(ordered)
-    return torch.where(is_last, index, ordered.shape[1]).flip(1).cummin(1).values.flip(1)
 
 
 def cell_masks(cells: int, size: tuple[int, int], device: torch.device | None = None) -> Tensor:

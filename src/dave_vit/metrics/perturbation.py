@@ -137,31 +137,27 @@ def insertion(
 
 @torch.no_grad()
 def removal_curve(
-    model: Model,
-    target: Tensor,
-    importance: Tensor,
-    perturbation: Perturbation,
-    remove: Callable[[Tensor, int], Tensor],
+    model: Model, target: Tensor, salience: Tensor, perturbation: Perturbation, remove: Callable[[Tensor, int], Tensor]
 ) -> Tensor:
     """Compute the target's score after each fraction of pixels or regions is removed: [B,steps].
 
     Args:
         model: maps inputs to logits.
         target: classes [B].
-        importance: importance of pixels [B,H,W] or regions [B,R].
+        salience: importance of pixels [B,H,W] or regions [B,R].
         perturbation: fractions, order and score.
-        remove: from what is removed, a mask shaped as ``importance``, and the index of the step to images [B,C,H,W].
+        remove: from what is removed, a mask shaped as ``salience``, and the index of the step to images [B,C,H,W].
 
     Returns:
-        [B,steps]; NaN where the importance is not finite.
+        [B,steps]; NaN where the salience is not finite.
     """
-    rank = ranks(importance, perturbation)
+    rank = ranks(salience, perturbation)
     columns = []
     for step, fraction in enumerate(perturbation.fractions):
         removed = rank < round(fraction * rank[0].numel())
         columns.append(class_score(model(remove(removed, step)), target, perturbation.score))
-    finite = importance.isfinite().flatten(1).all(1)
-    return torch.where(finite[:, None], torch.stack(columns, 1), torch.nan)
+    finite = salience.isfinite().flatten(1).all(1, keepdim=True)
+    return torch.where(finite, torch.stack(columns, 1), torch.nan)
 
 
 def pixel_remover(inputs: Tensor, perturbation: Perturbation) -> Callable[[Tensor], Tensor]:

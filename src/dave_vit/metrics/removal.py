@@ -34,39 +34,6 @@ def square_regions(size: tuple[int, int], across: int, device: torch.device | No
     return row[:, None] * (int(column[-1]) + 1) + column
 
 
-Regions = Count | Literal["pixels"]
-
-
-def relevance_gain(
-    model: Model,
-    inputs: Tensor,
-    maps: Tensor,
-    target: Tensor,
-    perturbation: Perturbation,
-    regions: Tensor | None = None,
-) -> Tensor:
-    """Compute the score with the least important removed minus that with the most important removed: [B,steps].
-
-    Equal entries are removed in the same order both times, so that a constant map gains nothing.
-
-    Args:
-        model: maps inputs to logits.
-        inputs: preprocessed images [B,C,H,W].
-        maps: [B,H,W], ranked with their sign.
-        target: classes [B].
-        perturbation: as for ``deletion``; both orders are used.
-        regions: index of each pixel's region, [H,W], ranked by their mean; single pixels are removed by default.
-
-    Returns:
-        [B,steps]; NaN for a map with a value that is not finite.
-    """
-    least, most = (
-        deletion(model, inputs, maps, target, replace(perturbation, order=order), regions)
-        for order in ("least", "most")
-    )
-    return least - most
-
-
 class _RemovalMetric(Metric):
     """Base of metrics that remove patches or pixels in steps, averaged over baselines.
 
@@ -84,7 +51,7 @@ class _RemovalMetric(Metric):
     def __init__(
         self,
         baseline: Baseline | Sequence[Baseline] = ("zero", "blur"),
-        regions: Regions = 14,
+        regions: Count | Literal["pixels"] = 14,
         steps: Annotated[int, Bounds(at_least=3)] = 14,
         score: Score = "probability",
         images: Count | None = None,
@@ -148,7 +115,10 @@ class IROF(_RemovalMetric):
 
 @METRICS.register("srg")
 class SymmetricRelevanceGain(_RemovalMetric):
-    """Symmetric relevance gain (Blücher et al., 2024): the area between least- and most-important-first removal."""
+    """Symmetric relevance gain (Blücher et al., 2024): the area between least- and most-important-first removal.
+
+    Equal entries are removed in the same order both times, so that a constant map gains nothing.
+    """
 
     summary = "Mean score while the least important patches are removed, minus that while the most important are."
     bounds = (-1.0, 1.0)
@@ -156,7 +126,9 @@ class SymmetricRelevanceGain(_RemovalMetric):
     def _curve(self, case: Case, perturbation: Perturbation, regions: Tensor | None) -> Tensor:
         # Both orders meet at the whole image and at the empty one, which need no pass.
         inner = replace(perturbation, fractions=self.fractions[1:-1])
-        return F.pad(relevance_gain(case.model, case.inputs, case.maps, case.target, inner, regions), (1, 1))
+        orders = (inner, replace(inner, order="most"))
+        least, most = (deletion(case.model, case.inputs, case.maps, case.target, one, regions) for one in orders)
+        return F.pad(least - most, (1, 1))
 
 
 @METRICS.register("r_oms")
@@ -287,9 +259,7 @@ class ROAD(Metric):
 
     def score(self, case: Case) -> Scores:
         """Return [B] with curves."""
-        least, most = (
-            road(case.model, case.inputs, case.maps, case.target, perturbation, noise=self.noise)
-            for perturbation in (self._least_first, replace(self._least_first, order="most"))
-        )
+        orders = (self._least_first, replace(self._least_first, order="most"))
+        least, most = (road(case.model, case.inputs, case.maps, case.target, one, noise=self.noise) for one in orders)
         curve = (least - most) / 2
         return Scores(curve.mean(1), curve, FRACTIONS)

@@ -14,7 +14,6 @@ from dave_vit._internal.schema import Count
 from dave_vit.errors import InputError, OptionError
 from dave_vit.maps import positive
 from dave_vit.metrics.base import CONSTANT, METRICS, Case, Metric, Scores
-from dave_vit.metrics.localization import last_equal_index
 from dave_vit.models.adapter import traits_of
 from dave_vit.neighborhood import Warp, affine_matrix
 
@@ -76,9 +75,9 @@ def correlation(first: Tensor, second: Tensor, mask: Tensor | None = None) -> Te
 
 def mean_ranks(maps: Tensor) -> Tensor:
     """Return the ranks of the pixels [B,H,W], equal ones at their mean rank; NaN for a map that is not finite."""
-    ordered, order = maps.flatten(1).sort(1)
-    first = ordered.shape[1] - 1 - last_equal_index(ordered.flip(1)).flip(1)
-    middle = (first + last_equal_index(ordered)).to(precise_dtype(maps.device)) / 2
+    ordered, order = maps.flatten(1).nan_to_num().sort(1)
+    first, after = (torch.searchsorted(ordered, ordered, right=right) for right in (False, True))
+    middle = (first + after - 1).to(precise_dtype(maps.device)) / 2
     ranks = torch.empty_like(middle).scatter_(1, order, middle).view(maps.shape)
     return torch.where(maps.isfinite().all(-1).all(-1)[:, None, None], ranks, torch.nan)
 

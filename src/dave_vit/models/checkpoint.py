@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dave_vit.errors import DaveError, ModelError, first_line, require_extra
+from dave_vit.errors import DaveError, ModelError, first_line, import_optional
 from dave_vit.models.adapter import Traits, square_side
 from dave_vit.models.prepare import Prepare
 from dave_vit.models.state import RANDOM, Weights, hub_access, read_weights
@@ -54,9 +54,7 @@ class Checkpoint:
 
     def find(self, by_suffix: Mapping[str, T]) -> T | None:
         """Return the value of the suffix of an architecture's name; None where there is none."""
-        found = (
-            value for suffix, value in by_suffix.items() if any(one.endswith(suffix) for one in self.architectures)
-        )
+        found = (value for end, value in by_suffix.items() if any(one.endswith(end) for one in self.architectures))
         return next(found, None)
 
     @property
@@ -179,6 +177,4 @@ def quiet() -> Iterator[None]:
 
 def import_transformers() -> Any:
     """Import the library, or raise an error that says how to install it."""
-    with require_extra("transformers", "hf"):
-        import transformers
-    return transformers
+    return import_optional("transformers", extra="hf")

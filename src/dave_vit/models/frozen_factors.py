@@ -58,7 +58,7 @@ def _attend(pixels: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: An
     return F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
 
 
-def _attend_with_heads(pixels: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _attend_packed(pixels: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Return ``F.multi_head_attention_forward``, of values ``[S, B, E]``."""
     if depends_on_input(key) and not depends_on_input(value):
         value = value + _carry_zero(pixels, value).transpose(0, 1)
@@ -92,10 +92,7 @@ def _carry_zero(pixels: Tensor, like: Tensor) -> Tensor:
 _MASKS: Replacements = {torch.einsum: _multiply_masks}
 _CLASS_TOKEN: Replacements = {torch.broadcast_to: _broadcast_token}
 _DETACHED: Replacements = {Tensor.detach: _pass_through}
-_CONSTANTS: Replacements = {
-    F.scaled_dot_product_attention: _attend,
-    F.multi_head_attention_forward: _attend_with_heads,
-}
+_CONSTANTS: Replacements = {F.scaled_dot_product_attention: _attend, F.multi_head_attention_forward: _attend_packed}
 _KEYS: Replacements = {torch.linalg.solve_triangular: _solve}
 _LIMITS: Replacements = {Tensor.clamp: _limit}
 REPLACEMENTS: dict[str, Replacements] = {
@@ -118,10 +115,8 @@ class _Replace(TorchFunctionMode):
         self.replacements, self.pixels = replacements, pixels
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        replacement = self.replacements.get(func)
-        return (
-            func(*args, **(kwargs or {})) if replacement is None else replacement(self.pixels, *args, **(kwargs or {}))
-        )
+        replacement, kwargs = self.replacements.get(func), kwargs or {}
+        return func(*args, **kwargs) if replacement is None else replacement(self.pixels, *args, **kwargs)
 
 
 class FrozenFactors(nn.Module):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
@@ -118,11 +117,9 @@ class ImageTokens:
 
 def _cut_tiles(images: Tensor, rows: int, columns: int) -> Tensor:
     """Cut ``[B, C, H, W]`` into tiles, row by row, and append the downscaled whole: ``[B * tiles, C, h, w]``."""
-    height, width = images.shape[-2] // rows, images.shape[-1] // columns
-    tiles = images.unflatten(3, (columns, width)).unflatten(2, (rows, height))  # [B, C, rows, h, columns, w]
-    tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # [B, rows * columns, C, h, w]
-    whole = F.interpolate(images, (height, width), mode="bicubic", antialias=True, align_corners=False)
-    return torch.cat([tiles, whole.unsqueeze(1)], 1).flatten(0, 1)
+    tiles = [tile for row in images.chunk(rows, 2) for tile in row.chunk(columns, 3)]  # [B, C, h, w] each
+    whole = nn.functional.interpolate(images, tiles[0].shape[-2:], mode="bicubic", antialias=True, align_corners=False)
+    return torch.stack([*tiles, whole], 1).flatten(0, 1)
 
 
 def join_tiles(tiles: Tensor, rows: int, columns: int) -> Tensor:
@@ -205,14 +202,9 @@ class WithEmbeddings(WithInputs):
             return super().forward(inputs)
 
 
-@contextmanager
-def _replace_output(module: nn.Module, value: Tensor) -> Iterator[None]:
-    """Replace the output of a module, where it has the shape of this value."""
-    handle = module.register_forward_hook(lambda own, args, output: value if output.shape == value.shape else None)
-    try:
-        yield
-    finally:
-        handle.remove()
+def _replace_output(module: nn.Module, value: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which the output of a module is replaced, where it has the shape of this value."""
+    return module.register_forward_hook(lambda own, args, output: value if output.shape == value.shape else None)
 
 
 class ImageAndText(nn.Module):

@@ -14,8 +14,6 @@ from dave_vit.models.adapter import Adapter, Classes, Preprocessing
 from dave_vit.models.families import FAMILIES, hf, timm
 from dave_vit.models.prepare import Prepare
 
-_TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  # timm's own prefixes
-
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -90,7 +88,7 @@ def parse_spec(spec: str) -> tuple[str, str]:
         return "module", spec
     if family.startswith("builtin") and not name:
         return "builtin", family
-    if not colon or family in _TIMM_SOURCES:
+    if not colon or family in ("hf-hub", "hf_hub", "local-dir"):  # timm's own prefixes
         return "timm", spec
     if family in FAMILIES and not name:
         raise OptionError(f"model spec {spec!r} names no model; write {FAMILIES[family].form or f'{family}:NAME'}")

@@ -3,20 +3,20 @@
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from dave_vit._internal.schema import check_fields
+from dave_vit._internal.schema import Bounds, Positive, check_fields
 from dave_vit.data.geometry import Geometry
 from dave_vit.errors import OptionError
 from dave_vit.models.adapter import Preprocessing
 
 Fit = Literal["crop", "pad", "squash", "tiles"]
-Corners = tuple[int, int, int, int]
+
 _MAX_SIZE = 10_000  # as many pixels as a picture may have that is read
 _PROBE = 400  # side of the image with which a preprocessing is measured
 _TILE_OVERLAP = 0.1  # of a tile's side, at least, between neighbours
@@ -38,20 +38,14 @@ class Prepare:
         >>> model = load_model("hf:my-model", prepare=Prepare(size=224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)))
     """
 
-    size: int | None = None
+    size: Annotated[int, Bounds(at_least=1, at_most=_MAX_SIZE)] | None = None
     mean: tuple[float, float, float] | None = None
-    std: tuple[float, float, float] | None = None
-    crop: float | None = None
+    std: tuple[Positive, Positive, Positive] | None = None
+    crop: Annotated[float, Bounds(above=0, at_most=1)] | None = None
     fit: Fit | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, "the preprocessing")
-        if self.size is not None and not 1 <= self.size <= _MAX_SIZE:
-            raise OptionError(f"size {self.size}; expected 1 to {_MAX_SIZE} pixels")
-        if self.crop is not None and not 0 < self.crop <= 1:
-            raise OptionError(f"crop {self.crop}; expected a share of the shorter side, above 0 and at most 1")
-        if self.std is not None and not all(part > 0 for part in self.std):
-            raise OptionError(f"std {self.std}; expected three numbers above 0")
 
     @property
     def complete(self) -> bool:
@@ -61,11 +55,9 @@ class Prepare:
     @property
     def flags(self) -> list[str]:
         """The same options on the command line."""
-        words = []
-        for name, value in vars(self).items():
-            if value is not None:
-                words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-        return words
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        texts = {name: ",".join(map(str, one)) if isinstance(one, tuple) else str(one) for name, one in given.items()}
+        return [word for name, text in texts.items() for word in (f"--{name}", text)]
 
     def of(self, own: Preprocessing) -> Preprocessing:
         """Return the preprocessing to use, where `own` is the model's."""
@@ -79,8 +71,7 @@ class Prepare:
         shown = own.transform(Image.new("RGB", (_PROBE, _PROBE)))
         if shown.shape[-3] != 3:
             raise OptionError(f"this model takes {shown.shape[-3]} channels; its own preprocessing cannot be replaced")
-        size = self.size or int(shown.shape[-1])
-        return self.standard(size, self.mean or own.mean, self.std or own.std)
+        return self.standard(self.size or int(shown.shape[-1]), self.mean or own.mean, self.std or own.std)
 
     def standard(self, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Preprocessing:
         """Return the standard preprocessing with this crop."""
@@ -162,7 +153,7 @@ def _largest_inside(size: tuple[int, int], aspect: float) -> tuple[int, int]:
     return max(1, min(width, round(height * aspect))), max(1, min(height, round(width / aspect)))
 
 
-def tiles(aspect: float, size: tuple[int, int]) -> list[Corners]:
+def tiles(aspect: float, size: tuple[int, int]) -> list[tuple[int, int, int, int]]:
     """Return overlapping tiles of the input's proportions that cover a photograph.
 
     Args:

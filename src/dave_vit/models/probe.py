@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
@@ -216,7 +215,7 @@ def _train_head(features: Tensor, labels: Tensor, classes: int, settings: Traini
     for epoch in range(settings.epochs):
         for chosen in torch.randperm(len(labels), generator=draw).split(settings.batch):
             with torch.enable_grad():
-                loss = F.cross_entropy(layer(features[epoch % len(features), chosen]), labels[chosen])
+                loss = nn.functional.cross_entropy(layer(features[epoch % len(features), chosen]), labels[chosen])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

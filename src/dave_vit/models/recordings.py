@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from dave_vit.errors import ImageError, OptionError, first_line, require_extra
+from dave_vit.errors import ImageError, OptionError, first_line, import_optional
 from dave_vit.models.adapter import Adapter, ImageLike, Preprocessing
 
 HOP = 0.01
@@ -177,7 +176,7 @@ class VolumeModel(Adapter):
 
     def prepare_volume(self, volume: Tensor) -> Tensor:
         """Normalise and resize the numbers ``[D, H, W]`` of a file: ``[1, D, C, H, W]``."""
-        resized = F.interpolate(self.normalize(volume.float())[None, None], self.size, mode="trilinear")
+        resized = nn.functional.interpolate(self.normalize(volume.float())[None, None], self.size, mode="trilinear")
         return resized.expand(1, self.channels, *self.size).transpose(1, 2)
 
     def _slice_to_tensor(self, image: Image.Image) -> Tensor:
@@ -192,16 +191,9 @@ class VolumeModel(Adapter):
         return logits.flatten(2).mean(-1) if logits.ndim > 2 else logits
 
 
-def import_nibabel() -> Any:
-    """Import nibabel, or raise an error that says how to install it."""
-    with require_extra("nibabel", "volume"):
-        import nibabel
-    return nibabel
-
-
 def load_nifti(path: str | Path) -> Any:
     """Load a NIfTI file of one volume, with its axes in the order left to right, back to front, down to up."""
-    nibabel = import_nibabel()
+    nibabel = import_optional("nibabel", extra="volume")
     try:
         file = nibabel.as_closest_canonical(nibabel.load(str(path)))
         file.get_fdata()

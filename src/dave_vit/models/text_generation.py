@@ -151,9 +151,8 @@ def _format_prompt(processor: Any, prompt: str) -> str:
         content = [{"type": "image"}, {"type": "text", "text": prompt}]
         message = [{"role": "user", "content": content}]
         return str(processor.apply_chat_template(message, add_generation_prompt=True))
-    if hasattr(processor, "num_query_tokens"):  # BLIP-2 puts the image first by itself
-        return prompt
-    return f"{processor.image_token}{prompt}"
+    has_image = hasattr(processor, "num_query_tokens")  # BLIP-2 puts the image first by itself
+    return prompt if has_image else f"{processor.image_token}{prompt}"
 
 
 class AnsweredPrompt(TaskModel):

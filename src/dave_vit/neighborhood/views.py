@@ -58,15 +58,12 @@ class Noise(Checked):
             return 0.0
         if self.kind == "additive":
             return self.level
-        if self.schedule == "uniform":
-            return self.level * uniform
-        return self.level * index / max(count - 1, 1)
+        return self.level * uniform if self.schedule == "uniform" else self.level * index / max(count - 1, 1)
 
     def weights(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """Return signal and spread at t: [n] each, in t's type."""
         if self.kind == "variance_preserving":
-            signal = 1 - t
-            return signal, torch.sqrt(t * (2 - t))  # 1 - (1-t)^2 without the cancellation at small t
+            return 1 - t, torch.sqrt(t * (2 - t))  # 1 - (1-t)^2 without the cancellation at small t
         return torch.ones_like(t), t
 
 
@@ -112,9 +109,6 @@ class Spatial(Checked):
         return Warp(matrix, roll if self.wrap else torch.zeros_like(roll))
 
 
-PullBack = Literal["inverse", "adjoint"]
-
-
 @dataclass(frozen=True)
 class Neighborhood(Checked):
     """Distribution of the views, and how attributions on them are pulled back. The defaults are the paper's.
@@ -132,7 +126,7 @@ class Neighborhood(Checked):
     spatial: Spatial = field(default_factory=Spatial)
     noise: Noise = field(default_factory=Noise)
     noise_first: bool = True
-    pull_back: PullBack = "inverse"
+    pull_back: Literal["inverse", "adjoint"] = "inverse"
     antithetic: bool = False
     fill: float = 0.0
 
@@ -164,23 +158,19 @@ class Neighborhood(Checked):
         stop = samples if stop is None else stop
         if not 0 <= start < stop <= samples:
             raise OptionError(f"draws {start} to {stop} of {samples} samples; expected 0 <= start < stop <= samples")
-        warp = self._draw_warp(shape, seed, range(start, stop))
-        t, eps = self._draw_noise(shape, seed, range(start, stop), samples)
+        indices = range(start, stop)
+        uniform = torch.stack([_uniform(sample_generator(seed, i, "spatial"), Spatial.draws) for i in indices])
+        warp = self.spatial.warp(uniform, (shape[-2], shape[-1]))
+        t, eps = self._draw_noise(shape, seed, indices, samples)
         return Views(warp, t, None if eps is None else eps.to(device, dtype, non_blocking=True), self)
 
-    def _draw_warp(self, shape: tuple[int, ...], seed: int, indices: range) -> Warp:
-        uniform = torch.stack([_uniform(sample_generator(seed, i, "spatial"), Spatial.draws) for i in indices])
-        return self.spatial.warp(uniform, (shape[-2], shape[-1]))
-
-    def _draw_noise(
-        self, shape: tuple[int, ...], seed: int, indices: range, samples: int
-    ) -> tuple[Tensor, Tensor | None]:
+    def _draw_noise(self, shape: tuple[int, ...], seed: int, rows: range, samples: int) -> tuple[Tensor, Tensor | None]:
         share = 2 if self.antithetic else 1  # samples to one draw
-        t = torch.zeros(len(indices), dtype=torch.float64, device="cpu")
+        t = torch.zeros(len(rows), dtype=torch.float64, device="cpu")
         if self.noise.is_silent:
             return t, None
-        eps = torch.empty((len(indices), *shape), dtype=torch.float32, device="cpu")
-        for row, i in enumerate(indices):
+        eps = torch.empty((len(rows), *shape), dtype=torch.float32, device="cpu")
+        for row, i in enumerate(rows):
             generator = sample_generator(seed, i // share, "noise")
             t[row] = self.noise.time(_uniform(generator, 1).item(), i // share, -(-samples // share))
             eps[row].normal_(generator=generator)

@@ -1,7 +1,8 @@
-"""Base of all reducers: their protocols, and running moments of weighted samples."""
+"""Base of all reducers and of their accumulators: running moments of weighted samples."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
 from typing import Protocol, Self
@@ -16,39 +17,6 @@ from dave_vit.errors import InputError
 
 _LEAST = 1e-30  # weights that are all zero are then all alike
 _CHANNELS = 16  # up to which a tile of the kernel fits
-
-
-class Accumulator(Protocol):
-    """Accumulates samples chunk by chunk; results are available after every chunk."""
-
-    @property
-    def count(self) -> int:
-        """Number of samples so far."""
-
-    @property
-    def is_signed(self) -> bool:
-        """Whether a negative value of the estimate is evidence against the class."""
-
-    def update(self, samples: Tensor, weights: Tensor | None = None) -> None:
-        """Accumulate samples [n,B,C,H,W], with weights [n,B] for all chunks or for none."""
-
-    def attribution(self) -> Tensor:
-        """Return the estimate so far: [B,C,H,W]."""
-
-    def mean(self) -> Tensor:
-        """Return the channel-summed average of the samples, whatever the estimate: [B,H,W]."""
-
-    def standard_error(self) -> Tensor:
-        """Return the standard error of the channel-summed mean: [B,H,W]; zeros below two samples."""
-
-    def error_share(self) -> Tensor:
-        """Return the share of the mean map's energy that is sampling error, [B]; it falls as one over the samples."""
-
-    def significant(self) -> Tensor:
-        """Return whether the map of each image is significant, [B]; True for reducers that do not test it."""
-
-    def select(self, images: Tensor) -> Accumulator:
-        """Select images by index, to continue with them alone."""
 
 
 class Reducer(Protocol):
@@ -106,12 +74,8 @@ def weighted_sums(samples: Tensor, weights: Tensor, center: Tensor | float = 0) 
         return sums_of_kernel
     x = samples.to(weights.dtype)
     sums, squares = x.sum(2) - center, weights.square()  # [n,B,...], [n,B]
-    over = "nb,nb...->b..."
-    return (
-        torch.einsum(over, weights, x),
-        torch.einsum(over, squares, sums),
-        torch.einsum(over, squares, sums.square()),
-    )
+    by = "nb,nb...->b..."
+    return torch.einsum(by, weights, x), torch.einsum(by, squares, sums), torch.einsum(by, squares, sums.square())
 
 
 class Moments:
@@ -174,8 +138,13 @@ def _along(per_image: Tensor, like: Tensor) -> Tensor:
     return per_image.to(like.device).reshape(-1, *[1] * (like.ndim - 1))
 
 
-class MeanAndError:
-    """Base of accumulators: moments of the samples, and values derived from them."""
+class Accumulator(ABC):
+    """Accumulates samples chunk by chunk; results are available after every chunk.
+
+    Attributes:
+        count: number of samples so far.
+        is_signed: whether a negative value of the estimate is evidence against the class.
+    """
 
     is_signed = True
 
@@ -196,16 +165,20 @@ class MeanAndError:
         self._dtype, self._shape = working_dtype(samples.dtype), tuple(samples.shape[1:])
         self.count += len(samples)
 
+    @abstractmethod
+    def attribution(self) -> Tensor:
+        """Return the estimate so far: [B,C,H,W]."""
+
     def mean(self) -> Tensor:
-        """Return the channel-summed average of the samples: [B,H,W]."""
+        """Return the channel-summed average of the samples, whatever the estimate: [B,H,W]."""
         return self._mean_and_error()[0].to(self._dtype)
 
     def standard_error(self) -> Tensor:
-        """Return the standard error of the channel-summed mean: [B,H,W]."""
+        """Return the standard error of the channel-summed mean: [B,H,W]; zeros below two samples."""
         return self._mean_and_error()[1].to(self._dtype)
 
     def error_share(self) -> Tensor:
-        """Return the share of the mean map's energy that is sampling error: [B]."""
+        """Return the share of the mean map's energy that is sampling error, [B]; it falls as one over the samples."""
         return energy_share(*self._mean_and_error())
 
     def significant(self) -> Tensor:

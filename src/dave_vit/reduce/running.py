@@ -10,7 +10,7 @@ from torch import Tensor
 from dave_vit._internal.precision import working_dtype
 from dave_vit._internal.schema import Checked, NonNegative
 from dave_vit.errors import InputError
-from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError
+from dave_vit.reduce.base import REDUCERS, Accumulator
 
 Factor = Callable[[Tensor, Tensor], Tensor]  # (mean map [B,H,W], standard error [B,H,W]) -> factor [B,H,W]
 
@@ -79,7 +79,7 @@ class TrimmedMean(Checked):
         return _Trimmed(self)
 
 
-class _Running(MeanAndError):
+class _Running(Accumulator):
     """The mean of the samples, times a factor for each pixel if there is one."""
 
     def __init__(self, factor: Factor | None) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit._internal.schema import Checked, NonNegative
 from dave_vit.errors import InputError
-from dave_vit.reduce.base import REDUCERS, Accumulator, MeanAndError, Moments
+from dave_vit.reduce.base import REDUCERS, Accumulator, Moments
 
 _MIDDLE, _COARSE = 3 / 16, 1 / 2  # standard deviations of the Gaussians, in patches
 _PIXEL = 1 / 16  # standard deviation of the Gaussian that takes dots out of the clean evidence, in patches
@@ -51,7 +51,7 @@ class Significant(Checked):
         return ScaleMoments(self)
 
 
-class ScaleMoments(MeanAndError):
+class ScaleMoments(Accumulator):
     """Weighted moments of the samples and of their averages at two coarser scales."""
 
     is_signed = False  # a negative value means that nothing speaks for the class

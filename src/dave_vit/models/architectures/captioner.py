@@ -27,8 +27,7 @@ _KEYS = {
 
 def vocabulary() -> list[str]:
     """Return all words in the order of their token ids."""
-    words = {word for name in CLASS_NAMES for word in name.split()}
-    return [END, START, AND, *sorted(words)]
+    return [END, START, AND, *sorted({word for name in CLASS_NAMES for word in name.split()})]
 
 
 def caption(names: Sequence[str]) -> str:
@@ -39,9 +38,8 @@ def caption(names: Sequence[str]) -> str:
 def build_encoder(transformers: Any, state: Mapping[str, Tensor]) -> Any:
     """Build the embedded model without its head as a transformers model, which converts the parameter names."""
     config = transformers.ViTConfig(**_ENCODER, layer_norm_eps=1e-6, image_size=224, patch_size=16)
-    return transformers.ViTModel.from_pretrained(
-        None, config=config, state_dict=_rename_keys(state), add_pooling_layer=False
-    )
+    named = _rename_keys(state)
+    return transformers.ViTModel.from_pretrained(None, config=config, state_dict=named, add_pooling_layer=False)
 
 
 def _rename_keys(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -85,8 +83,7 @@ def build_captioner(transformers: Any, state: Mapping[str, Tensor]) -> Any:
         transformers: the library.
         state: weights of the embedded model.
     """
-    model = transformers.VisionEncoderDecoderModel(
-        encoder=build_encoder(transformers, state), decoder=build_decoder(transformers)
-    )
+    encoder, decoder = build_encoder(transformers, state), build_decoder(transformers)
+    model = transformers.VisionEncoderDecoderModel(encoder=encoder, decoder=decoder)
     model.config.decoder_start_token_id, model.config.eos_token_id, model.config.pad_token_id = 1, 0, 0
     return model.eval()

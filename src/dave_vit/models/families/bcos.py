@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from dave_vit._internal.registry import suggest_names
-from dave_vit.errors import UnknownName, require_extra
+from dave_vit.errors import UnknownName, import_optional
 from dave_vit.models.adapter import Adapter, Classes, Preprocessing, Traits, class_names
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.state import build_with_weights, hub_access
@@ -36,20 +36,14 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
     else:
         model, count = build_with_weights(partial(build, name), weights, _CLASSES)
     traits = Traits(compete=True) if name.startswith(_STANDARD) else BCOS
-    return Adapter(model, preprocessing(model), class_names(count, classes), spec=f"bcos:{name}", traits=traits)
-
-
-def preprocessing(model: nn.Module) -> Preprocessing:
-    """Return the preprocessing that a network of the package carries."""
-    steps: Any = model.transform
-    scaling = next((step for step in steps.transforms.transforms if hasattr(step, "mean")), None)
-    return Preprocessing(steps, tuple(scaling.mean), tuple(scaling.std)) if scaling else Preprocessing(steps)
+    transform: Any = model.transform  # that of the package
+    preprocessing = Preprocessing.of_transform(transform)
+    return Adapter(model, preprocessing, class_names(count, classes), spec=f"bcos:{name}", traits=traits)
 
 
 def build(name: str, **options: Any) -> nn.Module:
     """Build the architecture, with the package's preprocessing as ``.transform``."""
-    with require_extra("bcos", "bcos"):
-        import bcos.models.pretrained as package
+    package = import_optional("bcos.models.pretrained", extra="bcos")
     known = package.list_available()
     if name not in known:
         hint = suggest_names(name, known) or f"; it has {', '.join(known)}"

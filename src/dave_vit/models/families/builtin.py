@@ -79,9 +79,8 @@ def load(name: str, weights: str | None = None, classes: Classes | None = None) 
     model = architecture.create()
     if weights != RANDOM:
         read_weights(weights or _WEIGHTS / f"{name}.safetensors").load_into(model)
-    preprocessing = Preprocessing(
-        partial(_transform, architecture.encode), (architecture.centre,) * 3, (architecture.spread,) * 3
-    )
+    mean, std = (architecture.centre,) * 3, (architecture.spread,) * 3
+    preprocessing = Preprocessing(partial(_transform, architecture.encode), mean, std)
     names = class_names(len(CLASS_NAMES), classes, known=CLASS_NAMES)
     traits = architecture.traits if weights is None else replace(architecture.traits, domain=None, domain_margin=None)
     return Adapter(model, preprocessing, names, spec=name, traits=traits)
@@ -101,9 +100,8 @@ def _load_captioner(weights: str | None) -> Adapter:
         head = {"lm_head.weight": loaded.state[_WORDS]} if _WORDS in loaded.state else {}  # the same matrix
         replace(loaded, state={**loaded.state, **head}).load_into(model.decoder)
     traits = Traits(patch=PATCH, domain=_DOMAIN if weights is None else None)
-    return TextGenerator(
-        model.float(), None, EmbeddedPixels(), build_tokenizer(transformers), spec=CAPTIONS, traits=traits
-    )
+    tokenizer = build_tokenizer(transformers)
+    return TextGenerator(model.float(), None, EmbeddedPixels(), tokenizer, spec=CAPTIONS, traits=traits)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.registry import suggest_names
-from dave_vit.errors import ModelError, UnknownName, require_extra
+from dave_vit.errors import ModelError, UnknownName, import_optional
 from dave_vit.models.adapter import Adapter, Classes, Preprocessing, Traits, square_side
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.retrieval import SimilarityClassifier, resolve_prompts
@@ -97,9 +97,7 @@ def _quiet() -> Iterator[None]:
 
 def import_open_clip() -> Any:
     """Import the library, or raise an error that says how to install it."""
-    with require_extra("open_clip", "clip"):
-        import open_clip
-    return open_clip
+    return import_optional("open_clip", extra="clip")
 
 
 FAMILIES.register("openclip")(Family(load, "openclip:NAME", "CLIP and SigLIP models of open_clip", extra="clip"))
