@@ -12,6 +12,7 @@ from dave_vit._internal.registry import suggest_names
 from dave_vit.errors import OptionError
 
 Name = TypeVar("Name", bound=str)
+T = TypeVar("T")
 
 SEEDS = 2**31
 """Seeds are below this number: tables and random generators store 31 bits."""
@@ -40,30 +41,33 @@ NonNegative = Annotated[float, Bounds(at_least=0)]
 Positive = Annotated[float, Bounds(above=0)]
 
 
+def check_annotations(holder: Any) -> None:
+    """Raise OptionError for attributes of an object that do not match the annotations of its class."""
+    for name, annotation in type_hints(type(holder)).items():
+        if name in vars(holder):
+            check_type(name, vars(holder)[name], annotation)
+
+
 class Checked:
     """Base of dataclasses whose values must match their annotations."""
 
     def __post_init__(self) -> None:
-        for name, annotation in type_hints(type(self)).items():
-            if name in vars(self):
-                check_type(name, vars(self)[name], annotation)
+        check_annotations(self)
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
-class Options(Checked):
-    """Base of classes whose annotated attributes are options: their constructors take and check them.
+def declare_options(cls: type[T]) -> type[T]:
+    """Make the annotated attributes of a class its options, which its constructor takes.
 
     A class that has a constructor of its own keeps it, and so do its subclasses that declare no options.
     """
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        hints = type_hints(cls)
-        own = vars(cls).get("__annotations__", {})
-        declared = [name for name in own if get_origin(hints.get(name, ClassVar[Any])) is not ClassVar]
-        if declared and "__init__" not in vars(cls):
-            cls.__annotations__ = {name: hints[name] for name in declared}  # so that the constructor has no bare names
-            dataclass(eq=False, repr=False)(cls)
+    hints = type_hints(cls)
+    own = vars(cls).get("__annotations__", {})
+    declared = [name for name in own if get_origin(hints.get(name, ClassVar[Any])) is not ClassVar]
+    if declared and "__init__" not in vars(cls):
+        cls.__annotations__ = {name: hints[name] for name in declared}  # so that the constructor has no bare names
+        dataclass(eq=False, repr=False)(cls)
+    return cls
 
 
 def type_hints(kind: Any) -> dict[str, Any]:

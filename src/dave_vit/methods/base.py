@@ -6,14 +6,14 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar, dataclass_transform
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit._internal.registry import Registry
-from dave_vit._internal.schema import Count, Options, check_type
+from dave_vit._internal.schema import Count, check_annotations, check_type, declare_options
 from dave_vit.engine import EFFECTIVE, PLAIN, RuleSet, gradient
 from dave_vit.engine.forward import autocast_context, check_inputs
 from dave_vit.engine.gradient import Gradient
@@ -50,7 +50,9 @@ class MethodInfo:
     unit: Literal["logit", "own", "range"] = "own"
 
 
-class Method(Options, ABC):
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
+@declare_options
+class Method(ABC):
     """Base of all methods: options that never change, and one step that explains a chunk of images.
 
     Annotated attributes of a subclass are its options, unless it has a constructor of its own.
@@ -86,10 +88,10 @@ class Method(Options, ABC):
             raise InputError(f"the model is {self.model!r}; give a module, such as dave_vit.load_model({self.model!r})")
         if self.memory is not None:
             parse_memory(self.memory)
-        super().__post_init__()
+        check_annotations(self)
 
     def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
+        declare_options(cls)
         info = vars(cls).get("info")
         if info is not None:
             summary = info.summary or (cls.__doc__ or "").partition("\n")[0]

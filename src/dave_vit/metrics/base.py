@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 from torch import Tensor, nn
 
 from dave_vit._internal.registry import Registry
-from dave_vit._internal.schema import Options, check_values, type_hints
+from dave_vit._internal.schema import check_annotations, check_values, declare_options, type_hints
 from dave_vit.data.grids import Cell, GridOptions
 
 Explain = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -62,7 +62,9 @@ class Scores:
 NO_MASS, NOT_FINITE, CONSTANT = "no positive mass", "map is not finite", "map is constant"
 
 
-class Metric(Options, ABC):
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
+@declare_options
+class Metric(ABC):
     """Base of all metrics. Annotated attributes of a subclass are its options.
 
     Attributes:
@@ -82,6 +84,12 @@ class Metric(Options, ABC):
     worst: ClassVar[float | None] = None
     unscored: ClassVar[str] = NO_MASS
     images: int | None = field(default=None, init=False)
+
+    def __init_subclass__(cls) -> None:
+        declare_options(cls)
+
+    def __post_init__(self) -> None:
+        check_annotations(self)
 
     @abstractmethod
     def score(self, case: Case) -> Scores:
