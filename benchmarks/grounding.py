@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit.analysis.inputs import analysis, flag
-from dave_vit.data.builtin import CLASS_NAMES, compose_scene
+from dave_vit.data.builtin import CLASS_NAMES, compose_edited_scene, compose_scene
 from dave_vit.data.builtin.draws import Draws
-from dave_vit.data.builtin.scenes import Piece, compose, draw_art, draw_pieces, make_piece
 from dave_vit.errors import OptionError
 from dave_vit.explanations.evidence import VIEWS, WordEvidence, compute_evidence
 from dave_vit.models import load_model
@@ -101,37 +100,6 @@ def analyze_grounding(options: GroundingOptions) -> Section:
     facts = {"model": _SPEC, "pictures": len({word.picture for word in words}), "words": len(words)}
     facts |= {"views": options.views, "seed": options.seed}
     return Section("grounding", "Words without an object", text, facts, [table], [asdict(word) for word in words])
-
-
-def compose_edited_scene(index: int, target: int, replacement: str | None = None, *, seed: int = 0) -> Any:
-    """Compose the image of `compose_scene` with one target removed, or another class at its place: [H, W, 3].
-
-    Args:
-        index: of the image.
-        target: number of the target, 0 for the first.
-        replacement: name of the class that is drawn instead; None to remove the target.
-        seed: as of `compose_scene`.
-    """
-    size, family, own = 224, "seen", Draws(seed, index, target)
-    draws, _, order, pieces = draw_pieces(index, "pair", size, seed, family)
-    number = order.index(target)
-    if replacement is None:
-        pieces[number] = replace(pieces[number], rgba=np.zeros_like(pieces[number].rgba))
-    else:
-        art = draw_art("targets", replacement, CLASS_NAMES.index(replacement), family, own)
-        pieces[number] = _repaint(pieces[number], make_piece(art, size, own, easy=False))
-    return compose(pieces, size, draws, easy=False)[0]
-
-
-def _repaint(piece: Piece, other: Piece) -> Piece:
-    """Return a piece with the outline of one, which decides where it lies, and the colours of another at its centre."""
-    (height, width), (tall, wide) = piece.silhouette.shape, other.silhouette.shape
-    margin = max(0, tall - height, wide - width)
-    silhouette = np.pad(piece.silhouette, margin)
-    rgba = np.zeros((*silhouette.shape, 4), dtype=np.uint8)
-    top, left = margin + (height - tall) // 2, margin + (width - wide) // 2
-    rgba[top : top + tall, left : left + wide] = other.rgba
-    return replace(piece, rgba=rgba, silhouette=silhouette)
 
 
 def score_picture(model: TextGenerator, index: int, options: GroundingOptions) -> Iterator[NamedWord]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +13,8 @@ from PIL import Image
 
 import writer_folders
 from dave_vit import cli, create_method, effective_transformation, load_model
-from dave_vit._internal import registry
-from dave_vit.analysis import ANALYSES
 from dave_vit.checks.doctor import Float64Mode
-from dave_vit.data.builtin import compose_scene
+from dave_vit.data.builtin import compose_edited_scene, compose_scene
 from dave_vit.engine.gradient import compute_balances
 from dave_vit.engine.targets import ScoreSet
 from dave_vit.errors import OptionError
@@ -167,10 +164,8 @@ def test_command_writes_shares_and_probabilities(tmp_path, capsys):
     assert "rivals, none" in capsys.readouterr().err
 
 
-def test_command_explains_an_answer_that_is_given(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(ANALYSES, "data", dict(ANALYSES.data))  # to which the script adds its own
-    script = registry.import_file(Path(__file__).parents[2] / "benchmarks" / "grounding.py")
-    Image.fromarray(script.compose_edited_scene(0, 0, seed=62_000)).save(tmp_path / "photo.png")
+def test_command_explains_an_answer_that_is_given(tmp_path, capsys):
+    Image.fromarray(compose_edited_scene(0, 0, seed=62_000)).save(tmp_path / "photo.png")
     line = ["explain", str(tmp_path / "photo.png"), "--model", "builtin-captions", "--method", "effective", "--json"]
     line += ["--out", str(tmp_path / "out"), "--answer"]
     assert cli.run([*line, "strawberry and eyeglasses"]) == 0

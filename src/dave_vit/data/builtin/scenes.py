@@ -1,6 +1,6 @@
 """Compose images of the benchmark by index: objects over a background, with the exact pixels of each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -220,14 +220,45 @@ def compose_scene(index: int, split: str = "single", *, size: int = 224, seed: i
         family: "seen" for art that the embedded models were trained on, "unseen" for another design.
     """
     check_scene_options(split, size, family)
-    draws, cast, order, pieces = draw_pieces(index, split, size, seed, family)
+    draws, cast, order, pieces = _draw_pieces(index, split, size, seed, family)
     image, owner = compose(pieces, size, draws, easy=_MIXES[split].easy)
     masks = (owner == order.index(i) for i in range(len(cast)))
     pairs = zip(cast, masks, strict=True)
     return Scene(image, tuple(SceneObject(**vars(art), mask=mask, box=_tight_box(mask)) for art, mask in pairs))
 
 
-def draw_pieces(
+def compose_edited_scene(index: int, target: int, replacement: str | None = None, *, seed: int = 0) -> Bytes:
+    """Compose the image of `compose_scene` with one target removed, or another class at its place: [H, W, 3].
+
+    Args:
+        index: of the image.
+        target: number of the target, 0 for the first.
+        replacement: name of the class that is drawn instead; None to remove the target.
+        seed: as of `compose_scene`.
+    """
+    size, family, own = 224, "seen", Draws(seed, index, target)
+    draws, _, order, pieces = _draw_pieces(index, "pair", size, seed, family)
+    number = order.index(target)
+    if replacement is None:
+        pieces[number] = replace(pieces[number], rgba=np.zeros_like(pieces[number].rgba))
+    else:
+        art = draw_art("targets", replacement, CLASS_NAMES.index(replacement), family, own)
+        pieces[number] = _repaint(pieces[number], make_piece(art, size, own, easy=False))
+    return compose(pieces, size, draws, easy=False)[0]
+
+
+def _repaint(piece: Piece, other: Piece) -> Piece:
+    """Return a piece with the outline of one, which decides where it lies, and the colours of another at its centre."""
+    (height, width), (tall, wide) = piece.silhouette.shape, other.silhouette.shape
+    margin = max(0, tall - height, wide - width)
+    silhouette = np.pad(piece.silhouette, margin)
+    rgba = np.zeros((*silhouette.shape, 4), dtype=np.uint8)
+    top, left = margin + (height - tall) // 2, margin + (width - wide) // 2
+    rgba[top : top + tall, left : left + wide] = other.rgba
+    return replace(piece, rgba=rgba, silhouette=silhouette)
+
+
+def _draw_pieces(
     index: int, split: str, size: int, seed: int, family: str
 ) -> tuple[Draws, list[Art], list[int], list[Piece]]:
     """Return the stream of draws, the objects with targets first, their order from the bottom, and their pieces."""
