@@ -160,7 +160,7 @@ def test_tracers_see_operators_and_their_kernels():
     from dave_vit.engine.fast.attention import fused_values_gradient
 
     def attended(grad, query, key, lse):
-        return fused_values_gradient(grad, query, key, lse, is_causal=False, scale=None)
+        return fused_values_gradient(grad, query, key, lse, None, is_causal=False, scale=None)
 
     query, key, _, grad = draw(length=5)
     given = (grad, query, key, torch.zeros(2, 2, 5, device=DEVICE))

@@ -18,6 +18,7 @@ from dave_vit.engine.forward import Read, forward, isolate_pass
 from dave_vit.engine.interception import Interception, find_out_of_place
 from dave_vit.engine.operators import FunctionName, OperatorKind, function_name, names_of_kind
 from dave_vit.engine.rule_sets import EFFECTIVE
+from dave_vit.engine.rules.norms import INSTANCE_NORM
 from dave_vit.engine.states import State, is_carrier, map_tensors, mark, state_of, tensors
 
 _LIVE = "_dave_companion"
@@ -197,8 +198,7 @@ def _group_norm(func: Any, x: Any, groups: int, weight: Any = None, bias: Any = 
 
 
 def _instance_norm(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    names = ("running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
-    given = dict(zip(names, args, strict=False)) | kwargs
+    given = dict(zip(INSTANCE_NORM, args, strict=False)) | kwargs
     return _group_norm(func, x, x.shape[1], given.get("weight"), given.get("bias"), given.get("eps", 1e-5))
 
 

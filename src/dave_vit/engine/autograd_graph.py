@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -122,10 +122,6 @@ class SavedMemory(torch.autograd.graph.saved_tensors_hooks):
         self._known: set[int] = set()
         self._live = {True: 0, False: 0}  # bytes of copies of weights, and of all else
         self.peak = self.largest = self.fixed = 0
-
-    def __enter__(self) -> Self:  # type: ignore[override]
-        super().__enter__()
-        return self
 
     def _pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()

@@ -183,12 +183,6 @@ RANDOM_FUNCTIONS = frozenset(
     """rand randn randint randperm normal bernoulli multinomial poisson binomial uniform exponential geometric cauchy
     log_normal random rand_like randn_like randint_like""".split()
 )
-# These take no generator in older versions of torch: an empty tensor is filled instead.
-_FILLS: dict[str, Callable[..., Tensor]] = {
-    "rand_like": Tensor.uniform_,
-    "randn_like": Tensor.normal_,
-    "randint_like": Tensor.random_,
-}
 
 
 class RandomDraws:
@@ -205,17 +199,11 @@ class RandomDraws:
         self._seed = seed
         self.generators: dict[torch.device, torch.Generator] = {}  # empty where nothing was drawn
 
-    def bind(self, func: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def bind(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """Return a random function that draws from these generators, unless it is called with another one."""
 
         def draw(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("generator") is not None:
-                return func(*args, **kwargs)
-            generator = self._generator(args, kwargs)
-            if name in _FILLS:
-                limits = [kwargs.pop(limit) for limit in ("low", "high") if limit in kwargs]
-                return _FILLS[name](torch.empty_like(args[0], **kwargs), *args[1:], *limits, generator=generator)
-            return func(*args, **{**kwargs, "generator": generator})
+            return func(*args, **{**kwargs, "generator": kwargs.get("generator") or self._generator(args, kwargs)})
 
         return draw
 

@@ -65,8 +65,8 @@ class HoldDraws(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Bind random functions to the generators of this pass; all others run as they are."""
-        name = function_name(func).name
-        return (self._draws.bind(func, name) if name in RANDOM_FUNCTIONS else func)(*args, **(kwargs or {}))
+        is_random = function_name(func).name in RANDOM_FUNCTIONS
+        return (self._draws.bind(func) if is_random else func)(*args, **(kwargs or {}))
 
 
 def prepare_model(model: nn.Module) -> nn.Module:

@@ -195,9 +195,7 @@ def derivatives(scores: Tensor, leaves: Sequence[Any], *, retain_graph: bool = F
                 "a new tensor, such as x * y instead of x.mul_(y)"
             ) from error
         pairs = zip(found, leaves, strict=True)
-        yield tuple(
-            torch.zeros_like(leaf) if grad is None and isinstance(leaf, Tensor) else grad for grad, leaf in pairs
-        )
+        yield tuple(torch.zeros_like(leaf) if one is None and isinstance(leaf, Tensor) else one for one, leaf in pairs)
 
 
 @dataclass(frozen=True)
@@ -283,26 +281,18 @@ def find_batch_axes(
     key = (rules.identity, images.shape[1:], images.dtype, images.device, autocast)
     if target.score is None and key in known and fingerprint.is_known_as(known[key][0]):
         return known[key][1]
-    pair = torch.cat([images[:1].flip(-1), images[:1]])
-    axes = _compare_passes(model, pair, target.part(0, 1).repeat(2), rules, autocast)
+    pair, both = torch.cat([images[:1].flip(-1), images[:1]]), target.part(0, 1).repeat(2)
+    both, first = (both.split_classes()[0], None) if target.score is None else (both, _first_score)
+    recorded = partial(gradient, model, rules=rules, autocast=autocast, record_constants=True, resolve=first)
+    with count_passes():  # a check of the model, which is no pass of a map
+        alone, together = recorded(pair[1:], both.part(1, 2)).constants, recorded(pair, both).constants
+    axes: Axes = None
+    if len(alone) == len(together):
+        axes = [_find_axis(one.derivative, two.derivative) for one, two in zip(alone, together, strict=True)]
     # Copies do not show whether they change their places, and a score may add constants of its own.
     if target.score is None and not torch.equal(pair[0], pair[1]):
         known[key] = (fingerprint_model(model).known_as(fingerprint), axes)
     return axes
-
-
-def _compare_passes(
-    model: nn.Module, images: Tensor, target: Target, rules: RuleSet, autocast: torch.dtype | None
-) -> Axes:
-    last = len(images) - 1
-    target, first = (target.split_classes()[0], None) if target.score is None else (target, _first_score)
-    recorded = partial(gradient, model, rules=rules, autocast=autocast, record_constants=True, resolve=first)
-    with count_passes():  # a check of the model, which is no pass of a map
-        alone = recorded(images[last:], target.part(last, last + 1)).constants
-        together = recorded(images, target).constants
-    if len(alone) != len(together):
-        return None
-    return [_find_axis(*pair, batch=len(images)) for pair in zip(alone, together, strict=True)]
 
 
 def _first_score(scores: Tensor) -> Target:
@@ -310,13 +300,11 @@ def _first_score(scores: Tensor) -> Target:
     return Target.of(0, len(scores))
 
 
-def _find_axis(alone: Constant, together: Constant, *, batch: int) -> int | None:
-    """Return the only dimension that grows, from 1 to the size of the batch, if the last image is last in it."""
-    one, all_ = alone.derivative[0], together.derivative[0]
-    if one.ndim != all_.ndim:
+def _find_axis(alone: Tensor, pair: Tensor) -> int | None:
+    """Return the only dimension in which derivatives ``[1, ...]`` grow, from 1 to 2, if the image is the last in it."""
+    one, two = alone[0], pair[0]
+    grown = [side for side, sizes in enumerate(zip(one.shape, two.shape, strict=False)) if sizes[0] != sizes[1]]
+    if one.ndim != two.ndim or len(grown) != 1 or (one.shape[grown[0]], two.shape[grown[0]]) != (1, 2):
         return None
-    grown = [side for side in range(one.ndim) if one.shape[side] != all_.shape[side]]
-    if len(grown) != 1 or (one.shape[grown[0]], all_.shape[grown[0]]) != (1, batch):
-        return None
-    there = all_.select(grown[0], batch - 1).unsqueeze(grown[0])
+    there = two.narrow(grown[0], 1, 1)
     return grown[0] if bool(((there - one).abs() <= _LIKE * one.abs().amax()).all()) else None

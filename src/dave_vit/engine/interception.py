@@ -29,23 +29,8 @@ from dave_vit.engine.autograd_graph import (
 )
 from dave_vit.engine.calls import RANDOM_FUNCTIONS, Call, ModulePaths, RandomDraws, RuleSet, frames_of, place_tensors
 from dave_vit.engine.operators import OPERATORS, UNKNOWN, FunctionName, Operator, OperatorKind, function_name
-from dave_vit.engine.states import (
-    State,
-    depends_on_input,
-    is_known,
-    is_operator,
-    is_zero,
-    map_tensors,
-    mark,
-    mark_zero,
-    state_of,
-    tensors,
-)
+from dave_vit.engine.states import State, is_known, is_operator, map_tensors, mark, mark_zero, state_of, tensors
 from dave_vit.errors import UnsupportedOperator
-
-_MAKES_ZERO = frozenset(["zeros", "zeros_like", "new_zeros"])
-_KEEPS_ZERO = frozenset(["div", "sum", "mean"])
-
 
 # What torch says where it cannot differentiate what a model does, and what is said of it here.
 _TORCH_LIMITS = {
@@ -123,7 +108,7 @@ class Interception(TorchFunctionMode):
         spelling, (args, kwargs) = function_name(func), place_tensors(func, args, kwargs or {})
         operator = spelling.operator
         if spelling.name in RANDOM_FUNCTIONS:
-            func = self.draws.bind(func, spelling.name)
+            func = self.draws.bind(func)
         if operator.has_constant_result:
             return self._run_constant(func, spelling, args, kwargs)
         if operator.changes_gradients:
@@ -134,7 +119,7 @@ class Interception(TorchFunctionMode):
         carriers = [tensor for tensor in inputs if tensor.requires_grad]
         if not carriers and not any(map(is_operator, inputs)):
             result = func(*args, **kwargs)
-            return mark_zero(result) if _makes_zero(spelling, args) else result
+            return mark_zero(result) if spelling.makes_zero(args) else result
         if self.rules.strict:
             self._check(spelling, carriers, args, kwargs)
         if not carriers:
@@ -173,9 +158,9 @@ class Interception(TorchFunctionMode):
         if self.rules.strict and operator.takes_gradients and is_operator(args[0]):
             raise self.refusal(spelling.name, "it asks for gradients inside of the model")
         result = func(*args, **kwargs)
-        if _makes_zero(spelling, args):
+        if spelling.makes_zero(args):
             return mark_zero(result)
-        if operator.fills_result and any(map(depends_on_input, tensors((args[1:], kwargs)))):
+        if operator.fills_result and any(state_of(one) is not State.CONSTANT for one in tensors((args[1:], kwargs))):
             self._update_states(result)
         return result
 
@@ -195,7 +180,7 @@ class Interception(TorchFunctionMode):
             raise self.refusal(spelling.name, "it writes a frozen operator into a view of a constant")
         if spelling.name == "__iter__":
             return iter(self._update_states(args[0].unbind()))
-        if _makes_zero(spelling, args) and not (writes and is_operator(args[0])):
+        if spelling.makes_zero(args) and not (writes and is_operator(args[0])):
             return args[0] if writes else mark_zero(torch.zeros_like(func(*args, **kwargs)))
         result = func(*args, **kwargs)
         self._update_states(args[0] if writes else result)
@@ -249,11 +234,6 @@ class Interception(TorchFunctionMode):
         if target._base is not None and target.requires_grad:
             mark(target._base, State.CARRIER)
         return self._update_states(mark(target, state))  # type: ignore[no-any-return]
-
-    def run_frozen(self, call: Call, *args: Any, **kwargs: Any) -> Any:
-        """Run a function without gradient: its result is an operator from here on."""
-        self.losses.append(f"{call.name}{self.location()}")
-        return call.func(*map_tensors(Tensor.detach, args), **map_tensors(Tensor.detach, kwargs))
 
     def record_constant(self, value: Tensor, constant: Callable[[], Tensor | None], function: str = "") -> Tensor:
         """Record the additive constant inside ``value``, so that the conservation identity can be summed up.
@@ -309,27 +289,13 @@ class Interception(TorchFunctionMode):
         return sorted((one.data_ptr(), one.data_ptr() + one.nbytes, name) for name, one in named)
 
     def refusal(
-        self,
-        name: str,
-        why: str = "it has no rule and is not known to be linear",
-        *,
-        error: BaseException | None = None,
+        self, name: str, why: str = "it has no rule and is not known to be linear", error: BaseException | None = None
     ) -> UnsupportedOperator:
         """Return the error for a function that this rule set cannot treat exactly, here or where an error arose."""
         return UnsupportedOperator(
             f"{name}{self.location(error)} is not supported by rule set {self.rules.name!r}: {why}; "
             "rewrite it with supported functions, detach what acts as an operator, or add a rule with RuleSet.extend"
         )
-
-
-def _makes_zero(spelling: FunctionName, args: Any) -> bool:
-    """Return whether a function of constants and operators returns zero, whatever the operators are."""
-    name, kind = spelling.name, spelling.operator.kind
-    if kind is OperatorKind.PRODUCT or (kind is OperatorKind.WEIGHTED and len(args) == 2):
-        return any(map(is_zero, args))
-    if name in _KEEPS_ZERO or kind is OperatorKind.MOVE:
-        return bool(args) and is_zero(args[0])
-    return name in _MAKES_ZERO
 
 
 def find_out_of_place(func: Any) -> Any:

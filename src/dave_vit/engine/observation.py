@@ -70,6 +70,11 @@ class Observation:
     pooled: Tensor | None = None
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
 
+    @property
+    def image_tokens(self) -> list[int]:
+        """Positions of the image's patches in the sequence of `decoder`; empty where it has none."""
+        return [] if self.decoder is None else list(self.decoder.image_tokens)
+
     def matrices_of(self, module: str) -> list[AttentionMatrix]:
         """Return the list that holds the attention of a module."""
         is_text = self.decoder is not None and f"{module}.".startswith(f"{self.decoder.path}.")
@@ -257,9 +262,7 @@ def guess_token_layout(observed: Observation, tokens: int, images: Tensor) -> To
     return TokenLayout(grid, tokens - math.prod(grid))
 
 
-def find_token_grid(
-    tokens: int, size: Sequence[int], maps: Sequence[tuple[int, int]] | None = None
-) -> tuple[int, int] | None:
+def find_token_grid(tokens: int, size: Sequence[int], maps: Sequence[tuple[int, int]] = ()) -> tuple[int, int] | None:
     """Return rows and columns of patches, the largest grid that the tokens can hold.
 
     Args:
@@ -271,8 +274,7 @@ def find_token_grid(
     largest = math.gcd(*size)
     sides = [side for side in range(1, largest + 1) if largest % side == 0]
     candidates = maps or [(size[0] // side, size[1] // side) for side in sides]
-    fitting = [grid for grid in candidates if math.prod(grid) <= tokens]
-    return max(fitting, key=math.prod, default=None)
+    return max((grid for grid in candidates if math.prod(grid) <= tokens), key=math.prod, default=None)
 
 
 def find_patch_side(model: nn.Module) -> int | None:

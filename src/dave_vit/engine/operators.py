@@ -12,6 +12,7 @@ from typing import Any
 from dave_vit.engine.calls import Rule
 from dave_vit.engine.rules import attention, linear, norms, products
 from dave_vit.engine.rules.products import GateRule
+from dave_vit.engine.states import is_zero
 
 
 class OperatorKind(Enum):
@@ -222,6 +223,15 @@ class FunctionName:
     def operator(self) -> Operator:
         """The function's entry in the table."""
         return OPERATORS.get(self.name, UNKNOWN)
+
+    def makes_zero(self, args: Any) -> bool:
+        """Return whether the function of constants and operators returns zero, whatever the operators are."""
+        kind = self.operator.kind
+        if kind is OperatorKind.PRODUCT or (kind is OperatorKind.WEIGHTED and len(args) == 2):
+            return any(map(is_zero, args))
+        if self.name in ("div", "sum", "mean") or kind is OperatorKind.MOVE:
+            return bool(args) and is_zero(args[0])
+        return self.name in ("zeros", "zeros_like", "new_zeros")
 
 
 @cache

@@ -76,24 +76,19 @@ def check_box(box: Box) -> None:
 
 def mask_bounds(places: Tensor) -> Tensor:
     """Return the corners that masks ``[B, H, W]`` cover, as fractions ``[B, 4]``; the whole image for empty masks."""
-    edges = []
-    for axis in (1, 2):  # what is left is the profile along x, then along y
-        inside = places.amax(axis) > 0.5  # [B, extent]
-        inside = inside | ~inside.any(1, keepdim=True)
-        extent = inside.shape[1]
-        at = torch.arange(extent, device=places.device)
-        low = torch.where(inside, at, extent).amin(1)
-        high = torch.where(inside, at, -1).amax(1) + 1
-        edges.append((low / extent, high / extent))
-    (x0, x1), (y0, y1) = edges
-    return torch.stack([x0, y0, x1, y1], 1)
+    from torchvision.ops import masks_to_boxes
+
+    inside = places > 0.5
+    pixels = masks_to_boxes(inside | ~inside.any((1, 2), keepdim=True))  # [B, 4]: the first and the last ones
+    height, width = places.shape[1:]
+    bounds: Tensor = (pixels + pixels.new_tensor([0, 0, 1, 1])) / pixels.new_tensor([width, height, width, height])
+    return bounds
 
 
 def box_overlap(boxes: Tensor, corners: Tensor) -> Tensor:
     """Compute the intersection over union of boxes ``[B, N, 4]`` (centre, size) with corners ``[B, 4]``: ``[B, N]``."""
-    centre, size = boxes[..., :2], boxes[..., 2:].clamp(min=0)
-    low, high = centre - size / 2, centre + size / 2
-    start, stop = corners[:, None, :2], corners[:, None, 2:]
-    common = (torch.minimum(high, stop) - torch.maximum(low, start)).clamp(min=0).prod(-1)
-    union = size.prod(-1) + (stop - start).prod(-1) - common
-    return common / union.clamp(min=torch.finfo(union.dtype).tiny)
+    from torchvision.ops import box_convert, box_iou
+
+    sized = torch.cat([boxes[..., :2], boxes[..., 2:].clamp(min=0)], -1)
+    overlap: Tensor = box_iou(box_convert(sized, "cxcywh", "xyxy"), corners.unsqueeze(1))
+    return overlap.squeeze(-1)

@@ -68,7 +68,8 @@ def check_soundness(
         size = 0  # copies of one image do not show whether they are mixed: a batch of other images is checked again
     if not fingerprint.is_known_as(known.get((*key, size))):
         check.check(inputs, logits)
-        _drop_dead_scores(known)
+        for dead in [key for key in known if isinstance(key[0], ref) and key[0]() is None]:
+            del known[dead]
         known[(*key, size)] = fingerprint_model(model).known_as(fingerprint)
 
 
@@ -78,11 +79,6 @@ def _weak_reference(score: Score | None) -> Any:
         return None if score is None else (WeakMethod if isinstance(score, MethodType) else ref)(score)
     except TypeError:  # such as operator.itemgetter, to which nothing can refer weakly
         return score
-
-
-def _drop_dead_scores(known: dict[Any, int]) -> None:
-    for key in [key for key in known if isinstance(key[0], ref) and key[0]() is None]:
-        del known[key]
 
 
 @dataclass(frozen=True)
@@ -137,9 +133,7 @@ class _SoundnessCheck:
         self, inputs: Tensor, logits: Tensor | None, alone: Mapping[int, list[Tensor]], limit: float
     ) -> None:
         """Compare the outputs of single images with those of the same images in their batch."""
-        known = logits is not None and any(
-            output.shape[1:] == logits.shape[1:] for output in next(iter(alone.values()))
-        )
+        known = logits is not None and any(one.shape[1:] == logits.shape[1:] for one in next(iter(alone.values())))
         beside = [logits] if known and logits is not None else self._run_plain(inputs[:_FEW])
         for place, single in alone.items():
             own = [output for output in single if logits is None or output.shape[1:] == logits.shape[1:]][:1]

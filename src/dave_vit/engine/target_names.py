@@ -42,11 +42,9 @@ def find_class(target: str, names: Sequence[str]) -> int:
                 [(index, names[index]) for index in fitting],
             )
     close = _nearest(text, lowered)
-    hint = (
-        f"did you mean {_format_classes(close, names)}?"
-        if close
-        else f"the model has {len(names)}: {_format_classes([0, 1], names)}; ..."
-    )
+    hint = f"the model has {len(names)}: {_format_classes([0, 1], names)}; ..."
+    if close:
+        hint = f"did you mean {_format_classes(close, names)}?"
     raise TargetError(f"no class is called {target!r}; {hint}", [(index, names[index]) for index in close])
 
 

@@ -108,9 +108,7 @@ class Target:
                 f"target has shape {tuple(indices.shape)} for a batch of {batch}; give one index, [{batch}] indices, "
                 f"or [{batch}, K] indices"
             )
-        if indices.ndim == 2:
-            return cls(indices, has_class_axis=True)
-        return cls(indices.expand(batch).unsqueeze(1))
+        return cls(indices, has_class_axis=True) if indices.ndim == 2 else cls(indices.expand(batch).unsqueeze(1))
 
     @property
     def count(self) -> int:
@@ -307,8 +305,6 @@ def _parse_opponents(against: Any, target: Target, batch: int, names: Sequence[s
 
 
 def _check_range(name: str, indices: Tensor, classes: int) -> None:
-    low, high = torch.stack(indices.aminmax()).tolist()
-    if low < 0 or high >= classes:
-        raise TargetError(
-            f"{name} {low if low < 0 else high} is out of range; the model has classes 0 to {classes - 1}"
-        )
+    low, top = torch.stack(indices.aminmax()).tolist()
+    if low < 0 or top >= classes:
+        raise TargetError(f"{name} {low if low < 0 else top} is out of range; the model has classes 0 to {classes - 1}")

@@ -47,7 +47,7 @@ def _share(relevance: Tensor, total: Tensor) -> Tensor:
 def pass_on(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Pass relevance on unchanged, for activations, norms, softmax and scale factors."""
     if not is_carrier(input):
-        return call.mode.run_frozen(call, input, *args, **kwargs)  # type: ignore[no-any-return]
+        return linear.freeze(call, input, *args, **kwargs)  # type: ignore[no-any-return]
     args, kwargs = map_tensors(Tensor.detach, (args, kwargs))
     value, shape = partial(call.func, input.detach(), *args, **kwargs), input.shape
     return carry(value, lambda relevance: relevance.sum_to_size(shape), input)
@@ -79,7 +79,7 @@ def keep_precision(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tens
     """Keep the precision of relevance in casts; they only move it to another device."""
     probe = call.func(input.detach().new_empty(0), *args, **kwargs)
     if not probe.is_floating_point():
-        return call.mode.run_frozen(call, input, *args, **kwargs)  # type: ignore[no-any-return]
+        return linear.freeze(call, input, *args, **kwargs)  # type: ignore[no-any-return]
     return input.to(probe.device)
 
 
@@ -229,10 +229,9 @@ def _relevance(graph: TokenGraph, slopes: Sequence[Tensor], values: Sequence[Ten
     return (start + gained if pooled else gained)[:, 0]  # what a token is to itself says nothing
 
 
-def _relevance_grids(
-    graph: TokenGraph, slopes: Sequence[Sequence[Tensor]], values: Sequence[Sequence[Tensor]], start_layer: int
-) -> Tensor:
-    """Return token grids ``[b, K, h, w]`` from K lists, one per class: a gradient and a value of each matrix."""
+def _relevance_grids(graph: TokenGraph, target: Target, values: Sequence[Sequence[Tensor]], start_layer: int) -> Tensor:
+    """Return token grids ``[b, K, h, w]`` from K lists, one per class: by what each matrix's gradient is multiplied."""
+    slopes = gradients(graph.logits, target, [attention.matrix for attention in graph.all])
     columns = zip(slopes, values, strict=True)
     return graph.layout.to_grid(torch.stack([_relevance(graph, *each, start_layer) for each in columns], 1))
 
@@ -255,10 +254,8 @@ class CheferGeneric(TokenMethod):
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         graph = token_graph(observed, images)
-        slopes = gradients(graph.logits, target, [attention.matrix for attention in graph.all])
-        return _relevance_grids(
-            graph, slopes, [[each.matrix.detach() for each in graph.all]] * len(slopes), self.start_layer
-        )
+        values = [each.matrix.detach() for each in graph.all]
+        return _relevance_grids(graph, target, [values] * target.count, self.start_layer)
 
 
 @METHODS.register("chefer_lrp")
@@ -284,14 +281,11 @@ class CheferLRP(TokenMethod):
     alpha: Annotated[float, Bounds(at_least=1)] = 1.0
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        graph = token_graph(observed, images)
-        slopes = gradients(graph.logits, target, [attention.matrix for attention in graph.all])
+        graph, alone = token_graph(observed, images), target.without_contrast()
         # One by one: sums share their relevance out by totals over the whole image.
-        single = [
-            self._relevances(images[i : i + 1], target.part(i, i + 1).without_contrast()) for i in range(len(images))
-        ]
+        single = [self._relevances(image, alone.part(i, i + 1)) for i, image in enumerate(images.split(1))]
         values = [[torch.cat(layer) for layer in zip(*column, strict=True)] for column in zip(*single, strict=True)]
-        return _relevance_grids(graph, slopes, values, self.start_layer)
+        return _relevance_grids(graph, target, values, self.start_layer)
 
     def _relevances(self, image: Tensor, target: Target) -> Sequence[Sequence[Tensor]]:
         """Return K lists, one per class: the relevance of each attention matrix of one image."""

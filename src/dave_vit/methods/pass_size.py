@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,7 +18,7 @@ from dave_vit.engine.autograd_graph import SavedMemory, offload_saved
 from dave_vit.engine.fast import substitute_rules
 from dave_vit.engine.forward import Read, compute_logits, count_passes, forward, isolate_pass, prepare_model
 from dave_vit.engine.observation import observe
-from dave_vit.engine.targets import class_logits
+from dave_vit.engine.targets import Target, class_logits
 from dave_vit.errors import DaveError, OptionError, is_out_of_memory
 
 T = TypeVar("T")
@@ -76,14 +76,8 @@ def free_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages)
 
 
-@dataclass(frozen=True)
-class RowMemory:
-    """Bytes of a pass.
-
-    Attributes:
-        fixed: whatever the number of rows.
-        row: of each row.
-    """
+class RowMemory(NamedTuple):
+    """Bytes of a pass: whatever the number of rows, and of each row."""
 
     fixed: int
     row: int
@@ -129,7 +123,7 @@ class PassForm:
         return known[key]
 
     def _run(self, image: Tensor) -> RowMemory:
-        with count_passes(), SavedMemory(self.model) as saved:  # it is no pass of a map
+        with count_passes(), (saved := SavedMemory(self.model)):  # it is no pass of a map
             if self.kept == "attention":
                 with observe(self.model, image, rules=self.rules, autocast=self.autocast, read=self.read):
                     constants = 0
@@ -197,6 +191,19 @@ class PassSize:
             self.rows = max(1, min(self.rows, stop - start) // 2)
         return parts
 
+    def run_rows(self, compute: Callable[[Tensor, Target], Tensor], rows: Tensor, target: Target) -> Tensor:
+        """Compute a tensor for rows ``[n, b, ...]``, n for each image, chunk by chunk: ``[n, b, ...]``.
+
+        Args:
+            compute: of some rows and their targets.
+            rows: inputs of the model.
+            target: of the b images.
+        """
+        flat, repeated = rows.flatten(0, 1), target.repeat(len(rows))
+        parts = self.run_chunks(lambda start, stop: compute(flat[start:stop], repeated.part(start, stop)), len(flat))
+        whole: Tensor = torch.cat(parts).unflatten(0, rows.shape[:2])
+        return whole
+
     def samples_per_pass(self, images: Tensor) -> int:
         """Return how many samples of each of these images fit into a pass."""
         return max(1, self.rows // len(images))
@@ -217,15 +224,11 @@ def even_chunk_size(count: int, most: int) -> int:
 
 
 def clean_logits(
-    model: nn.Module,
-    images: Tensor,
-    pass_size: PassSize,
-    read: Read = class_logits,
-    autocast: torch.dtype | None = None,
+    model: nn.Module, images: Tensor, size: PassSize, read: Read = class_logits, autocast: torch.dtype | None = None
 ) -> Tensor:
     """Compute the logits of the clean images ``[B, classes]``, or what ``read`` selects from the output."""
 
     def compute(start: int, stop: int) -> Tensor:
         return compute_logits(model, images[start:stop], read, autocast)
 
-    return torch.cat(pass_size.run_chunks(compute, len(images)))
+    return torch.cat(size.run_chunks(compute, len(images)))

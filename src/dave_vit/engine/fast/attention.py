@@ -104,14 +104,7 @@ def log_sum_exp(query: Tensor, key: Tensor, mask: Tensor | None, *, is_causal: b
 
 
 def fused_values_gradient(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    lse: Tensor,
-    mask: Tensor | None = None,
-    *,
-    is_causal: bool,
-    scale: float | None,
+    grad: Tensor, query: Tensor, key: Tensor, lse: Tensor, mask: Tensor | None, *, is_causal: bool, scale: float | None
 ) -> Tensor:
     """Compute A^T grad, ``[B, Hk, S, Ev]``, or ``[K, B, Hk, S, Ev]`` for K targets that share the matrix."""
     options = _kernel_options(query, is_causal=is_causal, scale=scale)

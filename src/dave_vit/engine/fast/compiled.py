@@ -11,15 +11,7 @@ from dave_vit.engine.fast import PassKind, substitute_rules
 from dave_vit.engine.fast.cuda_graphs import BatchFunction, Captures, FunctionCache, capture_cuda_graph
 from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.fingerprint import fingerprint_model
-from dave_vit.engine.forward import (
-    autocast_context,
-    compute_logits,
-    count_passes,
-    forward,
-    isolate_pass,
-    prepare_model,
-    record_pass,
-)
+from dave_vit.engine.forward import autocast_context, compute_logits, count_passes, forward, isolate_pass, record_pass
 from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.soundness import check_soundness
@@ -71,7 +63,7 @@ class RecordedGradient:
 
     def _gradient_function(self, inputs: Tensor, kind: PassKind = PassKind.RECORDED) -> BatchFunction:
         """Return a function of images, class indices and weights to W and logits, which reads no values."""
-        model, autocast = prepare_model(self.recorded_model.model), self.recorded_model.autocast
+        model, autocast = self.recorded_model.model, self.recorded_model.autocast
         check_soundness(model, inputs, self.rules, autocast)
         run, rules = self.recorded_model.find_run(inputs), substitute_rules(self.rules, kind)
 

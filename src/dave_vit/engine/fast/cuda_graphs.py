@@ -1,7 +1,5 @@
 """Passes of a GPU as CUDA graphs: one launch instead of the Python and the launches for which a small batch waits."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext, suppress

@@ -48,7 +48,7 @@ def closed_gate(plain: GateRule, call: Call, input: Tensor, *args: Any, **kwargs
     """Recompute the gate in the kernel that multiplies by it, or a compiler's; the input must not be written to."""
     if call.name not in _GATES:
         return NotImplemented
-    x, kind = input.detach(), _kernel_kind(call, *args, **kwargs)
+    x, kind = input.detach(), "tanh" if "tanh" in (*args, *kwargs.values()) else call.name
     if kind == "gelu" and x.dtype in _HALVES and not kernel_takes(x):
         value = (x * gelu_gate(x)).to(x.dtype)  # compilers compute GELU of half types through ``erf``
     else:
@@ -73,11 +73,6 @@ def gate_by_kernel(plain: GateRule, call: Call, input: Tensor, *args: Any, **kwa
 def kernel_takes(*tensors: Tensor) -> bool:
     """Return whether the kernel takes these tensors."""
     return all(one.is_contiguous() for one in tensors) and kernels.take(*tensors)
-
-
-def _kernel_kind(call: Call, approximate: str = "none", **options: Any) -> str:
-    """Return the gate's name in the kernel."""
-    return "tanh" if approximate == "tanh" else call.name
 
 
 def same_signs(value: Tensor) -> Tensor:

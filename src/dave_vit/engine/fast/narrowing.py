@@ -87,11 +87,9 @@ class _Rebuilder:
 
 def plan_partial_call(recording: Recording, call: RecordedCall, ref: TensorRef) -> RecordedCall | None:
     """Return the call that computes a slice of one output, or None where the call must be made as a whole."""
-    if call.name in _SELECTIONS:
+    if call.name in ("__getitem__", "unbind", "chunk", "split"):
         return _select(recording, call, ref)
-    if ref.region == WHOLE or call.name not in _RULES:
-        return None
-    return _RULES[call.name](recording, call, ref)
+    return None if ref.region == WHOLE or call.name not in _RULES else _RULES[call.name](recording, call, ref)
 
 
 def _region(spans: dict[int, tuple[int, int]]) -> Region:
@@ -236,7 +234,6 @@ def _replace_move(call: RecordedCall, func: Callable[..., Any], region: Region, 
     return replace(call, func=func, args=(call.args[0]._replace(region=region), shape), kwargs={})
 
 
-_SELECTIONS = ("__getitem__", "unbind", "chunk", "split")
 _RULES: dict[str, Callable[[Recording, RecordedCall, TensorRef], RecordedCall | None]] = {
     **dict.fromkeys(
         "add sub mul div neg gelu silu relu tanh sigmoid hardswish dropout contiguous clone".split(), _elementwise

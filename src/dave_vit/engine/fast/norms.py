@@ -21,17 +21,9 @@ _MAX_WIDTH = 16384  # numbers up to which a row stays in registers
 
 
 @register_substitute(norms.layer_norm)
-def layer_norm(
-    plain: Rule,
-    call: Call,
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *args: Any,
-) -> Any:
+def layer_norm(plain: Rule, call: Call, input: Tensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> Any:
     """Compute a layer norm with sigma frozen."""
+    weight, bias, eps = norms.norm_parameters(*args, **kwargs)
     if depends_on_input(weight) or depends_on_input(bias):
         return NotImplemented
     shape = tuple(normalized_shape)

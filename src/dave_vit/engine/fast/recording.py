@@ -6,8 +6,8 @@ model's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -49,12 +49,11 @@ class Modes(NamedTuple):
         enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         return cls(torch.is_grad_enabled(), enabled, dtype)
 
-    def enter(self, device: str) -> AbstractContextManager[Any]:
-        """Return a context in which these modes are in force."""
-        stack = ExitStack()
-        stack.enter_context(torch.set_grad_enabled(self.grad))
-        stack.enter_context(torch.autocast(device, dtype=self.dtype, enabled=self.autocast))
-        return stack
+    @contextmanager
+    def enter(self, device: str) -> Iterator[None]:
+        """Put these modes in force."""
+        with torch.set_grad_enabled(self.grad), torch.autocast(device, dtype=self.dtype, enabled=self.autocast):
+            yield
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
 from dave_vit.engine.calls import Call, carry
+from dave_vit.engine.rules.linear import freeze
 from dave_vit.engine.states import is_carrier, map_tensors
 from dave_vit.errors import training_error
 
@@ -97,10 +98,6 @@ class AttentionArguments:
         """Call the function."""
         return call.func(self.query, self.key, self.value, self.mask, **self.options)  # type: ignore[no-any-return]
 
-    def matrix(self) -> Tensor:
-        """Compute the attention matrix inside of the function: ``[..., Hq, L, S]``."""
-        return attention_matrix(self.query, self.key, self.mask, **self.score_options)
-
     @property
     def score_options(self) -> dict[str, Any]:
         """The options that change the matrix."""
@@ -118,7 +115,7 @@ def scaled_dot_product_attention(call: Call, *args: Any, **kwargs: Any) -> Tenso
     """Fused attention: A V with the matrix A frozen, so that the derivative is A^T."""
     arguments = AttentionArguments.bind(call, *args, **kwargs)
     if not is_carrier(arguments.value):
-        return call.mode.run_frozen(call, *args, **kwargs)  # type: ignore[no-any-return]
+        return freeze(call, *args, **kwargs)  # type: ignore[no-any-return]
     frozen = arguments.freeze()
     pullback = partial(values_gradient, shape=arguments.value.shape, options=frozen.score_options)
     saved = (frozen.query, frozen.key, frozen.mask)
@@ -138,9 +135,10 @@ def values_gradient(
 
 def attention_in_parts(call: Call, *args: Any, **kwargs: Any) -> Tensor:
     """Fused attention as products and a softmax, each of which meets its own rule."""
-    arguments = AttentionArguments.bind(call, *args, **kwargs)
+    parts = AttentionArguments.bind(call, *args, **kwargs)
     with call.mode:
-        return arguments.matrix() @ repeat_heads(arguments.value, arguments.query)
+        matrix = attention_matrix(parts.query, parts.key, parts.mask, **parts.score_options)
+        return matrix @ repeat_heads(parts.value, parts.query)
 
 
 def multi_head_attention(call: Call, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import working_dtype
+from dave_vit._internal.schema import Checked, NonNegative
 from dave_vit.engine.calls import Call, carry
 from dave_vit.engine.rules.products import weighted_sum
 from dave_vit.engine.states import depends_on_input, is_carrier
-from dave_vit.errors import OptionError
 
 _IN_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 _IN_MLP = re.compile(r"mlp|feed_?forward|ffn", re.IGNORECASE)
@@ -35,7 +35,7 @@ Layer = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
-class Gamma:
+class Gamma(Checked):
     """Rule by which linear layers prefer what agrees with the sign of their output; gamma 0 is the plain rule.
 
     Attributes:
@@ -45,15 +45,10 @@ class Gamma:
         flat: use the rank-one mean of the absolute weights instead of each of them.
     """
 
-    conv: float = 0.25
-    linear: float = 0.05
-    attention: float = 0.0
+    conv: NonNegative = 0.25
+    linear: NonNegative = 0.05
+    attention: NonNegative = 0.0
     flat: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("conv", "linear", "attention"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise OptionError(f"gamma for {name} is {getattr(self, name)}; give a finite number, 0 or above")
 
     def __call__(
         self, call: Call, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any

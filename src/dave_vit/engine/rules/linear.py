@@ -42,7 +42,7 @@ def move(call: Call, *args: Any, **kwargs: Any) -> Any:
 def reduce(call: Call, *args: Any, **kwargs: Any) -> Any:
     """Sums and means: linear in the first argument, whose numbers are mixed with each other."""
     if not args or not is_carrier(args[0]):
-        return call.mode.run_frozen(call, *args, **kwargs)
+        return freeze(call, *args, **kwargs)
     return call.func(args[0], *map_tensors(Tensor.detach, args[1:]), **map_tensors(Tensor.detach, kwargs))
 
 
@@ -53,7 +53,7 @@ def add(call: Call, *args: Any, **kwargs: Any) -> Any:
     named = {name: term for name, term in kwargs.items() if name not in ("condition", "mask", "index", "indices")}
     state = sum_state(state_of(term) for term in tensors((terms, named)))
     if state is State.OPERATOR:
-        return call.mode.run_frozen(call, *args, **kwargs)
+        return freeze(call, *args, **kwargs)
     return mark(affine(call, *args, **kwargs), state)
 
 
@@ -77,7 +77,7 @@ def select(call: Call, *args: Any, **kwargs: Any) -> Any:
     """ReLU, max-pool, abs: piecewise linear, so the ordinary derivative is the effective one."""
     others = [t for t in tensors((args[1:], kwargs)) if t.is_floating_point()]
     if others and (call.name != "prelu" or is_carrier(others[0])):  # max(x, y) is not homogeneous in x
-        return call.mode.run_frozen(call, *args, **kwargs)
+        return freeze(call, *args, **kwargs)
     return mark(call.func(*args, **kwargs), State.GATE)
 
 
@@ -87,8 +87,9 @@ def ordinary(call: Call, *args: Any, **kwargs: Any) -> Any:
 
 
 def freeze(call: Call, *args: Any, **kwargs: Any) -> Any:
-    """Functions that can only be part of an operator."""
-    return call.mode.run_frozen(call, *args, **kwargs)
+    """Functions that can only be part of an operator: without gradient, the result is one from here on."""
+    call.mode.losses.append(f"{call.name}{call.mode.location()}")
+    return call.func(*map_tensors(Tensor.detach, args), **map_tensors(Tensor.detach, kwargs))
 
 
 def set_item(call: Call, target: Tensor, index: Any, value: Any) -> None:
@@ -135,7 +136,7 @@ def iterate(call: Call, tensor: Tensor) -> Any:
 def solve(call: Call, system: Tensor, right: Tensor, **kwargs: Any) -> Any:
     """The solution X of A X = B: linear in B, with A frozen."""
     if not is_carrier(right):
-        return call.mode.run_frozen(call, system, right, **kwargs)
+        return freeze(call, system, right, **kwargs)
     return mark(call.func(system.detach(), right, **kwargs), State.CARRIER)
 
 
@@ -156,7 +157,7 @@ def linear_combination(call: Call, start: Tensor, end: Tensor, weight: Any) -> A
     """``lerp``: linear in both ends for a constant weight."""
     state = sum_state([state_of(start), state_of(end)])
     if depends_on_input(weight) or state is State.OPERATOR:
-        return call.mode.run_frozen(call, start, end, weight)
+        return freeze(call, start, end, weight)
     return mark(affine(call, start, end, weight), state)
 
 

@@ -13,23 +13,22 @@ from dave_vit.engine.calls import Call, carry
 from dave_vit.engine.states import depends_on_input, is_carrier, mark, state_of
 from dave_vit.errors import training_error
 
+Parameters = tuple[Tensor | None, Tensor | None, float]
 
-def layer_norm(
-    call: Call,
-    input: Tensor,
-    normalized_shape: Any,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *args: Any,
-) -> Tensor:
+
+def norm_parameters(weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any) -> Parameters:
+    """Return gamma, beta and epsilon from the arguments of a norm after its shape."""
+    return weight, bias, eps
+
+
+def layer_norm(call: Call, input: Tensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> Tensor:
     """(x - mean) / sigma * gamma + beta, sigma frozen."""
-    shape = tuple(normalized_shape)
+    shape, (weight, bias, eps) = tuple(normalized_shape), norm_parameters(*args, **kwargs)
     if depends_on_input(weight) or depends_on_input(bias):
         return _norm_in_parts(call, partial(F.layer_norm, input, shape, eps=eps), weight, bias, shape)
     dims = tuple(range(-len(shape), 0))
     inverse = (_widen(input).var(dims, unbiased=False, keepdim=True) + eps).rsqrt()
-    compute = partial(call.func, input.detach(), shape, weight, bias, eps, *args)
+    compute = partial(call.func, input.detach(), shape, *args, **kwargs)
     carried = carry(compute, partial(center_gradient, dims=dims), input, saved=(inverse, weight))
     return call.mode.record_constant(carried, lambda: bias, call.name)
 
@@ -58,17 +57,9 @@ def _scale_gradient(grad: Tensor, inverse: Tensor, weight: Tensor | None) -> Ten
     return (grad if weight is None else grad * weight.conj()) * inverse.conj()
 
 
-def group_norm(
-    call: Call,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    *args: Any,
-) -> Tensor:
+def group_norm(call: Call, input: Tensor, num_groups: int, *args: Any, **kwargs: Any) -> Tensor:
     """Layer norm over groups of channels."""
-    per_channel = (1, -1, *[1] * (input.ndim - 2))
+    per_channel, (weight, bias, eps) = (1, -1, *[1] * (input.ndim - 2)), norm_parameters(*args, **kwargs)
     if depends_on_input(weight) or depends_on_input(bias):
         return _norm_in_parts(call, partial(F.group_norm, input, num_groups, eps=eps), weight, bias, per_channel)
     groups = (len(input), num_groups, -1)
@@ -78,27 +69,22 @@ def group_norm(
         scaled = grad if weight is None else grad * weight.view(per_channel)
         return center_gradient(scaled.reshape(groups), inverse, None, (-1,)).reshape(grad.shape)
 
-    compute = partial(call.func, input.detach(), num_groups, weight, bias, eps, *args)
+    compute = partial(call.func, input.detach(), num_groups, *args, **kwargs)
     value = carry(compute, pullback, input, saved=(inverse, weight))
     return call.mode.record_constant(value, lambda: None if bias is None else bias.view(per_channel), call.name)
 
 
-def instance_norm(
-    call: Call,
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,  # noqa: FBT001
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    *args: Any,
-) -> Tensor:
+INSTANCE_NORM = ("running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
+"""The arguments of an instance norm after its input."""
+
+
+def instance_norm(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Group norm with one channel a group."""
-    if running_mean is not None:
+    given = dict(zip(INSTANCE_NORM, args, strict=False)) | kwargs
+    if given.get("running_mean") is not None:
         raise training_error("instance normalisation with running statistics" + call.mode.location())
-    return group_norm(Call(call.mode, F.group_norm, "group_norm"), input, input.shape[1], weight, bias, eps)
+    parameters = {name: given[name] for name in ("weight", "bias", "eps") if name in given}
+    return group_norm(Call(call.mode, F.group_norm, "group_norm"), input, input.shape[1], **parameters)
 
 
 def _widen(input: Tensor) -> Tensor:

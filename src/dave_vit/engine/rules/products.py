@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dave_vit.engine.calls import Call, carry
-from dave_vit.engine.rules.linear import affine
+from dave_vit.engine.rules.linear import affine, freeze
 from dave_vit.engine.states import (
     State,
     depends_on_input,
@@ -31,7 +31,7 @@ def product(call: Call, *args: Any, **kwargs: Any) -> Any:
     """
     state = product_state(map(state_of, tensors((args, kwargs))))
     if state is State.OPERATOR:
-        return call.mode.run_frozen(call, *args, **kwargs)
+        return freeze(call, *args, **kwargs)
     args, kwargs = without_gates((args, kwargs))
     return mark(affine(call, *args, **kwargs), state if _only_scales(call, *args) else mixed_state(state))
 
@@ -42,7 +42,7 @@ def weighted_sum(
     """Linear layers and convolutions: a product, to which the bias is added."""
     state = sum_state([state_of_product(input, weight), state_of(bias)])
     if state is State.OPERATOR:
-        return call.mode.run_frozen(call, input, weight, bias, *args, **kwargs)
+        return freeze(call, input, weight, bias, *args, **kwargs)
     return mark(affine(call, *without_gates((input, weight)), bias, *args, **kwargs), mixed_state(state))
 
 
@@ -50,7 +50,7 @@ def fused_product(call: Call, addend: Tensor, left: Tensor, right: Tensor, **kwa
     """An addend plus a product: attention scores with a mask, scale and shift."""
     state = sum_state([state_of(addend), state_of_product(left, right)])
     if state is State.OPERATOR or any(map(depends_on_input, kwargs.values())):  # alpha, beta, value
-        return call.mode.run_frozen(call, addend, left, right, **kwargs)
+        return freeze(call, addend, left, right, **kwargs)
     value = affine(call, addend, *without_gates((left, right)), **kwargs)
     return mark(value, state if call.operator.scales else mixed_state(state))
 
@@ -72,7 +72,7 @@ def _only_scales(call: Call, *args: Any) -> bool:
 def quotient(call: Call, input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
     """Division: the denominator is a scale and is frozen."""
     if rounding_mode is not None or not is_carrier(input):
-        return call.mode.run_frozen(call, input, other, rounding_mode=rounding_mode)
+        return freeze(call, input, other, rounding_mode=rounding_mode)
     return mark(call.func(input, other.detach() if isinstance(other, Tensor) else other), state_of(input))
 
 
@@ -99,7 +99,7 @@ class GateRule:
 def power(call: Call, input: Any, exponent: Any = 2) -> Any:
     """An activation raised to a power, such as ReLU squared, is a gate of its own; any other power is a scale."""
     if state_of(input) is not State.GATE or isinstance(exponent, Tensor) or exponent < 1:
-        return call.mode.run_frozen(call, input, *([exponent] if call.name == "pow" else []))
+        return freeze(call, input, *([exponent] if call.name == "pow" else []))
     x = input.detach()
     value = x**exponent
     return mark(carry(lambda: value, torch.mul, input, saved=(x ** (exponent - 1),)), State.GATE)
@@ -107,10 +107,9 @@ def power(call: Call, input: Any, exponent: Any = 2) -> Any:
 
 def gated_linear_unit(call: Call, input: Tensor, dim: int = -1) -> Tensor:
     """``F.glu``: a * sigmoid(b), of which b makes the gate."""
+
+    def pullback(grad: Tensor, gate: Tensor) -> Tensor:
+        return torch.cat([grad * gate, torch.zeros_like(grad)], dim)
+
     gate = input.detach().chunk(2, dim)[1].sigmoid()
-    return carry(
-        lambda: call.func(input, dim),
-        lambda grad, gate: torch.cat([grad * gate, torch.zeros_like(grad)], dim),
-        input,
-        saved=(gate,),
-    )
+    return carry(lambda: call.func(input, dim), pullback, input, saved=(gate,))
