@@ -16,7 +16,7 @@ from dave_vit._internal.schema import Bounds, Count
 from dave_vit.engine import PLAIN, Call, RuleSet, Target
 from dave_vit.engine.observation import AttentionMatrix, Observation, observe
 from dave_vit.engine.rules.attention import is_attention
-from dave_vit.errors import InputError, OptionError, require_extra
+from dave_vit.errors import InputError, OptionError, import_optional
 from dave_vit.methods.base import METHODS, MethodInfo
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import TokenGraph, TokenMethod, gradients, token_graph, wide
@@ -33,8 +33,7 @@ _UNITS = 2**20  # capacities are counted in whole millionths, since flow is solv
 
 def _repeat_for_classes(scores: Tensor, graph: TokenGraph, target: Target) -> Tensor:
     """Return scores ``[b, N]`` as token grids ``[b, K, h, w]``, the same for all K targets."""
-    grid = graph.layout.to_grid(scores)  # [b, h, w]
-    return grid.unsqueeze(1).expand(-1, target.count, -1, -1)
+    return graph.layout.to_grid(scores).unsqueeze(1).expand(-1, target.count, -1, -1)
 
 
 @METHODS.register("raw_attention")
@@ -166,8 +165,7 @@ def flow(matrices: Tensor, readout: Tensor) -> Tensor:
         matrices: ``[layers, N, N]``; entry (i, j) is the capacity from token j to token i of the next layer.
         readout: ``[N]``, capacity from each token of the last layer to the read-out.
     """
-    with require_extra("scipy", "eval"):
-        from scipy.sparse.csgraph import maximum_flow  # type: ignore[import-untyped]
+    maximum_flow = import_optional("scipy.sparse.csgraph", extra="eval").maximum_flow
     # In whole units, of which the algorithm counts its flow.
     capacity, read = ((part.cpu().double() * _UNITS).round().int() for part in (matrices, readout))
     end = (len(capacity) + 1) * len(read)
@@ -187,8 +185,6 @@ def flow(matrices: Tensor, readout: Tensor) -> Tensor:
 
 def _graph(capacity: Tensor, read: Tensor) -> Any:
     """Return the network as a sparse matrix: tokens layer by layer, then the read-out."""
-    from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
-
     depth, tokens = capacity.shape[:2]
     end = (depth + 1) * tokens
     layer, to, start = capacity.nonzero().T
@@ -196,7 +192,8 @@ def _graph(capacity: Tensor, read: Tensor) -> Any:
     sources = torch.cat([layer * tokens + start, depth * tokens + last])
     targets = torch.cat([(layer + 1) * tokens + to, torch.full_like(last, end)])
     values = torch.cat([capacity[capacity != 0], read[read != 0]])
-    return csr_matrix((values.numpy(), (sources.numpy(), targets.numpy())), shape=(end + 1, end + 1))
+    entries = values.numpy(), (sources.numpy(), targets.numpy())
+    return import_optional("scipy.sparse", extra="eval").csr_matrix(entries, shape=(end + 1, end + 1))
 
 
 @METHODS.register("iia")
@@ -318,17 +315,14 @@ class BeyondIntuition(TokenMethod):
 
     def _integrate_last(self, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         """Average the gradient of the last attention over scaled copies of the images: ``[b, K, heads, N, N]``."""
-        scales = torch.linspace(0, 1, self.steps, dtype=images.dtype, device=images.device)
-        rows, repeated = (scales.view(-1, 1, 1, 1, 1) * images).flatten(0, 1), target.repeat(self.steps)
+        scales = torch.linspace(0, 1, self.steps, dtype=images.dtype, device=images.device).view(-1, 1, 1, 1, 1)
 
-        def compute(start: int, stop: int) -> Tensor:
-            part = repeated.part(start, stop)
-            with observe(self.model, rows[start:stop], autocast=self.autocast, read=part.read) as observed:
-                last = token_graph(observed, rows[start:stop]).layers[-1].matrix
-                return torch.stack([slope for (slope,) in gradients(observed.logits, part, [last])], 1)
+        def compute(rows: Tensor, target: Target) -> Tensor:
+            with observe(self.model, rows, autocast=self.autocast, read=target.read) as observed:
+                last = token_graph(observed, rows).layers[-1].matrix
+                return torch.stack([slope for (slope,) in gradients(observed.logits, target, [last])], 1)
 
-        slopes = torch.cat(pass_size.run_chunks(compute, len(rows)))  # [steps * b, K, heads, N, N]
-        return slopes.reshape(self.steps, len(images), *slopes.shape[1:]).mean(0)
+        return pass_size.run_rows(compute, scales * images, target).mean(0)
 
 
 def weigh_heads(matrix: Tensor, slope: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from dave_vit._internal.registry import Registry
-from dave_vit._internal.schema import Count, Options
+from dave_vit._internal.schema import Count, Options, check_type
 from dave_vit.engine import EFFECTIVE, PLAIN, RuleSet, gradient
 from dave_vit.engine.forward import autocast_context, check_inputs
 from dave_vit.engine.gradient import Gradient
@@ -68,6 +68,7 @@ class Method(Options, ABC):
     """
 
     info: ClassVar[MethodInfo]
+    rules = PLAIN  # the derivatives
     model: nn.Module
     _: KW_ONLY
     chunk: Count | None = None
@@ -180,7 +181,7 @@ class Method(Options, ABC):
         most = self.chunk or self._rows.get(images.device.type, self._rows["cpu"])
         model = None if images.device.type == "cpu" else self.model
         pass_size = PassSize(most, memory_budget(self.memory, images.device), model)
-        rules = EFFECTIVE if self._kept == "constants" else getattr(self, "rules", PLAIN)
+        rules = EFFECTIVE if self._kept == "constants" else self.rules
         form = PassForm(self.model, self._kept, rules, self.autocast, target.read, target.count)
         pass_size.rows = pass_size.limit_rows(most, form, images)
         return pass_size
@@ -216,7 +217,11 @@ class Method(Options, ABC):
         """Resolve the target on the clean images; takes no forward pass if it is resolved already."""
         if target.is_resolved:
             return target
-        return target.resolve(clean_logits(self.model, images, pass_size, autocast=self.autocast))
+        return target.resolve(self._logits(images, target, pass_size))
+
+    def _logits(self, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+        """Compute the logits of images ``[B, classes]``, or the values of a score."""
+        return clean_logits(self.model, images, pass_size, target.read, self.autocast)
 
     def _gradient(self, images: Tensor, target: Target, rules: RuleSet) -> Gradient:
         """Compute the gradient under a rule set: one forward pass, and a backward pass per class."""
@@ -239,8 +244,7 @@ def check_no_clips(images: Tensor, name: str, why: str) -> None:
 
 def check_at_least_one(name: str, value: Number) -> Number:
     """Return the value of a counting option if it is at least 1, or None."""
-    if value is not None and value < 1:
-        raise OptionError(f"{name} is {value}; it must be at least 1")
+    check_type(name, value, Count | None)
     return value
 
 

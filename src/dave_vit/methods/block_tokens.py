@@ -14,12 +14,12 @@ from dave_vit.engine.observation import AttentionMatrix, Observation, find_text_
 from dave_vit.engine.rules.attention import is_attention
 from dave_vit.engine.rules.linear import ordinary
 from dave_vit.engine.targets import Target, class_logits
-from dave_vit.errors import OptionError, UnsupportedOperator, first_line, require_extra
+from dave_vit.errors import OptionError, UnsupportedOperator, first_line, import_optional
 from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.cams import features
-from dave_vit.methods.constants import scale_to_unit, upsample
+from dave_vit.methods.constants import scale_to_unit, to_explanation, upsample
 from dave_vit.methods.explanation import Explanation
-from dave_vit.methods.masking import Score, score_rows, target_scores, to_explanation
+from dave_vit.methods.masking import Score, score_rows, target_scores
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.tokens import (
     Recorded,
@@ -32,8 +32,6 @@ from dave_vit.methods.tokens import (
     token_graph,
 )
 from dave_vit.neighborhood.draws import normal_samples, sample_generator
-
-Readout = Literal["model", "cls", "mean"]
 
 _READOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "model": lambda tokens: tokens,
@@ -61,11 +59,10 @@ class LeGrad(TokenMethod):
     info = MethodInfo(paper="Bousselham et al., ICCV 2025", passes="1 forward, 1 backward")
 
     layers: Sequence[int] | None = None
-    readout: Readout = "model"
+    readout: Literal["model", "cls", "mean"] = "model"
 
     def _subject(self, target: Target) -> nn.Module:
-        if find_text_decoder(self.model) is not None:
-            raise refuse_words()
+        refuse_words(find_text_decoder(self.model))
         return Layered(getattr(self.model, "_orig_mod", self.model), _READOUTS[self.readout], target.read)
 
     def _read(self, target: Target) -> Read:
@@ -132,9 +129,7 @@ class Layered(nn.Module):
 def _block_attention(observed: Observation, layered: Layered) -> list[AttentionMatrix]:
     """Return the one attention matrix of each block; attention pooling after the blocks is left out."""
     observed.attention = [each for each in observed.attention if each.matrix.shape[-2] == each.matrix.shape[-1]]
-    within = [
-        [each for each in observed.attention if f"{each.module}.".startswith(f"{path}.")] for path in layered.blocks
-    ]
+    within = [[one for one in observed.attention if f"{one.module}.".startswith(f"{path}.")] for path in layered.blocks]
     if not within or any(len(block) != 1 for block in within) or len(within) != len(observed.attention):
         raise _refusal("its blocks are no list of modules that each hold one attention among all tokens")
     return [block[0] for block in within]
@@ -333,14 +328,14 @@ class ViTCX(Method):
 
 def cluster_masks(masks: Tensor, distance: float) -> Tensor:
     """Merge masks ``[D, H, W]`` by complete linkage, scaled from 0 to 1: ``[N, H, W]``, by their first member."""
-    with require_extra("scipy", "eval"):
-        from scipy.cluster.hierarchy import fcluster, linkage  # type: ignore[import-untyped]
+    hierarchy = import_optional("scipy.cluster.hierarchy", extra="eval")
     flat = nn.functional.normalize(masks.flatten(1), dim=1)
     apart = (1 - flat @ flat.T).cpu().double()
     labels = torch.ones(len(apart))
     if len(apart) > 1:
         above = apart[*torch.triu_indices(len(apart), len(apart), 1)].clamp(min=0)
-        labels = torch.from_numpy(fcluster(linkage(above.numpy(), "complete"), distance, "distance"))
+        tree = hierarchy.linkage(above.numpy(), "complete")
+        labels = torch.from_numpy(hierarchy.fcluster(tree, distance, "distance"))
     first = sorted(set(labels.tolist()), key=labels.tolist().index)
     members = (labels == torch.tensor(first)[:, None]).to(masks.device, masks.dtype)  # [N, D]
     return scale_to_unit(torch.einsum("nd,dhw->nhw", members, masks))

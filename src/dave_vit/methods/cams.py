@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, field
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit._internal.schema import Count, NonNegative
-from dave_vit.engine import PLAIN, RuleSet, Target
+from dave_vit.engine import Target
 from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.observation import Observation, guess_token_layout, observe
@@ -23,7 +23,7 @@ from dave_vit.methods.constants import scale_to_unit, upsample
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.masking import MaskedImages, target_scores
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import Recorded, Resolution, TokenMethod, explain_grids, record_outputs
+from dave_vit.methods.tokens import Recorded, Resolution, TokenMethod, explain_grids, hook_outputs, record_outputs
 from dave_vit.methods.words import tokens_to_grid, vision_features
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
@@ -63,7 +63,6 @@ class ActivationMap(Method):
     _why_no_clips = TokenMethod._why_no_clips
     _rows, _kept, _resolution = TokenMethod._rows, TokenMethod._kept, TokenMethod._resolution
     _weigh: ClassVar[Weigh]
-    rules: ClassVar[RuleSet] = PLAIN
     _: KW_ONLY
     positive: bool = True
     resolution: Resolution = "input"
@@ -319,19 +318,17 @@ FeatureLayer = tuple[nn.Module, tuple[int, int]]
 """A module that returns the features, and the axes of the batch and of the channels in its output."""
 
 
-def ablate(layer: FeatureLayer, channels: Tensor) -> torch.utils.hooks.RemovableHandle:
+def ablate(layer: FeatureLayer, channels: Tensor) -> AbstractContextManager[None]:
     """Return a context in which this thread's passes have one channel of each row ``[rows]`` set to zero."""
-    (module, (batch_axis, channel_axis)), thread = layer, threading.get_ident()
+    module, (batch_axis, channel_axis) = layer
 
-    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        if threading.get_ident() != thread:
-            return output
+    def hook(module: nn.Module, output: Tensor) -> Tensor:
         shape = [1] * output.ndim
         shape[batch_axis], shape[channel_axis] = len(channels), output.shape[channel_axis]
         ablated = nn.functional.one_hot(channels, shape[channel_axis]).bool()  # [rows, D]
         return output.masked_fill(ablated.view(shape), 0)
 
-    return module.register_forward_hook(hook)
+    return hook_outputs([module], hook)
 
 
 def find_feature_layer(outputs: list[tuple[nn.Module, Tensor]], source: Tensor, channels: int) -> FeatureLayer:

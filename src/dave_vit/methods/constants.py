@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit.engine.calls import RuleSet
+from dave_vit.engine import RuleSet, Target
 from dave_vit.engine.fast.compiled import RecordedGradient, target_tensors
 from dave_vit.engine.fast.cuda_graphs import BatchFunction, run_both
 from dave_vit.engine.gradient import Axes, Constant, find_batch_axes, gradient
 from dave_vit.engine.observation import find_token_grid
 from dave_vit.engine.rule_sets import ATTENTION_RELEVANCE
-from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import Method
 from dave_vit.methods.explanation import Explanation, join_explanations
@@ -140,6 +138,12 @@ def per_channel(maps: Tensor, channels: int) -> Tensor:
     return (maps / channels).unsqueeze(-3).expand(*maps.shape[:-2], channels, *maps.shape[-2:])
 
 
+def to_explanation(maps: Tensor, images: Tensor, target: Target) -> Explanation:
+    """Return maps ``[b, K, H, W]`` as an explanation, divided evenly among the channels."""
+    attribution = per_channel(maps, images.shape[1]).to(images.dtype).contiguous()  # [b, K, C, H, W]
+    return Explanation(attribution, target.indices)
+
+
 def sum_maps(maps: Iterable[Tensor], direct: Tensor) -> Tensor:
     """Add up maps ``[b, H, W]`` in the widest type; returns attributions ``[b, C, H, W]`` like ``direct``."""
     total = torch.zeros_like(direct[:, 0], dtype=precise_dtype(direct.device))
@@ -150,7 +154,7 @@ def sum_maps(maps: Iterable[Tensor], direct: Tensor) -> Tensor:
 
 def upsample(grids: Tensor, size: Sequence[int]) -> Tensor:
     """Enlarge grids ``[b, D, h, w]`` bilinearly to maps ``[b, D, H, W]``."""
-    return F.interpolate(grids, tuple(size), mode="bilinear", align_corners=False)
+    return torch.nn.functional.interpolate(grids, tuple(size), mode="bilinear", align_corners=False)
 
 
 def scale_to_unit(maps: Tensor) -> Tensor:
@@ -265,8 +269,6 @@ def _evidence_of_both(
 
 def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Concatenate evidence and logits of several passes."""
-    if len(parts) == 1:
-        return parts[0]
     evidence, logits = (torch.cat(column) for column in zip(*parts, strict=True))
     return evidence, logits
 

@@ -10,22 +10,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from dave_vit._internal.schema import check_choice
-from dave_vit.engine.calls import RuleSet
+from dave_vit._internal.schema import Count, check_choice, check_type
+from dave_vit.engine import EFFECTIVE, RuleSet, Target
 from dave_vit.engine.fast.compiled import CompiledGradient, RecordedGradient
 from dave_vit.engine.fingerprint import ModelChanged, cache_fingerprints, confirm_fingerprints
-from dave_vit.engine.rule_sets import EFFECTIVE
-from dave_vit.engine.targets import Target, TargetLike
+from dave_vit.engine.targets import TargetLike
 from dave_vit.errors import OptionError, TargetError
-from dave_vit.methods.base import (
-    METHODS,
-    Inputs,
-    Method,
-    MethodInfo,
-    check_at_least_one,
-    check_option_names,
-    multiply_by_input,
-)
+from dave_vit.methods.base import METHODS, Inputs, Method, MethodInfo, check_option_names, multiply_by_input
 from dave_vit.methods.constants import keep_target, resolve_by_evidence
 from dave_vit.methods.explanation import Explanation, join_explanations
 from dave_vit.methods.pass_size import Memory, PassSize
@@ -35,7 +26,7 @@ from dave_vit.neighborhood import Neighborhood, Views
 from dave_vit.neighborhood.views import ViewCache
 from dave_vit.reduce import REDUCERS, Mean, Reducer, uses_clean
 
-Samples = int | Literal["auto"]
+Samples = Count | Literal["auto"]
 
 
 @METHODS.register("dave")
@@ -109,8 +100,10 @@ class DAVE(Method):
             raise OptionError(f"{type(self.reducer).__name__} takes no weights; add weighted=False, or another reducer")
         against = chosen.against if against is None else against
         self.against: Against = check_choice("against", against, get_args(Against))
-        self.samples: int | str = chosen.samples if samples is None else samples
-        self.limit = _max_views(self.samples, chosen.samples if limit is None else check_at_least_one("limit", limit))
+        self.samples: Samples = chosen.samples if samples is None else samples
+        check_type("samples", self.samples, Samples)
+        check_type("limit", limit, Count | None)
+        self.limit = (limit or chosen.samples) if isinstance(self.samples, str) else self.samples
         self._views = ViewCache(self.levels, self.limit, seed)
         self._is_compiled = compiled
         self._passes = (CompiledGradient if compiled else RecordedGradient)(model, self.rules, autocast)
@@ -172,7 +165,7 @@ class DAVE(Method):
         """Yield the images, grouped by how they are sampled, after each chunk of samples."""
         target, clean, evidence = self._resolve_on_clean(images, target, pass_size)
         frames = tuple(images.shape[1:-3])
-        estimate = SampleEstimate.start(self.reducer, target, evidence, postprocess=self.postprocess, frames=frames)
+        estimate = SampleEstimate(self.reducer, target, evidence, postprocess=self.postprocess, frames=frames)
 
         def draw(group: SampleGroup, start: int, stop: int) -> tuple[Tensor, Tensor]:
             samples = self._attributions(self._views.views(group.images, group.level, start, stop), group, pass_size)
@@ -244,15 +237,6 @@ class DAVE(Method):
         """Return the logits of the clean images, ``[b, classes]``."""
         logits = self._passes.logits
         return torch.cat(pass_size.run_chunks(lambda start, stop: logits(images[start:stop]), len(images)))
-
-
-def _max_views(samples: int | str, limit: int) -> int:
-    """Return the largest number of views per image."""
-    if samples == "auto":
-        return check_at_least_one("limit", limit)
-    if not isinstance(samples, int) or isinstance(samples, bool):
-        raise OptionError(f"samples is {samples!r}; give a number, or 'auto'")
-    return check_at_least_one("samples", samples)
 
 
 @METHODS.register("equivariant")

@@ -134,9 +134,7 @@ class Explanation:
         Of clips ``[B, T, H, W]``, a map for each frame.
         """
         summed = self._channel_sum
-        if self.postprocess is None:
-            return summed
-        return self.postprocess(summed.flatten(0, -3)).reshape(summed.shape)
+        return summed if self.postprocess is None else self.postprocess(summed.flatten(0, -3)).reshape(summed.shape)
 
     @property
     def heatmap(self) -> Tensor:

@@ -112,7 +112,7 @@ class GradCamMethod(ExternalMethod):
         if "target_layers" not in options:
             layer, reshape = _find_features(self.model, images, target)
             options = {"target_layers": [layer], "reshape_transform": reshape} | options
-        model = _ScoreModel(self.model, target if target.score else Target(), self.autocast, is_read=True)
+        model = _ScoreModel(self.model, target if target.score else Target(), self.autocast)
         targets = [partial(_row_score, target.part(number, number + 1)) for number in range(len(images))]
         with self._kind(model=model, **options) as cam:
             maps = cam(input_tensor=images.clone(), targets=targets, **smoothing)
@@ -122,19 +122,16 @@ class GradCamMethod(ExternalMethod):
 class _ScoreModel(nn.Module):
     """A model that returns what is explained as a tensor: logits, or the score of one image, of copies of it."""
 
-    def __init__(
-        self, model: nn.Module, target: Target, autocast: torch.dtype | None, *, is_read: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, target: Target, autocast: torch.dtype | None) -> None:
         super().__init__()
-        self.model, self.target, self.autocast, self.is_read = model, target, autocast, is_read
+        self.model, self.target, self.autocast = model, target, autocast
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits ``[B, classes]``, or scores ``[B, 1]``."""
         with autocast_context(inputs, self.autocast):
             output = self.target.read(self.model(inputs), len(inputs))
-        if self.is_read or (self.target.score is None and self.target.indices is None):
-            return output
-        return self.target.repeat(len(inputs)).scores(output)
+        is_of_classes = self.target.score is None and self.target.indices is None
+        return output if is_of_classes else self.target.repeat(len(inputs)).scores(output)
 
 
 def _row_score(target: Target, row: Tensor) -> Tensor:
@@ -176,11 +173,8 @@ def find_captum(name: str) -> type[Method]:
     attr = import_optional("captum.attr")
     usable = {one: kind for one in attr.__all__ if _is_usable(kind := getattr(attr, one), attr.Attribution)}
     kind = _find("captum", name, usable)
-    own = [
-        *_parameters(kind.__init__)[2:],
-        *(one for one in _parameters(kind.attribute) if one.name not in _CAPTUM_OWN),
-    ]
-    return _build(f"captum:{name}", kind, CaptumMethod, own)
+    own = [one for one in _parameters(kind.attribute) if one.name not in _CAPTUM_OWN]
+    return _build(f"captum:{name}", kind, CaptumMethod, [*_parameters(kind.__init__)[2:], *own])
 
 
 @METHODS.register_library("grad_cam")

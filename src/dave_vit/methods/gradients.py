@@ -8,21 +8,21 @@ keep their ordinary derivative.
 
 from abc import abstractmethod
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit._internal.schema import Bounds, Count, NonNegative
-from dave_vit.engine import PLAIN, Call, RuleSet, carry
-from dave_vit.engine.targets import Target, TargetLike
+from dave_vit._internal.schema import Count, NonNegative, Positive
+from dave_vit.engine import PLAIN, Call, Target, carry
+from dave_vit.engine.targets import TargetLike
 from dave_vit.errors import InputError, UnsupportedOperator
 from dave_vit.methods.base import METHODS, Method, MethodInfo, multiply_by_input
 from dave_vit.methods.constants import per_channel
 from dave_vit.methods.explanation import Explanation
-from dave_vit.methods.pass_size import PassSize, clean_logits
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.sampling import SampleEstimate
 from dave_vit.neighborhood.draws import normal_samples, sample_generator
 from dave_vit.reduce import Mean
@@ -90,9 +90,9 @@ class IntegratedGradients(Method):
         passes.
         """
         images, normalised, pass_size = self._prepare(inputs, target)
-        logits = clean_logits(self.model, images, pass_size, normalised.read, self.autocast)
+        logits = self._logits(images, normalised, pass_size)
         normalised = normalised.resolve(logits)
-        start = clean_logits(self.model, self._start(images), pass_size, normalised.read, self.autocast)
+        start = self._logits(self._start(images), normalised, pass_size)
         rise = normalised.scores(logits) - normalised.scores(start)  # [B, K]
         total = attribution.reshape(*rise.shape, -1).sum(-1, dtype=precise_dtype(images.device))
         return total - rise if normalised.has_class_axis else (total - rise)[:, 0]
@@ -124,13 +124,7 @@ class IntegratedGradients(Method):
 
 def slopes_of(method: Method, rows: Tensor, target: Target, pass_size: PassSize) -> Tensor:
     """Compute plain gradients at rows ``[n, b, C, H, W]``, n for each image: ``[n, b, K, C, H, W]``."""
-    flat, repeated = rows.flatten(0, 1), target.repeat(len(rows))
-
-    def compute(start: int, stop: int) -> Tensor:
-        return method._gradient(flat[start:stop], repeated.part(start, stop), PLAIN).weight
-
-    slopes = torch.cat(pass_size.run_chunks(compute, len(flat)))
-    return slopes.reshape(*rows.shape[:2], *slopes.shape[1:])
+    return pass_size.run_rows(lambda rows, target: method._gradient(rows, target, PLAIN).weight, rows, target)
 
 
 class _SampledGradients(Method):
@@ -141,7 +135,7 @@ class _SampledGradients(Method):
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         target = self._resolve_target(images, target, pass_size)
-        estimate = SampleEstimate.start(Mean(), target, frames=tuple(images.shape[1:-3]))
+        estimate = SampleEstimate(Mean(), target, frames=tuple(images.shape[1:-3]))
         at_once = pass_size.samples_per_pass(images)
         for first in range(0, self.samples, at_once):
             points, factor = self._points(images, first, min(first + at_once, self.samples))
@@ -222,9 +216,8 @@ class ExpectedGradients(_SampledGradients):
                 f"references have shape {tuple(self.references.shape)}; give images [R, {', '.join(map(str, shape))}], "
                 "preprocessed as the inputs are"
             )
-        uniform = torch.stack(
-            [torch.rand(2, generator=sample_generator(self.seed, i, "spatial")) for i in range(start, stop)]
-        )
+        generators = (sample_generator(self.seed, index, "spatial") for index in range(start, stop))
+        uniform = torch.stack([torch.rand(2, generator=one) for one in generators])
         if self.references is None:
             return normal_samples(self.seed, shape, start, stop), uniform[:, 0]
         chosen = (uniform[:, 1] * len(self.references)).long()
@@ -248,13 +241,7 @@ def positive_gradient(call: Call, input: Tensor, *args: Any, **kwargs: Any) -> T
     return carry(lambda: call.func(input.detach(), *args, **kwargs), lambda grad: grad.clamp(min=0), input)
 
 
-GUIDED = PLAIN.extend("guided backpropagation", dict.fromkeys(RECTIFIERS, guided_gate))
-DECONVOLUTION = PLAIN.extend("deconvolution", dict.fromkeys(RECTIFIERS, positive_gradient))
-
-
 class _Rectified(Method):
-    rules: ClassVar[RuleSet]
-
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         passed = self._gradient(images, target, self.rules)
         if not RECTIFIERS & passed.functions.keys():
@@ -273,7 +260,7 @@ class GuidedBackprop(_Rectified):
     """
 
     info = MethodInfo(paper="Springenberg et al., ICLR 2015 workshop", passes="1 forward, 1 backward")
-    rules = GUIDED
+    rules = PLAIN.extend("guided backpropagation", dict.fromkeys(RECTIFIERS, guided_gate))
 
 
 @METHODS.register("deconvolution")
@@ -284,7 +271,7 @@ class Deconvolution(_Rectified):
     """
 
     info = MethodInfo(paper="Zeiler and Fergus, ECCV 2014", passes="1 forward, 1 backward")
-    rules = DECONVOLUTION
+    rules = PLAIN.extend("deconvolution", dict.fromkeys(RECTIFIERS, positive_gradient))
 
 
 @METHODS.register("random")
@@ -320,7 +307,7 @@ class Center(Method):
 
     info = MethodInfo(paper="baseline", passes="1 forward, for the predicted class", class_specific=False)
     _kept = "nothing"
-    width: Annotated[float, Bounds(above=0)] = 0.25
+    width: Positive = 0.25
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         row, column = (self._profile(extent).to(images.dtype) for extent in images.shape[-2:])
@@ -334,6 +321,6 @@ class Center(Method):
 
 def _repeat_map(method: Method, values: Tensor, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
     """Return the same values ``[C, H, W]`` for every image and target; the target is checked all the same."""
-    target = target.resolve(clean_logits(method.model, images, pass_size, target.read, method.autocast))
+    target = target.resolve(method._logits(images, target, pass_size))
     attribution = values.to(images.device, images.dtype).expand(len(images), target.count, *values.shape).clone()
     return Explanation(attribution, target.indices)

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype, working_dtype
 from dave_vit._internal.schema import Bounds, Count
+from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.observation import find_patch_side
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError
 from dave_vit.methods.base import METHODS, Method, MethodInfo
-from dave_vit.methods.constants import per_channel
+from dave_vit.methods.constants import to_explanation
 from dave_vit.methods.explanation import Explanation
-from dave_vit.methods.pass_size import PassSize, clean_logits
+from dave_vit.methods.pass_size import PassSize
 from dave_vit.neighborhood.draws import sample_generator
 
 Masks = Callable[[int, int], Tensor]
@@ -50,14 +51,11 @@ class MaskingMethod(Method):
         """Return images to hide parts of, for a resolved target."""
         return MaskedImages(self, images, target, pass_size, self.score, self.baseline)
 
-
-def score_images(
-    method: Method, images: Tensor, target: Target, pass_size: PassSize, score: Score
-) -> tuple[Target, Tensor]:
-    """Resolve the target on the unmasked images, and return it with their scores ``[b, K]``."""
-    logits = _logits(method, images, target, pass_size)
-    target = target.resolve(logits)
-    return target, target_scores(logits, target, score)
+    def _score_clean(self, images: Tensor, target: Target, pass_size: PassSize) -> tuple[Target, Tensor]:
+        """Resolve the target on the unmasked images, and return it with their scores ``[b, K]``."""
+        logits = self._logits(images, target, pass_size)
+        target = target.resolve(logits)
+        return target, target_scores(logits, target, self.score)
 
 
 def score_rows(method: Method, rows: Tensor, target: Target, pass_size: PassSize, score: Score = "logit") -> Tensor:
@@ -70,12 +68,11 @@ def score_rows(method: Method, rows: Tensor, target: Target, pass_size: PassSize
         pass_size: number of rows in a pass.
         score: "probability" is the softmax of the class; contrasts and score functions have none and keep their value.
     """
-    flat, repeated = rows.flatten(0, 1), target.repeat(len(rows))
-    return target_scores(_logits(method, flat, repeated, pass_size), repeated, score).reshape(*rows.shape[:2], -1)
 
+    def compute(rows: Tensor, target: Target) -> Tensor:
+        return target_scores(compute_logits(method.model, rows, target.read, method.autocast), target, score)
 
-def _logits(method: Method, rows: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-    return clean_logits(method.model, rows, pass_size, target.read, method.autocast)
+    return pass_size.run_rows(compute, rows, target)
 
 
 def target_scores(logits: Tensor, target: Target, score: Score) -> Tensor:
@@ -175,12 +172,6 @@ class Squares:
         return self.masks(torch.arange(self.count, device=like.device)).flatten()
 
 
-def to_explanation(maps: Tensor, images: Tensor, target: Target) -> Explanation:
-    """Return maps ``[b, K, H, W]`` as an explanation, divided evenly among the channels."""
-    attribution = per_channel(maps, images.shape[1]).to(images.dtype).contiguous()  # [b, K, C, H, W]
-    return Explanation(attribution, target.indices)
-
-
 @METHODS.register("occlusion")
 class Occlusion(MaskingMethod):
     """Fall of the class's probability when a window is hidden.
@@ -208,7 +199,7 @@ class Occlusion(MaskingMethod):
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         places = self._places(images)
-        target, clean = score_images(self, images, target, pass_size, self.score)  # [b, K]
+        target, clean = self._score_clean(images, target, pass_size)  # [b, K]
 
         def masks(start: int, stop: int) -> Tensor:
             shown = images.new_ones(stop - start, 1, *images.shape[-2:])

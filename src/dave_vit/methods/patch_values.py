@@ -6,22 +6,19 @@ from dataclasses import field, replace
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit._internal.schema import Bounds, Count
+from dave_vit._internal.schema import Bounds, Count, Positive
 from dave_vit.engine.targets import Target
-from dave_vit.errors import require_extra
+from dave_vit.errors import import_optional
 from dave_vit.methods.attention import BeyondIntuition
 from dave_vit.methods.base import METHODS, MethodInfo
-from dave_vit.methods.constants import upsample
+from dave_vit.methods.constants import to_explanation, upsample
 from dave_vit.methods.explanation import Explanation
-from dave_vit.methods.masking import MaskedImages, MaskingMethod, Score, Squares, score_images, to_explanation
+from dave_vit.methods.masking import MaskedImages, MaskingMethod, Score, Squares
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.neighborhood.draws import sample_generator
-
-Goal = Literal["deletion", "insertion"]
 
 
 @METHODS.register("lime")
@@ -47,12 +44,12 @@ class LIME(MaskingMethod):
     samples: Count = 1000
     seed: int = 0
     patch: Count | None = None
-    width: Annotated[float, Bounds(above=0)] = 0.25
-    ridge: Annotated[float, Bounds(above=0)] = 1.0
+    width: Positive = 0.25
+    ridge: Positive = 1.0
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         squares = Squares.of(self.model, images, self.patch)
-        target, clean = score_images(self, images, target, pass_size, self.score)
+        target, clean = self._score_clean(images, target, pass_size)
         rows = self.rows(squares.count).to(images.device, precise_dtype(images.device))  # [T, P]
         scores = self._mask(images, target, pass_size).score_squares(squares, rows)  # [T, b, K]
         shown = torch.cat([torch.ones_like(rows[:1]), rows])
@@ -116,7 +113,7 @@ class KernelSHAP(MaskingMethod):
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         squares = Squares.of(self.model, images, self.patch)
-        target, clean = score_images(self, images, target, pass_size, self.score)  # [b, K]
+        target, clean = self._score_clean(images, target, pass_size)  # [b, K]
         rows, weights = (part.to(images.device, precise_dtype(images.device)) for part in self.rows(squares.count))
         hidden = torch.zeros_like(rows[:1]) if len(rows) else rows.new_zeros(1, squares.count)
         empty, *scores = self._mask(images, target, pass_size).score_squares(squares, torch.cat([hidden, rows]))
@@ -181,7 +178,7 @@ class Greedy(MaskingMethod):
     info = MethodInfo(paper="reference", passes="1 + P (R + 1) / 2 forward, of P patches in R rounds")
 
     rounds: Count = 14
-    goal: Goal = "deletion"
+    goal: Literal["deletion", "insertion"] = "deletion"
     patch: Count | None = None
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
@@ -263,7 +260,7 @@ class MDA(MaskingMethod):
 
     def _values(self, masked: MaskedImages, squares: Squares, rank: Tensor) -> Tensor:
         """Return the value of each patch of one image for one class: ``[P]``."""
-        blurred, hidden = F.avg_pool2d(masked.images, _BLUR, 1, _BLUR // 2), self.baseline
+        blurred, hidden = torch.nn.functional.avg_pool2d(masked.images, _BLUR, 1, _BLUR // 2), self.baseline
 
         def score(shown: Tensor, background: float | Tensor) -> Tensor:
             """Score the image on a background with the patches ``[n, P]`` shown: ``[n]``."""
@@ -321,12 +318,11 @@ def _normalize(curve: Tensor, low: int, high: int) -> Tensor:
 
 def fit_convex(curve: Tensor) -> Tensor:
     """Return the falling convex curve nearest to a falling one, with the same ends: ``[n]``."""
-    with require_extra("scipy", "eval"):
-        from scipy.optimize import nnls  # type: ignore[import-untyped]
     low, last = float(curve[-1]), len(curve) - 1
     at = torch.arange(len(curve), dtype=torch.float64)
     kinks = (1 - at.unsqueeze(1) / at[1:]).clamp(min=0)  # [n, last]: falling from 1 to 0 at each index
     ends = torch.full((1, last), _FIXED, dtype=torch.float64)  # the weights add up to the height, whatever it costs
     heights = torch.cat([curve.cpu().double() - low, (curve[:1].cpu().double() - low) * _FIXED])
-    weights, _ = nnls(torch.cat([kinks, ends]).numpy(), heights.numpy())
+    optimize = import_optional("scipy.optimize", extra="eval")
+    weights, _ = optimize.nnls(torch.cat([kinks, ends]).numpy(), heights.numpy())
     return (kinks @ torch.from_numpy(weights) + low).to(curve.device, curve.dtype)

@@ -11,13 +11,14 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from dave_vit._internal.registry import Registry
-from dave_vit.engine.calls import RuleSet
+from dave_vit.engine import EFFECTIVE, RuleSet
 from dave_vit.engine.observation import find_patch_side
-from dave_vit.engine.rule_sets import EFFECTIVE, OFFICIAL_GATE, RELEVANCE
+from dave_vit.engine.rule_sets import OFFICIAL_GATE, RELEVANCE
 from dave_vit.errors import OptionError
 from dave_vit.maps import official_postprocess
 from dave_vit.models.adapter import traits_of
 from dave_vit.neighborhood import Neighborhood, Noise, Spatial
+from dave_vit.neighborhood.views import Schedule
 from dave_vit.reduce import Mean, Reducer, Sharpened, Significant, SoftThreshold, TrimmedMean
 
 Against = Literal["rivals", "none"]
@@ -121,9 +122,7 @@ def neighborhood_levels(model: nn.Module, *levels: tuple[float, float, float]) -
 def scale_noise(model: nn.Module, t: float) -> Noise:
     """Return noise up to t, or as much of a model's own noise: B-cos networks take additive noise (appendix D.2)."""
     own = traits_of(model).noise
-    if own is None:
-        return Noise("variance_preserving", t)
-    return replace(own, level=own.level * t / _RECOMMENDED)
+    return Noise("variance_preserving", t) if own is None else replace(own, level=own.level * t / _RECOMMENDED)
 
 
 LEVELS = ((10.0, 0.1, 0.05), (0.0, 0.03, 0.05), (0.0, 0.03, 0.0))
@@ -151,13 +150,13 @@ def _patch_side(model: nn.Module) -> float:
 @PRESETS.register("threshold")
 def threshold(model: nn.Module) -> Preset:
     """The paper's views with less noise, and a threshold at two standard errors."""
-    return Preset(Neighborhood(Spatial(), _noise(model, 0.3), fill=traits_of(model).fill), SoftThreshold(2.0))
+    return Preset(_paper_views(model, 0.3), SoftThreshold(2.0))
 
 
 @PRESETS.register("paper")
 def paper(model: nn.Module) -> Preset:
     """The paper's text (section 3, appendix D.2)."""
-    return Preset(Neighborhood(Spatial(), _noise(model, 0.5), fill=traits_of(model).fill), Mean())
+    return Preset(_paper_views(model, 0.5), Mean())
 
 
 @PRESETS.register("official")
@@ -165,16 +164,12 @@ def official(model: nn.Module) -> Preset:
     """The authors' public code, where it differs from the text."""
     name = str((getattr(model, "default_cfg", None) or {}).get("architecture", ""))
     level = next((value for prefix, value in OFFICIAL_LEVELS.items() if name.startswith(prefix)), 0.5)
-    neighborhood = Neighborhood(
-        Spatial(scale=(0.9, 1.1), wrap=False),
-        _noise(model, level, "linspace"),
-        noise_first=False,
-        pull_back="adjoint",
-        fill=traits_of(model).fill,
-    )
-    return Preset(neighborhood, TrimmedMean(), OFFICIAL_GATE, official_postprocess)
+    spatial = Spatial(scale=(0.9, 1.1), wrap=False)
+    views = _paper_views(model, level, "linspace", spatial=spatial, noise_first=False, pull_back="adjoint")
+    return Preset(views, TrimmedMean(), OFFICIAL_GATE, official_postprocess)
 
 
-def _noise(model: nn.Module, level: float, schedule: Literal["uniform", "linspace"] = "uniform") -> Noise:
+def _paper_views(model: nn.Module, level: float, schedule: Schedule = "uniform", **options: Any) -> Neighborhood:
     # A model may know better: B-cos networks take additive noise (appendix D.2).
-    return traits_of(model).noise or Noise("variance_preserving", level, schedule)
+    noise = traits_of(model).noise or Noise("variance_preserving", level, schedule)
+    return Neighborhood(noise=noise, fill=traits_of(model).fill, **options)

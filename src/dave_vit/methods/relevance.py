@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 from torch import Tensor, nn
 
+from dave_vit._internal.schema import NonNegative
 from dave_vit.engine import Call, RuleSet, Target, carry
 from dave_vit.engine.operators import OPERATORS, OperatorKind, names_of_kind
 from dave_vit.engine.rule_sets import ATTN_LRP, CP_LRP, EFFECTIVE, PLAIN, uniform_product, with_gamma
@@ -135,9 +136,6 @@ _MATRIX_PRODUCTS = [name for name in _PRODUCTS if not OPERATORS[name].scales]
 LIBRA = EFFECTIVE.extend("LibraGrad", dict.fromkeys(_PRODUCTS, halved_product))
 """Attention, the scales of norms and the gates of activations are frozen; gated products are halved."""
 
-LIBRA_OBSERVED = LIBRA.extend("LibraGrad, attention observed", dict.fromkeys(_MATRIX_PRODUCTS, observable_scores))
-"""``LIBRA`` for passes in which attention is observed."""
-
 
 @METHODS.register("libragrad")
 class LibraGrad(Method):
@@ -170,7 +168,7 @@ class LibraGrad(Method):
 
 
 class _LibraCAM(GradCAM):
-    rules = LIBRA_OBSERVED
+    rules = LIBRA.extend("LibraGrad, attention observed", dict.fromkeys(_MATRIX_PRODUCTS, observable_scores))
 
 
 _LRP_PASSES = "1 forward, 1 backward (with gamma twice the work)"
@@ -179,9 +177,9 @@ _LRP_PASSES = "1 forward, 1 backward (with gamma twice the work)"
 class _LRP(Method):
     base: ClassVar[RuleSet]
     _: KW_ONLY
-    conv_gamma: float = Gamma.conv
-    linear_gamma: float = Gamma.linear
-    attention_gamma: float = Gamma.attention
+    conv_gamma: NonNegative = Gamma.conv
+    linear_gamma: NonNegative = Gamma.linear
+    attention_gamma: NonNegative = Gamma.attention
 
     def __post_init__(self) -> None:
         super().__post_init__()

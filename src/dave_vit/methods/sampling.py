@@ -47,9 +47,7 @@ class CleanPrediction:
 
     def select(self, images: Tensor) -> CleanPrediction:
         """Select images by index."""
-        return CleanPrediction(
-            *(part[images.to(part.device)] for part in (self.predicted, self.compete, self.probability))
-        )
+        return CleanPrediction(*(part[images.to(part.device)] for part in vars(self).values()))
 
     def contrast(self, target: Target, logits: Tensor) -> Target:
         """Contrast the target with its rivals in those images whose classes compete, and resolve it."""
@@ -77,37 +75,33 @@ def probabilities(logits: Tensor, columns: Tensor, compete: Tensor) -> Tensor:
     return torch.where(compete[:, None], shared, alone)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SampleEstimate:
     """Running estimate of the attributions of some images.
 
     Attributes:
         reducer: how samples become one map.
-        accumulator: over samples ``[n, b * K, C, H, W]``.
         target: resolved.
         clean: evidence of the clean images ``[b, K, ..., H, W]``, for reducers that use it.
         postprocess: of the map, where the method prescribes one.
         frames: ``(T,)`` where clips are explained: each frame has a map of its own.
+        accumulator: over samples ``[n, b * K, C, H, W]``; a new one has none yet.
     """
 
     reducer: Reducer
-    accumulator: Accumulator
     target: Target
     clean: Tensor | None = None
     postprocess: Callable[[Tensor], Tensor] | None = None
     frames: tuple[int, ...] = ()
 
-    @classmethod
-    def start(cls, reducer: Reducer, target: Target, clean: Tensor | None = None, **fields: Any) -> SampleEstimate:
-        """Return the estimate before the first sample."""
-        return cls(reducer, _make_accumulator(reducer, clean), target, clean, **fields)
+    def __post_init__(self) -> None:
+        make: Callable[..., Accumulator] = self.reducer.accumulator
+        self.accumulator = make() if self.clean is None else make(self.clean.flatten(0, -5))  # as samples are
 
     def restart(self, images: Tensor) -> SampleEstimate:
         """Select images by index, to start with them anew."""
         clean = None if self.clean is None else self.clean[images]
-        return replace(
-            self, accumulator=_make_accumulator(self.reducer, clean), target=self.target.select(images), clean=clean
-        )
+        return replace(self, target=self.target.select(images), clean=clean)
 
     def add(self, samples: Tensor, weights: Tensor | None = None) -> None:
         """Accumulate samples.
@@ -126,7 +120,9 @@ class SampleEstimate:
         """Select images by index, to continue with them alone."""
         maps = math.prod(self._maps)
         rows = (images[:, None] * maps + torch.arange(maps, device=images.device)).flatten()
-        return replace(self.restart(images), accumulator=self.accumulator.select(rows))
+        part = self.restart(images)
+        part.accumulator = self.accumulator.select(rows)
+        return part
 
     def has_converged(self, share: float) -> Tensor:
         """Return whether at most this share of the energy of each of an image's maps is sampling error, ``[b]``."""
@@ -155,12 +151,6 @@ class SampleEstimate:
     def _maps(self) -> tuple[int, ...]:
         """Number of maps of an image: ``(K,)``, or ``(K, T)`` for clips."""
         return (self.target.count, *self.frames)
-
-
-def _make_accumulator(reducer: Reducer, clean: Tensor | None) -> Accumulator:
-    """Return a new accumulator; a reducer that uses clean images takes their evidence, flattened as samples are."""
-    make: Callable[..., Accumulator] = reducer.accumulator
-    return make() if clean is None else make(clean.flatten(0, -5))
 
 
 _FIRST = 8  # samples after which it is decided whether the neighbourhood fits, and the fewest with is_auto

@@ -2,7 +2,7 @@
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from dave_vit.engine.observation import AttentionMatrix, Observation, TokenLayou
 from dave_vit.engine.targets import Target
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import Method
-from dave_vit.methods.constants import per_channel, upsample
+from dave_vit.methods.constants import to_explanation, upsample
 from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.pass_size import PassSize
 
@@ -25,8 +25,25 @@ Tap = Callable[[list[str], list[Tensor]], Tensor | None]
 
 
 @contextmanager
+def hook_outputs(modules: Iterable[nn.Module], hook: Callable[[nn.Module, Any], Any]) -> Iterator[None]:
+    """Call ``hook(module, output)`` after each of some modules, for passes in this thread; none is left afterwards.
+
+    What it returns replaces the output, unless that is None.
+    """
+    thread = threading.get_ident()
+
+    def call_hook(module: nn.Module, args: Any, output: Any) -> Any:
+        return hook(module, output) if threading.get_ident() == thread else None
+
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(module.register_forward_hook(call_hook))
+        yield
+
+
+@contextmanager
 def tap_blocks(model: nn.Module, batch: int, tap: Tap) -> Iterator[None]:
-    """Call ``tap`` after each block that returns tokens, for passes in this thread; no hook is left afterwards.
+    """Call ``tap`` after each block that returns tokens; see `hook_outputs`.
 
     Args:
         model: has its blocks in lists of modules.
@@ -35,19 +52,17 @@ def tap_blocks(model: nn.Module, batch: int, tap: Tap) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for paths, blocks in list_blocks(model):
-            hook = _block_hook(paths, batch, tap)
-            for block in blocks:
-                stack.enter_context(block.register_forward_hook(hook))
+            stack.enter_context(hook_outputs(blocks, _block_hook(paths, batch, tap)))
         yield
 
 
-def _block_hook(paths: list[str], batch: int, tap: Tap) -> Callable[[nn.Module, Any, Any], Any]:
+def _block_hook(paths: list[str], batch: int, tap: Tap) -> Callable[[nn.Module, Any], Any]:
     states: list[Tensor] = []
-    thread = threading.get_ident()
 
-    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+    def hook(module: nn.Module, output: Any) -> Any:
         tokens = output[0] if isinstance(output, tuple) else output
-        if threading.get_ident() != thread or not _is_tokens(tokens, states, batch):
+        fits = isinstance(tokens, Tensor) and tokens.ndim == 3 and len(tokens) == batch  # [batch, N, D]
+        if not (fits and all(tokens.shape == state.shape for state in states)):
             return output
         states.append(tokens)
         replaced = tap(paths, states)
@@ -55,12 +70,6 @@ def _block_hook(paths: list[str], batch: int, tap: Tap) -> Callable[[nn.Module, 
         return (following, *output[1:]) if isinstance(output, tuple) else following
 
     return hook
-
-
-def _is_tokens(value: Any, before: list[Tensor], batch: int) -> bool:
-    """Return whether a block returned tokens ``[batch, N, D]`` of the same shape as the blocks before."""
-    fits = isinstance(value, Tensor) and value.ndim == 3 and len(value) == batch
-    return fits and all(value.shape == state.shape for state in before)
 
 
 def list_blocks(model: nn.Module) -> Iterator[tuple[list[str], list[nn.Module]]]:
@@ -107,17 +116,14 @@ def record_blocks(model: nn.Module, batch: int) -> Iterator[dict[str, list[Tenso
 
 @contextmanager
 def record_outputs(model: nn.Module, batch: int = 0) -> Iterator[list[tuple[nn.Module, Tensor]]]:
-    """Record the tensor that each module returns, for passes in this thread; no hook is left afterwards."""
+    """Record the tensor that each module returns; see `hook_outputs`."""
     outputs: list[tuple[nn.Module, Tensor]] = []
-    thread = threading.get_ident()
 
-    def record(module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, Tensor) and threading.get_ident() == thread:
+    def record(module: nn.Module, output: Any) -> None:
+        if isinstance(output, Tensor):
             outputs.append((module, output))
 
-    with ExitStack() as stack:
-        for module in model.modules():
-            stack.enter_context(module.register_forward_hook(record))
+    with hook_outputs(model.modules(), record):
         yield outputs
 
 
@@ -169,8 +175,7 @@ def wide(attention: AttentionMatrix) -> Tensor:
 
 def token_graph(observed: Observation, images: Tensor) -> TokenGraph:
     """Return the attention of a plain Vision Transformer; raise UnsupportedOperator with a reason for other models."""
-    if observed.decoder is not None:
-        raise refuse_words()
+    refuse_words(observed.decoder)
     if not observed.attention:
         raise _refusal("it has no softmax attention")
     sizes = [tuple(each.matrix.shape[-2:]) for each in observed.attention]
@@ -195,12 +200,13 @@ def _format_sizes(sizes: list[tuple[int, ...]]) -> str:
     return ", ".join(f"{queries}x{keys}" for queries, keys in sorted(set(sizes)))
 
 
-def refuse_words() -> UnsupportedOperator:
-    """Return the error of methods that explain no words."""
-    return UnsupportedOperator(
-        "this method reads out the tokens of one image, and here a language model reads them; use dave, attn_lrp, "
-        "gradcam, rollout or tam, which explain words"
-    )
+def refuse_words(decoder: object) -> None:
+    """Raise UnsupportedOperator for models that write text, in methods that explain no words."""
+    if decoder is not None:
+        raise UnsupportedOperator(
+            "this method reads out the tokens of one image, and here a language model reads them; use dave, attn_lrp, "
+            "gradcam, rollout or tam, which explain words"
+        )
 
 
 def _refusal(why: str) -> UnsupportedOperator:
@@ -249,8 +255,7 @@ def explain_grids(grids: Tensor, images: Tensor, target: Target, resolution: Res
     grids = grids.detach().to(images.dtype)
     if resolution == "patch":
         return Explanation(grids.unsqueeze(2), target.indices)
-    maps = upsample(grids.to(working_dtype(grids.dtype)), images.shape[-2:])
-    return Explanation(per_channel(maps, images.shape[1]).to(grids.dtype).contiguous(), target.indices)
+    return to_explanation(upsample(grids.to(working_dtype(grids.dtype)), images.shape[-2:]), images, target)
 
 
 def gradients(logits: Tensor, target: Target, sources: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:

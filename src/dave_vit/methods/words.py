@@ -1,7 +1,7 @@
 """Words of an answer in methods on tokens: where a language model predicts them, and where it has the image."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,14 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit.engine.forward import autocast_context
-from dave_vit.engine.observation import (
-    AttentionMatrix,
-    Observation,
-    TextDecoder,
-    TokenLayout,
-    find_text_decoder,
-    find_token_grid,
-)
+from dave_vit.engine.observation import AttentionMatrix, Observation, TokenLayout, find_text_decoder, find_token_grid
 from dave_vit.engine.scores import Token, Word
 from dave_vit.engine.targets import ScoreSet, Target
 from dave_vit.errors import OptionError, UnsupportedOperator
@@ -39,9 +32,8 @@ def words_of(target: Target) -> list[Word]:
     return words
 
 
-def image_layout(decoder: TextDecoder | None, images: Tensor) -> TokenLayout:
+def image_layout(tokens: Sequence[int], images: Tensor) -> TokenLayout:
     """Return the grid of the image's tokens in the language model; raise UnsupportedOperator where they have none."""
-    tokens = () if decoder is None else decoder.image_tokens
     grid = find_token_grid(len(tokens), images.shape[-2:])
     if grid is None or math.prod(grid) != len(tokens):
         raise UnsupportedOperator(
@@ -61,9 +53,8 @@ def vision_features(observed: Observation, images: Tensor) -> tuple[Tensor, Call
         grid = find_token_grid(shape[-1], images.shape[-2:], observed.maps) if observed.maps else None
         if tokens is not None and tokens.shape[:2] == (len(images), shape[-1]) and shape[-2] == shape[-1] and grid:
             return tokens, partial(tokens_to_grid, TokenLayout(grid, shape[-1] - math.prod(grid)))
-    layout = image_layout(observed.decoder, images)
-    assert observed.decoder is not None
-    tokens, places = observed.text[0].tokens, list(observed.decoder.image_tokens)
+    tokens, places = observed.text[0].tokens, observed.image_tokens
+    layout = image_layout(places, images)
     assert tokens is not None
     return tokens, lambda values: tokens_to_grid(layout, values[:, places])
 
@@ -88,9 +79,11 @@ def residual(matrix: Tensor) -> Tensor:
     return mixed / mixed.sum(-1, keepdim=True)
 
 
-def roll_words(
-    observed: Observation, images: Tensor, target: Target, fuse: Callable[[AttentionMatrix], Tensor]
-) -> Tensor:
+Fuse = Callable[[AttentionMatrix], Tensor]
+"""Function from a layer to its attention over all heads, ``[b, L, S]``."""
+
+
+def roll_words(observed: Observation, images: Tensor, target: Target, fuse: Fuse) -> Tensor:
     """Roll attention out from each word, through the language model and the vision encoder: grids ``[b, K, h, w]``.
 
     Attention to an image outside of the sequence is averaged with the residual path, as all attention is. The vision
@@ -100,7 +93,7 @@ def roll_words(
         observed: a pass with attention of a language model.
         images: ``[b, C, H, W]``.
         target: K words.
-        fuse: from a layer to its attention over all heads, ``[b, L, S]``.
+        fuse: of the heads of each layer.
     """
     words, length = words_of(target), observed.text[-1].matrix.shape[-2]
     row = images.new_zeros(len(images), len(words), length)
@@ -116,20 +109,17 @@ def roll_words(
             row = row / (attention.sum(-1) + 1).unsqueeze(1)
             read = row @ attention
             outside = read if outside is None else outside + read
-    places = list(observed.decoder.image_tokens) if observed.decoder is not None else []
-    return _roll_vision(observed, images, row[..., places] if outside is None else outside, fuse)
+    return _roll_vision(observed, images, row[..., observed.image_tokens] if outside is None else outside, fuse)
 
 
-def _roll_vision(
-    observed: Observation, images: Tensor, row: Tensor, fuse: Callable[[AttentionMatrix], Tensor]
-) -> Tensor:
+def _roll_vision(observed: Observation, images: Tensor, row: Tensor, fuse: Fuse) -> Tensor:
     """Roll weights of image tokens ``[b, K, N]`` out through the vision encoder, and arrange them in its grid."""
     layers = [layer for layer in _used_layers(observed) if layer.matrix.shape[-2] == layer.matrix.shape[-1]]
     sizes = {(len(layer.matrix), layer.matrix.shape[-1]) for layer in layers}
     batch, tokens = sizes.pop() if len(sizes) == 1 else (0, 0)
     grid = find_token_grid(tokens, images.shape[-2:], observed.maps) if observed.maps else None
     if grid is None or batch != len(images) or row.shape[-1] not in (tokens, math.prod(grid)):
-        return image_layout(observed.decoder, images).to_grid(row)
+        return image_layout(observed.image_tokens, images).to_grid(row)
     row = torch.nn.functional.pad(row, (tokens - row.shape[-1], 0))  # class and register tokens that were dropped
     for layer in reversed(layers):
         row = row @ residual(fuse(layer).to(row))
@@ -166,14 +156,15 @@ class TAM(Method):
                 "tam explains words of a language model that has the patches of the image in its sequence, and this "
                 "model has none; use dave, attn_lrp, gradcam or rollout"
             )
-        layout = image_layout(decoder, images)
+        places = list(decoder.image_tokens)
+        layout = image_layout(places, images)
         with autocast_context(images, self.autocast):
             logits = model.compute_all_logits(images).float().clamp(min=0)  # [b, L, vocabulary]
-        special = {*model.tokenizer.all_special_ids, *model.token_ids[0, list(decoder.image_tokens)].tolist()}
+        special = {*model.tokenizer.all_special_ids, *model.token_ids[0, places].tolist()}
         tokens = model.token_ids[0].tolist()
         start = len(tokens) - len(model.tokens)  # a token of the answer is read where it is predicted
         text = [(index, token, index - (index >= start)) for index, token in enumerate(tokens) if token not in special]
-        maps = [self._map_word(word, logits, list(decoder.image_tokens), text) for word in words_of(target)]
+        maps = [self._map_word(word, logits, places, text) for word in words_of(target)]
         return explain_grids(filter_by_rank(layout.to_grid(torch.stack(maps, 1))), images, target)
 
     @staticmethod
