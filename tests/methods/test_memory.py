@@ -72,14 +72,14 @@ def test_other_values_are_refused_in_one_line(given):
 class TestMeasuredBytes:
     def test_what_autograd_saves(self):
         model, x = Sigmoids(5), X[:1]
-        with SavedMemory(model) as saved:
+        with (saved := SavedMemory(model)):
             model(x.clone().requires_grad_()).sum()
         assert saved.peak == 5 * x.nbytes
         assert saved.largest == x.nbytes
 
     def test_copies_of_weights_do_not_grow_with_the_batch(self):
         model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 64, bias=False), nn.Sigmoid())
-        with SavedMemory(model) as saved, torch.autocast("cpu", dtype=torch.bfloat16):
+        with (saved := SavedMemory(model)), torch.autocast("cpu", dtype=torch.bfloat16):
             model(X[:1].clone().requires_grad_())
         assert saved.fixed == 3 * 32 * 32 * 64 * 2
         assert saved.peak == 3 * 32 * 32 * 2 + 64 * 2  # the input in bfloat16, and the result
@@ -114,7 +114,7 @@ class TestRows:
         model = vit(depth=6)
         row = form_of(DAVE(model)).measure(X[:1]).row
         for rows in (2, 6):
-            with SavedMemory(model) as saved:
+            with (saved := SavedMemory(model)):
                 DAVE(model, samples=12, memory=(rows + 1) * row).attribute(X[:1], 0)
             assert 0.25 * rows * row < saved.peak < (rows + 1) * row
 

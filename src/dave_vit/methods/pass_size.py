@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -76,8 +76,11 @@ def free_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages)
 
 
-RowMemory = tuple[int, int]
-"""Bytes of a pass: whatever the number of rows, and of each row."""
+class RowMemory(NamedTuple):
+    """Bytes of a pass: whatever the number of rows, and of each row."""
+
+    fixed: int
+    row: int
 
 
 @dataclass(frozen=True)
@@ -116,12 +119,11 @@ class PassForm:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                return 0, sys.maxsize  # it may fit the next time
+                return RowMemory(0, sys.maxsize)  # it may fit the next time
         return known[key]
 
     def _run(self, image: Tensor) -> RowMemory:
-        saved = SavedMemory(self.model)
-        with count_passes(), saved:  # it is no pass of a map
+        with count_passes(), (saved := SavedMemory(self.model)):  # it is no pass of a map
             if self.kept == "attention":
                 with observe(self.model, image, rules=self.rules, autocast=self.autocast, read=self.read):
                     constants = 0
@@ -132,7 +134,7 @@ class PassForm:
                 constants = sum(one.value.nbytes for one in mode.take_constants())  # of their derivatives
         graph = saved.peak + _TRANSIENT * saved.largest + constants
         row = _FORWARD * saved.largest if self.kept == "nothing" else graph
-        return saved.fixed, int(_MARGIN * row) + _COPIES * self.classes * image.nbytes
+        return RowMemory(saved.fixed, int(_MARGIN * row) + _COPIES * self.classes * image.nbytes)
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], RowMemory]] = WeakKeyDictionary()
@@ -158,10 +160,9 @@ class PassSize:
         memory = None if self.budget is None else form.measure(images[:1])
         if memory is None or self.budget is None:
             return rows
-        fixed, row = memory
-        if fixed + row > self.budget:
+        if memory.fixed + memory.row > self.budget:
             self._offload()
-        return min(rows, max(1, (self.budget - fixed) // row))
+        return min(rows, max(1, (self.budget - memory.fixed) // memory.row))
 
     def _offload(self) -> bool:
         """Keep saved tensors in main memory from here on, if that is another memory; returns whether it is."""
