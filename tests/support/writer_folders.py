@@ -33,20 +33,21 @@ _SPECIAL = {
 }
 
 
-def tokenizer(image: str = "<image>", marks: dict[int, str] | None = None, **named: str) -> Any:
+def tokenizer(image: str = "<image>", marks: dict[int, str] | None = None, space: str = "", **named: str) -> Any:
     """Words with spaces between; the numbers are those of the table of models.
 
     Args:
         image: the token that stands for a part of the image.
         marks: other special tokens, by number.
+        space: the sign before each word.
         named: special tokens that are attributes of the tokenizer.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     special = {**_SPECIAL, 60: image, **(marks or {})}
-    known = ["<pad>", "<s>", "</s>", "<unk>", *WORDS]
-    names = known + [special.get(number, f"w{number}") for number in range(len(known), 64)]
+    known = ["<pad>", "<s>", "</s>", "<unk>", *(space + word for word in WORDS)]
+    names = known + [special.get(number, f"{space}w{number}") for number in range(len(known), 64)]
     made = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     own = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -93,14 +94,15 @@ def _template(slot: str) -> str:
     return template + " {% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endfor %}"
 
 
-def _qwen(name: str, pixels: str = "Qwen2VL", clips: str = "Qwen2VL") -> Any:
+def _qwen(name: str, clips: str = "Qwen2VL", space: str = "") -> Any:
     import transformers
 
     sizes = {"size": {"shortest_edge": 56 * 56, "longest_edge": 16 * 28 * 28}, "patch_size": 14}
-    made = getattr(transformers, f"{pixels}ImageProcessor")(**sizes, **_HALF)
+    made = transformers.Qwen2VLImageProcessor(**sizes, **_HALF)
     template = _template("<|vision_start|> <|image_pad|> <|vision_end|>")
     clips = getattr(transformers, f"{clips}VideoProcessor")()
-    return getattr(transformers, f"{name}Processor")(made, tokenizer("<|image_pad|>"), clips, chat_template=template)
+    words = tokenizer("<|image_pad|>", space=space)
+    return getattr(transformers, f"{name}Processor")(made, words, clips, chat_template=template)
 
 
 def _glm() -> Any:
@@ -267,7 +269,7 @@ PROCESSORS = {
     "Qwen2-VL": lambda: _qwen("Qwen2VL"),
     "Qwen2.5-VL": lambda: _qwen("Qwen2_5_VL"),
     "Qwen3-VL": lambda: _qwen("Qwen3VL", clips="Qwen3VL"),
-    "Qwen3.5": lambda: _qwen("Qwen3VL", clips="Qwen3VL"),
+    "Qwen3.5": lambda: _qwen("Qwen3VL", clips="Qwen3VL", space="Ġ"),  # its tokenizer decodes bytes
     "GLM-4V": _glm,
     "LLaVA-NeXT": _llava_next,
     "LLaVA-OneVision": _onevision,
@@ -284,12 +286,29 @@ PROCESSORS = {
     "Florence-2": _florence2,
     "InstructBLIP": _instruct,
     "Kosmos-2": _kosmos2,
+}
+CAPTIONERS = {
     "GIT": lambda: _plain("Git", "CLIP", size={"shortest_edge": 64}, crop_size=64),
-    "BLIP, questions": lambda: _plain("Blip", "Blip"),
-    "ViLT": lambda: _plain("Vilt", "Vilt", size={"shortest_edge": 64}),
+    "BLIP, captions": lambda: _plain("Blip", "Blip"),
     "Donut": lambda: _plain("Donut", "Donut"),
     "TrOCR": lambda: _plain("TrOCR", "ViT"),
+}
+REFUSED = {
+    "BLIP, questions": lambda: _plain("Blip", "Blip"),
+    "ViLT": lambda: _plain("Vilt", "Vilt", size={"shortest_edge": 64}),
     "Pix2Struct": lambda: _plain("Pix2Struct", "Pix2Struct", max_patches=16),
+}
+QUESTION = "what is on the table ?"
+# what stands for the image in the text that a processor takes
+_PADS = {"Qwen2-VL", "Qwen2.5-VL", "Qwen3-VL", "Qwen3.5"}
+SLOTS = {
+    **dict.fromkeys(_PADS, "<|vision_start|> <|image_pad|> <|vision_end|> "),
+    **dict.fromkeys(("BLIP-2", "InstructBLIP", "Kosmos-2", "Florence-2"), ""),
+    **dict.fromkeys(("Mistral 3", "Pixtral"), "[IMG] "),
+    **dict.fromkeys(("Llama 3.2 Vision", "Llama 4"), "<|image|> "),
+    "GLM-4V": "<|begin_of_image|> <|image|> <|end_of_image|> ",
+    "InternVL 3": "<IMG_CONTEXT> ",
+    "Gemma 3": "<boi> ",
 }
 
 
@@ -309,8 +328,10 @@ def save(family: str, folder: Path) -> Path:
         model = model.model
     if hasattr(model.config, "image_grid_pinpoints"):
         model.config.image_grid_pinpoints = _GRID
+    if model.can_generate():
+        model.generation_config.eos_token_id = 99  # of no word: answers are as long as they may be
     model.save_pretrained(folder)
-    {**PROCESSORS, **RETRIEVERS}[family]().save_pretrained(folder)
+    {**PROCESSORS, **CAPTIONERS, **REFUSED, **RETRIEVERS}[family]().save_pretrained(folder)
     return folder
 
 

@@ -20,7 +20,7 @@ from dave_vit.models.inputs import Arrange
 _BILINEAR = 2  # as PIL counts filters
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TileGrid:
     """Cuts images ``[B, C, H, W]`` into tiles, row by row, with the downscaled whole image before or after them.
 
@@ -31,6 +31,8 @@ class TileGrid:
         lead: shape of the tiles of one image as the model takes them, without ``[C, h, w]``; zeros fill it.
         box: first and last row and column of what the whole image shows; None for all.
         mode: how the whole image is interpolated.
+        residual: added to the whole image, which processors make of the photograph, not of the tiles: what its other
+            rounding and filters leave.
     """
 
     rows: int = 1
@@ -39,6 +41,7 @@ class TileGrid:
     lead: tuple[int, ...] = (1,)
     box: tuple[int, int, int, int] | None = None
     mode: str = "bicubic"
+    residual: Tensor | None = None
 
     def __call__(self, images: Tensor) -> dict[str, Any]:
         """Return ``pixel_values`` as the model takes them."""
@@ -55,7 +58,8 @@ class TileGrid:
             return tiles
         top, bottom, left, right = self.box or (0, images.shape[-2], 0, images.shape[-1])
         shown = images[..., top:bottom, left:right]
-        whole = F.interpolate(shown, (height, width), mode=self.mode, antialias=True, align_corners=False).unsqueeze(1)
+        whole = F.interpolate(shown, (height, width), mode=self.mode, antialias=True, align_corners=False)
+        whole = (whole if self.residual is None else whole + self.residual.to(whole)).unsqueeze(1)
         return torch.cat([whole, tiles] if self.whole == "first" else [tiles, whole], 1)
 
     def join(self, tiles: Tensor) -> Tensor:
@@ -82,7 +86,7 @@ def measure_tiles(processor: Any, size: tuple[int, int]) -> TileGrid | None:
     As `Geometry` does, it measures where each pixel lies, by processing pictures that are black, white, or grey by
     position: in the right order neighbouring tiles show neighbouring pixels.
     """
-    shown = [_process(processor, picture)["pixel_values"].double() for picture in ramp_images(size)]
+    shown = [_process(processor, picture)["pixel_values"].float() for picture in ramp_images(size)]
     lead = tuple(shown[0].shape[:-3])
     black, white, *ramps = (tiles.flatten(0, -4) for tiles in shown)  # [tiles, C, h, w]
     contrast = white - black  # 0 where the picture is padded
@@ -245,7 +249,11 @@ def process_image(processor: Any, spec: str, image: Image.Image) -> PixelInputs:
             f"{spec} takes pixels shaped {[] if pixels is None else list(pixels.shape)}, which cannot be followed back to "
             "the photograph; explain it with dave_vit.with_inputs and a function of your own that arranges the pixels"
         )
-    return PixelInputs(grid.join(pixels.flatten(0, -4)), grid, hasattr(processor, "do_image_splitting"))
+    tiles = pixels.flatten(0, -4).float()
+    image = grid.join(tiles)
+    cut = grid.cut(image)[0]
+    grid = replace(grid, residual=(tiles[: len(cut)] - cut)[0 if grid.whole == "first" else -1])
+    return PixelInputs(image, grid, hasattr(processor, "do_image_splitting"))
 
 
 def _process(processor: Any, image: Image.Image) -> ImageInputs:

@@ -234,6 +234,7 @@ _ARCHITECTURES: tuple[tuple[str, str, Callable[[], Any], Build, int], ...] = (
     ),
     ("Kosmos-2", "Kosmos2ForConditionalGeneration", kosmos2, build_with(**kinds(4, "image_embeds_position_mask")), 64),
     ("GIT", "GitForCausalLM", _git, build_with(**_QUESTION, use_cache=False), 64),
+    ("BLIP, captions", "BlipForConditionalGeneration", _blip, build_with(**_QUESTION), 64),
     ("BLIP, questions", "BlipForQuestionAnswering", _blip, _build_blip, 64),
     ("ViLT", "ViltForQuestionAnswering", _vilt, build_with(**_QUESTION), 64),
 )
