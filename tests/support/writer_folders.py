@@ -131,7 +131,10 @@ def _onevision() -> Any:
     import transformers
 
     sizes = {"size": {"height": 64, "width": 64}, "image_grid_pinpoints": _GRID}
-    pixels, clips = transformers.LlavaOnevisionImageProcessor(**sizes, **_HALF), transformers.LlavaOnevisionVideoProcessor()
+    pixels, clips = (
+        transformers.LlavaOnevisionImageProcessor(**sizes, **_HALF),
+        transformers.LlavaOnevisionVideoProcessor(),
+    )
     options = {"num_image_tokens": 16, "vision_feature_select_strategy": "full", "video_token": "<|video_pad|>"}
     return transformers.LlavaOnevisionProcessor(pixels, tokenizer(), clips, **options)
 
@@ -142,7 +145,9 @@ def _internvl() -> Any:
     tiles = {"size": {"height": 64, "width": 64}, "max_patches": 6}  # cut by default of the whole processor
     pixels, clips = transformers.GotOcr2ImageProcessor(**tiles, **_HALF), transformers.InternVLVideoProcessor()
     named = {"start_image_token": "<img>", "end_image_token": "</img>", "video_token": "<video>"}
-    words = tokenizer("<IMG_CONTEXT>", {58: "<img>", 59: "</img>", 61: "<video>"}, context_image_token="<IMG_CONTEXT>", **named)
+    words = tokenizer(
+        "<IMG_CONTEXT>", {58: "<img>", 59: "</img>", 61: "<video>"}, context_image_token="<IMG_CONTEXT>", **named
+    )
     template = _template("<IMG_CONTEXT>")
     return transformers.InternVLProcessor(pixels, words, clips, image_seq_length=4, chat_template=template)
 
@@ -171,7 +176,9 @@ def _gemma4() -> Any:
     pixels = transformers.Gemma4ImageProcessor(max_soft_tokens=70, pooling_kernel_size=2, patch_size=16)
     named = {"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<image>"}
     named |= {"audio_token": "<audio>", "boa_token": "<boa>", "eoa_token": "<eoa>"}
-    words = tokenizer("<image>", {58: "<boi>", 59: "<eoi>", 61: "<|video|>", 62: "<audio>", 56: "<boa>", 57: "<eoa>"}, **named)
+    words = tokenizer(
+        "<image>", {58: "<boi>", 59: "<eoi>", 61: "<|video|>", 62: "<audio>", 56: "<boa>", 57: "<eoa>"}, **named
+    )
     sound, clips = transformers.Gemma4AudioFeatureExtractor(), transformers.Gemma4VideoProcessor()
     return transformers.Gemma4Processor(sound, pixels, words, clips, chat_template=_template("<image>"))
 
@@ -179,7 +186,9 @@ def _gemma4() -> Any:
 def _mistral(merge: int) -> Any:
     import transformers
 
-    pixels = transformers.PixtralImageProcessor(size={"longest_edge": 64}, patch_size={"height": 16, "width": 16}, **_HALF)
+    pixels = transformers.PixtralImageProcessor(
+        size={"longest_edge": 64}, patch_size={"height": 16, "width": 16}, **_HALF
+    )
     words = tokenizer("[IMG]", {58: "[IMG_BREAK]", 59: "[IMG_END]"})
     options = {"patch_size": 16, "spatial_merge_size": merge, "chat_template": _template("[IMG]")}
     return transformers.PixtralProcessor(pixels, words, **options)
@@ -189,7 +198,13 @@ def _llama4() -> Any:
     import transformers
 
     pixels = transformers.Llama4ImageProcessor(size={"height": 64, "width": 64}, max_patches=4, **_HALF)
-    marks = {54: "<|image_start|>", 55: "<|image_end|>", 56: "<|image|>", 58: "<|tile_x_separator|>", 59: "<|tile_y_separator|>"}
+    marks = {
+        54: "<|image_start|>",
+        55: "<|image_end|>",
+        56: "<|image|>",
+        58: "<|tile_x_separator|>",
+        59: "<|tile_y_separator|>",
+    }
     words = tokenizer("<|patch|>", marks)
     return transformers.Llama4Processor(pixels, words, patch_size=16, chat_template=_template("<|image|>"))
 
@@ -215,7 +230,9 @@ def _perception() -> Any:
 def _florence2() -> Any:
     import transformers
 
-    pixels = transformers.CLIPImageProcessor(size={"height": 64, "width": 64}, crop_size=64, do_center_crop=False, **_HALF)
+    pixels = transformers.CLIPImageProcessor(
+        size={"height": 64, "width": 64}, crop_size=64, do_center_crop=False, **_HALF
+    )
     pixels.image_seq_length = 65
     words = tokenizer("<image>", image_token="<image>")
     return transformers.Florence2Processor(pixels, words, num_additional_image_tokens=1)

@@ -156,5 +156,6 @@ class ImageAndText(nn.Module):
     def forward(self, inputs: Tensor) -> Any:
         """Return the model's output with this image and these embeddings."""
         image, text = self.split(inputs)
-        with _replace_output(self._embedding[0], text.to(self.embedded.dtype)):
+        text = text.to(self.embedded.dtype).clone()  # which models may write into
+        with _replace_output(self._embedding[0], text):
             return self.model(image)

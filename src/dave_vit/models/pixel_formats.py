@@ -192,7 +192,9 @@ class PaddedPatches:
 
     def __call__(self, images: Tensor) -> dict[str, Any]:
         """Return patches ``[B, count, patch * patch * C]`` and the column and row of each, -1 where there is none."""
-        patches = F.pixel_unshuffle(images, self.patch).unflatten(1, (images.shape[1], -1))  # [B, C, p * p, rows, columns]
+        patches = F.pixel_unshuffle(images, self.patch).unflatten(
+            1, (images.shape[1], -1)
+        )  # [B, C, p * p, rows, columns]
         rows, columns = patches.shape[-2:]
         patches = patches.permute(0, 3, 4, 2, 1).flatten(3).flatten(1, 2)
         missing = self.count - rows * columns
@@ -245,9 +247,10 @@ def process_image(processor: Any, spec: str, image: Image.Image) -> PixelInputs:
         return PixelInputs(pixels)
     grid = measure_tiles(processor, image.size) if dimensions > 3 else None
     if grid is None:
+        taken = ", ".join(values) if pixels is None else f"pixels shaped {list(pixels.shape)}"
         raise ModelError(
-            f"{spec} takes pixels shaped {[] if pixels is None else list(pixels.shape)}, which cannot be followed back to "
-            "the photograph; explain it with dave_vit.with_inputs and a function of your own that arranges the pixels"
+            f"{spec} takes {taken}, which cannot be followed back to the photograph; explain it with "
+            "dave_vit.with_inputs and a function of your own that arranges the pixels"
         )
     tiles = pixels.flatten(0, -4).float()
     image = grid.join(tiles)

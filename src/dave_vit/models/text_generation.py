@@ -22,8 +22,16 @@ from dave_vit.models.tasks import PromptedModel, TaskKind, TaskModel
 
 MAX_TOKENS = 32
 """Default limit on the number of tokens of an answer."""
-_ANSWER_FILL = {"attention_mask": 1, "token_type_ids": 1}  # value at answer tokens; 0 in other inputs
-_IMAGE_INPUTS = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_position_ids", "rows", "cols", "labels")
+_SUFFIX = "paligemma"  # type of models that mark the answer by 1; others mark images by it
+_IMAGE_INPUTS = (
+    "pixel_values",
+    "pixel_attention_mask",
+    "image_grid_thw",
+    "image_position_ids",
+    "rows",
+    "cols",
+    "labels",
+)
 _CONTINUE = ("blip", "git")  # types of models that go on with the prompt, as a caption
 
 
@@ -171,7 +179,9 @@ def _format_prompt(processor: Any, prompt: str) -> str:
         message = [{"role": "user", "content": content}]
         return str(processor.apply_chat_template(message, add_generation_prompt=True))
     slot = getattr(processor, "image_token", "")
-    puts_image = any(hasattr(processor, name) for name in ("num_query_tokens", "task_prompts_with_input"))  # BLIP-2, Florence-2
+    puts_image = any(
+        hasattr(processor, name) for name in ("num_query_tokens", "task_prompts_with_input")
+    )  # BLIP-2, Florence-2
     return prompt if puts_image else f"{slot}{prompt}"
 
 
@@ -196,7 +206,8 @@ class AnsweredPrompt(TaskModel):
     ) -> None:
         model = generator.model
         name = next(key for key in ("decoder_input_ids", "input_ids") if key in text_inputs)
-        constants = _append_answer(text_inputs, name, list(tokens))
+        ones = ("attention_mask", "token_type_ids" if model.config.model_type == _SUFFIX else "")
+        constants = _append_answer(text_inputs, name, list(tokens), ones)
         token_ids = constants[name]
         arrange = pixels.arrange_with(model, token_ids)
         if pixels.is_embedded:
@@ -240,8 +251,12 @@ class AnsweredPrompt(TaskModel):
 
     def with_text_embeddings(self) -> ImageAndText:
         """Return the model of the image and of the embeddings of prompt and answer, as one vector."""
-        embedding = self.model.model.get_input_embeddings()  # type: ignore[union-attr,operator]
-        return ImageAndText(self, embedding, self.token_ids.to(self.inputs.device), tuple(self.inputs.shape[1:]))
+        own: Any = self.model.model
+        if own.config.is_encoder_decoder:  # whose encoder may have an embedding of its own
+            own = getattr(own.get_decoder(), "decoder", own.get_decoder())
+        return ImageAndText(
+            self, own.get_input_embeddings(), self.token_ids.to(self.inputs.device), tuple(self.inputs.shape[1:])
+        )
 
     @torch.no_grad()
     def probabilities(self) -> list[float]:
@@ -278,13 +293,13 @@ def _word_score(word: AnswerWord, tokens: Sequence[int]) -> Word:
     return Word(tuple(int(tokens[piece]) for piece in word.pieces), positions)
 
 
-def _append_answer(text_inputs: dict[str, Any], name: str, tokens: list[int]) -> dict[str, Any]:
-    """Return the inputs of a prompt followed by the tokens of an answer."""
+def _append_answer(text_inputs: dict[str, Any], name: str, tokens: list[int], ones: Sequence[str]) -> dict[str, Any]:
+    """Return the inputs of a prompt followed by the tokens of an answer, where some are 1 and others 0."""
     shape = text_inputs[name].shape
     constants = {}
     for key, value in text_inputs.items():
         if isinstance(value, Tensor) and value.shape == shape and not value.is_floating_point():
-            more = tokens if key == name else [_ANSWER_FILL.get(key, 0)] * len(tokens)
+            more = tokens if key == name else [int(key in ones)] * len(tokens)
             value = torch.cat([value, value.new_tensor([more]).reshape(1, -1)], dim=1)
         elif key == "cross_attention_mask":  # of Llama 3.2: [1, L, images, tiles]
             value = torch.cat([value, value[:, -1:].expand(-1, len(tokens), -1, -1)], dim=1)

@@ -47,7 +47,13 @@ def _qwen35() -> Any:
 
 
 def gemma4(places: int = 8) -> Any:
-    vision = {**PLAIN, "num_key_value_heads": 2, "head_dim": 16, "pooling_kernel_size": 2, "position_embedding_size": places}
+    vision = {
+        **PLAIN,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "pooling_kernel_size": 2,
+        "position_embedding_size": places,
+    }
     text = {**LANGUAGE, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
     text |= {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8}
     marks = {"image_token_id": IMAGE, "video_token_id": 61, "audio_token_id": 62}

@@ -139,9 +139,20 @@ def _load_prompt_model(checkpoint: Checkpoint) -> Adapter:
     return adapter_class(model, processor, preprocessing(processor.image_processor), **checkpoint.facts())
 
 
+def _refuse_questions(checkpoint: Checkpoint) -> Adapter:
+    """Refuse BLIP and ViLT for questions."""
+    reason = "keeps the logits of its answers to itself; take a model that writes, such as BLIP-2"
+    if checkpoint.config.model_type == "vilt":
+        reason = (
+            "answers questions with classes, not with words; bind one with dave_vit.with_inputs(model, input_ids=...)"
+        )
+    raise ModelError(f"{checkpoint.spec} {reason}")
+
+
 _LOADERS: dict[str, Callable[[Checkpoint], Adapter]] = {
     "ForConditionalGeneration": _load_text_generator,
     "GitForCausalLM": _load_text_generator,
+    **dict.fromkeys(("BlipForQuestionAnswering", "ViltForQuestionAnswering"), _refuse_questions),
     "VisionEncoderDecoderModel": _load_text_generator,
     "ForRetrieval": _load_retriever,
     "ForVideoClassification": _load_video_model,
