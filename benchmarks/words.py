@@ -27,7 +27,8 @@ from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.engine.scores import Word
 from dave_vit.engine.targets import ScoreSet
 from dave_vit.errors import first_line
-from dave_vit.models.inputs import PackedPatches, WithInputs, with_inputs
+from dave_vit.models.inputs import WithInputs, with_inputs
+from dave_vit.models.pixel_formats import PackedPatches
 from large_models import GIB, free_cache, peak, reset_peak, synchronize
 
 WORDS = (1, 3, 10)

@@ -14,20 +14,19 @@ from dave_vit import cli, conservation_gap, create_method, load_model
 from dave_vit.checks.doctor import Float64Mode
 from dave_vit.data.geometry import Geometry
 from dave_vit.errors import InputError, ModelError, OptionError
-from dave_vit.models.inputs import pixel_format
+from dave_vit.models.families.hf import _adjust_image_processor
+from dave_vit.models.pixel_formats import process_image
 from dave_vit.models.text_generation import AnswerWord, split_words
-from writer_folders import PROCESSORS, saved_folders  # noqa: F401
+from writer_folders import CAPTIONERS, PROCESSORS, QUESTION, SLOTS, saved_folders  # noqa: F401
 
-QUESTION = "what is on the table ?"
 WIDTH, HEIGHT, MARK = 120, 80, 32
 QUICK = ("LLaVA", "Idefics 3", "Qwen2-VL")  # one of each form in which pictures are taken
 FAMILIES = [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in PROCESSORS]
 
 
-@pytest.fixture
-def marked() -> Image.Image:
+def marked(nothing: int = 128) -> Image.Image:
     """A photograph, wider than high, that is nothing but a mark in its lower right corner."""
-    pixels = np.full((HEIGHT, WIDTH, 3), 128, dtype=np.uint8)
+    pixels = np.full((HEIGHT, WIDTH, 3), nothing, dtype=np.uint8)
     pixels[-MARK:, -MARK:] = 255
     return Image.fromarray(pixels)
 
@@ -38,34 +37,88 @@ def photograph() -> Image.Image:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_mark_is_found_where_it_is_in_the_photograph(family, folders, marked):
+def test_a_mark_is_found_where_it_is_in_the_photograph(family, folders):
     writer = load_model(f"hf:{folders(family)}")
-    prompted = writer.with_prompt(marked, QUESTION, max_tokens=3)
+    image = marked(0 if family == "Gemma 4" else 128)  # which does not centre its pixels
+    prompted = writer.with_prompt(image, QUESTION, max_tokens=3)
     assert len(prompted.words) == len(prompted.tokens) == 3
     attribution = create_method("effective", prompted).attribute(prompted.inputs, prompted.score(1))
-    relevance = Geometry.measure(writer.preprocessing, marked.size).to_photo(attribution[0].sum(0)).abs()
+    relevance = Geometry.measure(writer.preprocessing, image.size).to_photo(attribution[0].sum(0)).abs()
     assert relevance[-MARK:, -MARK:].sum() > 0.9 * relevance.sum() > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_answer_is_the_one_of_the_library_and_its_parts_add_up(family, folders, photograph):
     writer = load_model(f"hf:{folders(family)}").double()
-    prompted = writer.with_prompt(photograph, QUESTION, max_tokens=2)
-    text = f"<image> {QUESTION}"
-    if "Qwen" in family:
-        text = f"<|vision_start|> <|image_pad|> <|vision_end|> {QUESTION}"
-    inputs = writer.processor(images=[photograph], text=[QUESTION if family == "BLIP-2" else text], return_tensors="pt")
+    with Float64Mode():
+        prompted = writer.with_prompt(photograph, QUESTION, max_tokens=3)
+    text = SLOTS.get(family, "<image> ") + QUESTION
+    inputs = writer.processor(images=[photograph], text=[text], return_tensors="pt")
     inputs = {
         name: inputs[name].double() if name == "pixel_values" else inputs[name] for name in inputs if name != "labels"
     }
-    with torch.no_grad():
+    if writer.model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.tensor([[2]])
+    with torch.no_grad(), Float64Mode():
         own = writer.model(**inputs).logits[0, -1]
-    # the whole picture beside its tiles is rounded to bytes by the processor
-    torch.testing.assert_close(prompted.with_answer([])(prompted.inputs).logits[0, -1], own, atol=2e-3, rtol=0)
-    own[writer.tokenizer.all_special_ids] = -torch.inf
-    assert int(own.argmax()) == prompted.tokens[0]
+        found = prompted.with_answer([])(prompted.inputs).logits[0, -1]
+        special = writer.tokenizer.all_special_ids
+        options = {"max_new_tokens": 3, "do_sample": False, "suppress_tokens": special, "forced_eos_token_id": None}
+        assert tuple(writer.model.generate(**inputs, **options)[0, -3:].tolist()) == prompted.tokens
+    torch.testing.assert_close(found, own, atol=1e-5, rtol=0)
     with Float64Mode():
         assert conservation_gap(prompted, prompted.inputs, prompted.score(1)) < 1e-9
+
+
+TILED = {  # sizes of photographs, and the rows and columns into which they are cut
+    "LLaVA-NeXT": {(120, 80): (2, 2), (40, 120): (2, 1), (60, 60): (1, 1)},
+    "LLaVA-OneVision": {(300, 200): (2, 2), (40, 120): (2, 1)},
+    "InternVL 3": {(120, 80): (2, 3), (40, 120): (3, 1)},
+    "Aya Vision": {(2500, 80): (1, 6)},
+    "Llama 3.2 Vision": {(120, 80): (2, 2), (40, 120): (2, 1), (30, 300): (4, 1), (60, 60): (1, 1)},
+    "Llama 4": {(120, 80): (2, 2), (300, 40): (1, 4)},
+    "Perception LM": {(120, 60): (1, 2), (60, 120): (2, 1)},
+    "Idefics 3": {(120, 80): (2, 2)},
+}
+
+
+@pytest.mark.parametrize("family", TILED)
+def test_tiles_are_those_of_the_processor(family):
+    processor = PROCESSORS[family]()
+    own = _adjust_image_processor(processor)
+    for size, grid in TILED[family].items():
+        image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), dtype=np.uint8))
+        made, expected = (
+            process_image(own, family, image),
+            own(images=image, return_tensors="pt")["pixel_values"].float(),
+        )
+        assert (made.arrange.rows, made.arrange.columns) == grid
+        first = int(made.arrange.whole == "first")
+        tiles = expected.flatten(0, -4)[first : first + grid[0] * grid[1]]
+        for number, tile in enumerate(tiles):
+            top, left = 64 * (number // grid[1]), 64 * (number % grid[1])
+            assert torch.equal(made.image[0, :, top : top + 64, left : left + 64], tile)
+        cut = made.arrange(made.image)["pixel_values"]
+        torch.testing.assert_close(cut, expected, atol=1e-6, rtol=0)
+        twice = made.arrange(torch.cat([made.image, 0 * made.image]))["pixel_values"]
+        assert twice.shape == (2 * len(expected), *expected.shape[1:])
+        torch.testing.assert_close(twice[: len(expected)], expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["LLaVA-NeXT", "InternVL 3", "Llama 4"])
+def test_the_whole_image_beside_its_tiles_follows_the_photograph(family):
+    """What a smooth change of the photograph makes of it is what the same change of the explained image makes."""
+    own = _adjust_image_processor(PROCESSORS[family]())
+    rows, columns = np.mgrid[0:200, 0:300]
+    pair = []
+    for shift in (0, 40):
+        waves = 128 + 60 * np.sin((columns + shift) / 30) * np.cos(rows / 25)
+        pair.append(Image.fromarray(np.repeat(waves[..., None], 3, 2).astype(np.uint8)))
+    before, after = (process_image(own, family, image) for image in pair)
+    expected = own(images=pair[1], return_tensors="pt")["pixel_values"].float()
+    found = before.arrange(after.image)["pixel_values"]
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0)  # of colours that change by 1
+    assert (before.arrange(before.image)["pixel_values"] - expected).abs().max() > 0.5
 
 
 def test_tokens_becomesplit_words():
@@ -125,11 +178,44 @@ class TestCommand:
 
 def test_what_cannot_be_followed_is_refused(folders, photograph):
     with pytest.raises(ModelError, match=r"pixels shaped \[1, 5, 3, 8, 8\]"):
-        pixel_format({"pixel_values": torch.zeros(1, 5, 3, 8, 8)}, "hf:other")
+        process_image(lambda **options: {"pixel_values": torch.zeros(1, 5, 3, 8, 8)}, "hf:other", photograph)
     with pytest.raises(InputError, match=r"call \.with_prompt"):
         load_model(f"hf:{folders('LLaVA')}")(torch.zeros(1, 3, 64, 64))
     with pytest.raises(OptionError, match="answers a prompt"):
         load_model(f"hf:{folders('LLaVA')}").with_prompt(photograph)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("Pix2Struct", "takes flattened_patches, attention_mask, which cannot be followed back"),
+        ("ViLT", "answers questions with classes, not with words; bind one with dave_vit.with_inputs"),
+        ("BLIP, questions", "keeps the logits of its answers to itself"),
+    ],
+)
+def test_what_writes_no_words_is_refused_in_one_line(family, message, folders, photograph):
+    with pytest.raises(ModelError, match=message) as error:
+        load_model(f"hf:{folders(family)}").with_prompt(photograph, QUESTION)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("family", CAPTIONERS)
+def test_captioners_continue_a_prompt(family, folders, photograph):
+    writer = load_model(f"hf:{folders(family)}")
+    caption = writer.with_prompt(photograph, max_tokens=2)
+    assert caption.token_ids.shape == (1, 3)
+    special = {"suppress_tokens": writer.tokenizer.all_special_ids, "forced_eos_token_id": None}
+    options = {"max_new_tokens": 2, "do_sample": False, **special}
+    own = writer.model.generate(pixel_values=caption.inputs, **options)
+    if family == "TrOCR":
+        with pytest.raises(OptionError, match="takes no prompt"):
+            writer.with_prompt(photograph, "a red")
+    else:
+        red = writer.tokenizer("a red", add_special_tokens=False)["input_ids"]
+        prompted = writer.with_prompt(photograph, "a red", max_tokens=2)
+        assert prompted.token_ids[0, -4:-2].tolist() == red
+        assert prompted.token_ids.shape[1] == (4 if family == "Donut" else 5)
+    assert own[0, -2:].tolist() == list(caption.tokens)
 
 
 def test_a_folder_without_a_vocabulary(folders, photograph, tmp_path):

@@ -36,6 +36,12 @@ def test_resize_and_crop_is_found(size):
             assert axis.scale * output + axis.offset == pytest.approx(scale * output + offset, abs=0.15 * scale)
 
 
+def test_a_large_photograph_is_measured_in_steps_of_grey():
+    geometry = Geometry.measure(as_tensor, (6000, 30))
+    assert geometry.x.scale == pytest.approx(1, abs=1e-3)
+    assert geometry.x.offset == pytest.approx(0, abs=3)
+
+
 def test_squashing_and_padding_are_found():
     squashed = GeometryCache(lambda picture: as_tensor(picture.resize((64, 64)))).get(128, 96)
     assert squashed.x.scale == pytest.approx(2, abs=0.01)

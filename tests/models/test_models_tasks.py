@@ -17,7 +17,7 @@ from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, OptionError
 from dave_vit.models import with_embeddings
 from dave_vit.models.frozen_factors import FrozenFactors
-from dave_vit.models.inputs import PackedPatches
+from dave_vit.models.pixel_formats import PackedPatches
 from model_coverage import LIMIT, Entry, architectures, check
 
 # One of each kind; tests/models/test_models_coverage.py has them all.

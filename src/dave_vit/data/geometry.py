@@ -9,7 +9,7 @@ Coordinates are in pixels, from 0 at the left or upper edge of the first pixel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -79,13 +79,11 @@ class Geometry:
     def measure(cls, preprocess: Preprocess, photo_size: tuple[int, int]) -> Geometry:
         """Measure the geometry of photographs of this width and height."""
         width, height = photo_size
-        black, white = (_render(preprocess, np.full((height, width), grey, dtype=np.uint8)) for grey in (0, 255))
-        x = np.broadcast_to(_ramp(width), (height, width))
-        y = np.broadcast_to(_ramp(height)[:, None], (height, width))
+        black, white, x, y = (_render(preprocess, image) for image in ramp_images(photo_size))
         contrast = white - black  # 0 where the image is padded, below 0 where a channel is inverted
         with np.errstate(invalid="ignore"):  # 0 / 0 in padded rows and columns: no position there
-            along_x = ((_render(preprocess, x) - black) * contrast).sum((0, 1)) / (contrast**2).sum((0, 1))  # [W]
-            along_y = ((_render(preprocess, y) - black) * contrast).sum((0, 2)) / (contrast**2).sum((0, 2))  # [H]
+            along_x = ((x - black) * contrast).sum((0, 1)) / (contrast**2).sum((0, 1))  # [W]
+            along_y = ((y - black) * contrast).sum((0, 2)) / (contrast**2).sum((0, 2))  # [H]
         return cls(_fit_axis(along_x * width, width), _fit_axis(along_y * height, height))
 
     @classmethod
@@ -168,14 +166,19 @@ class GeometryCache:
         self.get = lru_cache(maxsize=4096)(lambda width, height: Geometry.measure(preprocess, (width, height)))
 
 
-def _ramp(size: int) -> npt.NDArray[np.uint8]:
-    """Return grey values in proportion to the position of each pixel's centre."""
-    return np.rint(255 * (np.arange(size) + 0.5) / size).astype(np.uint8)
+def ramp_images(size: tuple[int, int]) -> Iterator[Image.Image]:
+    """Return images that are black, white, and grey in proportion to x and to y of each pixel's centre."""
+    width, height = size
+    x, y = (np.rint(255 * (np.arange(side) + 0.5) / side) for side in size)
+    for grey in (0, 255, x, y[:, None]):
+        yield Image.fromarray(np.ascontiguousarray(np.broadcast_to(grey, (height, width))).astype(np.uint8)).convert(
+            "RGB"
+        )
 
 
-def _render(preprocess: Preprocess, grey: npt.NDArray[np.uint8]) -> _FloatArray:
-    """Preprocess a grey image ``[H, W]``: ``[C, H', W']``."""
-    tensor = preprocess(Image.fromarray(np.ascontiguousarray(np.repeat(grey[..., None], 3, 2))))
+def _render(preprocess: Preprocess, image: Image.Image) -> _FloatArray:
+    """Preprocess an image: ``[C, H', W']``."""
+    tensor = preprocess(image)
     pixels = tensor.detach().cpu().double().numpy()
     return np.asarray(pixels.reshape(pixels.shape[-3:]))
 
@@ -193,6 +196,6 @@ def _fit_axis(positions: _FloatArray, photo: int) -> Axis:
         raise DataError("the preprocessing shows no two pixels of an image; expected a resize and a crop")
     scale, offset = np.polyfit(centres[inner], positions[inner], 1)
     error = float(np.abs(scale * centres[inner] + offset - positions[inner]).max())
-    if scale <= 0 or error > 2 + 2 * scale:
+    if scale <= 0 or error > 2 + 2 * scale + photo / 255:  # a ramp has 256 greys
         raise DataError(f"the preprocessing is not a resize and crop: a straight line misses by {error:.1f} pixels")
     return Axis(photo, size, float(scale), float(offset))

@@ -13,7 +13,8 @@ from dave_vit.data.images import to_rgb
 from dave_vit.engine import EFFECTIVE, gradient
 from dave_vit.errors import OptionError
 from dave_vit.models.adapter import Adapter, Classes, read_classes
-from dave_vit.models.inputs import Arrange, WithEmbeddings, process_image, with_embeddings, with_inputs
+from dave_vit.models.inputs import Arrange, WithEmbeddings, with_embeddings, with_inputs
+from dave_vit.models.pixel_formats import process_image
 from dave_vit.models.tasks import TEXT_INPUTS, PromptedModel, TaskKind, TaskModel
 from dave_vit.models.text_generation import split_words
 
@@ -37,8 +38,8 @@ class PageRetriever(PromptedModel):
         if not prompt:
             raise OptionError(f'{self.spec} scores pages by a query; give one, --prompt "revenue in 2023"')
         page = to_rgb(image)[0]
-        inputs, pixels = self.processor(images=[page]), process_image(self.processor.image_processor, self.spec, page)
-        arrange = pixels.arrange(self.model, inputs["input_ids"])
+        inputs = self.processor(images=[page])
+        arrange = process_image(self.processor.image_processor, self.spec, page).arrange
         explained = arrange if isinstance(arrange, str) else partial(by_page, arrange)
         bound = with_inputs(self.model, explained, **{name: inputs[name] for name in TEXT_INPUTS if name in inputs})
         query, groups, words = self._embed(prompt)

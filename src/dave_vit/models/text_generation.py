@@ -16,13 +16,23 @@ from dave_vit.data.images import to_rgb
 from dave_vit.engine.observation import TextDecoder
 from dave_vit.engine.scores import Token, Word
 from dave_vit.errors import InputError, ModelError, OptionError, first_line
-from dave_vit.models.inputs import ImageAndText, PixelInputs, image_preprocessing, process_image, with_inputs
+from dave_vit.models.inputs import ImageAndText, with_inputs
+from dave_vit.models.pixel_formats import PixelInputs, image_preprocessing, process_image
 from dave_vit.models.tasks import PromptedModel, TaskKind, TaskModel
 
 MAX_TOKENS = 32
 """Default limit on the number of tokens of an answer."""
-_ANSWER_FILL = {"attention_mask": 1, "token_type_ids": 1}  # value at answer tokens; 0 in other inputs
-_IMAGE_INPUTS = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "rows", "cols", "labels")
+_SUFFIX = "paligemma"  # type of models that mark the answer by 1; others mark images by it
+_IMAGE_INPUTS = (
+    "pixel_values",
+    "pixel_attention_mask",
+    "image_grid_thw",
+    "image_position_ids",
+    "rows",
+    "cols",
+    "labels",
+)
+_CONTINUE = ("blip", "git")  # types of models that go on with the prompt, as a caption
 
 
 @dataclass(frozen=True)
@@ -92,11 +102,9 @@ class TextGenerator(PromptedModel):
 
     def _text_inputs(self, image: Image.Image, prompt: str | None) -> dict[str, Any]:
         """Return the model's inputs for the text before the answer."""
-        if self.processor is None:
-            if prompt is not None:
-                raise OptionError(f"{self.spec} writes captions and takes no prompt; leave --prompt out")
-            start = self.model.config.decoder_start_token_id  # type: ignore[union-attr]
-            return {"decoder_input_ids": torch.tensor([[start]])}
+        config: Any = self.model.config
+        if self.processor is None or config.model_type in _CONTINUE:
+            return self._caption_inputs(prompt)
         if prompt is None:
             raise OptionError(f'{self.spec} answers a prompt; give one, --prompt "What is on the table?"')
         slot = getattr(self.processor, "image_token", None)
@@ -113,7 +121,26 @@ class TextGenerator(PromptedModel):
                 "tokenizer there, with save_pretrained"
             ) from error
         self._check_slot(inputs["input_ids"])
-        return {name: value for name, value in inputs.items() if name not in _IMAGE_INPUTS}
+        start = {"decoder_input_ids": torch.tensor([[self._start_token]])} if config.is_encoder_decoder else {}
+        return {name: value for name, value in inputs.items() if name not in _IMAGE_INPUTS} | start
+
+    def _caption_inputs(self, prompt: str | None) -> dict[str, Any]:
+        """Return the first tokens of a text that continues the prompt; Donut's prompts begin with a token of a task."""
+        config: Any = self.model.config
+        is_donut = self.processor is None and config.encoder.model_type == "donut-swin"
+        if prompt is not None and self.processor is None and not is_donut:
+            raise OptionError(f"{self.spec} writes captions and takes no prompt; leave --prompt out")
+        tokens = self.tokenizer(prompt, add_special_tokens=False)["input_ids"] if prompt else []
+        name = "decoder_input_ids" if self.processor is None else "input_ids"
+        return {name: torch.tensor([tokens if tokens and is_donut else [self._start_token, *tokens]])}
+
+    @property
+    def _start_token(self) -> int:
+        """The token with which a decoder begins."""
+        own: Any = self.model
+        configs = own.config, own.generation_config, own.config.get_text_config(decoder=True), self.tokenizer
+        tokens = (getattr(one, name, None) for name in ("decoder_start_token_id", "bos_token_id") for one in configs)
+        return next(int(token) for token in tokens if token is not None)
 
     def _check_slot(self, token_ids: Tensor) -> None:
         """Raise InputError where the tokens of a prompt have no slot for the photograph."""
@@ -151,8 +178,9 @@ def _format_prompt(processor: Any, prompt: str) -> str:
         content = [{"type": "image"}, {"type": "text", "text": prompt}]
         message = [{"role": "user", "content": content}]
         return str(processor.apply_chat_template(message, add_generation_prompt=True))
-    has_image = hasattr(processor, "num_query_tokens")  # BLIP-2 puts the image first by itself
-    return prompt if has_image else f"{processor.image_token}{prompt}"
+    names = ("num_query_tokens", "task_prompts_with_input")  # BLIP-2 and Florence-2 put the image first by themselves
+    has_image = any(hasattr(processor, name) for name in names)
+    return prompt if has_image else f"{getattr(processor, 'image_token', '')}{prompt}"
 
 
 class AnsweredPrompt(TaskModel):
@@ -175,11 +203,12 @@ class AnsweredPrompt(TaskModel):
         tokens: Sequence[int] = (),
     ) -> None:
         model = generator.model
-        name = next(key for key in ("input_ids", "decoder_input_ids") if key in text_inputs)
-        constants = _append_answer(text_inputs, name, list(tokens))
+        name = next(key for key in ("decoder_input_ids", "input_ids") if key in text_inputs)
+        ones = ("attention_mask", "token_type_ids" if model.config.model_type == _SUFFIX else "")
+        constants = _append_answer(text_inputs, name, list(tokens), ones)
         token_ids = constants[name]
-        arrange = pixels.arrange(model, token_ids)
-        if pixels.form == "tiled":
+        arrange = pixels.arrange_with(model, token_ids)
+        if pixels.is_embedded:
             constants.pop(name)
         accepted = inspect.signature(model.forward).parameters
         constants |= {"use_cache": False} if "use_cache" in accepted or "kwargs" in accepted else {}
@@ -220,8 +249,12 @@ class AnsweredPrompt(TaskModel):
 
     def with_text_embeddings(self) -> ImageAndText:
         """Return the model of the image and of the embeddings of prompt and answer, as one vector."""
-        embedding = self.model.model.get_input_embeddings()  # type: ignore[union-attr,operator]
-        return ImageAndText(self, embedding, self.token_ids.to(self.inputs.device), tuple(self.inputs.shape[1:]))
+        own: Any = self.model.model
+        if own.config.is_encoder_decoder:  # whose encoder may have an embedding of its own
+            own = getattr(own.get_decoder(), "decoder", own.get_decoder())
+        return ImageAndText(
+            self, own.get_input_embeddings(), self.token_ids.to(self.inputs.device), tuple(self.inputs.shape[1:])
+        )
 
     @torch.no_grad()
     def probabilities(self) -> list[float]:
@@ -258,14 +291,16 @@ def _word_score(word: AnswerWord, tokens: Sequence[int]) -> Word:
     return Word(tuple(int(tokens[piece]) for piece in word.pieces), positions)
 
 
-def _append_answer(text_inputs: dict[str, Any], name: str, tokens: list[int]) -> dict[str, Any]:
-    """Return the inputs of a prompt followed by the tokens of an answer."""
+def _append_answer(text_inputs: dict[str, Any], name: str, tokens: list[int], ones: Sequence[str]) -> dict[str, Any]:
+    """Return the inputs of a prompt followed by the tokens of an answer, where some are 1 and others 0."""
     shape = text_inputs[name].shape
     constants = {}
     for key, value in text_inputs.items():
         if isinstance(value, Tensor) and value.shape == shape and not value.is_floating_point():
-            more = tokens if key == name else [_ANSWER_FILL.get(key, 0)] * len(tokens)
+            more = tokens if key == name else [int(key in ones)] * len(tokens)
             value = torch.cat([value, value.new_tensor([more]).reshape(1, -1)], dim=1)
+        elif key == "cross_attention_mask":  # of Llama 3.2: [1, L, images, tiles]
+            value = torch.cat([value, value[:, -1:].expand(-1, len(tokens), -1, -1)], dim=1)
         constants[key] = value
     return constants
 

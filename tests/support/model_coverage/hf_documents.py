@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from dave_vit.engine.targets import Score
 from dave_vit.models.checkpoint import import_transformers as package
 from dave_vit.models.frozen_factors import REPLACEMENTS, FrozenFactors
-from dave_vit.models.inputs import PackedPatches, with_inputs
+from dave_vit.models.inputs import with_inputs
+from dave_vit.models.pixel_formats import PackedPatches
 from dave_vit.models.retrieval import LateInteraction, by_page, total_score
 from model_coverage.entry import Entry
 from model_coverage.hf_entries import PLAIN, VIT
@@ -45,8 +46,14 @@ def _qwen35() -> Any:
     return package().Qwen3_5Config(vision_config=vision, text_config=text, **marks)
 
 
-def _gemma4() -> Any:
-    vision = {**PLAIN, "num_key_value_heads": 2, "head_dim": 16, "pooling_kernel_size": 2, "position_embedding_size": 8}
+def gemma4(places: int = 8) -> Any:
+    vision = {
+        **PLAIN,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "pooling_kernel_size": 2,
+        "position_embedding_size": places,
+    }
     text = {**LANGUAGE, "head_dim": 8, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
     text |= {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8}
     marks = {"image_token_id": IMAGE, "video_token_id": 61, "audio_token_id": 62}
@@ -81,10 +88,11 @@ def _llama4() -> Any:
     return package().Llama4Config(vision_config=vision, text_config=text, image_token_index=IMAGE)
 
 
-def _mllama() -> Any:
+def mllama(tiles: int = 1) -> Any:
     vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_global_layers": 1, "attention_heads": 2}
-    vision |= {"intermediate_size": 64, "image_size": 64, "patch_size": 16, "max_num_tiles": 1}
-    vision |= {"intermediate_layers_indices": [0], "vision_output_dim": 64, "supported_aspect_ratios": [[1, 1]]}
+    vision |= {"intermediate_size": 64, "image_size": 64, "patch_size": 16, "max_num_tiles": tiles}
+    ratios = [[rows, columns] for rows in range(1, tiles + 1) for columns in range(1, tiles // rows + 1)]
+    vision |= {"intermediate_layers_indices": [0], "vision_output_dim": 64, "supported_aspect_ratios": ratios}
     text = {**LANGUAGE, "cross_attention_layers": [1]}
     return package().MllamaConfig(vision_config=vision, text_config=text, image_token_index=IMAGE)
 
@@ -234,10 +242,10 @@ def _build_colqwen2(name: str, config: Callable[[], Any], attention: str) -> nn.
 _ARCHITECTURES: tuple[tuple[str, str, Callable[[], Any], Any, int], ...] = (
     ("Qwen3.5", "Qwen3_5ForConditionalGeneration", _qwen35, _build_packed, 56),
     ("Qwen3.5, long", "Qwen3_5ForConditionalGeneration", _qwen35, _build_long, 56),
-    ("Gemma 4", "Gemma4ForConditionalGeneration", _gemma4, _build_gemma, 64),
+    ("Gemma 4", "Gemma4ForConditionalGeneration", gemma4, _build_gemma, 64),
     ("Gemma 3n", "Gemma3nForConditionalGeneration", _gemma3n, build_with(**ask(4, use_cache=False)), 64),
     ("Llama 4", "Llama4ForConditionalGeneration", _llama4, build_with(**ask(4, use_cache=False)), 64),
-    ("Llama 3.2 Vision", "MllamaForConditionalGeneration", _mllama, _build_tiles, 64),
+    ("Llama 3.2 Vision", "MllamaForConditionalGeneration", mllama, _build_tiles, 64),
     ("Perception LM", "PerceptionLMForConditionalGeneration", _perception, _build_crops, 64),
     (
         "PaliGemma 2",

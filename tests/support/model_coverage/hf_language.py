@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit.models.checkpoint import import_transformers as package
-from dave_vit.models.inputs import ImageTokens, PackedPatches, with_inputs
+from dave_vit.models.inputs import with_inputs
+from dave_vit.models.pixel_formats import ImageTokens, PackedPatches
 from model_coverage.entry import Entry
 from model_coverage.hf_entries import PLAIN, TWO_HALVES, VIT
 from model_coverage.hf_tasks import built

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from dave_vit.engine.scores import Token
 from dave_vit.engine.targets import Score
 from dave_vit.models.checkpoint import import_transformers as package
-from dave_vit.models.inputs import PackedPatches, with_inputs
+from dave_vit.models.inputs import with_inputs
+from dave_vit.models.pixel_formats import PackedPatches
 from model_coverage.entry import Entry
 from model_coverage.hf_entries import PLAIN, VIT
 from model_coverage.hf_tasks import built
@@ -140,9 +141,9 @@ def _instruct() -> Any:
     return package().InstructBlipConfig(**parts, num_query_tokens=4, image_token_index=IMAGE)
 
 
-def _kosmos2() -> Any:
-    text = {"embed_dim": 32, "layers": 2, "ffn_dim": 64, "attention_heads": 2, **WORDS}
-    return package().Kosmos2Config(text_config=text, vision_config=VIT, latent_query_num=4)
+def kosmos2(image_tokens: int = 4, vocabulary: int = 64) -> Any:
+    text = {"embed_dim": 32, "layers": 2, "ffn_dim": 64, "attention_heads": 2, **WORDS, "vocab_size": vocabulary}
+    return package().Kosmos2Config(text_config=text, vision_config=VIT, latent_query_num=image_tokens)
 
 
 def _git() -> Any:
@@ -231,8 +232,9 @@ _ARCHITECTURES: tuple[tuple[str, str, Callable[[], Any], Build, int], ...] = (
         build_with(**_FOUR, qformer_input_ids=_QUESTION["input_ids"]),
         64,
     ),
-    ("Kosmos-2", "Kosmos2ForConditionalGeneration", _kosmos2, build_with(**kinds(4, "image_embeds_position_mask")), 64),
+    ("Kosmos-2", "Kosmos2ForConditionalGeneration", kosmos2, build_with(**kinds(4, "image_embeds_position_mask")), 64),
     ("GIT", "GitForCausalLM", _git, build_with(**_QUESTION, use_cache=False), 64),
+    ("BLIP, captions", "BlipForConditionalGeneration", _blip, build_with(**_QUESTION), 64),
     ("BLIP, questions", "BlipForQuestionAnswering", _blip, _build_blip, 64),
     ("ViLT", "ViltForQuestionAnswering", _vilt, build_with(**_QUESTION), 64),
 )

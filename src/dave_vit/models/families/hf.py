@@ -16,7 +16,8 @@ from dave_vit.models.adapter import Adapter, Classes, Preprocessing, class_names
 from dave_vit.models.checkpoint import HEAD, Checkpoint, import_transformers, loading_errors
 from dave_vit.models.families import FAMILIES, Family
 from dave_vit.models.frozen_factors import freeze_factors
-from dave_vit.models.inputs import image_preprocessing, with_inputs
+from dave_vit.models.inputs import with_inputs
+from dave_vit.models.pixel_formats import image_preprocessing
 from dave_vit.models.prepare import Prepare
 from dave_vit.models.recordings import AudioModel, VideoModel
 from dave_vit.models.retrieval import PageRetriever, SimilarityClassifier, ZeroShotAdapter, resolve_prompts
@@ -97,8 +98,18 @@ def _load_text_generator(checkpoint: Checkpoint) -> Adapter:
         parts = None, checkpoint.load_part("AutoImageProcessor"), checkpoint.load_part("AutoTokenizer")
     else:
         processor = checkpoint.load_part("AutoProcessor")
-        parts = processor, processor.image_processor, processor.tokenizer
+        parts = processor, _adjust_image_processor(processor), processor.tokenizer
     return TextGenerator(model, *parts, **checkpoint.facts())
+
+
+def _adjust_image_processor(processor: Any) -> Any:
+    """Return the image processor with the options that the whole processor gives it, such as whether to cut tiles."""
+    own, kwargs = processor.image_processor, getattr(processor, "valid_processor_kwargs", None)
+    for name, value in getattr(kwargs, "_defaults", {}).get("images_kwargs", {}).items():
+        setattr(own, name, value)
+    if hasattr(processor, "spatial_merge_size"):  # Pixtral and Mistral 3
+        own.patch_size = processor.patch_size * processor.spatial_merge_size
+    return own
 
 
 def _load_retriever(checkpoint: Checkpoint) -> Adapter:
@@ -128,8 +139,20 @@ def _load_prompt_model(checkpoint: Checkpoint) -> Adapter:
     return adapter_class(model, processor, preprocessing(processor.image_processor), **checkpoint.facts())
 
 
+def _refuse_questions(checkpoint: Checkpoint) -> Adapter:
+    """Refuse BLIP and ViLT for questions."""
+    reason = "keeps the logits of its answers to itself; take a model that writes, such as BLIP-2"
+    if checkpoint.config.model_type == "vilt":
+        reason = (
+            "answers questions with classes, not with words; bind one with dave_vit.with_inputs(model, input_ids=...)"
+        )
+    raise ModelError(f"{checkpoint.spec} {reason}")
+
+
 _LOADERS: dict[str, Callable[[Checkpoint], Adapter]] = {
     "ForConditionalGeneration": _load_text_generator,
+    "GitForCausalLM": _load_text_generator,
+    **dict.fromkeys(("BlipForQuestionAnswering", "ViltForQuestionAnswering"), _refuse_questions),
     "VisionEncoderDecoderModel": _load_text_generator,
     "ForRetrieval": _load_retriever,
     "ForVideoClassification": _load_video_model,
