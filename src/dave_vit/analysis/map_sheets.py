@@ -55,21 +55,22 @@ class WarpedMaps:
 
 
 @dataclass(frozen=True)
-class SheetOptions(MapAnalysisOptions):
-    """Options of analyses of a few files."""
+class ConstructionOptions(MapAnalysisOptions):
+    """Options of the analysis, of a few files."""
 
     images: tuple[str, ...] = files_flag()
     n: int = count_flag(3)
 
 
 @dataclass(frozen=True)
-class ConsistencyOptions(SheetOptions):
+class ConsistencyOptions(MapAnalysisOptions):
     """Options of the analysis.
 
     Attributes:
         methods: labels of `dave_vit.analysis.inputs`.
     """
 
+    images: tuple[str, ...] = files_flag()
     methods: tuple[str, ...] = flag(
         ("dave", "dave-paper", "attn_lrp", "legrad"),
         "Names of `dave methods`, dave-paper or dave-official.",
@@ -157,7 +158,7 @@ def construction(model: nn.Module, inputs: Tensor, target: Tensor, *, samples: i
 
 
 @analysis("construction", first_model=True)
-def analyze_construction(options: SheetOptions) -> Section:
+def analyze_construction(options: ConstructionOptions) -> Section:
     """Show what each step from the gradient to DAVE does to a map (figure 4)."""
     figures = []
     for index, (label, model, images) in enumerate(options.load_with_images()):
@@ -186,14 +187,16 @@ def draw_steps(images: ImageBatch, maps: dict[str, Tensor], *, show: bool) -> Dr
 
 
 @dataclass(frozen=True)
-class ModelComparisonOptions(SheetOptions):
+class ModelComparisonOptions(MapAnalysisOptions):
     """Options of the analysis.
 
     Attributes:
         method: label of `dave_vit.analysis.inputs`.
     """
 
+    images: tuple[str, ...] = files_flag()
     method: str = method_flag()
+    n: int = count_flag(3)
     models: tuple[ModelEntry, ...] = tuple(ModelEntry(name, label=name) for name in ("builtin", "builtin-bcos"))
 
 

@@ -28,15 +28,22 @@ _SHOWN = 16  # slices of the montage
 
 @dataclass(frozen=True)
 class ClipExplanation(ClassExplanation):
-    """The maps of one clip.
+    """The maps of one clip, or of the slices of one volume.
 
     Attributes:
         clip: its frames.
+        frame_name: what a frame is, "frame" or "slice".
+        file: the NIfTI file of a volume, as nibabel loads it; None of clips.
     """
 
-    figure_name: ClassVar[str] = "frames"
-
     clip: Clip
+    frame_name: str = "frame"
+    file: Any = None
+
+    @property
+    def figure_name(self) -> str:  # type: ignore[override]
+        """Ending of the figure's name."""
+        return f"{self.frame_name}s"
 
     def overlays(self, view: View = "map", scales: Scales = "shared") -> list[Image.Image]:
         """Draw each map over its frame."""
@@ -47,8 +54,10 @@ class ClipExplanation(ClassExplanation):
         return self.overlays(view, scales)[int(self._shares().argmax())]
 
     def figure(self, view: View = "map", scales: Scales = "shared") -> Drawing:
-        """Draw all frames side by side, below their numbers."""
-        return draw_strip(self.overlays(view, scales), [f"frame {number}" for number in self.clip.numbers], columns=8)
+        """Draw all frames side by side, or a montage of evenly spaced slices, below their numbers."""
+        step, columns = (1, 8) if self.file is None else (-(-len(self.clip.frames) // _SHOWN), 4)
+        labels = [f"{self.frame_name} {number}" for number in self.clip.numbers]
+        return draw_strip(self.overlays(view, scales)[::step], labels[::step], columns=columns)
 
     def _shares(self) -> Tensor:
         """Share of each frame in the positive part of all maps, [T]."""
@@ -57,18 +66,29 @@ class ClipExplanation(ClassExplanation):
 
     def details(self) -> dict[str, Any]:
         """As of pictures, with the number and the share of each frame."""
-        return {**super().details(), "frames": list(self.clip.numbers), "shares": self._shares().tolist()}
+        return {**super().details(), self.figure_name: list(self.clip.numbers), "shares": self._shares().tolist()}
 
     def arrays(self) -> Arrays:
-        """Attribution [T, C, H', W'] of the input, and one map per frame of the file [T, H, W]."""
-        return ImageExplanation.arrays(self)
+        """Attribution [T, C, H', W'] of the input, and one map per frame of the file [T, H, W], or that of a volume."""
+        arrays = ImageExplanation.arrays(self)
+        return arrays if self.file is None else {**arrays, "map": self.volume_map.numpy()}
+
+    @property
+    def volume_map(self) -> Tensor:
+        """The map of a volume at the resolution of its file, [Z, Y, X]."""
+        maps = self.explanation.map[0].detach().float().cpu()
+        return F.interpolate(maps[None, None], self.file.shape[::-1], mode="trilinear")[0, 0]
 
     def files(self, figure_format: str = "png", *, view: View = "map", scales: Scales = "shared") -> dict[str, bytes]:
-        """As of pictures, with an animation of all frames instead of one overlay."""
+        """As of pictures, with an animation of all frames instead of one overlay, and the map of a volume as NIfTI."""
         files = super().files(figure_format, view=view, scales=scales)
         del files["overlay.png"]
         milliseconds = [round(1000 * _FRAME_SECONDS)] * len(self.clip.frames)
-        return {**files, "gif": encode_animation(self.overlays(view, scales), milliseconds, "gif")}
+        files["gif"] = encode_animation(self.overlays(view, scales), milliseconds, "gif")
+        if self.file is not None:
+            image = import_optional("nibabel", extra="volume").Nifti1Image
+            files["nii"] = image(self.volume_map.numpy().transpose(2, 1, 0), self.file.affine).to_bytes()
+        return files
 
 
 def explain_clip(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
@@ -129,46 +149,6 @@ def explain_sound(explainer: Explainer, source: str, question: Question) -> Iter
     yield question.target_label, [*refine_classes(explainer, classified, targets, SoundExplanation)]
 
 
-@dataclass(frozen=True)
-class VolumeExplanation(ClipExplanation):
-    """The maps of one volume; its slices are the frames of the clip.
-
-    Attributes:
-        file: the NIfTI file, as nibabel loads it.
-    """
-
-    figure_name: ClassVar[str] = "slices"
-
-    file: Any
-
-    def figure(self, view: View = "map", scales: Scales = "shared") -> Drawing:
-        """Draw a montage of evenly spaced slices, below their numbers."""
-        step = -(-len(self.clip.frames) // _SHOWN)
-        overlays, numbers = self.overlays(view, scales)[::step], self.clip.numbers[::step]
-        return draw_strip(overlays, [f"slice {number}" for number in numbers], columns=4)
-
-    def details(self) -> dict[str, Any]:
-        """As of clips; the frames are slices."""
-        details = super().details()
-        return {**details, "slices": details.pop("frames")}
-
-    def arrays(self) -> Arrays:
-        """Attribution [D, C, H, W] of the input, and the map [Z, Y, X] of the file."""
-        return {**super().arrays(), "map": self.volume_map.numpy()}
-
-    @property
-    def volume_map(self) -> Tensor:
-        """The map at the resolution of the file, [Z, Y, X]."""
-        maps = self.explanation.map[0].detach().float().cpu()
-        return F.interpolate(maps[None, None], self.file.shape[::-1], mode="trilinear")[0, 0]
-
-    def files(self, figure_format: str = "png", *, view: View = "map", scales: Scales = "shared") -> dict[str, bytes]:
-        """As of clips, with the map as a NIfTI file in the space of the scan."""
-        array = self.volume_map.numpy().transpose(2, 1, 0)
-        saved = import_optional("nibabel", extra="volume").Nifti1Image(array, self.file.affine)
-        return {**super().files(figure_format, view=view, scales=scales), "nii": saved.to_bytes()}
-
-
 def explain_volume(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
     """Yield the explanation of one class of a NIfTI file."""
     model, file = explainer.model, load_nifti(source)
@@ -178,8 +158,8 @@ def explain_volume(explainer: Explainer, source: str, question: Question) -> Ite
     clip = Clip(escape_unprintable(Path(source).name.split(".nii")[0]), slices, tuple(numbers.tolist()))
     classified = classify(model, LoadedImage(clip.name, slices[0]), model.preprocess(source))
     targets = classified.pick(question.target)[:1]
-    stages = refine_classes(explainer, classified, targets, VolumeExplanation, clip=clip, file=file)
-    yield question.target_label, [*stages]
+    fields = {"clip": clip, "frame_name": "slice", "file": file}
+    yield question.target_label, [*refine_classes(explainer, classified, targets, ClipExplanation, **fields)]
 
 
 def _draw_slices(values: np.ndarray[Any, Any]) -> tuple[Image.Image, ...]:
