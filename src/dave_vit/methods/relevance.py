@@ -17,7 +17,7 @@ from dave_vit.engine.rules.products import product
 from dave_vit.engine.states import State, map_tensors, state_of, tensors
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import METHODS, Method, MethodInfo, check_no_clips, multiply_by_input
-from dave_vit.methods.cams import GradCAM
+from dave_vit.methods.cams import ActivationMap, GradCAM
 from dave_vit.methods.constants import CONSTANT_ROWS, Contribution, attributions, scale_to_unit, sum_maps, upsample
 from dave_vit.methods.dave import Effective
 from dave_vit.methods.explanation import Explanation
@@ -167,7 +167,8 @@ class LibraGrad(Method):
         return attributions(self, images, target, signed_sum, LIBRA)
 
 
-class _LibraCAM(GradCAM):
+class _LibraCAM(ActivationMap):
+    _weigh = GradCAM._weigh
     rules = LIBRA.extend("LibraGrad, attention observed", dict.fromkeys(_MATRIX_PRODUCTS, observable_scores))
 
 
