@@ -20,7 +20,7 @@ from dave_vit.models.text_generation import AnswerWord, split_words
 from writer_folders import CAPTIONERS, PROCESSORS, QUESTION, SLOTS, saved_folders  # noqa: F401
 
 WIDTH, HEIGHT, MARK = 120, 80, 32
-QUICK = ("LLaVA", "Idefics 3", "Qwen2-VL")  # one of each form in which pictures are taken
+QUICK = ("LLaVA", "Idefics 3", "Qwen2-VL", "LLaVA-NeXT", "Gemma 4")  # one of each form in which pictures are taken
 FAMILIES = [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in PROCESSORS]
 
 

@@ -52,8 +52,8 @@ class TileGrid:
     def cut(self, images: Tensor) -> Tensor:
         """Return tiles ``[B, tiles, C, h, w]``."""
         height, width = images.shape[-2] // self.rows, images.shape[-1] // self.columns
-        tiles = images.unflatten(3, (self.columns, width)).unflatten(2, (self.rows, height))
-        tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # from [B, C, rows, h, columns, w]
+        grid = images.unflatten(3, (self.columns, width)).unflatten(2, (self.rows, height))
+        tiles: Tensor = grid.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # from [B, C, rows, h, columns, w]
         if self.whole is None:
             return tiles
         top, bottom, left, right = self.box or (0, images.shape[-2], 0, images.shape[-1])
@@ -234,8 +234,8 @@ class PixelInputs:
 def process_image(processor: Any, spec: str, image: Image.Image) -> PixelInputs:
     """Run an image processor, and find the format of the pixels from what it returns."""
     values = _process(processor, image)
-    pixels = values.get("pixel_values")  # Pix2Struct has none
-    dimensions = pixels.ndim if pixels is not None else 0
+    pixels: Any = values.get("pixel_values")  # Pix2Struct has none
+    dimensions = 0 if pixels is None else pixels.ndim
     if "image_grid_thw" in values and dimensions == 2:
         packing = PackedPatches(processor.patch_size, processor.merge_size, processor.temporal_patch_size)
         return PixelInputs(packing.unpack(pixels, *values["image_grid_thw"][0, 1:].tolist()), packing)
@@ -253,10 +253,10 @@ def process_image(processor: Any, spec: str, image: Image.Image) -> PixelInputs:
             "dave_vit.with_inputs and a function of your own that arranges the pixels"
         )
     tiles = pixels.flatten(0, -4).float()
-    image = grid.join(tiles)
-    cut = grid.cut(image)[0]
-    grid = replace(grid, residual=(tiles[: len(cut)] - cut)[0 if grid.whole == "first" else -1])
-    return PixelInputs(image, grid, hasattr(processor, "do_image_splitting"))
+    whole = grid.join(tiles)
+    made = grid.cut(whole)[0]
+    grid = replace(grid, residual=(tiles[: len(made)] - made)[0 if grid.whole == "first" else -1])
+    return PixelInputs(whole, grid, hasattr(processor, "do_image_splitting"))
 
 
 def _process(processor: Any, image: Image.Image) -> ImageInputs:

@@ -202,7 +202,7 @@ class AnsweredPrompt(TaskModel):
         text_inputs: dict[str, Any],
         tokens: Sequence[int] = (),
     ) -> None:
-        model = generator.model
+        model: Any = generator.model
         name = next(key for key in ("decoder_input_ids", "input_ids") if key in text_inputs)
         ones = ("attention_mask", "token_type_ids" if model.config.model_type == _SUFFIX else "")
         constants = _append_answer(text_inputs, name, list(tokens), ones)
