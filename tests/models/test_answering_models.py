@@ -13,7 +13,7 @@ from PIL import Image
 from dave_vit import cli, conservation_gap, create_method, load_model
 from dave_vit.checks.doctor import Float64Mode
 from dave_vit.data.geometry import Geometry
-from dave_vit.errors import InputError, ModelError, OptionError
+from dave_vit.errors import InputError, ModelError, OptionError, UnsupportedOperator
 from dave_vit.models.families.hf import _adjust_image_processor
 from dave_vit.models.pixel_formats import process_image
 from dave_vit.models.text_generation import AnswerWord, split_words
@@ -121,6 +121,14 @@ def test_the_whole_image_beside_its_tiles_follows_the_photograph(family):
     assert (before.arrange(before.image)["pixel_values"] - expected).abs().max() > 0.5
 
 
+@pytest.mark.parametrize("method", ["gradcam", "rollout", "tam"])
+@pytest.mark.parametrize("family", ["LLaVA-NeXT", "InternVL 3", "Llama 3.2 Vision"])
+def test_tokens_of_several_tiles_are_no_grid(family, method, folders, photograph):
+    answered = load_model(f"hf:{folders(family)}").with_prompt(photograph, QUESTION, max_tokens=1)
+    with pytest.raises(UnsupportedOperator, match="use dave"):
+        create_method(method, answered).attribute(answered.inputs, answered.score(0))
+
+
 def test_tokens_becomesplit_words():
     class Pieces:
         def decode(self, tokens):
@@ -189,7 +197,7 @@ def test_what_cannot_be_followed_is_refused(folders, photograph):
     ("family", "message"),
     [
         ("Pix2Struct", "takes flattened_patches, attention_mask, which cannot be followed back"),
-        ("ViLT", "answers questions with classes, not with words; bind one with dave_vit.with_inputs"),
+        ("ViLT", "answers questions with classes, not words; bind one with dave_vit.with_inputs"),
         ("BLIP, questions", "keeps the logits of its answers to itself"),
     ],
 )

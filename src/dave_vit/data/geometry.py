@@ -171,9 +171,7 @@ def ramp_images(size: tuple[int, int]) -> Iterator[Image.Image]:
     width, height = size
     x, y = (np.rint(255 * (np.arange(side) + 0.5) / side) for side in size)
     for grey in (0, 255, x, y[:, None]):
-        yield Image.fromarray(np.ascontiguousarray(np.broadcast_to(grey, (height, width))).astype(np.uint8)).convert(
-            "RGB"
-        )
+        yield Image.fromarray(np.full((height, width), grey, dtype=np.uint8)).convert("RGB")
 
 
 def _render(preprocess: Preprocess, image: Image.Image) -> _FloatArray:

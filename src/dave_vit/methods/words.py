@@ -51,7 +51,9 @@ def vision_features(observed: Observation, images: Tensor) -> tuple[Tensor, Call
     for attention in reversed(_used_layers(observed)):
         tokens, shape = attention.tokens, attention.matrix.shape
         grid = find_token_grid(shape[-1], images.shape[-2:], observed.maps) if observed.maps else None
-        if tokens is not None and tokens.shape[:2] == (len(images), shape[-1]) and shape[-2] == shape[-1] and grid:
+        if grid is None or shape[-1] >= 2 * math.prod(grid):  # several tiles, as in Llama 3.2
+            continue
+        if tokens is not None and tokens.shape[:2] == (len(images), shape[-1]) and shape[-2] == shape[-1]:
             return tokens, partial(tokens_to_grid, TokenLayout(grid, shape[-1] - math.prod(grid)))
     tokens, places = observed.text[0].tokens, observed.image_tokens
     layout = image_layout(places, images)

@@ -23,15 +23,7 @@ from dave_vit.models.tasks import PromptedModel, TaskKind, TaskModel
 MAX_TOKENS = 32
 """Default limit on the number of tokens of an answer."""
 _SUFFIX = "paligemma"  # type of models that mark the answer by 1; others mark images by it
-_IMAGE_INPUTS = (
-    "pixel_values",
-    "pixel_attention_mask",
-    "image_grid_thw",
-    "image_position_ids",
-    "rows",
-    "cols",
-    "labels",
-)
+_PIXELS = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_position_ids", "rows", "cols", "labels")
 _CONTINUE = ("blip", "git")  # types of models that go on with the prompt, as a caption
 
 
@@ -122,7 +114,7 @@ class TextGenerator(PromptedModel):
             ) from error
         self._check_slot(inputs["input_ids"])
         start = {"decoder_input_ids": torch.tensor([[self._start_token]])} if config.is_encoder_decoder else {}
-        return {name: value for name, value in inputs.items() if name not in _IMAGE_INPUTS} | start
+        return {name: value for name, value in inputs.items() if name not in _PIXELS} | start
 
     def _caption_inputs(self, prompt: str | None) -> dict[str, Any]:
         """Return the first tokens of a text that continues the prompt; Donut's prompts begin with a token of a task."""
@@ -178,9 +170,9 @@ def _format_prompt(processor: Any, prompt: str) -> str:
         content = [{"type": "image"}, {"type": "text", "text": prompt}]
         message = [{"role": "user", "content": content}]
         return str(processor.apply_chat_template(message, add_generation_prompt=True))
-    names = ("num_query_tokens", "task_prompts_with_input")  # BLIP-2 and Florence-2 put the image first by themselves
-    has_image = any(hasattr(processor, name) for name in names)
-    return prompt if has_image else f"{getattr(processor, 'image_token', '')}{prompt}"
+    if hasattr(processor, "num_query_tokens") or hasattr(processor, "task_prompts_with_input"):
+        return prompt  # BLIP-2 and Florence-2 put the image first by themselves
+    return f"{getattr(processor, 'image_token', '')}{prompt}"
 
 
 class AnsweredPrompt(TaskModel):
@@ -252,9 +244,8 @@ class AnsweredPrompt(TaskModel):
         own: Any = self.model.model
         if own.config.is_encoder_decoder:  # whose encoder may have an embedding of its own
             own = getattr(own.get_decoder(), "decoder", own.get_decoder())
-        return ImageAndText(
-            self, own.get_input_embeddings(), self.token_ids.to(self.inputs.device), tuple(self.inputs.shape[1:])
-        )
+        token_ids = self.token_ids.to(self.inputs.device)
+        return ImageAndText(self, own.get_input_embeddings(), token_ids, tuple(self.inputs.shape[1:]))
 
     @torch.no_grad()
     def probabilities(self) -> list[float]:
@@ -283,7 +274,8 @@ def _find_decoder(model: Any, token_ids: Tensor) -> TextDecoder:
     image_token = getattr(model.config, "image_token_id", None)
     is_patch = image_token is not None and not hasattr(model.config, "qformer_config")
     places = [place for place, token in enumerate(token_ids[0].tolist()) if is_patch and token == image_token]
-    return TextDecoder(f"model.model.{name}".rstrip("."), tuple(places))
+    # One token alone stands for an image that is attended from the text, as in Llama 3.2.
+    return TextDecoder(f"model.model.{name}".rstrip("."), tuple(places) if len(places) > 1 else ())
 
 
 def _word_score(word: AnswerWord, tokens: Sequence[int]) -> Word:

@@ -143,9 +143,7 @@ def _refuse_questions(checkpoint: Checkpoint) -> Adapter:
     """Refuse BLIP and ViLT for questions."""
     reason = "keeps the logits of its answers to itself; take a model that writes, such as BLIP-2"
     if checkpoint.config.model_type == "vilt":
-        reason = (
-            "answers questions with classes, not with words; bind one with dave_vit.with_inputs(model, input_ids=...)"
-        )
+        reason = "answers questions with classes, not words; bind one with dave_vit.with_inputs(model, input_ids=...)"
     raise ModelError(f"{checkpoint.spec} {reason}")
 
 
