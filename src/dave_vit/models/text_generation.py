@@ -105,9 +105,12 @@ class TextGenerator(PromptedModel):
                 f"the prompt has an image slot of its own, {slot}; leave it out: a prompt is about one photograph, "
                 "whose slot is put where the model expects it"
             )
+        text = _format_prompt(self.processor, prompt)
         try:
-            inputs = self.processor(images=[image], text=[_format_prompt(self.processor, prompt)], return_tensors="pt")
+            inputs = self.processor(images=[image], text=[text], return_tensors="pt")
         except ValueError as error:  # as of a tokenizer without a vocabulary
+            if isinstance(slot, str) and slot not in text:
+                self._check_slot(torch.zeros(1, 0))
             raise ModelError(
                 f"the processor of {self.spec} cannot read the prompt ({first_line(error)}); save it with its "
                 "tokenizer there, with save_pretrained"

@@ -105,7 +105,8 @@ def _load_text_generator(checkpoint: Checkpoint) -> Adapter:
 def _adjust_image_processor(processor: Any) -> Any:
     """Return the image processor with the options that the whole processor gives it, such as whether to cut tiles."""
     own, kwargs = processor.image_processor, getattr(processor, "valid_processor_kwargs", None)
-    for name, value in getattr(kwargs, "_defaults", {}).get("images_kwargs", {}).items():
+    before = getattr(kwargs, "_defaults", {}).get("images_kwargs", {})  # of transformers before 5.23
+    for name, value in {**before, **(getattr(processor, "images_kwargs", None) or {})}.items():
         setattr(own, name, value)
     if hasattr(processor, "spatial_merge_size"):  # Pixtral and Mistral 3
         own.patch_size = processor.patch_size * processor.spatial_merge_size
