@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import dave_vit.engine.soundness as sound
 from dave_vit import DAVE, effective_transformation
 from dave_vit.engine.fast.compiled import CompiledGradient
-from dave_vit.engine.rule_sets import EFFECTIVE
+from dave_vit.engine.rule_sets import ATTN_LRP, EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import Target
 from dave_vit.errors import DaveError, UnsupportedOperator
 from exactness import Tokens, assert_exact, assert_exact_or_refused, drawn, refusal
@@ -340,6 +341,16 @@ class TestBatch:
         model = Tokens(lambda x: x - x.mean(0) if len(x) == 3 else x)
         assert refusal(model, drawn(4, 5, 6)) is None
         assert "batch" in (refusal(model, drawn(3, 5, 6)) or "")
+
+    def test_a_single_image_is_tracked_once_for_all_sizes_and_strengths_of_gamma(self, monkeypatch):
+        tracked, run = [], sound._SoundnessCheck._run_tracked
+        monkeypatch.setattr(sound._SoundnessCheck, "_run_tracked", lambda *args: tracked.append(1) or run(*args))
+        model = Tokens(F.gelu)
+        for size, rules in [(4, EFFECTIVE), (1, EFFECTIVE), (3, EFFECTIVE), (2, RELEVANCE)]:
+            effective_transformation(model, drawn(size, 5, 6), 0, rules=rules)
+        assert len(tracked) == 2  # an image, and another one
+        effective_transformation(model, drawn(1, 5, 6), 0, rules=ATTN_LRP)
+        assert len(tracked) == 4
 
     def test_code_that_is_another_one_for_a_single_image(self):
         """A stack of several activations is no gate, a stack of one is."""

@@ -71,6 +71,11 @@ class RuleSet:
         except TypeError:  # a rule that cannot be a key is like no other
             return object()
 
+    @cached_property
+    def pass_identity(self) -> Hashable:
+        """A key that is equal for rule sets with the same forward pass: rules with a ``plain`` form count as that."""
+        return self.extend("", {name: getattr(rule, "plain", rule) for name, rule in self.rules.items()}).identity
+
     def extend(self, name: str, rules: Mapping[Any, Rule]) -> RuleSet:
         """Return a new rule set in which ``rules`` are added or replaced."""
         return RuleSet(name, {**self.rules, **rules}, strict=self.strict)

@@ -1,8 +1,9 @@
 """Check whether a model can be explained exactly, before its first map; results are cached.
 
 Once for each model, size of input and rule set, one image is run under the interception with a tracker beneath, another
-one after it, and the first once more as it is. What depends on the image out of the interception's sight, constants
-that change, logits that the interception changes, and images that are mixed with the others of their batch are refused.
+one after it, and the first once more as it is; for each size of batch, some of its images are also run alone. What
+depends on the image out of the interception's sight, constants that change, logits that the interception changes, and
+images that are mixed with the others of their batch are refused.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -57,20 +58,22 @@ def check_soundness(
         return
     check, fingerprint = _SoundnessCheck(model, rules, autocast, score, is_random), fingerprint_model(model)
     if not isinstance(score, Hashable):
-        check.check(inputs, logits)
+        check.check(inputs, logits, is_tracked=False)
         return
     known = _CHECKED.setdefault(model, {})
-    key = (_score_key(score), rules.identity, inputs.shape[1:], inputs.dtype, inputs.device, autocast)
+    key = (_score_key(score), rules.pass_identity, inputs.shape[1:], inputs.dtype, inputs.device, autocast)
     size = min(len(inputs), _FEW + 1)
     if fingerprint.is_known_as(known.get((*key, size))):
         return
     if size > 1 and bool((inputs[1:] == inputs[:1]).all()):
         size = 0  # copies of one image do not show whether they are mixed: a batch of other images is checked again
     if not fingerprint.is_known_as(known.get((*key, size))):
-        check.check(inputs, logits)
+        # A single image is tracked in a batch of any size: checks of further sizes only look at what the batch does.
+        is_single = check.check(inputs, logits, is_tracked=fingerprint.is_known_as(known.get((*key, 1))))
         for dead in [key for key in known if isinstance(key[0], ref) and key[0]() is None]:
             del known[dead]
-        known[(*key, size)] = fingerprint_model(model).known_as(fingerprint)
+        number = fingerprint_model(model).known_as(fingerprint)
+        known.update(dict.fromkeys([(*key, size), *([(*key, 1)] if is_single else [])], number))
 
 
 def _score_key(score: Score | None) -> Any:
@@ -93,17 +96,32 @@ class _SoundnessCheck:
     score: Score | None
     is_random: bool
 
-    def check(self, inputs: Tensor, logits: Tensor | None) -> None:
-        """Raise if some of these images would be explained wrongly; their logits may be known already."""
+    def check(self, inputs: Tensor, logits: Tensor | None, *, is_tracked: bool) -> bool:
+        """Raise if some image would be explained wrongly; return whether single images are known to be explained well.
+
+        Args:
+            inputs: the batch.
+            logits: of the batch, if they are known already.
+            is_tracked: single images are known to be explained well: only what the batch does to them is checked.
+        """
+        mixes = len(inputs) > 1 and self.score is None  # a score may hold numbers of its own for each image
+        if is_tracked and not mixes:
+            return True
         forget_fingerprints()
-        if logits is None:  # what a first pass keeps is then marked as made of the image
+        if logits is None and not is_tracked:  # what a first pass keeps is then marked as made of the image
             self._run_tracked(inputs)
         places = range(len(inputs)) if len(inputs) <= _FEW else [1]  # the first one's place may be a special one
         runs = ((place, self._run_alone(inputs[place : place + 1], batch=len(inputs))) for place in places)
-        alone = {place: output for place, output in runs if output is not None}
-        fixed = not alone  # the model takes batches of this size only: no image can be run alone
-        shown = inputs if fixed else inputs[places[-1] : places[-1] + 1].clone()
-        plain = alone.get(places[-1])
+        alone = {place: output for place, output in runs if output is not None}  # empty where the batch size is fixed
+        is_tracked = is_tracked or self._check_image(inputs, logits, alone)
+        if mixes and alone:
+            self._check_mixing(inputs, logits, alone)
+        return is_tracked
+
+    def _check_image(self, inputs: Tensor, logits: Tensor | None, alone: Mapping[int, list[Tensor]]) -> bool:
+        """Track the last of the images that was run alone, or the batch; return whether it was a single image."""
+        place = max(alone, default=0)
+        shown, plain = (inputs[place : place + 1].clone(), alone[place]) if alone else (inputs, None)
         try:
             watched, passed, tracker = self._run_tracked(shown)
         except UnsupportedOperator:
@@ -113,8 +131,7 @@ class _SoundnessCheck:
             watched, passed, tracker = self._run_tracked(shown)
         if any(bool(torch.isnan(output).any()) for output in (watched if logits is None else [logits])):
             raise OutputError("the model's output holds NaN; check the weights, the masks and the range of the input")
-        limit = _COARSE if self.autocast is not None else _ROUNDING.get(inputs.dtype, _COARSE)
-        plain = plain or self._run_plain(shown)
+        plain, limit = plain or self._run_plain(shown), self._limit(inputs)
         seeds = range(1, 1 + _OTHER_ORDERS) if tracker.random_use else ()
         if any(_differ(plain, self._run_plain(shown, seed=seed), limit) for seed in seeds):
             raise UnsupportedOperator(tracker.random_use)
@@ -129,23 +146,24 @@ class _SoundnessCheck:
                 f"what {changed} takes for a constant changes with the image or from call to call; compute it by torch "
                 "functions in the calling thread, and keep nothing of an earlier call"
             )
-        # A score may hold numbers of its own for each image of the batch.
-        if len(inputs) > 1 and not (fixed or self.score is not None):
-            self._check_mixing(inputs, logits, alone, limit)
+        return len(shown) == 1
 
-    def _check_mixing(
-        self, inputs: Tensor, logits: Tensor | None, alone: Mapping[int, list[Tensor]], limit: float
-    ) -> None:
+    def _check_mixing(self, inputs: Tensor, logits: Tensor | None, alone: Mapping[int, list[Tensor]]) -> None:
         """Compare the outputs of single images with those of the same images in their batch."""
         known = logits is not None and any(one.shape[1:] == logits.shape[1:] for one in next(iter(alone.values())))
         beside = [logits] if known and logits is not None else self._run_plain(inputs[:_FEW])
         for place, single in alone.items():
             own = [output for output in single if logits is None or output.shape[1:] == logits.shape[1:]][:1]
-            if _differ([output[place : place + 1] for output in beside], own if known else single, limit):
+            pair = [output[place : place + 1] for output in beside], own if known else single
+            if _differ(*pair, self._limit(inputs)):
                 raise UnsupportedOperator(
                     "the logits of an image change with the other images of its batch, so that a map would mix them; "
                     "explain images one by one, or normalise within each image"
                 )
+
+    def _limit(self, inputs: Tensor) -> float:
+        """Return how much outputs may differ, relative to the largest."""
+        return _COARSE if self.autocast is not None else _ROUNDING.get(inputs.dtype, _COARSE)
 
     def _run_tracked(
         self, images: Tensor, expected: Sequence[CallConstants] = ()

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,8 +43,10 @@ class Gamma(Checked):
         linear: gamma of linear layers outside of attention.
         attention: gamma of the projections of attention (queries, keys, values, output).
         flat: use the rank-one mean of the absolute weights instead of each of them.
+        plain: the rule with the same forward pass, and with gamma 0.
     """
 
+    plain: ClassVar[Callable[..., Any]] = staticmethod(weighted_sum)
     conv: NonNegative = 0.25
     linear: NonNegative = 0.05
     attention: NonNegative = 0.0
