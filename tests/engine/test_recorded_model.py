@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from dave_vit.engine.fast.cuda_graphs import CudaGraph
 from dave_vit.engine.fast.narrowing import narrow
 from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.fast.recording import Recorder
-from dave_vit.engine.forward import compute_logits
+from dave_vit.engine.forward import compute_logits, count_passes
 from dave_vit.engine.gradient import gradient
 from dave_vit.engine.rule_sets import EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import Contrast, Target
@@ -438,6 +439,29 @@ class TestCompiled:
             actual = dave.attribute(images, 0)
         torch.testing.assert_close(actual, DAVE(model, samples=4).attribute(images, 0))
         dave.attribute(images, 0)  # and it is not said again: other warnings are errors here
+
+
+def test_a_captured_pass_counts_the_passes_that_it_holds(images, monkeypatch):
+    class Graph:
+        held_bytes = 0
+
+        def __init__(self, function, inputs, pool):
+            self.outputs = function(*inputs)
+
+        def __call__(self, *inputs):
+            return self.outputs
+
+    def three_passes(inputs):
+        return tuple(compute_logits(model, inputs) for _ in range(3))
+
+    model = vit()
+    monkeypatch.setattr(cuda_graphs, "CudaGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**34))
+    captures = cuda_graphs.Captures(SimpleNamespace(model=model, find_run=lambda inputs: None))
+    replay = captures._capture(lambda inputs: three_passes, [images], None)
+    with count_passes() as count:
+        replay(images)
+    assert count.passes == 3 * len(images)
 
 
 @pytest.mark.gpu

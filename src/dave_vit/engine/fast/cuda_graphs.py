@@ -181,7 +181,6 @@ class Captures:
 
         function = self._cache.find(capture, inputs, name)
         if function is not None:
-            record_pass(inputs[0])
             return self._run_beside(function, inputs) if beside else function(*inputs)
         with timing or nullcontext():
             return compute()
@@ -213,18 +212,26 @@ class Captures:
         """Return the pass as a CUDA graph; None where it cannot be one, or would hold too much memory."""
         if self._recorded_model.find_run(inputs[0]) is self._recorded_model.model:
             return None  # it may read values, or change
-        function = prepare(inputs[0])
+        function, passes = prepare(inputs[0]), 1
 
         def isolated(*inputs: Tensor) -> tuple[Tensor, ...]:
-            with isolate_pass(inputs[0]), count_passes():  # passes are counted whenever the graph runs
-                return function(*inputs)
+            nonlocal passes
+            with isolate_pass(inputs[0]), count_passes() as count:
+                outputs = function(*inputs)
+            passes = max(1, count.passes // len(inputs[0]))
+            return outputs
+
+        def replay(*inputs: Tensor) -> tuple[Tensor, ...]:
+            for _ in range(passes):  # that the graph holds
+                record_pass(inputs[0])
+            return graph(*inputs)
 
         try:
             graph = CudaGraph(isolated, inputs, pool)
         except (DaveError, RuntimeError):  # out of memory too: the pass itself needs less
             return None
         total = torch.cuda.get_device_properties(inputs[0].device).total_memory
-        return graph if graph.held_bytes <= min(_MOST_HELD, total // 16) else None
+        return replay if graph.held_bytes <= min(_MOST_HELD, total // 16) else None
 
 
 _MOST_HELD = 4 * 2**30  # bytes of a captured pass, which it keeps; passes of more rows are long enough for Python
