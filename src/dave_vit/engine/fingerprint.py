@@ -25,9 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dave_vit._internal.torch_private import BatchNorm, Dropout, global_hooks
-from dave_vit.engine.autograd_graph import checkpointing_error
-from dave_vit.errors import offload_error, training_error
+from dave_vit._internal.torch_private import global_hooks
+from dave_vit.engine.module_modes import check_module
 
 _PLAIN = (int, float, bool, complex, str, bytes, range, type(None), type(...))
 _VALUES = frozenset((*_PLAIN, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format))
@@ -155,7 +154,7 @@ def fingerprint_model(model: nn.Module) -> Fingerprint:
 
 def _walk_modules(model: nn.Module) -> Fingerprint:
     for module in model.modules():
-        _check(model, module)
+        check_module(model, module)
     walk = _Walk()
     walk.add(model)
     walk.add_methods()
@@ -341,21 +340,3 @@ def _names_in(code: CodeType) -> frozenset[str]:
     inner = (_names_in(const) for const in code.co_consts if isinstance(const, CodeType))
     texts = (const for const in code.co_consts if isinstance(const, str))
     return frozenset((*code.co_names, *texts)).union(*inner)
-
-
-def _check(model: nn.Module, module: nn.Module) -> None:
-    """Raise for a module that acts at random, learns while it runs, or recomputes its forward pass."""
-    declared = "grad_checkpointing" in vars(module) or hasattr(type(module), "grad_checkpointing")
-    if declared and getattr(module, "grad_checkpointing", False) is True:  # modules are slow to say that they have none
-        raise checkpointing_error()
-    if getattr(getattr(module, "_hf_hook", None), "offload", False):  # of accelerate
-        raise offload_error()
-    if not module.training:
-        return
-    if getattr(module, "gradient_checkpointing", False) is True:
-        raise checkpointing_error()
-    rate = getattr(module, "p", 0.0) if isinstance(module, Dropout) else 0.0
-    rate = max(rate or 0.0, getattr(module, "drop_prob", 0.0) or 0.0)
-    if rate > 0.0 or isinstance(module, BatchNorm):
-        name = next(name for name, other in model.named_modules() if other is module)
-        raise training_error(f"{type(module).__name__} {name!r}")
