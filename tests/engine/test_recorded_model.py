@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
+import sys
 import weakref
 from threading import Thread
 
@@ -544,4 +546,27 @@ def test_what_a_thread_counts_is_no_change_of_a_model():
     model.progress.woken = 0.0
     before = fingerprint.fingerprint_model(model)
     model.progress.woken = 10.0
+    assert fingerprint.fingerprint_model(model) == before
+
+
+class Stream(io.StringIO):
+    """What a notebook prints to: it leads to the notebook's kernel, which is large and changes with every cell."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = {"cells": list(range(400_000))}
+
+
+class Talkative(torch.nn.Linear):
+    def forward(self, x):
+        sys.stdout.write("a pass")
+        return super().forward(x)
+
+
+def test_what_a_program_prints_to_is_no_part_of_a_model(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Stream())
+    model = Talkative(2, 2)
+    before = fingerprint.fingerprint_model(model)
+    assert before.is_recordable
+    sys.stdout.kernel["cells"].append(1)
     assert fingerprint.fingerprint_model(model) == before
