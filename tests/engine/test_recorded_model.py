@@ -27,6 +27,7 @@ from dave_vit.engine.rule_sets import EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import Contrast, Target
 from dave_vit.errors import TrainingModeError
 from dave_vit.methods.pass_size import even_chunk_size
+from dave_vit.models import Adapter, Preprocessing
 from fast_marker import needs_fast
 from tiny_models import CLASSES, FAMILIES, SIZE, huggingface_vit, vit
 
@@ -570,3 +571,14 @@ def test_what_a_program_prints_to_is_no_part_of_a_model(monkeypatch):
     assert before.is_recordable
     sys.stdout.kernel["cells"].append(1)
     assert fingerprint.fingerprint_model(model) == before
+
+
+def test_what_prepares_images_is_part_of_a_model_only_if_its_own_forward_pass_may_read_it():
+    adapter = Adapter(vit(), Preprocessing(str), ["cat"], spec="timm:vit")
+    before = fingerprint.fingerprint_model(adapter)
+    adapter.preprocessing, adapter.class_names = Preprocessing(repr), ["dog"]
+    assert fingerprint.fingerprint_model(adapter) == before
+    adapter.forward = lambda images: adapter.model(images) * len(adapter.class_names)
+    before = fingerprint.fingerprint_model(adapter)
+    adapter.class_names = ["dog", "cat"]
+    assert fingerprint.fingerprint_model(adapter) != before

@@ -122,6 +122,7 @@ class StateWalk:
     def _add_module(self, module: nn.Module) -> None:
         self.tokens.append(_serial_number(module))
         self.add(type(module))
+        skipped = _SKIPPED | _find_unread(module)
         for name, value in vars(module).items():
             kind = type(value)
             if kind is int:
@@ -133,7 +134,7 @@ class StateWalk:
                 self.tokens += (name, kind, value)
             elif name in _HOOKS:
                 self.add_hooks(value)
-            elif name not in _SKIPPED and (kind is not dict or value):  # most tables are empty
+            elif name not in skipped and (kind is not dict or value):  # most tables are empty
                 self._attribute = name
                 self.tokens.append(name)
                 is_table = kind is dict and name in _TABLES  # those of scripted modules are no dicts
@@ -222,6 +223,14 @@ def _serial_number(value: Any) -> int:
         key = id(value)
         known = _SERIAL_NUMBERS[key] = (ref(value, lambda _: _SERIAL_NUMBERS.pop(key, None)), next(_NEXT))
     return known[1]
+
+
+def _find_unread(module: nn.Module) -> frozenset[str]:
+    """Return the attributes that the forward pass of an adapter of this package does not read."""
+    unread: frozenset[str] = getattr(type(module), "UNREAD", frozenset())
+    forward = vars(module).get("forward", type(module).forward) if unread else None
+    is_own = str(getattr(forward, "__module__", "")).startswith("dave_vit.")  # another one may read anything
+    return unread if is_own else frozenset()
 
 
 @functools.cache
