@@ -1,7 +1,6 @@
-"""The registry of named scores, the classes and boxes that their texts refer to, and the tensors that they read."""
+"""The registry of named scores, and the classes and boxes that their texts refer to."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.registry import Registry
-from dave_vit.errors import OptionError, OutputError
+from dave_vit.errors import OptionError
 
 Box = tuple[float, float, float, float]
 """(x0, y0, x1, y1): fractions of the image's width and height, or pixels of a photograph where stated."""
@@ -20,9 +19,6 @@ SCORES: Registry[Any] = Registry("score")
 A class attribute ``form`` shows how the score is written, the first line of the docstring is its summary, and the class
 method ``parse(text, context)`` makes one from what follows the first colon; ValueError means that the form is wrong.
 """
-
-LOGITS = ("logits", "class_queries_logits", "out")
-"""Names under which outputs hold logits."""
 
 
 @dataclass(frozen=True)
@@ -96,25 +92,3 @@ def box_overlap(boxes: Tensor, corners: Tensor) -> Tensor:
     sized = torch.cat([boxes[..., :2], boxes[..., 2:].clamp(min=0)], -1)
     overlap: Tensor = box_iou(box_convert(sized, "cxcywh", "xyxy"), corners.unsqueeze(1))
     return overlap.squeeze(-1)
-
-
-def find_tensor(output: Any, names: Sequence[str], what: str) -> Tensor:
-    """Return the output itself if it is a tensor, else the first tensor under one of the names."""
-    if isinstance(output, Tensor):
-        return output
-    for name in names:
-        value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
-        if isinstance(value, Tensor):
-            return value
-    raise OutputError(
-        f"the model returned {type(output).__name__} without {what} ({', '.join(names)}); write the score as a "
-        "function of its output, such as lambda out: out.values[:, 0]"
-    )
-
-
-def find_logits(output: Any, shape: str) -> Tensor:
-    """Return the logits of an output if they have as many axes as a shape such as "[B, classes]"."""
-    logits = find_tensor(output, LOGITS, "logits")
-    if logits.ndim != shape.count(",") + 1:
-        raise OutputError(f"the model returned shape {tuple(logits.shape)}; this score needs {shape}: choose another")
-    return logits

@@ -18,18 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dave_vit.engine.score_registry import (
-    LOGITS,
-    SCORES,
-    Box,
-    ScoreContext,
-    box_mask,
-    box_overlap,
-    check_box,
-    find_logits,
-    find_tensor,
-    mask_bounds,
-)
+from dave_vit.engine.score_registry import SCORES, Box, ScoreContext, box_mask, box_overlap, check_box, mask_bounds
+from dave_vit.engine.targets import LOGITS, find_logits, find_tensor
 from dave_vit.errors import OptionError, TargetError
 
 Find = Callable[[Any], Tensor]
