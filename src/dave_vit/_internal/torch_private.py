@@ -19,13 +19,21 @@ from torch.nn.modules.dropout import _DropoutNd as Dropout
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["BatchNorm", "Dropout", "TorchDispatchMode", "tree_leaves"]
+__all__ = ["BatchNorm", "Dropout", "tree_leaves"]
 
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # since 2.8
 _count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
 _unwrap = getattr(getattr(torch._C, "_functorch", None), "get_unwrapped", None)
 _choose_attention = getattr(torch, "_fused_sdp_choice", None)
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode that sees kernels, without torch's guard against compilers, which imports them all: a second."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # passes that are looked into are never compiled: see ``force_eager``
 
 
 def global_hooks() -> list[dict[int, Callable[..., Any]]]:
