@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -242,6 +243,10 @@ def test_notebooks_hold_their_outputs(notebook: Path):
     assert {output["output_type"] for output in outputs} == {"execute_result"}  # neither warnings nor errors
 
 
+# Fewer samples, steps and pictures than readers see: the same code in a third of the time.
+FEWER = ((r'((?:samples|steps)"?[=:] ?)\d+', r"\g<1>4"), (r"\bin range\(6\)", "in range(2)"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name_of)
 def test_notebooks_run(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -252,6 +257,8 @@ def test_notebooks_run(notebook: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     document = nbformat.read(notebook, as_version=4)
+    for cell, (pattern, replacement) in product(document.cells, FEWER):
+        cell.source = re.sub(pattern, replacement, cell.source)
     NotebookClient(document, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [output for cell in document.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in shown)

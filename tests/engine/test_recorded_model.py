@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
+import sys
 import weakref
 from threading import Thread
 from types import SimpleNamespace
@@ -26,6 +28,7 @@ from dave_vit.engine.rule_sets import EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import Contrast, Target
 from dave_vit.errors import TrainingModeError
 from dave_vit.methods.pass_size import even_chunk_size
+from dave_vit.models import Adapter, Preprocessing
 from fast_marker import needs_fast
 from tiny_models import CLASSES, FAMILIES, SIZE, huggingface_vit, vit
 
@@ -569,3 +572,37 @@ def test_what_a_thread_counts_is_no_change_of_a_model():
     before = fingerprint.fingerprint_model(model)
     model.progress.woken = 10.0
     assert fingerprint.fingerprint_model(model) == before
+
+
+class Stream(io.StringIO):
+    """What a notebook prints to: it leads to the notebook's kernel, which is large and changes with every cell."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = {"cells": list(range(400_000))}
+
+
+class Talkative(torch.nn.Linear):
+    def forward(self, x):
+        sys.stdout.write("a pass")
+        return super().forward(x)
+
+
+def test_what_a_program_prints_to_is_no_part_of_a_model(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", Stream())
+    model = Talkative(2, 2)
+    before = fingerprint.fingerprint_model(model)
+    assert before.is_recordable
+    sys.stdout.kernel["cells"].append(1)
+    assert fingerprint.fingerprint_model(model) == before
+
+
+def test_what_prepares_images_is_part_of_a_model_only_if_its_own_forward_pass_may_read_it():
+    adapter = Adapter(vit(), Preprocessing(str), ["cat"], spec="timm:vit")
+    before = fingerprint.fingerprint_model(adapter)
+    adapter.preprocessing, adapter.class_names = Preprocessing(repr), ["dog"]
+    assert fingerprint.fingerprint_model(adapter) == before
+    adapter.forward = lambda images: adapter.model(images) * len(adapter.class_names)
+    before = fingerprint.fingerprint_model(adapter)
+    adapter.class_names = ["dog", "cat"]
+    assert fingerprint.fingerprint_model(adapter) != before

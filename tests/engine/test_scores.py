@@ -216,7 +216,7 @@ class TestMemory:
         for column in range(3):
             effective_transformation(model, torch.rand(2, 3, 2, 2), lambda out, column=column: out[:, column])
             gc.collect()
-        assert len(sound._CHECKED[model]) <= 1
+        assert len({key[0] for key in sound._CHECKED[model]}) <= 1
 
     def test_a_method_of_an_object_is_known_again(self, monkeypatch):
         class Holder:
@@ -225,7 +225,9 @@ class TestMemory:
 
         model, holder, looks = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval(), Holder(), []
         check = sound._SoundnessCheck.check
-        monkeypatch.setattr(sound._SoundnessCheck, "check", lambda *args: (looks.append(1), check(*args)))
+        monkeypatch.setattr(
+            sound._SoundnessCheck, "check", lambda *args, **options: looks.append(1) or check(*args, **options)
+        )
         for _ in range(3):
             effective_transformation(model, torch.rand(2, 3, 2, 2), holder.score)
         assert len(looks) == 1

@@ -1,6 +1,6 @@
 """Private names of torch, all in one place: those that some version lacks have a plain fallback, slow but never wrong.
 
-``TorchDispatchMode``, ``make_fx``, ``BatchNorm``, ``Dropout`` and all modules' hooks are in every version from 2.4.
+``TorchDispatchMode``, ``make_fx`` and its modes, ``BatchNorm``, ``Dropout`` and hooks are in every version from 2.4.
 """
 
 import sys
@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules import module as _modules
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
@@ -17,13 +19,21 @@ from torch.nn.modules.dropout import _DropoutNd as Dropout
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["BatchNorm", "Dropout", "TorchDispatchMode", "make_fx", "tree_leaves"]
+__all__ = ["BatchNorm", "Dropout", "tree_leaves"]
 
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # since 2.8
 _count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
 _unwrap = getattr(getattr(torch._C, "_functorch", None), "get_unwrapped", None)
 _choose_attention = getattr(torch, "_fused_sdp_choice", None)
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode that sees kernels, without torch's guard against compilers, which imports them all: a second."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # passes that are looked into are never compiled: see ``force_eager``
 
 
 def global_hooks() -> list[dict[int, Callable[..., Any]]]:
@@ -81,6 +91,13 @@ def choose_attention_kernel(*tensors: Tensor, is_causal: bool, scale: float | No
 def force_eager() -> AbstractContextManager[Any]:
     """Return a context in which ``module.compile()`` and ``torch.compile(part)`` run the original code."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def trace_graph(function: Callable[..., Any], inputs: list[Tensor]) -> torch.fx.GraphModule:
+    """Return the graph of torch's own operators that a function calls for these tensors."""
+    # One mode for the shapes of all tensors: make_fx by itself makes one for each, and walks through the call stack.
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        return make_fx(function)(*inputs)
 
 
 def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., tuple[Tensor, ...]]:

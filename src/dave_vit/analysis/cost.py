@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.environment import synchronized_time
-from dave_vit._internal.torch_private import TorchDispatchMode, tree_leaves
+from dave_vit._internal.torch_private import DispatchMode, tree_leaves
 from dave_vit.analysis.inputs import AnalysisOptions, analysis, flag, method_entry
 from dave_vit.engine.forward import compute_logits
 from dave_vit.errors import OptionError
@@ -61,7 +61,7 @@ def _peak_on_gpu(work: Callable[[], Any], device: torch.device) -> int:
     return int(torch.cuda.max_memory_allocated(device) - before)
 
 
-class _TensorMemory(TorchDispatchMode):
+class _TensorMemory(DispatchMode):
     """Sums the memory of all live tensors; memory that an operation uses internally is not counted."""
 
     def __init__(self) -> None:

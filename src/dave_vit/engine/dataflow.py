@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit._internal.torch_private import TorchDispatchMode, is_transformed, memory_id
+from dave_vit._internal.torch_private import DispatchMode, is_transformed, memory_id
 from dave_vit.engine.calls import RANDOM_FUNCTIONS
 from dave_vit.engine.forward import Read, forward, isolate_pass
 from dave_vit.engine.interception import Interception
@@ -113,7 +113,7 @@ class TrackedInterception(Interception):
             self.tracker.freeze(target)
 
 
-class MemoryTracker(TorchDispatchMode):
+class MemoryTracker(DispatchMode):
     """Follows the memory of one input; created and entered inside of the interception.
 
     Args:

@@ -13,7 +13,7 @@ from dave_vit._internal.precision import working_dtype
 from dave_vit._internal.torch_private import force_eager
 from dave_vit.engine.autograd_graph import check_graph, hidden_error
 from dave_vit.engine.calls import RANDOM_FUNCTIONS, RandomDraws
-from dave_vit.engine.fingerprint import fingerprint_model, forget_fingerprints
+from dave_vit.engine.fingerprint import check_modes, forget_fingerprints
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.operators import function_name
 from dave_vit.engine.states import is_known
@@ -72,7 +72,7 @@ class HoldDraws(TorchFunctionMode):
 def prepare_model(model: nn.Module) -> nn.Module:
     """Return the model to run, without torch.compile, after checking that it is deterministic."""
     model = getattr(model, "_orig_mod", model)  # torch.compile hides the functions from the interception
-    fingerprint_model(model)
+    check_modes(model)
     return model
 
 
@@ -113,7 +113,7 @@ def compute_logits(
     model: nn.Module, inputs: Tensor, read: Read = class_logits, autocast: torch.dtype | None = None
 ) -> Tensor:
     """Compute the logits, or what ``read`` selects from the output, without gradients and side effects."""
-    fingerprint_model(model)
+    check_modes(model)
     forget_fingerprints()
     record_pass(inputs)
     with isolate_pass(inputs), HoldDraws(), torch.no_grad(), autocast_context(inputs, autocast):

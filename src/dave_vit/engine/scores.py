@@ -10,7 +10,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dave_vit.engine.score_registry import SCORES, Box, ScoreContext, box_mask, box_overlap, check_box, mask_bounds
-from dave_vit.errors import OptionError, OutputError, TargetError
+from dave_vit.engine.targets import LOGITS, find_logits, find_tensor
+from dave_vit.errors import OptionError, TargetError
 
 Find = Callable[[Any], Tensor]
 
-_LOGITS = ("logits", "class_queries_logits", "out")
 _EMBEDDINGS = ("image_embeds", "pooler_output", "embeddings", "last_hidden_state")
 _VALUES = ("predicted_depth", "logits", "reconstruction")
 _MASKS = ("pred_masks", "masks_queries_logits", "logits", "out", "predicted_depth")
@@ -51,20 +51,6 @@ def score_forms() -> dict[str, str]:
     return {SCORES[name].form: summary for name, summary in SCORES.summaries().items()}
 
 
-def find_tensor(output: Any, names: Sequence[str], what: str) -> Tensor:
-    """Return the output itself if it is a tensor, else the first tensor under one of the names."""
-    if isinstance(output, Tensor):
-        return output
-    for name in names:
-        value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
-        if isinstance(value, Tensor):
-            return value
-    raise OutputError(
-        f"the model returned {type(output).__name__} without {what} ({', '.join(names)}); write the score as a "
-        "function of its output, such as lambda out: out.values[:, 0]"
-    )
-
-
 @SCORES.register("class")
 @dataclass(frozen=True)
 class ClassLogit:
@@ -85,7 +71,7 @@ class ClassLogit:
 
     def __call__(self, output: Any) -> Tensor:
         """Select the logit ``[B]`` from logits ``[B, classes]``."""
-        return _pick(_find_logits(output, "[B, classes]"), 1, self.label, "class")
+        return _pick(find_logits(output, "[B, classes]"), 1, self.label, "class")
 
 
 @SCORES.register("value")
@@ -188,7 +174,7 @@ class Token:
 
     def __call__(self, output: Any) -> Tensor:
         """Select the logit ``[B]`` from logits ``[B, L, vocabulary]``."""
-        logits = _find_logits(output, "[B, length, vocabulary]")
+        logits = find_logits(output, "[B, length, vocabulary]")
         return _pick(_pick(logits, 1, self.position, "position"), 1, self.token, "token")
 
 
@@ -217,7 +203,7 @@ class Word:
         total = torch.stack(pieces).sum(0)
         if self.rivals is None:
             return total
-        logits = find_tensor(output, _LOGITS, "logits")[:, list(self.positions)]  # [B, tokens, vocabulary]
+        logits = find_tensor(output, LOGITS, "logits")[:, list(self.positions)]  # [B, tokens, vocabulary]
         return total - (logits * self.rivals.to(logits)).sum((1, 2))
 
     def against_rivals(self, output: Any) -> Word:
@@ -225,7 +211,7 @@ class Word:
 
         The weights are computed once, on the clean image, and kept fixed, as those of ``Contrast``.
         """
-        logits = find_tensor(output, _LOGITS, "logits")[0, list(self.positions)].detach()  # [tokens, vocabulary]
+        logits = find_tensor(output, LOGITS, "logits")[0, list(self.positions)].detach()  # [tokens, vocabulary]
         own = torch.tensor(self.tokens, device=logits.device)[:, None]
         return replace(self, rivals=logits.scatter(1, own, -torch.inf).softmax(1))
 
@@ -255,7 +241,7 @@ class Query:
 
     def __call__(self, output: Any) -> Tensor:
         """Select the logit ``[B]`` from logits ``[B, queries, classes]``."""
-        logits = _find_logits(output, "[B, queries, classes]")
+        logits = find_logits(output, "[B, queries, classes]")
         return _pick(_pick(logits, 1, self.query, "query"), 1, self.label, "class")
 
 
@@ -289,7 +275,7 @@ class Detection:
 
     def __call__(self, output: Any, places: Tensor | None = None) -> Tensor:
         """Select ``[B]`` from logits ``[B, queries, classes]`` by boxes ``[B, queries, 4]`` (centre, width, height)."""
-        logits = _find_logits(output, "[B, queries, classes]")
+        logits = find_logits(output, "[B, queries, classes]")
         boxes = find_tensor(output, ("pred_boxes",), "boxes").detach()
         corners = boxes.new_tensor(self.box).expand(len(boxes), 4) if places is None else mask_bounds(places).to(boxes)
         best = box_overlap(boxes, corners).argmax(1)  # [B]
@@ -343,14 +329,6 @@ class Region:
         weight = weight.to(maps)  # [B or 1, h, w]
         total = weight.sum((1, 2), keepdim=True)
         return (maps * (weight / torch.where(total > 0, total, 1))).sum((1, 2))
-
-
-def _find_logits(output: Any, shape: str) -> Tensor:
-    """Return the logits of an output if they have as many axes as a shape such as "[B, classes]"."""
-    logits = find_tensor(output, _LOGITS, "logits")
-    if logits.ndim != shape.count(",") + 1:
-        raise OutputError(f"the model returned shape {tuple(logits.shape)}; this score needs {shape}: choose another")
-    return logits
 
 
 def _pick(tensor: Tensor, axis: int, index: int, what: str) -> Tensor:

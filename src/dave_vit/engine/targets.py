@@ -20,6 +20,8 @@ Score = Callable[..., Tensor]
 """From a model's output, as the model returns it, to one number per image ``[B]``."""
 Opponents: TypeAlias = "tuple[int | Literal['rivals'] | None, ...]"
 """What each image's classes are contrasted with: a class index, "rivals", or None for the class by itself."""
+LOGITS = ("logits", "class_queries_logits", "out")
+"""Names under which outputs hold logits."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,28 @@ def class_logits(output: Any, batch: int) -> Tensor:
             "[batch, classes]: wrap it in a module that picks or pools them, or give a function of its output as the "
             "target"
         )
+    return logits
+
+
+def find_tensor(output: Any, names: Sequence[str], what: str) -> Tensor:
+    """Return the output itself if it is a tensor, else the first tensor under one of the names."""
+    if isinstance(output, Tensor):
+        return output
+    for name in names:
+        value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
+        if isinstance(value, Tensor):
+            return value
+    raise OutputError(
+        f"the model returned {type(output).__name__} without {what} ({', '.join(names)}); write the score as a "
+        "function of its output, such as lambda out: out.values[:, 0]"
+    )
+
+
+def find_logits(output: Any, shape: str) -> Tensor:
+    """Return the logits of an output if they have as many axes as a shape such as "[B, classes]"."""
+    logits = find_tensor(output, LOGITS, "logits")
+    if logits.ndim != shape.count(",") + 1:
+        raise OutputError(f"the model returned shape {tuple(logits.shape)}; this score needs {shape}: choose another")
     return logits
 
 

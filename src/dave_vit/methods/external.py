@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.registry import suggest_names
-from dave_vit.engine.fingerprint import fingerprint_model
+from dave_vit.engine.fingerprint import check_modes
 from dave_vit.engine.forward import HoldDraws, autocast_context, evaluation_mode
 from dave_vit.engine.observation import observe
 from dave_vit.engine.targets import Target
@@ -50,7 +50,7 @@ class ExternalMethod(Method):
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
         target = self._resolve_target(images, target, pass_size)
-        fingerprint_model(self.model)
+        check_modes(self.model)
         with _library_context(self.seed), evaluation_mode(self.model), torch.enable_grad():
             parts = [self._attribute(images, each) for each in target.split_classes()]
         return Explanation(torch.stack(parts, 1).detach().to(images), target.indices)

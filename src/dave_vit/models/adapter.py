@@ -83,6 +83,9 @@ class Adapter(nn.Module):
         traits: facts about the model; the defaults if None.
     """
 
+    # Attributes that no forward pass reads: a fingerprint of the model leaves them out.
+    UNREAD = frozenset("preprocessing class_names prepare processor image_processor extractor tokenizer".split())
+
     def __init__(
         self,
         model: nn.Module,

@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from dave_vit._internal.torch_private import compile_graph, make_fx
+from dave_vit._internal.torch_private import compile_graph, trace_graph
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast import PassKind, substitute_rules
 from dave_vit.engine.fast.cuda_graphs import BatchFunction, Captures, FunctionCache, capture_cuda_graph
@@ -131,7 +131,7 @@ class CompiledGradient(RecordedGradient):
         function = self._gradient_function(inputs[0], PassKind.TRACED)
         state = fingerprint_model(model).state
         with isolate_pass(inputs[0]), count_passes():  # the graph is counted whenever it runs
-            graph = make_fx(function)(*(part.detach().clone() for part in inputs))
+            graph = trace_graph(function, [part.detach().clone() for part in inputs])
         if fingerprint_model(model).state != state:
             raise RuntimeError("it changes with every pass")
         if any(node.kwargs.get("generator") is not None for node in graph.graph.nodes):  # which nothing would seed anew
