@@ -21,6 +21,7 @@ from dave_vit.methods import DAVE, Explanation
 from dave_vit.methods.masking import MaskingMethod
 from dave_vit.methods.options import declared_options, method_settings, to_json_value
 from dave_vit.models import Adapter
+from dave_vit.models.pixel_formats import crop_middle
 from dave_vit.viz.figures import Drawing
 from dave_vit.viz.panels import draw_side_by_side
 from dave_vit.viz.pictures import overlay_on_photo
@@ -117,7 +118,7 @@ class ImageExplanation(ABC):
     def notes(self) -> tuple[str, ...]:
         """What a reader has to know: changes to the photograph, areas that were cut off, too few samples."""
         photo, notes = self.photo, list(self.picture.notes)
-        if photo.visible_share < _LITTLE_SEEN:
+        if photo.visible_share < _LITTLE_SEEN and len(photo.parts) == 1:
             how = "--fit pad or --fit tiles explains all of it"
             notes.append(f"the model's crop covers {photo.visible_share:.0%} of the photograph; {how}")
         if max(photo.parts[0].scale) < _ENLARGED:
@@ -152,7 +153,15 @@ class ImageExplanation(ABC):
     def viewed_map(self, view: View = "map") -> Tensor:
         """Return the map of the first tile and target in the frame of the photograph, [H, W]; [T, H, W] of clips."""
         maps = self.explanation.signed if view == "signed" else self.explanation.map
-        return self.photo.parts[0].to_photo(maps[0].detach().float().cpu())
+        found, parts = maps[0].detach().float().cpu(), self.photo.parts
+        if found.ndim == 2 or len(parts) == 1:
+            return parts[0].to_photo(found)
+        page = found.new_zeros(self.picture.image.size[::-1])  # of several photographs beside each other
+        boxes = tile_boxes(self.explainer.model, self.picture)
+        for one, part, (left, top, right, bottom) in zip(found, parts, boxes, strict=True):
+            place = (slice(top, bottom), slice(left, right))
+            page[place] = part.to_photo(crop_middle(one, part.input_size[::-1]))[place]
+        return page
 
     def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
         """Draw the maps over the whole photograph, with a frame around the area that the model saw."""

@@ -123,6 +123,8 @@ class Pipeline:
             if self.style.animation:
                 files[self.style.animation] = _animate(stages, self.style.animation)
             record = {"source": escape_unprintable(source), **last.record()}
+            if self.question.together:
+                record["together"] = [escape_unprintable(other) for other in self.question.together]
             record = self.folder.write(last.picture, self._facts(label), files, record, self._labels(label))
             if not isinstance(last, BoxesExplanation):  # it shows what has its own records
                 self.gallery.add(last, files.get("overlay.png") or image_bytes(last.overlay(view, scales)), record)
@@ -162,7 +164,7 @@ KINDS = {
     "volume": ExplanationKind("a volume", ("target",), explain_volume),
     "page": ExplanationKind("a page", ("prompt",), explain_page),
     "sentence": ExplanationKind("a sentence", ("prompt",), explain_sentence),
-    "words": ExplanationKind("words", ("prompt", "words", "answer", "max_tokens"), explain_answer),
+    "words": ExplanationKind("words", ("prompt", "words", "answer", "max_tokens", "together"), explain_answer),
     "score": ExplanationKind("a score", ("score", "prompt"), explain_score),
     "boxes": ExplanationKind("boxes", ("boxes", "threshold", "prompt"), explain_boxes),
 }
@@ -195,8 +197,8 @@ def _check_question(kind: ExplanationKind, model: Adapter, question: Question, s
             raise OptionError(f"{model.spec} explains {kind.subject} and takes no {option}; {how}")
     if model.preprocessing.parts is not None and not kind.has_tiles:
         raise OptionError(f"--fit tiles explains classes of pictures, not {kind.subject}; take pad or squash")
-    if style.animation and kind in (KINDS["clip"], KINDS["volume"]):
-        raise OptionError("the animation of a clip shows its frames; leave out --animate")
+    if style.animation and (question.together or kind in (KINDS["clip"], KINDS["volume"])):
+        raise OptionError("animations are of one photograph, and that of a clip shows its frames; leave out --animate")
     return kind
 
 
