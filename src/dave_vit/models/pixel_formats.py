@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -19,6 +20,7 @@ from dave_vit.models.adapter import Preprocessing
 from dave_vit.models.inputs import Arrange
 
 _ROUNDING = 1e-2  # of normalised colours, in half precision
+_HALF = 127.5  # of the largest colour
 _BILINEAR = 2  # as PIL counts filters
 
 
@@ -246,8 +248,15 @@ class PixelInputs:
 
 def process_image(processor: Any, spec: str, image: Image.Image) -> PixelInputs:
     """Run an image processor, and find the format of the pixels from what it returns."""
+    if getattr(processor, "is_vqa", False):
+        raise ModelError(
+            f"{spec} draws its prompt into the picture, whose pixels are then not those of the photograph; take one "
+            "that continues a prompt, such as google/pix2struct-textcaps-base"
+        )
     values = _process(processor, image)
-    pixels: Any = values.get("pixel_values")  # Pix2Struct has none
+    if "flattened_patches" in values:
+        return _process_document(processor, image)
+    pixels: Any = values.get("pixel_values")
     dimensions = 0 if pixels is None else pixels.ndim
     if "image_grid_thw" in values and dimensions == 2:
         packing = PackedPatches(processor.patch_size, processor.merge_size, processor.temporal_patch_size)
@@ -325,8 +334,24 @@ def join_images(parts: Sequence[PixelInputs], fill: float) -> PixelInputs:
     return PixelInputs(canvas, ImageRow(tuple(parts)), parts[0].is_embedded, sizes)
 
 
-def _process(processor: Any, image: Image.Image) -> ImageInputs:
-    return dict(processor(images=image, return_tensors="pt"))
+def _process_document(processor: Any, image: Image.Image) -> PixelInputs:
+    """Return the pixels of Pix2Struct from -1 to 1; the model gets them with the mean and deviation of a photograph."""
+    patches = _process(processor, image, do_normalize=False)["flattened_patches"]
+    rows, columns = patches[0, :, :2].amax(0).int().tolist()  # numbered from 1
+    side = math.isqrt((patches.shape[2] - 2) // 3)
+    colours = torch.from_numpy(np.array(image)).double()
+    deviation = max(float(colours.std()), colours.numel() ** -0.5) if processor.do_normalize else 1.0
+    mean = float(colours.mean()) if processor.do_normalize else 0.0
+    pixels = PaddedPatches(side, 0).unpack(patches[..., 2:], rows, columns) / _HALF - 1
+    return PixelInputs(pixels, partial(_standardize, _HALF / deviation, (_HALF - mean) / deviation))
+
+
+def _standardize(scale: float, shift: float, images: Tensor) -> dict[str, Any]:
+    return {"pixel_values": scale * images + shift}
+
+
+def _process(processor: Any, image: Image.Image, **options: Any) -> ImageInputs:
+    return dict(processor(images=image, return_tensors="pt", **options))
 
 
 def image_preprocessing(processor: Any, spec: str) -> Preprocessing:

@@ -17,6 +17,7 @@ from dave_vit.data.images import boxes_beside, to_rgb
 from dave_vit.engine.observation import TextDecoder
 from dave_vit.engine.scores import Token, Word
 from dave_vit.errors import InputError, ModelError, OptionError, first_line
+from dave_vit.models.frozen_factors import QuestionReader
 from dave_vit.models.inputs import ImageAndText, WithInputs
 from dave_vit.models.pixel_formats import PixelInputs, image_preprocessing, join_images, process_image
 from dave_vit.models.tasks import PromptedModel, TaskKind, TaskModel
@@ -26,7 +27,7 @@ MAX_TOKENS = 32
 _SLOT = "<image>"  # of a photograph in a prompt
 _SUFFIX = "paligemma"  # type of models that mark the answer by 1; others mark images by it
 _PIXELS = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_position_ids", "rows", "cols", "labels")
-_CONTINUE = ("blip", "git")  # types of models that go on with the prompt, as a caption
+_CONTINUE = ("blip", "git", "pix2struct")  # types of models that go on with the prompt, as a caption
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ class TextGenerator(PromptedModel):
         has_slots = hasattr(config, "image_token_id") and not hasattr(config, "qformer_config")
         if len(images) > 1 and (not has_slots or config.is_encoder_decoder):
             raise ModelError(f"{self.spec} takes one photograph; leave out --together")
-        if self.processor is None or config.model_type in _CONTINUE:
+        is_reader = isinstance(self.model, QuestionReader)
+        if self.processor is None or (config.model_type in _CONTINUE and not is_reader):
             return self._caption_inputs(prompt)
         if prompt is None:
             raise OptionError(f'{self.spec} answers a prompt; give one, --prompt "What is on the table?"')
@@ -135,7 +137,9 @@ class TextGenerator(PromptedModel):
         self._check_slot(inputs["input_ids"])
         if len(images) > 1 and not pixels.is_equal(inputs):
             raise other_form
-        start = {"decoder_input_ids": torch.tensor([[self._start_token]])} if config.is_encoder_decoder else {}
+        start = (
+            {"decoder_input_ids": torch.tensor([[self._start_token]])} if config.is_encoder_decoder or is_reader else {}
+        )
         return {name: value for name, value in inputs.items() if name not in _PIXELS} | start
 
     def _caption_inputs(self, prompt: str | None) -> dict[str, Any]:
@@ -145,7 +149,7 @@ class TextGenerator(PromptedModel):
         if prompt is not None and self.processor is None and not is_donut:
             raise OptionError(f"{self.spec} writes captions and takes no prompt; leave --prompt out")
         tokens = self.tokenizer(prompt, add_special_tokens=False)["input_ids"] if prompt else []
-        name = "decoder_input_ids" if self.processor is None else "input_ids"
+        name = "decoder_input_ids" if self.processor is None or config.is_encoder_decoder else "input_ids"
         return {name: torch.tensor([tokens if tokens and is_donut else [self._start_token, *tokens]])}
 
     @property
@@ -172,6 +176,8 @@ class TextGenerator(PromptedModel):
         tokens: list[int] = []
         configured = getattr(self.model.generation_config, "eos_token_id", None)  # type: ignore[union-attr]
         ends = configured if configured is not None else self.tokenizer.eos_token_id
+        own: Any = self.model.config
+        ends = own.text_config.sep_token_id if own.model_type == "blip" else ends  # as its own generate does
         end_tokens = list(ends) if isinstance(ends, list | tuple) else [ends]
         special = [token for token in self.tokenizer.all_special_ids if token not in end_tokens]
         while len(tokens) < max_tokens:
