@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from dave_vit import cli, conservation_gap, create_method, load_model
-from dave_vit.checks.doctor import Float64Mode
+from dave_vit.checks.doctor import Float64Mode, diagnose, example_inputs
 from dave_vit.data.geometry import Geometry
 from dave_vit.errors import InputError, ModelError, OptionError, UnsupportedOperator
 from dave_vit.models.families.hf import _adjust_image_processor
@@ -324,6 +324,30 @@ def test_a_folder_without_a_vocabulary(folders, photograph, tmp_path):
         file.unlink()
     with pytest.raises(ModelError, match="tokenizer there, with save_pretrained"):
         load_model(f"hf:{copy}").with_prompt(photograph, QUESTION)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("LLaVA", "Idefics 3", "Qwen2.5-VL", "Gemma 4", "Llama 3.2 Vision", "Pix2Struct", "GIT"),
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("InternVL 3", "BLIP-2", "BLIP, captions", "Florence-2")
+        ),
+    ],
+)
+def test_the_doctor_says_whether_methods_on_tokens_work(family, folders):
+    writer, inputs = example_inputs(load_model(f"hf:{folders(family)}"))
+    diagnosis = diagnose(writer, inputs)
+    try:
+        for method in ("rollout", "gradcam"):
+            create_method(method, writer).attribute(inputs, writer.score(0))
+    except UnsupportedOperator:
+        assert "attention-based methods do not apply to it" in diagnosis.verdict
+        assert isinstance(diagnosis.layout, str)
+    else:
+        assert "rollout and gradcam work as well" in diagnosis.verdict
+        assert not isinstance(diagnosis.layout, str)
 
 
 def test_the_doctor_asks_by_itself(folders, capsys):

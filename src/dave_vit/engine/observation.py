@@ -16,7 +16,7 @@ from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.rules.attention import attention_in_parts, is_attention, multi_head_attention
 from dave_vit.engine.targets import class_logits
-from dave_vit.errors import InputError, OutputError
+from dave_vit.errors import InputError, OutputError, UnsupportedOperator
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,6 +237,8 @@ def find_token_layout(model: nn.Module, inputs: Tensor, read: Read = class_logit
     with observe(model, inputs[:1], read=read) as observed:
         sizes = [attention.matrix.shape[-2:] for attention in observed.attention]
         maps = observed.maps
+    if observed.image_tokens:  # of a language model, which reads the tiles of an image one after the other
+        return image_layout(observed.image_tokens, inputs)
     counts = sorted({keys for queries, keys in sizes if queries == keys})  # pooling has other queries
     if not counts:
         raise OutputError("the model has no self-attention, so it has no token grid; use a method that needs none")
@@ -252,7 +254,25 @@ def find_token_layout(model: nn.Module, inputs: Tensor, read: Read = class_logit
             f"beside its {counts[0]} tokens' attention the model has other attention (class attention over "
             f"{others[0]} tokens); use a method that needs no attention maps, such as dave"
         )
+    if observed.decoder is not None and (not maps or counts[0] >= 2 * math.prod(grid)):  # of tiles, as in Llama 3.2
+        raise no_grid(0)
     return TokenLayout(grid, counts[0] - math.prod(grid))
+
+
+def image_layout(tokens: Sequence[int], images: Tensor) -> TokenLayout:
+    """Return the grid of the image's tokens in the language model; raise UnsupportedOperator where they have none."""
+    grid = find_token_grid(len(tokens), images.shape[-2:])
+    if grid is None or math.prod(grid) != len(tokens):
+        raise no_grid(len(tokens))
+    return TokenLayout(grid, 0)
+
+
+def no_grid(tokens: int) -> UnsupportedOperator:
+    """Return the error for a language model that reads the image as something else than a grid of patches."""
+    return UnsupportedOperator(
+        f"the language model has {tokens} image tokens, which are not a grid of patches; use dave or attn_lrp, which "
+        "follow the pixels"
+    )
 
 
 def guess_token_layout(observed: Observation, tokens: int, images: Tensor) -> TokenLayout:

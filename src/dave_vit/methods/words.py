@@ -1,7 +1,7 @@
 """Words of an answer in methods on tokens: where a language model predicts them, and where it has the image."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit.engine.forward import autocast_context
-from dave_vit.engine.observation import AttentionMatrix, Observation, TokenLayout, find_text_decoder, find_token_grid
+from dave_vit.engine.observation import (
+    AttentionMatrix,
+    Observation,
+    TokenLayout,
+    find_text_decoder,
+    find_token_grid,
+    image_layout,
+    no_grid,
+)
 from dave_vit.engine.scores import Token, Word
 from dave_vit.engine.targets import ScoreSet, Target
 from dave_vit.errors import OptionError, UnsupportedOperator
@@ -30,17 +38,6 @@ def words_of(target: Target) -> list[Word]:
             raise OptionError("this method explains words of an answer here; give the score of a word or a token")
         words.append(part)
     return words
-
-
-def image_layout(tokens: Sequence[int], images: Tensor) -> TokenLayout:
-    """Return the grid of the image's tokens in the language model; raise UnsupportedOperator where they have none."""
-    grid = find_token_grid(len(tokens), images.shape[-2:])
-    if grid is None or math.prod(grid) != len(tokens):
-        raise UnsupportedOperator(
-            f"the language model has {len(tokens)} image tokens, which are not a grid of patches; use dave or "
-            "attn_lrp, which follow the pixels"
-        )
-    return TokenLayout(grid, 0)
 
 
 def vision_features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -105,6 +102,8 @@ def roll_words(observed: Observation, images: Tensor, target: Target, fuse: Fuse
     outside: Tensor | None = None
     for layer in reversed(observed.text):
         attention = fuse(layer).to(row)
+        if attention.shape[-2] != length:
+            raise no_grid(len(observed.image_tokens))
         if attention.shape[-1] == length:
             row = row @ residual(attention)
         else:
