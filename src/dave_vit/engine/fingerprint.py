@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from dave_vit._internal.torch_private import BatchNorm, Dropout, global_hooks
 from dave_vit.engine.autograd_graph import checkpointing_error
-from dave_vit.errors import offload_error, training_error
+from dave_vit.errors import offload_error, quantization_error, training_error
 
 _PLAIN = (int, float, bool, complex, str, bytes, range, type(None), type(...))
 _VALUES = frozenset((*_PLAIN, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format))
@@ -343,6 +343,11 @@ def _names_in(code: CodeType) -> frozenset[str]:
     return frozenset((*code.co_names, *texts)).union(*inner)
 
 
+def is_packed(module: nn.Module) -> bool:
+    """Return whether a layer has weights that bitsandbytes packed."""
+    return type(module).__module__.startswith("bitsandbytes.")
+
+
 def _check(model: nn.Module, module: nn.Module) -> None:
     """Raise for a module that acts at random, learns while it runs, or recomputes its forward pass."""
     declared = "grad_checkpointing" in vars(module) or hasattr(type(module), "grad_checkpointing")
@@ -350,6 +355,8 @@ def _check(model: nn.Module, module: nn.Module) -> None:
         raise checkpointing_error()
     if getattr(getattr(module, "_hf_hook", None), "offload", False):  # of accelerate
         raise offload_error()
+    if is_packed(module):
+        raise quantization_error()
     if not module.training:
         return
     if getattr(module, "gradient_checkpointing", False) is True:
