@@ -97,9 +97,8 @@ class Diagnosis:
         if not self.exact:
             return f"not exact: {self.fault}; please report this model, since it should have been refused"
         methods = "rollout and gradcam" if self.writes else "attention-based methods"
-        applies = f"{methods} work as well"
-        if not isinstance(self.layout, TokenLayout):
-            applies = "attention-based methods do not apply to it"
+        is_grid = isinstance(self.layout, TokenLayout)
+        applies = f"{methods} work as well" if is_grid else "attention-based methods do not apply to it"
         return (
             "good: the linear map of this model (preset exact) is exact; the default averages relevance over views "
             f"instead; {applies}"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dave_vit._internal.atomic_files import image_bytes, json_bytes, npz_bytes
 from dave_vit._internal.environment import device_name, versions
-from dave_vit.data.geometry import Geometry
+from dave_vit.data.geometry import Geometry, crop_middle
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import DataError
 from dave_vit.explanations.explainer import Explainer
@@ -21,7 +21,6 @@ from dave_vit.methods import DAVE, Explanation
 from dave_vit.methods.masking import MaskingMethod
 from dave_vit.methods.options import declared_options, method_settings, to_json_value
 from dave_vit.models import Adapter
-from dave_vit.models.pixel_formats import crop_middle
 from dave_vit.viz.figures import Drawing
 from dave_vit.viz.panels import draw_side_by_side
 from dave_vit.viz.pictures import overlay_on_photo

@@ -10,15 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dave_vit.engine.forward import autocast_context
-from dave_vit.engine.observation import (
-    AttentionMatrix,
-    Observation,
-    TokenLayout,
-    find_text_decoder,
-    find_token_grid,
-    image_layout,
-    no_grid,
-)
+from dave_vit.engine.observation import AttentionMatrix, Observation, TokenLayout, find_text_decoder, find_token_grid
 from dave_vit.engine.scores import Token, Word
 from dave_vit.engine.targets import ScoreSet, Target
 from dave_vit.errors import OptionError, UnsupportedOperator
@@ -53,7 +45,7 @@ def vision_features(observed: Observation, images: Tensor) -> tuple[Tensor, Call
         if tokens is not None and tokens.shape[:2] == (len(images), shape[-1]) and shape[-2] == shape[-1]:
             return tokens, partial(tokens_to_grid, TokenLayout(grid, shape[-1] - math.prod(grid)))
     tokens, places = observed.text[0].tokens, observed.image_tokens
-    layout = image_layout(places, images)
+    layout = observed.writer.layout(images)
     assert tokens is not None
     return tokens, lambda values: tokens_to_grid(layout, values[:, places])
 
@@ -103,7 +95,7 @@ def roll_words(observed: Observation, images: Tensor, target: Target, fuse: Fuse
     for layer in reversed(observed.text):
         attention = fuse(layer).to(row)
         if attention.shape[-2] != length:
-            raise no_grid(len(observed.image_tokens))
+            raise observed.writer.refusal()
         if attention.shape[-1] == length:
             row = row @ residual(attention)
         else:
@@ -120,7 +112,7 @@ def _roll_vision(observed: Observation, images: Tensor, row: Tensor, fuse: Fuse)
     batch, tokens = sizes.pop() if len(sizes) == 1 else (0, 0)
     grid = find_token_grid(tokens, images.shape[-2:], observed.maps) if observed.maps else None
     if grid is None or batch != len(images) or row.shape[-1] not in (tokens, math.prod(grid)):
-        return image_layout(observed.image_tokens, images).to_grid(row)
+        return observed.writer.layout(images).to_grid(row)
     row = torch.nn.functional.pad(row, (tokens - row.shape[-1], 0))  # class and register tokens that were dropped
     for layer in reversed(layers):
         row = row @ residual(fuse(layer).to(row))
@@ -158,7 +150,7 @@ class TAM(Method):
                 "model has none; use dave, attn_lrp, gradcam or rollout"
             )
         places = list(decoder.image_tokens)
-        layout = image_layout(places, images)
+        layout = decoder.layout(images)
         with autocast_context(images, self.autocast):
             logits = model.compute_all_logits(images).float().clamp(min=0)  # [b, L, vocabulary]
         special = {*model.tokenizer.all_special_ids, *model.token_ids[0, places].tolist()}

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from dave_vit.data.geometry import ramp_images
+from dave_vit.data.geometry import crop_middle, ramp_images
 from dave_vit.errors import InputError, ModelError
 from dave_vit.models.adapter import Preprocessing
 from dave_vit.models.inputs import Arrange
@@ -239,11 +239,9 @@ class PixelInputs:
     def is_equal(self, inputs: Mapping[str, Any]) -> bool:
         """Return whether several images are arranged as in the inputs that a processor made of them together."""
         arranged = self.arrange(self.image)  # type: ignore[operator]
-        own = {name: inputs[name].flatten(0, -4) if self.is_embedded else inputs[name] for name in arranged}
-        return all(
-            values.shape == own[name].shape and float((values.cpu() - own[name]).abs().max()) < _ROUNDING
-            for name, values in arranged.items()
-        )
+        own = [inputs[name].flatten(0, -4) if self.is_embedded else inputs[name] for name in arranged]
+        pairs = [*zip((one.cpu() for one in arranged.values()), own, strict=True)]
+        return all(one.shape == two.shape and float((one - two).abs().max()) < _ROUNDING for one, two in pairs)
 
 
 def process_image(processor: Any, spec: str, image: Image.Image) -> PixelInputs:
@@ -309,12 +307,6 @@ def _pad_alike(values: Sequence[Tensor]) -> list[Tensor]:
     return [F.pad(value, [n for more in pads for n in (0, more)]) for value, pads in zip(values, missing, strict=True)]
 
 
-def crop_middle(images: Tensor, size: Sequence[int]) -> Tensor:
-    """Return the middle of images ``[..., H, W]``."""
-    top, left = ((whole - part) // 2 for whole, part in zip(images.shape[-2:], size, strict=True))
-    return images[..., top : top + size[0], left : left + size[1]]
-
-
 def join_images(parts: Sequence[PixelInputs], fill: float) -> PixelInputs:
     """Return the images of one prompt beside each other, each in the middle of a canvas that holds the largest.
 
@@ -322,10 +314,8 @@ def join_images(parts: Sequence[PixelInputs], fill: float) -> PixelInputs:
         parts: what an image processor made of each photograph.
         fill: grey around smaller ones, as warps bring in; the model does not get it.
     """
-    if len(parts) == 1:
+    if len(parts) < 2:
         return parts[0]
-    if not parts:
-        raise InputError("no pictures for a prompt; give at least one")
     height, width = (max(part.image.shape[axis] for part in parts) for axis in (-2, -1))
     canvas = parts[0].image.new_full((1, len(parts), parts[0].image.shape[1], height, width), fill)
     for number, part in enumerate(parts):
@@ -343,11 +333,7 @@ def _process_document(processor: Any, image: Image.Image) -> PixelInputs:
     deviation = max(float(colours.std()), colours.numel() ** -0.5) if processor.do_normalize else 1.0
     mean = float(colours.mean()) if processor.do_normalize else 0.0
     pixels = PaddedPatches(side, 0).unpack(patches[..., 2:], rows, columns) / _HALF - 1
-    return PixelInputs(pixels, partial(_standardize, _HALF / deviation, (_HALF - mean) / deviation))
-
-
-def _standardize(scale: float, shift: float, images: Tensor) -> dict[str, Any]:
-    return {"pixel_values": scale * images + shift}
+    return PixelInputs(pixels, lambda images: {"pixel_values": (_HALF * images + (_HALF - mean)) / deviation})
 
 
 def _process(processor: Any, image: Image.Image, **options: Any) -> ImageInputs:

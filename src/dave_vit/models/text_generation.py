@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,11 +19,11 @@ from dave_vit.errors import InputError, ModelError, OptionError, first_line
 from dave_vit.models.frozen_factors import QuestionReader
 from dave_vit.models.inputs import ImageAndText, WithInputs
 from dave_vit.models.pixel_formats import PixelInputs, image_preprocessing, join_images, process_image
+from dave_vit.models.prompts import format_prompt, split_prompt
 from dave_vit.models.tasks import PromptedModel, TaskKind, TaskModel
 
 MAX_TOKENS = 32
 """Default limit on the number of tokens of an answer."""
-_SLOT = "<image>"  # of a photograph in a prompt
 _SUFFIX = "paligemma"  # type of models that mark the answer by 1; others mark images by it
 _PIXELS = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_position_ids", "rows", "cols", "labels")
 _CONTINUE = ("blip", "git", "pix2struct")  # types of models that go on with the prompt, as a caption
@@ -78,6 +77,8 @@ class TextGenerator(PromptedModel):
             max_tokens: limit on the number of generated tokens.
         """
         images = [to_rgb(one)[0] for one in ([image] if isinstance(image, Image.Image) else image)]
+        if not images:
+            raise InputError("no pictures for a prompt; give at least one")
         fit = self.preprocessing.fit or (lambda same: same)
         shown = [fit(one) for one in images]
         pixels = join_images([self._process(*pair) for pair in zip(images, shown, strict=True)], self.traits.fill)
@@ -118,16 +119,17 @@ class TextGenerator(PromptedModel):
         if prompt is None:
             raise OptionError(f'{self.spec} answers a prompt; give one, --prompt "What is on the table?"')
         slot = getattr(self.processor, "image_token", None)
-        text = _format_prompt(self.processor, _split_prompt(prompt, slot, len(images)))
-        other_form = ModelError(
-            f"{self.spec} takes photographs in another form where a prompt has several; explain them one by one, or "
-            "take photographs of one size"
-        )
+        text = format_prompt(self.processor, split_prompt(prompt, slot, len(images)))
         try:
             inputs = self.processor(images=[images], text=[text], return_tensors="pt")
+            if len(images) > 1 and not pixels.is_equal(inputs):
+                raise ValueError
         except ValueError as error:  # as of a tokenizer without a vocabulary
             if len(images) > 1:
-                raise other_form from error
+                raise ModelError(
+                    f"{self.spec} takes photographs in another form where a prompt has several; explain them one by "
+                    "one, or take photographs of one size"
+                ) from error
             if isinstance(slot, str) and slot not in text:
                 self._check_slot(torch.zeros(1, 0))
             raise ModelError(
@@ -135,8 +137,6 @@ class TextGenerator(PromptedModel):
                 "tokenizer there, with save_pretrained"
             ) from error
         self._check_slot(inputs["input_ids"])
-        if len(images) > 1 and not pixels.is_equal(inputs):
-            raise other_form
         start = (
             {"decoder_input_ids": torch.tensor([[self._start_token]])} if config.is_encoder_decoder or is_reader else {}
         )
@@ -190,33 +190,6 @@ class TextGenerator(PromptedModel):
         if not tokens:
             raise InputError(f"{self.spec} returned an empty answer; give another prompt")
         return tokens
-
-
-def _split_prompt(prompt: str, slot: Any, images: int) -> list[str]:
-    """Return the text before the first photograph, and the text after each; without slots these come first."""
-    slots = [slot, _SLOT] if isinstance(slot, str) else [_SLOT]
-    parts = re.split("|".join(map(re.escape, slots)), prompt)
-    if images == 1 and len(parts) > 1:
-        raise OptionError(
-            f"the prompt has an image slot of its own, {slot}; leave it out: a prompt is about one photograph, "
-            "whose slot is put where the model expects it, or about several with --together"
-        )
-    if len(parts) not in (1, images + 1):
-        raise OptionError(f"the prompt has {len(parts) - 1} of {images} image slots; give one for each file, or none")
-    return parts if len(parts) > 1 else [*[""] * images, prompt]
-
-
-def _format_prompt(processor: Any, parts: list[str]) -> str:
-    """Return a prompt, with a photograph after each of its parts but the last, as the model was trained with."""
-    if getattr(processor, "chat_template", None):
-        content = [{"type": "text", "text": parts[0]}] if parts[0] else []
-        for part in parts[1:]:
-            content += [{"type": "image"}, *([{"type": "text", "text": part}] if part else [])]
-        message = [{"role": "user", "content": content}]
-        return str(processor.apply_chat_template(message, add_generation_prompt=True))
-    if hasattr(processor, "num_query_tokens") or hasattr(processor, "task_prompts_with_input"):
-        return parts[-1]  # BLIP-2 and Florence-2 put the image first by themselves
-    return str(getattr(processor, "image_token", "")).join(parts)
 
 
 class AnsweredPrompt(TaskModel):
