@@ -119,6 +119,14 @@ def training_error(what: str) -> TrainingModeError:
     return TrainingModeError(f"the model is in training mode and {what} is active; call model.eval() first")
 
 
+def quantization_error() -> ModelError:
+    """Return the error for layers of bitsandbytes."""
+    return ModelError(
+        "layers of bitsandbytes round what they are given, or multiply in functions without a derivative; load the "
+        "model in bfloat16 (model.dequantize()), or with int8 or int4 weights of torchao"
+    )
+
+
 def offload_error() -> ModelError:
     """Return the error for a model whose parameters accelerate loads for each call and drops after it."""
     return ModelError(

@@ -23,7 +23,8 @@ from dave_vit.viz.pictures import ShadedWord, sentence_cell
 
 QUESTION = "what is on the table ?"
 QUICK = ("LLaVA", "Idefics 3", "Qwen2-VL")
-WRITERS = {**writer_folders.PROCESSORS, **writer_folders.CAPTIONERS}
+CAPTIONERS = (*writer_folders.CAPTIONERS, "Pix2Struct")
+WRITERS = (*writer_folders.PROCESSORS, *CAPTIONERS, "BLIP, questions")
 FAMILIES = [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in WRITERS]
 
 
@@ -42,7 +43,7 @@ def caption():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_image_text_and_constants_add_up_to_each_word(family, photograph, tmp_path):
     writer = load_model(f"hf:{writer_folders.save(family, tmp_path)}").double()
-    question = None if family in writer_folders.CAPTIONERS else QUESTION
+    question = None if family in CAPTIONERS else QUESTION
     with Float64Mode():
         answered = writer.with_prompt(photograph, question, max_tokens=3)
         model, scores = answered.with_text_embeddings(), ScoreSet(tuple(answered.scores(range(3))))

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from dave_vit import cli, conservation_gap, create_method, load_model
-from dave_vit.checks.doctor import Float64Mode
+from dave_vit.checks.doctor import Float64Mode, diagnose, example_inputs
 from dave_vit.data.geometry import Geometry
 from dave_vit.errors import InputError, ModelError, OptionError, UnsupportedOperator
 from dave_vit.models.families.hf import _adjust_image_processor
@@ -193,18 +193,110 @@ def test_what_cannot_be_followed_is_refused(folders, photograph):
         load_model(f"hf:{folders('LLaVA')}").with_prompt(photograph)
 
 
-@pytest.mark.parametrize(
-    ("family", "message"),
-    [
-        ("Pix2Struct", "takes flattened_patches, attention_mask, which cannot be followed back"),
-        ("ViLT", "answers questions with classes, not words; bind one with dave_vit.with_inputs"),
-        ("BLIP, questions", "keeps the logits of its answers to itself"),
-    ],
-)
-def test_what_writes_no_words_is_refused_in_one_line(family, message, folders, photograph):
-    with pytest.raises(ModelError, match=message) as error:
-        load_model(f"hf:{folders(family)}").with_prompt(photograph, QUESTION)
-    assert "\n" not in str(error.value)
+class TestReaders:
+    """Pix2Struct, whose patches begin with their place, BLIP for questions, and ViLT, whose answers are classes."""
+
+    @staticmethod
+    def generate(writer, inputs):
+        special = {"suppress_tokens": writer.tokenizer.all_special_ids, "forced_eos_token_id": None}
+        return writer.model.generate(**inputs, max_new_tokens=3, do_sample=False, **special)[0, -3:].tolist()
+
+    @pytest.mark.parametrize("prompt", [None, "a red"])
+    @pytest.mark.parametrize("size", [(80, 120), (120, 60)])
+    def test_pix2struct_sees_what_its_processor_makes(self, prompt, size, folders):
+        image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8))
+        writer = load_model(f"hf:{folders('Pix2Struct')}").double()
+        with Float64Mode():
+            answered = writer.with_prompt(image, prompt, max_tokens=3)
+            options = {"max_patches": 16, "add_special_tokens": False}  # as saved; the whole processor takes 2048
+            inputs = dict(writer.processor(images=image, text=prompt, return_tensors="pt", **options))
+            inputs["flattened_patches"] = inputs["flattened_patches"].double()
+            assert self.generate(writer, inputs) == list(answered.tokens)
+            text = answered.with_answer([]).token_ids
+            inputs |= {"decoder_input_ids": text, "decoder_attention_mask": torch.ones_like(text)}
+            with torch.no_grad():
+                own = writer.model.model(**inputs).logits
+                found = answered.with_answer([])(answered.inputs).logits
+            torch.testing.assert_close(found, own, atol=1e-6, rtol=0)
+            assert conservation_gap(answered, answered.inputs, answered.score(1)) < 1e-9
+        assert text[0, 1:].tolist() == (writer.tokenizer(prompt)["input_ids"] if prompt else [])
+
+    def test_pix2struct_with_its_prompt_in_the_picture_is_refused(self, folders, photograph, tmp_path):
+        copy = shutil.copytree(folders("Pix2Struct"), tmp_path / "copy")
+        for file in copy.glob("*processor_config.json"):
+            file.write_text(file.read_text().replace('"is_vqa": false', '"is_vqa": true'))
+        with pytest.raises(ModelError, match="draws its prompt into the picture") as error:
+            load_model(f"hf:{copy}").with_prompt(photograph, QUESTION)
+        assert "\n" not in str(error.value)
+
+    def test_blip_answers_as_the_library(self, folders, photograph):
+        writer = load_model(f"hf:{folders('BLIP, questions')}").double()
+        with pytest.raises(OptionError, match="answers a prompt"):
+            writer.with_prompt(photograph)
+        with Float64Mode():
+            answered = writer.with_prompt(photograph, QUESTION, max_tokens=3)
+            inputs = writer.processor(images=photograph, text=QUESTION, return_tensors="pt")
+            inputs["pixel_values"] = inputs["pixel_values"].double()
+            assert self.generate(writer, inputs) == list(answered.tokens)
+            assert conservation_gap(answered, answered.inputs, answered.score(1)) < 1e-9
+            other = writer.with_prompt(photograph, "what is red ?", answer="cat")
+            same = writer.with_prompt(photograph, QUESTION, answer="cat")
+            assert not torch.allclose(other(other.inputs).logits, same(same.inputs).logits)
+
+    def test_an_answer_of_blip_ends_as_in_the_library(self, folders, photograph):
+        writer = load_model(f"hf:{folders('BLIP, questions')}")
+        likeliest = writer.with_prompt(photograph, QUESTION, max_tokens=1).tokens[0]
+        writer.model.config.text_config.sep_token_id = likeliest
+        with pytest.raises(InputError, match="empty answer"):
+            writer.with_prompt(photograph, QUESTION)
+
+    @pytest.mark.parametrize("family", ["Pix2Struct", "BLIP, questions", "ViLT"])
+    def test_a_mark_is_found_where_it_is(self, family, folders):
+        reader, image = load_model(f"hf:{folders(family)}"), marked()
+        bound = reader.with_prompt(image, QUESTION)
+        inputs = bound.preprocess(image)
+        score = bound.task.check_score if family == "ViLT" else bound.score(0)
+        attribution = create_method("effective", bound).attribute(inputs, score)
+        attribution[inputs.abs() < 0.01] = 0  # no grey of Pix2Struct is exactly nothing
+        relevance = Geometry.measure(reader.preprocessing, image.size).to_photo(attribution[0].sum(0)).abs()
+        assert relevance[-MARK:, -MARK:].sum() > 0.9 * relevance.sum() > 0
+
+    def test_vilt_answers_with_classes(self, folders, photograph, tmp_path, capsys):
+        photograph.save(tmp_path / "photo.png")
+        line = ["explain", str(tmp_path / "photo.png"), "--model", f"hf:{folders('ViLT')}", "--method", "effective"]
+        line += ["--out", str(tmp_path / "out"), "--json"]
+        assert cli.run([*line, "--prompt", QUESTION, "--target", "top2"]) == 0
+        (record,) = json.loads(capsys.readouterr().out)
+        model = load_model(f"hf:{folders('ViLT')}").model
+        inputs = load_model(f"hf:{folders('ViLT')}").processor(images=photograph, text=QUESTION, return_tensors="pt")
+        with torch.no_grad():
+            own = model(**inputs).logits[0].softmax(0)
+        assert record["prompt"] == QUESTION
+        assert [one["index"] for one in record["top5"]] == own.argsort(descending=True)[:5].tolist()
+        assert record["targets"][0]["probability"] == pytest.approx(float(own.sort().values[-2]), rel=1e-5)
+        assert cli.run(line) == 2
+        assert "answers a question; give one, --prompt" in capsys.readouterr().err
+
+    def test_the_patches_of_vilt_stay_in_order(self, folders, photograph):
+        """Without positions, a photograph that is moved by a patch has a map that is moved as far."""
+        bound = load_model(f"hf:{folders('ViLT')}").with_prompt(photograph, QUESTION).double()
+        with Float64Mode():
+            inputs = bound.preprocess(photograph)
+            assert conservation_gap(bound, inputs, 0) < 1e-9
+            bound.get_parameter("model.model.model.vilt.embeddings.position_embeddings").data.zero_()
+            rollout = create_method("rollout", bound)
+            still, moved = (rollout.attribute(inputs.roll(pixels, -1), 0) for pixels in (0, 16))
+        inside = slice(24, -8)  # the edges of maps are interpolated
+        torch.testing.assert_close(still.roll(16, -1)[..., inside], moved[..., inside])
+
+    def test_a_vilt_for_another_task_is_refused(self, folders, photograph, tmp_path):
+        import transformers
+
+        copy = shutil.copytree(folders("ViLT"), tmp_path / "copy")
+        config = transformers.AutoConfig.from_pretrained(copy)
+        transformers.ViltForMaskedLM(config).save_pretrained(copy)
+        with pytest.raises(ModelError, match="no trained answer head"):
+            load_model(f"hf:{copy}")
 
 
 @pytest.mark.parametrize("family", CAPTIONERS)
@@ -232,6 +324,30 @@ def test_a_folder_without_a_vocabulary(folders, photograph, tmp_path):
         file.unlink()
     with pytest.raises(ModelError, match="tokenizer there, with save_pretrained"):
         load_model(f"hf:{copy}").with_prompt(photograph, QUESTION)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("LLaVA", "Idefics 3", "Qwen2.5-VL", "Gemma 4", "Llama 3.2 Vision", "Pix2Struct", "GIT"),
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("InternVL 3", "BLIP-2", "BLIP, captions", "Florence-2")
+        ),
+    ],
+)
+def test_the_doctor_says_whether_methods_on_tokens_work(family, folders):
+    writer, inputs = example_inputs(load_model(f"hf:{folders(family)}"))
+    diagnosis = diagnose(writer, inputs)
+    try:
+        for method in ("rollout", "gradcam"):
+            create_method(method, writer).attribute(inputs, writer.score(0))
+    except UnsupportedOperator:
+        assert "attention-based methods do not apply to it" in diagnosis.verdict
+        assert isinstance(diagnosis.layout, str)
+    else:
+        assert "rollout and gradcam work as well" in diagnosis.verdict
+        assert not isinstance(diagnosis.layout, str)
 
 
 def test_the_doctor_asks_by_itself(folders, capsys):

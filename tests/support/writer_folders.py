@@ -310,7 +310,7 @@ CAPTIONERS = {
     "Donut": lambda: _plain("Donut", "Donut"),
     "TrOCR": lambda: _plain("TrOCR", "ViT"),
 }
-REFUSED = {
+READERS = {
     "BLIP, questions": lambda: _plain("Blip", "Blip"),
     "ViLT": lambda: _plain("Vilt", "Vilt", size={"shortest_edge": 64}),
     "Pix2Struct": lambda: _plain("Pix2Struct", "Pix2Struct", max_patches=16),
@@ -348,7 +348,7 @@ def save(family: str, folder: Path) -> Path:
     if model.can_generate():
         model.generation_config.eos_token_id = 99  # of no word: answers are as long as they may be
     model.save_pretrained(folder)
-    {**PROCESSORS, **CAPTIONERS, **REFUSED, **RETRIEVERS}[family]().save_pretrained(folder)
+    {**PROCESSORS, **CAPTIONERS, **READERS, **RETRIEVERS}[family]().save_pretrained(folder)
     return folder
 
 

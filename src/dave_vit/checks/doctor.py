@@ -17,10 +17,10 @@ from dave_vit.engine import EFFECTIVE, Target, gradient
 from dave_vit.engine.dataflow import find_changing_constant
 from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.gradient import Balance, Gradient
-from dave_vit.engine.observation import TokenLayout, find_token_layout
+from dave_vit.engine.observation import TokenLayout, find_text_decoder, find_token_layout
 from dave_vit.engine.operators import function_name
 from dave_vit.engine.states import map_tensors, tensors
-from dave_vit.errors import OutputError
+from dave_vit.errors import OutputError, UnsupportedOperator
 from dave_vit.models.adapter import Adapter
 from dave_vit.models.tasks import PromptedModel, TaskModel
 
@@ -44,6 +44,7 @@ class Diagnosis:
         changing_constant: the function that received a constant which differs for another image; empty if none did.
         replay_gap: change of the score between the images x and x + d with all operators held fixed, minus <W, d>,
             relative to the score; None where the model cannot be replayed.
+        writes: whether the model writes text.
     """
 
     dtype: torch.dtype
@@ -56,6 +57,7 @@ class Diagnosis:
     layout: TokenLayout | str
     changing_constant: str = ""
     replay_gap: float | None = None
+    writes: bool = False
 
     @property
     def exact(self) -> bool:
@@ -94,10 +96,12 @@ class Diagnosis:
         """What holds for every image, in one sentence."""
         if not self.exact:
             return f"not exact: {self.fault}; please report this model, since it should have been refused"
-        apply = "work as well" if isinstance(self.layout, TokenLayout) else "do not apply to it"
+        methods = "rollout and gradcam" if self.writes else "attention-based methods"
+        is_grid = isinstance(self.layout, TokenLayout)
+        applies = f"{methods} work as well" if is_grid else "attention-based methods do not apply to it"
         return (
             "good: the linear map of this model (preset exact) is exact; the default averages relevance over views "
-            f"instead; attention-based methods {apply}"
+            f"instead; {applies}"
         )
 
 
@@ -148,7 +152,7 @@ def _diagnose(model: Adapter, inputs: Tensor) -> Diagnosis:
     target = Target.of(score, len(inputs)).resolve(plain)
     try:
         layout: TokenLayout | str = find_token_layout(model, inputs, read)
-    except OutputError as error:
+    except (OutputError, UnsupportedOperator) as error:
         layout = str(error)
     return Diagnosis(
         inputs.dtype,
@@ -161,6 +165,7 @@ def _diagnose(model: Adapter, inputs: Tensor) -> Diagnosis:
         layout=layout,
         changing_constant=find_changing_constant(model, inputs, read),
         replay_gap=_replay_gap(model, inputs, result, target),
+        writes=find_text_decoder(model) is not None,
     )
 
 

@@ -22,6 +22,7 @@ app = command(
     "dave explain cat.jpg --target tabby --against 'tiger cat'",
     "dave explain cat.jpg --model timm:vit_base_patch16_224 --target tabby --method smoothgrad",
     "dave explain photo.jpg --model hf:FOLDER --prompt 'What is on the table?' --words 3,5",
+    "dave explain before.jpg after.jpg --together --model hf:FOLDER --prompt 'What changed?'",
 )
 
 Images = Annotated[
@@ -51,8 +52,12 @@ class QuestionOptions:
     answer: str | None = option("--answer TEXT", "Explain the words of this answer.", "the model's own")
     max_tokens: int | None = option("--max-tokens N", "Largest number of tokens of a generated answer.", "32", min=1)
 
-    def create(self) -> Question:
-        """Return the question of the pipeline."""
+    together: bool = option(
+        "--together", "Ask about all images in one prompt, where <image> may say where each comes.", default=False
+    )
+
+    def create(self, sources: list[str]) -> Question:
+        """Return the question of the pipeline, with the sources that belong to the first one."""
         from dave_vit.explanations.explainer import Question
 
         target, words = ",".join(self.target) if self.target else None, None
@@ -62,7 +67,8 @@ class QuestionOptions:
                 how = "expected words or their numbers separated by commas, such as 3,5"
                 raise OptionError(f"--words {self.words}; {how}")
             words = tuple(int(part) if part.isdigit() else part for part in parts)
-        return Question(**{**vars(self), "target": target, "words": words})
+        together = tuple(sources[1:]) if self.together else None
+        return Question(**{**vars(self), "target": target, "words": words, "together": together})
 
 
 @dataclass(frozen=True)
@@ -117,11 +123,12 @@ def explain(
     from dave_vit.explanations.output_files import Gallery, OutputFolder
     from dave_vit.explanations.pipeline import FigureStyle, Pipeline
 
-    options, question = method.options(), subject.create()
+    sources = find_images(images)
+    options, question = method.options(), subject.create(sources)
     if drawing.animation:
         options = {"chunk": chunk_for_stages(method.name, options), **options}
-    sources = find_images(images)
     folder = OutputFolder(out, sources)
+    sources = sources[:1] if subject.together else sources
     with output.progress(len(sources), "loading the model") as update:
         loaded = model.load() if question.prompt is None else model.load(question.prompt)
         output.advise(loaded)

@@ -166,6 +166,12 @@ class GeometryCache:
         self.get = lru_cache(maxsize=4096)(lambda width, height: Geometry.measure(preprocess, (width, height)))
 
 
+def crop_middle(images: Tensor, size: Sequence[int]) -> Tensor:
+    """Return the middle of images ``[..., H, W]``."""
+    top, left = ((whole - part) // 2 for whole, part in zip(images.shape[-2:], size, strict=True))
+    return images[..., top : top + size[0], left : left + size[1]]
+
+
 def ramp_images(size: tuple[int, int]) -> Iterator[Image.Image]:
     """Return images that are black, white, and grey in proportion to x and to y of each pixel's centre."""
     width, height = size

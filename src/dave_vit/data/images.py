@@ -1,10 +1,11 @@
 """Find image files and read them as upright RGB images, with notes on any conversion; read frames of clips."""
 
 import io
+import itertools
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,22 @@ class LoadedImage:
     name: str
     image: Image.Image
     notes: tuple[str, ...] = ()
+
+
+def boxes_beside(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int, int, int]]:
+    """Return the places (left, top, right, bottom) of pictures of these widths and heights beside each other."""
+    starts = itertools.accumulate((width for width, _ in sizes), initial=0)
+    return [(left, 0, left + width, height) for left, (width, height) in zip(starts, sizes, strict=False)]
+
+
+def join_pictures(pictures: Sequence[LoadedImage]) -> LoadedImage:
+    """Return pictures beside each other, on white."""
+    boxes = boxes_beside([one.image.size for one in pictures])
+    page = Image.new("RGB", (boxes[-1][2], max(box[3] for box in boxes)), "white")
+    for one, box in zip(pictures, boxes, strict=True):
+        page.paste(one.image, box)
+    notes = tuple(note for one in pictures for note in one.notes)
+    return LoadedImage("+".join(one.name for one in pictures), page, notes)
 
 
 def find_images(sources: Iterable[str | Path]) -> list[str]:

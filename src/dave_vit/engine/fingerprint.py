@@ -18,7 +18,7 @@ from torch import nn
 from dave_vit._internal.torch_private import BatchNorm, Dropout, global_hooks
 from dave_vit.engine.autograd_graph import checkpointing_error
 from dave_vit.engine.state_walk import StateWalk
-from dave_vit.errors import offload_error, training_error
+from dave_vit.errors import offload_error, quantization_error, training_error
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,11 @@ def _walk_modules(model: nn.Module) -> Fingerprint:
     return latest
 
 
+def is_packed(module: nn.Module) -> bool:
+    """Return whether a layer has weights that bitsandbytes packed."""
+    return type(module).__module__.startswith("bitsandbytes.")
+
+
 def _check_modules(model: nn.Module) -> None:
     """Raise for a model with a module that acts at random, learns while it runs, or recomputes its forward pass."""
     for name, module in model.named_modules():
@@ -140,6 +145,8 @@ def _check_modules(model: nn.Module) -> None:
             raise checkpointing_error()
         if getattr(vars(module).get("_hf_hook"), "offload", False):  # of accelerate
             raise offload_error()
+        if is_packed(module):
+            raise quantization_error()
         if not module.training:
             continue
         if getattr(module, "gradient_checkpointing", False) is True:

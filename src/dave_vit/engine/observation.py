@@ -1,5 +1,7 @@
 """Record the attention of a forward pass, however the model implements it, and where its tokens lie in the image."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from dave_vit.engine.interception import Interception
 from dave_vit.engine.rule_sets import PLAIN
 from dave_vit.engine.rules.attention import attention_in_parts, is_attention, multi_head_attention
 from dave_vit.engine.targets import class_logits
-from dave_vit.errors import InputError, OutputError
+from dave_vit.errors import InputError, OutputError, UnsupportedOperator
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +49,21 @@ class TextDecoder:
     path: str
     image_tokens: tuple[int, ...] = ()
 
+    def layout(self, images: Tensor) -> TokenLayout:
+        """Return the grid of the image's tokens; raise UnsupportedOperator where these are no grid of patches."""
+        count = len(self.image_tokens)
+        grid = find_token_grid(count, images.shape[-2:])
+        if grid is None or math.prod(grid) != count:
+            raise self.refusal()
+        return TokenLayout(grid, 0)
+
+    def refusal(self) -> UnsupportedOperator:
+        """Return the error for a language model that reads the image as something else than a grid of patches."""
+        return UnsupportedOperator(
+            f"the language model has {len(self.image_tokens)} image tokens, which are not a grid of patches; use dave "
+            "or attn_lrp, which follow the pixels"
+        )
+
 
 @dataclass
 class Observation:
@@ -73,7 +90,12 @@ class Observation:
     @property
     def image_tokens(self) -> list[int]:
         """Positions of the image's patches in the sequence of `decoder`; empty where it has none."""
-        return [] if self.decoder is None else list(self.decoder.image_tokens)
+        return list(self.writer.image_tokens)
+
+    @property
+    def writer(self) -> TextDecoder:
+        """The part that writes text; one without tokens where there is none."""
+        return self.decoder or TextDecoder("")
 
     def matrices_of(self, module: str) -> list[AttentionMatrix]:
         """Return the list that holds the attention of a module."""
@@ -237,6 +259,8 @@ def find_token_layout(model: nn.Module, inputs: Tensor, read: Read = class_logit
     with observe(model, inputs[:1], read=read) as observed:
         sizes = [attention.matrix.shape[-2:] for attention in observed.attention]
         maps = observed.maps
+    if observed.image_tokens:  # where tiles follow one after the other
+        return observed.writer.layout(inputs)
     counts = sorted({keys for queries, keys in sizes if queries == keys})  # pooling has other queries
     if not counts:
         raise OutputError("the model has no self-attention, so it has no token grid; use a method that needs none")
@@ -252,6 +276,8 @@ def find_token_layout(model: nn.Module, inputs: Tensor, read: Read = class_logit
             f"beside its {counts[0]} tokens' attention the model has other attention (class attention over "
             f"{others[0]} tokens); use a method that needs no attention maps, such as dave"
         )
+    if observed.decoder is not None and (not maps or counts[0] >= 2 * math.prod(grid)):  # of tiles, as in Llama 3.2
+        raise observed.writer.refusal()
     return TokenLayout(grid, counts[0] - math.prod(grid))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dave_vit._internal.atomic_files import image_bytes, json_bytes, npz_bytes
 from dave_vit._internal.environment import device_name, versions
-from dave_vit.data.geometry import Geometry
+from dave_vit.data.geometry import Geometry, crop_middle
 from dave_vit.data.images import LoadedImage
 from dave_vit.errors import DataError
 from dave_vit.explanations.explainer import Explainer
@@ -117,7 +117,7 @@ class ImageExplanation(ABC):
     def notes(self) -> tuple[str, ...]:
         """What a reader has to know: changes to the photograph, areas that were cut off, too few samples."""
         photo, notes = self.photo, list(self.picture.notes)
-        if photo.visible_share < _LITTLE_SEEN:
+        if photo.visible_share < _LITTLE_SEEN and len(photo.parts) == 1:
             how = "--fit pad or --fit tiles explains all of it"
             notes.append(f"the model's crop covers {photo.visible_share:.0%} of the photograph; {how}")
         if max(photo.parts[0].scale) < _ENLARGED:
@@ -152,7 +152,15 @@ class ImageExplanation(ABC):
     def viewed_map(self, view: View = "map") -> Tensor:
         """Return the map of the first tile and target in the frame of the photograph, [H, W]; [T, H, W] of clips."""
         maps = self.explanation.signed if view == "signed" else self.explanation.map
-        return self.photo.parts[0].to_photo(maps[0].detach().float().cpu())
+        found, parts = maps[0].detach().float().cpu(), self.photo.parts
+        if found.ndim == 2 or len(parts) == 1:
+            return parts[0].to_photo(found)
+        page = found.new_zeros(self.picture.image.size[::-1])  # of several photographs beside each other
+        boxes = tile_boxes(self.explainer.model, self.picture)
+        for one, part, (left, top, right, bottom) in zip(found, parts, boxes, strict=True):
+            place = (slice(top, bottom), slice(left, right))
+            page[place] = part.to_photo(crop_middle(one, part.input_size[::-1]))[place]
+        return page
 
     def overlay(self, view: View = "map", scales: Scales = "shared") -> Image.Image:
         """Draw the maps over the whole photograph, with a frame around the area that the model saw."""

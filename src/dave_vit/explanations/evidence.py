@@ -1,5 +1,6 @@
 """Where the score of a word comes from: the image, the prompt, the words before it, or the model's constants."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -46,11 +47,13 @@ class WordEvidence:
         score: of the word, against its rivals or by itself.
         parts: of the image, of the prompt's words, of the words of the answer before, and of the model's constants.
         views: of the image.
+        images: the part of each image, where a prompt has several.
     """
 
     score: float
     parts: dict[str, Part]
     views: int
+    images: Sequence[Part] = ()
 
     @property
     def image_share(self) -> float:
@@ -68,11 +71,13 @@ class WordEvidence:
         image = self.parts["image"]
         others = ", ".join(f"{name} {self.parts[name].value:+.2f}" for name in SOURCES[1:])
         mark = "" if self.is_grounded else "  not grounded in the image"
-        return f"{self.score:+.2f} = image {image.value:+.2f} ± {image.standard_error:.2f}, {others}{mark}"
+        each = f" ({', '.join(f'{part.value:+.2f}' for part in self.images)})" if self.images else ""
+        return f"{self.score:+.2f} = image {image.value:+.2f} ± {image.standard_error:.2f}{each}, {others}{mark}"
 
     def record(self) -> dict[str, Any]:
         """Return the numbers, ready for JSON."""
-        parts = {name: asdict(part) for name, part in self.parts.items()}
+        parts: dict[str, Any] = {name: asdict(part) for name, part in self.parts.items()}
+        parts |= {"images": [asdict(part) for part in self.images]} if self.images else {}
         return {"score": self.score, **parts, "image_share": self.image_share, "grounded": self.is_grounded}
 
 
@@ -88,6 +93,7 @@ def compute_evidence(
         seed: of the views.
     """
     model, image = answered.with_text_embeddings(), answered.inputs
+    count = math.prod(image.shape[1:-3])  # of images
     spatial = Spatial(flip=0.0, rotation=0.0, translation=_SHIFT)
     neighborhood = Neighborhood(spatial, scale_noise(answered, _NOISE), fill=answered.traits.fill)
     drawn = neighborhood.views(tuple(image.shape[1:]), samples=views, seed=seed, device=image.device, dtype=image.dtype)
@@ -99,16 +105,22 @@ def compute_evidence(
     def decompose(start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         result = gradient(model, rows[start:stop], target, rules=EFFECTIVE)
         pixels, text = model.split(result.weight.to(wide) * rows[start:stop, None].to(wide))
-        return result.score.to(wide), pixels.sum((-3, -2, -1)), text.sum(-1)
+        return result.score.to(wide), pixels.reshape(*pixels.shape[:2], count, -1).sum(-1), text.sum(-1)
 
     chunks = PassSize(views).run_chunks(decompose, views)
-    score, pixels, text = (torch.cat(parts).cpu() for parts in zip(*chunks, strict=True))  # [T, K], [T, K], [T, K, L]
+    # [T, K], [T, K, N] of N images, [T, K, L]
+    score, pixels, text = (torch.cat(parts).cpu() for parts in zip(*chunks, strict=True))
     prompt = text.shape[-1] - len(answered.tokens)
-    parts = [pixels, text[..., :prompt].sum(-1), text[..., prompt:].sum(-1)]
+    parts = [pixels.sum(-1), text[..., :prompt].sum(-1), text[..., prompt:].sum(-1)]
     parts.append(score - torch.stack(parts).sum(0))
     named = dict(zip(SOURCES, parts, strict=True))
     return [
-        WordEvidence(float(score[:, at].mean()), {name: Part.of(part[:, at]) for name, part in named.items()}, views)
+        WordEvidence(
+            float(score[:, at].mean()),
+            {name: Part.of(part[:, at]) for name, part in named.items()},
+            views,
+            [Part.of(one) for one in pixels[:, at].T] if count > 1 else (),
+        )
         for at in range(len(words))
     ]
 

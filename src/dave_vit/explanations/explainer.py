@@ -45,6 +45,7 @@ class Question:
     words: tuple[int | str, ...] | None = None
     answer: str | None = None
     max_tokens: int | None = None
+    together: tuple[str, ...] | None = None  # the other files of one prompt
 
     @property
     def target_label(self) -> str:

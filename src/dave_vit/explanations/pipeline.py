@@ -14,12 +14,12 @@ from dave_vit.explanations.classes import classify, refine_classes
 from dave_vit.explanations.explainer import Explainer, Question
 from dave_vit.explanations.output_files import Gallery, OutputFolder
 from dave_vit.explanations.recordings import explain_clip, explain_sound, explain_volume
-from dave_vit.explanations.scores import BoxesExplanation, explain_boxes, explain_score
+from dave_vit.explanations.scores import BoxesExplanation, explain_boxes, explain_score, with_prompt
 from dave_vit.explanations.words import explain_answer, explain_page, explain_sentence
 from dave_vit.models import Adapter
 from dave_vit.models.recordings import AudioModel, VideoModel, VolumeModel
 from dave_vit.models.retrieval import PageRetriever, ZeroShotAdapter
-from dave_vit.models.tasks import PromptedModel, TaskModel, TextDetector
+from dave_vit.models.tasks import PromptedModel, QuestionClassifier, TaskModel, TextDetector
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.viz.pictures import animate
 from dave_vit.viz.rendering import Scales, View, as_map
@@ -122,7 +122,10 @@ class Pipeline:
             files = last.files(self.style.figure_format, view=view, scales=scales)
             if self.style.animation:
                 files[self.style.animation] = _animate(stages, self.style.animation)
-            record = {"source": escape_unprintable(source), **last.record()}
+            asked = {} if self.question.prompt is None else {"prompt": self.question.prompt}
+            record = {"source": escape_unprintable(source), **asked, **last.record()}
+            if self.question.together:
+                record["together"] = [escape_unprintable(other) for other in self.question.together]
             record = self.folder.write(last.picture, self._facts(label), files, record, self._labels(label))
             if not isinstance(last, BoxesExplanation):  # it shows what has its own records
                 self.gallery.add(last, files.get("overlay.png") or image_bytes(last.overlay(view, scales)), record)
@@ -151,18 +154,21 @@ class Pipeline:
 
 
 def _explain_classes(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
-    classified = classify(explainer.model, read_image(source))
+    picture = read_image(source)
+    explainer = with_prompt(explainer, picture, question.prompt)
+    classified = classify(explainer.model, picture)
     yield question.target_label, [*refine_classes(explainer, classified, classified.pick(question.target))]
 
 
 KINDS = {
     "classes": ExplanationKind("classes", ("target",), _explain_classes, has_tiles=True),
+    "answer": ExplanationKind("an answer", ("target", "prompt"), _explain_classes),
     "clip": ExplanationKind("a clip", ("target",), explain_clip),
     "sound": ExplanationKind("a sound", ("target",), explain_sound),
     "volume": ExplanationKind("a volume", ("target",), explain_volume),
     "page": ExplanationKind("a page", ("prompt",), explain_page),
     "sentence": ExplanationKind("a sentence", ("prompt",), explain_sentence),
-    "words": ExplanationKind("words", ("prompt", "words", "answer", "max_tokens"), explain_answer),
+    "words": ExplanationKind("words", ("prompt", "words", "answer", "max_tokens", "together"), explain_answer),
     "score": ExplanationKind("a score", ("score", "prompt"), explain_score),
     "boxes": ExplanationKind("boxes", ("boxes", "threshold", "prompt"), explain_boxes),
 }
@@ -177,6 +183,8 @@ def _find_kind(model: Adapter, question: Question) -> ExplanationKind:
         return KINDS["score"]
     if isinstance(model, TextGenerator):
         return KINDS["words"]
+    if isinstance(model, QuestionClassifier):
+        return KINDS["answer"]
     if isinstance(model, PageRetriever):
         return KINDS["page"]
     if isinstance(model, ZeroShotAdapter) and question.prompt is not None:
@@ -195,8 +203,8 @@ def _check_question(kind: ExplanationKind, model: Adapter, question: Question, s
             raise OptionError(f"{model.spec} explains {kind.subject} and takes no {option}; {how}")
     if model.preprocessing.parts is not None and not kind.has_tiles:
         raise OptionError(f"--fit tiles explains classes of pictures, not {kind.subject}; take pad or squash")
-    if style.animation and kind in (KINDS["clip"], KINDS["volume"]):
-        raise OptionError("the animation of a clip shows its frames; leave out --animate")
+    if style.animation and (question.together or kind in (KINDS["clip"], KINDS["volume"])):
+        raise OptionError("animations are of one photograph, and that of a clip shows its frames; leave out --animate")
     return kind
 
 

@@ -218,12 +218,12 @@ def detect_boxes(explainer: Explainer, picture: LoadedImage, *, threshold: float
 def explain_score(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
     """Yield the explanation of a score."""
     picture = read_image(source)
-    explainer = _with_prompt(explainer, picture, question.prompt)
+    explainer = with_prompt(explainer, picture, question.prompt)
     score = _find_score(explainer.model, picture, question.score)
     yield score[0], [*refine_score(explainer, picture, explainer.model.preprocess(picture.image), score)]
 
 
-def _with_prompt(explainer: Explainer, picture: LoadedImage, prompt: str | None) -> Explainer:
+def with_prompt(explainer: Explainer, picture: LoadedImage, prompt: str | None) -> Explainer:
     """Return the explainer of a model that has its prompt, where it takes one."""
     model = explainer.model
     if isinstance(model, TextGenerator):
@@ -249,7 +249,7 @@ def _find_score(model: Adapter, picture: LoadedImage, text: str | None) -> Named
 def explain_boxes(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
     """Yield one explanation per object that a detector finds, then one of all objects together."""
     picture, threshold = read_image(source), 0.5 if question.threshold is None else question.threshold
-    explainer = _with_prompt(explainer, picture, question.prompt)
+    explainer = with_prompt(explainer, picture, question.prompt)
     boxes = detect_boxes(explainer, picture, threshold=threshold)
     if not boxes:
         raise ImageError(f"no box of {picture.name} is as likely as {threshold:g}; lower it with --threshold")

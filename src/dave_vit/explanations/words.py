@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dave_vit.data.images import LoadedImage, read_image
+from dave_vit.data.images import LoadedImage, join_pictures, read_image
 from dave_vit.engine.scores import ClassLogit
 from dave_vit.errors import OptionError
-from dave_vit.explanations.base import Labelled
+from dave_vit.explanations.base import Arrays, Labelled, tile_boxes
 from dave_vit.explanations.evidence import WordEvidence, find_evidence
 from dave_vit.explanations.explainer import Explainer, Question
 from dave_vit.explanations.scores import JointExplanation, ScoreExplanation, refine_score, refine_scores
@@ -126,6 +126,14 @@ class WordExplanation(JointExplanation):
         answer = {"prompt": self.prompt, "answer": self.answered.answer, "words": self.words}
         return {**answer, "against": self.against, "explained": explained, "tokens": list(self.answered.tokens)}
 
+    def arrays(self) -> Arrays:
+        """As of other kinds; of several photographs, the map of each, `word1_image1`."""
+        maps, boxes = super().arrays(), tile_boxes(self.answered, self.picture)
+        if len(boxes) == 1:
+            return maps
+        row = [*enumerate(boxes, 1)]
+        return {f"{name}_image{n}": one[y0:y1, x0:x1] for name, one in maps.items() for n, (x0, y0, x1, y1) in row}
+
     def _array_names(self) -> list[str]:
         return [f"word{number}" for number in self.numbers]
 
@@ -137,6 +145,8 @@ def refine_words(
     words: Sequence[int | str] | None = None,
     answer: str | None = None,
     max_tokens: int | None = None,
+    *,
+    others: Sequence[LoadedImage] = (),
 ) -> Iterator[WordExplanation]:
     """Let a model write about a photograph, and yield the explanation of its words after each chunk of samples.
 
@@ -147,11 +157,14 @@ def refine_words(
         words: the words to explain, as numbers counted from 1 or as texts; None for all.
         answer: text to use instead of the model's own answer.
         max_tokens: the largest number of tokens; `MAX_TOKENS` by default.
+        others: photographs that the prompt is about as well; the maps lie on all of them beside each other.
     """
     model = explainer.model
     if not isinstance(model, TextGenerator):
         raise OptionError(f"{model.spec} writes no text; a prompt is for models that do")
-    answered = model.with_prompt(picture.image, prompt, answer=answer, max_tokens=max_tokens or MAX_TOKENS)
+    pictures, most = [picture, *others], max_tokens or MAX_TOKENS
+    answered = model.with_prompt([one.image for one in pictures], prompt, answer=answer, max_tokens=most)
+    picture = join_pictures(pictures) if others else picture
     if not answered.words:
         raise OptionError("the answer has no words; give at least one, such as --answer 'a red cup'")
     everything = range(1, len(answered.words) + 1)
@@ -200,7 +213,8 @@ def explain_words(
 def explain_answer(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
     """Yield the explanation of the words that a model writes."""
     asked = (question.prompt, question.words, question.answer, question.max_tokens)
-    yield "", [*refine_words(explainer, read_image(source), *asked)]
+    others = [read_image(other) for other in question.together or ()]
+    yield "", [*refine_words(explainer, read_image(source), *asked, others=others)]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Words of an answer in methods on tokens: where a language model predicts them, and where it has the image."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,17 +32,6 @@ def words_of(target: Target) -> list[Word]:
     return words
 
 
-def image_layout(tokens: Sequence[int], images: Tensor) -> TokenLayout:
-    """Return the grid of the image's tokens in the language model; raise UnsupportedOperator where they have none."""
-    grid = find_token_grid(len(tokens), images.shape[-2:])
-    if grid is None or math.prod(grid) != len(tokens):
-        raise UnsupportedOperator(
-            f"the language model has {len(tokens)} image tokens, which are not a grid of patches; use dave or "
-            "attn_lrp, which follow the pixels"
-        )
-    return TokenLayout(grid, 0)
-
-
 def vision_features(observed: Observation, images: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """Return the tokens of the last vision layer that a word depends on, and a function that arranges them in a grid.
 
@@ -56,7 +45,7 @@ def vision_features(observed: Observation, images: Tensor) -> tuple[Tensor, Call
         if tokens is not None and tokens.shape[:2] == (len(images), shape[-1]) and shape[-2] == shape[-1]:
             return tokens, partial(tokens_to_grid, TokenLayout(grid, shape[-1] - math.prod(grid)))
     tokens, places = observed.text[0].tokens, observed.image_tokens
-    layout = image_layout(places, images)
+    layout = observed.writer.layout(images)
     assert tokens is not None
     return tokens, lambda values: tokens_to_grid(layout, values[:, places])
 
@@ -105,6 +94,8 @@ def roll_words(observed: Observation, images: Tensor, target: Target, fuse: Fuse
     outside: Tensor | None = None
     for layer in reversed(observed.text):
         attention = fuse(layer).to(row)
+        if attention.shape[-2] != length:
+            raise observed.writer.refusal()
         if attention.shape[-1] == length:
             row = row @ residual(attention)
         else:
@@ -121,7 +112,7 @@ def _roll_vision(observed: Observation, images: Tensor, row: Tensor, fuse: Fuse)
     batch, tokens = sizes.pop() if len(sizes) == 1 else (0, 0)
     grid = find_token_grid(tokens, images.shape[-2:], observed.maps) if observed.maps else None
     if grid is None or batch != len(images) or row.shape[-1] not in (tokens, math.prod(grid)):
-        return image_layout(observed.image_tokens, images).to_grid(row)
+        return observed.writer.layout(images).to_grid(row)
     row = torch.nn.functional.pad(row, (tokens - row.shape[-1], 0))  # class and register tokens that were dropped
     for layer in reversed(layers):
         row = row @ residual(fuse(layer).to(row))
@@ -159,7 +150,7 @@ class TAM(Method):
                 "model has none; use dave, attn_lrp, gradcam or rollout"
             )
         places = list(decoder.image_tokens)
-        layout = image_layout(places, images)
+        layout = decoder.layout(images)
         with autocast_context(images, self.autocast):
             logits = model.compute_all_logits(images).float().clamp(min=0)  # [b, L, vocabulary]
         special = {*model.tokenizer.all_special_ids, *model.token_ids[0, places].tolist()}

@@ -43,7 +43,8 @@ class Preprocessing:
         """Return a transform with the mean and standard deviation of an image processor of transformers."""
         if not getattr(processor, "do_normalize", False):
             return cls(transform)
-        return cls(transform, tuple(processor.image_mean), tuple(processor.image_std))
+        halves = (0.5, 0.5, 0.5)  # of Pix2Struct, which has its own for each picture
+        return cls(transform, tuple(processor.image_mean or halves), tuple(processor.image_std or halves))
 
     @classmethod
     def of_transform(cls, transform: Callable[[Image.Image], Tensor]) -> Preprocessing:

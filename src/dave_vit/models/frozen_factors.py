@@ -7,11 +7,13 @@
   the quality that D-FINE adds to its logits, which is made of probabilities.
 - Qwen3.5's linear attention solves a system for its values, which carry, and for its keys, which are frozen.
 - A limit to a range is a gate. So is the activation of Pix2Struct, which is written out in several functions.
+- ViLT shuffles its patches, to take some where there are too many; they stay in order where it takes all.
 - Some detectors detach what they go on with, for their training; they are explained as if they did not.
 
 The values are the model's own.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -78,6 +80,11 @@ def _solve(pixels: Tensor, system: Tensor, right: Tensor, **kwargs: Any) -> Tens
     return solution.detach() if is_second else solution
 
 
+def _keep_order(pixels: Tensor, weights: Tensor, count: int) -> Tensor:
+    """Return indices drawn without replacement; in order where these are all."""
+    return torch.arange(count, device=weights.device) if count == len(weights) else torch.multinomial(weights, count)
+
+
 def _multiply_by_gate(pixels: Tensor, gate: Tensor, other: Any) -> Tensor:
     """Return a product; of two carriers the first is a gate, made by an activation that is written out."""
     is_gate = gate.requires_grad and isinstance(other, Tensor) and other.requires_grad
@@ -103,6 +110,7 @@ REPLACEMENTS: dict[str, Replacements] = {
     "d_fine": {**_DETACHED, **_LIMITS, Tensor.topk: _keep_likeliest},
     "rf_detr": {**_DETACHED, **_CONSTANTS},
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), _KEYS),
+    "vilt": {torch.multinomial: _keep_order},
     "pix2struct": {Tensor.mul: _multiply_by_gate},
     "sam3": {**_MASKS, **_CONSTANTS, **_LIMITS},
 }
@@ -146,7 +154,45 @@ class FrozenFactors(nn.Module):
             return self.model(pixel_values=pixel_values, **kwargs)
 
 
+class DocumentReader(FrozenFactors):
+    """Pix2Struct with images instead of patches that begin with their row and column, which depend on no image."""
+
+    def forward(self, pixel_values: Tensor, **kwargs: Any) -> Any:
+        """Return the output of the decoder for images ``[B, C, H, W]``."""
+        encoder = self.model.encoder
+        embeddings = encoder.embeddings
+        side = math.isqrt(embeddings.patch_projection.in_features // pixel_values.shape[1])
+        patches = F.pixel_unshuffle(pixel_values, side).unflatten(1, (-1, side**2)).permute(0, 3, 4, 2, 1).flatten(3)
+        rows, columns = (torch.arange(1, 1 + count, device=patches.device) for count in patches.shape[1:3])
+        places = embeddings.row_embedder(rows).unsqueeze(1) + embeddings.column_embedder(columns)
+        with _Replace(self.replacements, pixel_values):
+            states = encoder.encoder((embeddings.patch_projection(patches) + places).flatten(1, 2)).last_hidden_state
+            return self.model(encoder_outputs=(encoder.layernorm(states),), **kwargs)
+
+
+class QuestionReader(FrozenFactors):
+    """BLIP for questions, with the logits of its answers, which its own forward pass keeps to itself."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the module that embeds the answer; the question goes into an encoder."""
+        embedding: nn.Module = self.model.text_decoder.get_input_embeddings()
+        return embedding
+
+    def forward(  # type: ignore[override]
+        self, pixel_values: Tensor, input_ids: Tensor, decoder_input_ids: Tensor, attention_mask: Tensor | None = None
+    ) -> Any:
+        """Return the output of the decoder."""
+        image = self.model.vision_model(pixel_values=pixel_values).last_hidden_state
+        texts = {"input_ids": input_ids, "attention_mask": attention_mask}
+        question = self.model.text_encoder(**texts, encoder_hidden_states=image)[0]
+        read = {"encoder_hidden_states": question, "encoder_attention_mask": attention_mask}
+        return self.model.text_decoder(input_ids=decoder_input_ids, **read)
+
+
 def freeze_factors(model: Any) -> Any:
     """Return a model of transformers with all held that it needs; the model itself where it needs no more."""
+    if hasattr(model, "text_encoder") and hasattr(model, "text_decoder"):
+        return QuestionReader(model, {})
     replacements = REPLACEMENTS.get(model.config.model_type)
-    return model if replacements is None else FrozenFactors(model, replacements)
+    kind = DocumentReader if model.config.model_type == "pix2struct" else FrozenFactors
+    return model if replacements is None else kind(model, replacements)

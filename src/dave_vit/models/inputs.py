@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from dave_vit.models.adapter import traits_of
 
 Arrange = Callable[[Tensor], dict[str, Any]]
 """Converts the explained input to named inputs of the model."""
+
+
+T = TypeVar("T", bound="WithInputs")
 
 
 def with_inputs(model: nn.Module, explained: str | Arrange = "pixel_values", /, **constants: Any) -> WithInputs:
@@ -32,7 +35,7 @@ def with_inputs(model: nn.Module, explained: str | Arrange = "pixel_values", /, 
         >>> prompted = dave_vit.with_inputs(model, input_ids=ids, attention_mask=mask, use_cache=False)
         >>> attribution = dave_vit.DAVE(prompted).attribute(pixels, dave_vit.scores.Token(42))
     """
-    return WithInputs(model, explained, constants)
+    return _check_rows(WithInputs(model, explained, constants))
 
 
 class WithInputs(nn.Module):
@@ -43,12 +46,6 @@ class WithInputs(nn.Module):
         _check_names(model, [*([explained] if isinstance(explained, str) else []), *constants])
         if explained in constants:
             raise OptionError(f"{explained} is the explained input; leave it out of the constant ones")
-        for name, value in constants.items():
-            if isinstance(value, Tensor) and value.ndim > 0 and len(value) != 1:
-                raise OptionError(
-                    f"{name} has {len(value)} rows; give one row, [1, ...], and explain images that need others in "
-                    "calls of their own"
-                )
         self.model, self.explained, self.constants = model, explained, constants
         self.traits = traits_of(model)
         self.train(model.training)
@@ -60,8 +57,19 @@ class WithInputs(nn.Module):
         return self.model(**own, **others)
 
 
+def _check_rows(bound: T) -> T:
+    """Return a model whose constants have one row; raise OptionError for others."""
+    for name, value in bound.constants.items():
+        if isinstance(value, Tensor) and value.ndim > 0 and len(value) != 1:
+            raise OptionError(
+                f"{name} has {len(value)} rows; give one row, [1, ...], and explain images that need others in calls "
+                "of their own"
+            )
+    return bound
+
+
 def _expand_constant(value: Any, inputs: Tensor) -> Any:
-    """Repeat a constant for each row of the explained input, on its device and in its precision."""
+    """Repeat a constant, all rows of it, for each row of the explained input, on its device and in its precision."""
     if not isinstance(value, Tensor):
         return value
     value = value.to(inputs.device, inputs.dtype if value.is_floating_point() else None)
@@ -91,7 +99,7 @@ def with_embeddings(model: nn.Module, embedding: nn.Module | None = None, /, **c
         >>> words = (weight * prompt.embedded).sum(-1)  # [1, L]
     """
     half: Any = getattr(model, "text_model", model)
-    return WithEmbeddings(model, embedding or half.get_input_embeddings(), constants)
+    return _check_rows(WithEmbeddings(model, embedding or half.get_input_embeddings(), constants))
 
 
 class WithEmbeddings(WithInputs):

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dave_vit.errors import ModelError, OptionError, OutOfMemory, is_out_of_memory
+from dave_vit.engine.fingerprint import is_packed
+from dave_vit.engine.rules.gamma import dense
+from dave_vit.errors import ModelError, OptionError, OutOfMemory, is_out_of_memory, quantization_error
 from dave_vit.models.adapter import Adapter, Classes, Preprocessing
 from dave_vit.models.families import FAMILIES, hf, timm
 from dave_vit.models.prepare import Prepare
@@ -75,9 +77,11 @@ def load_model(
 
 
 def _check_finite(model: Adapter, source: str) -> None:
-    """Raise ModelError for weights that would make every map NaN."""
+    """Raise ModelError for weights that would make every map NaN, or that are packed in layers of bitsandbytes."""
+    if any(map(is_packed, model.modules())):
+        raise quantization_error()
     for name, parameter in model.model.named_parameters():
-        if not parameter.isfinite().all():
+        if not dense(parameter).isfinite().all():
             raise ModelError(f"{source}: weight {name!r} holds NaN or infinity; download or save the file again")
 
 

@@ -1,22 +1,26 @@
-"""Formats in which models that write text take the pixels of one image: tiles, packed patches, or as they are."""
+"""Formats in which models that write text take the pixels of images: tiles, packed patches, or as they are."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from dave_vit.data.geometry import ramp_images
+from dave_vit.data.geometry import crop_middle, ramp_images
 from dave_vit.errors import InputError, ModelError
 from dave_vit.models.adapter import Preprocessing
 from dave_vit.models.inputs import Arrange
 
+_ROUNDING = 1e-2  # of normalised colours, in half precision
+_HALF = 127.5  # of the largest colour
 _BILINEAR = 2  # as PIL counts filters
 
 
@@ -111,25 +115,25 @@ def _visible_box(contrast: Tensor) -> tuple[int, int, int, int]:
 
 @dataclass(frozen=True, eq=False)
 class ImageTokens:
-    """Embeds text with the features of an image in between: for Idefics 3 and SmolVLM.
+    """Embeds text with the features of images in between: for Idefics 3 and SmolVLM.
 
-    These models drop empty images, so the number of images would depend on the pixels; here there is always one image,
-    with the given tiles.
+    These models drop empty images, so the number of images would depend on the pixels; here there are always as many
+    as the prompt has, with the given tiles.
 
     Attributes:
         model: of transformers.
-        input_ids: ``[1, L]``, with one image token per feature of the image.
-        tiles: how the image is cut.
+        input_ids: ``[1, L]``, with one image token per feature of an image.
+        tiles: cuts images.
     """
 
     model: Any
     input_ids: Tensor
-    tiles: TileGrid = TileGrid()
+    tiles: Arrange = TileGrid()
 
     def __call__(self, images: Tensor) -> dict[str, Any]:
-        """Return the embeddings ``[B, L, D]`` of text and image."""
+        """Return the embeddings ``[B, L, D]`` of text and images."""
         body, patch = self.model.model, self.model.config.vision_config.patch_size
-        pieces = self.tiles.cut(images).flatten(0, 1)  # [B * tiles, C, h, w]
+        pieces = self.tiles(images)["pixel_values"].flatten(0, -4)  # [B * tiles, C, h, w]
         grid = (len(pieces), pieces.shape[-2] // patch, pieces.shape[-1] // patch)
         seen = torch.ones(grid, dtype=torch.bool, device=images.device)
         vision = body.vision_model(pixel_values=pieces, patch_attention_mask=seen)
@@ -214,27 +218,43 @@ ImageInputs = dict[str, Any]
 
 @dataclass(frozen=True)
 class PixelInputs:
-    """What an image processor made of one photograph.
+    """What an image processor made of one photograph, or of several.
 
     Attributes:
-        image: the image ``[1, C, H, W]`` that is explained.
+        image: the image ``[1, C, H, W]`` that is explained, or the images ``[1, N, C, H, W]``.
         arrange: a function from images to the model's inputs, or the name of the input that takes them as they are.
         is_embedded: whether tiles are put into the model with the embedded text.
+        sizes: width and height of each photograph.
     """
 
     image: Tensor
     arrange: str | Arrange = "pixel_values"
     is_embedded: bool = False
+    sizes: tuple[tuple[int, int], ...] = ()
 
     def arrange_with(self, model: Any, token_ids: Tensor) -> str | Arrange:
         """Return `arrange`, of a model that takes this text."""
         return ImageTokens(model, token_ids, self.arrange) if self.is_embedded else self.arrange  # type: ignore[arg-type]
 
+    def is_equal(self, inputs: Mapping[str, Any]) -> bool:
+        """Return whether several images are arranged as in the inputs that a processor made of them together."""
+        arranged = self.arrange(self.image)  # type: ignore[operator]
+        own = [inputs[name].flatten(0, -4) if self.is_embedded else inputs[name] for name in arranged]
+        pairs = [*zip((one.cpu() for one in arranged.values()), own, strict=True)]
+        return all(one.shape == two.shape and float((one - two).abs().max()) < _ROUNDING for one, two in pairs)
+
 
 def process_image(processor: Any, spec: str, image: Image.Image) -> PixelInputs:
     """Run an image processor, and find the format of the pixels from what it returns."""
+    if getattr(processor, "is_vqa", False):
+        raise ModelError(
+            f"{spec} draws its prompt into the picture, whose pixels are then not those of the photograph; take one "
+            "that continues a prompt, such as google/pix2struct-textcaps-base"
+        )
     values = _process(processor, image)
-    pixels: Any = values.get("pixel_values")  # Pix2Struct has none
+    if "flattened_patches" in values:
+        return _process_document(processor, image)
+    pixels: Any = values.get("pixel_values")
     dimensions = 0 if pixels is None else pixels.ndim
     if "image_grid_thw" in values and dimensions == 2:
         packing = PackedPatches(processor.patch_size, processor.merge_size, processor.temporal_patch_size)
@@ -259,8 +279,65 @@ def process_image(processor: Any, spec: str, image: Image.Image) -> PixelInputs:
     return PixelInputs(whole, grid, hasattr(processor, "do_image_splitting"))
 
 
-def _process(processor: Any, image: Image.Image) -> ImageInputs:
-    return dict(processor(images=image, return_tensors="pt"))
+@dataclass(frozen=True, eq=False)
+class ImageRow:
+    """Arranges the images ``[B, N, C, H, W]`` of one prompt, each in the middle of a canvas.
+
+    Attributes:
+        parts: what an image processor made of each photograph.
+    """
+
+    parts: tuple[PixelInputs, ...]
+
+    def __call__(self, images: Tensor) -> dict[str, Any]:
+        """Return the inputs of all images of a row after each other; smaller ones are padded with zeros."""
+        arranged = []
+        for number, part in enumerate(self.parts):
+            image = crop_middle(images[:, number], part.image.shape[-2:])
+            inputs = {part.arrange: image} if isinstance(part.arrange, str) else part.arrange(image)
+            arranged.append({name: one.flatten(0, -4) if part.is_embedded else one for name, one in inputs.items()})
+        rows = {name: [one[name].unflatten(0, (len(images), -1)) for one in arranged] for name in arranged[0]}
+        return {name: torch.cat(_pad_alike(values), 1).flatten(0, 1) for name, values in rows.items()}
+
+
+def _pad_alike(values: Sequence[Tensor]) -> list[Tensor]:
+    """Pad tensors with zeros to one size of all axes after the first two."""
+    size = torch.tensor([value.shape[2:] for value in values]).amax(0)
+    missing = [(size - torch.tensor(value.shape[2:])).flip(0).tolist() for value in values]
+    return [F.pad(value, [n for more in pads for n in (0, more)]) for value, pads in zip(values, missing, strict=True)]
+
+
+def join_images(parts: Sequence[PixelInputs], fill: float) -> PixelInputs:
+    """Return the images of one prompt beside each other, each in the middle of a canvas that holds the largest.
+
+    Args:
+        parts: what an image processor made of each photograph.
+        fill: grey around smaller ones, as warps bring in; the model does not get it.
+    """
+    if len(parts) < 2:
+        return parts[0]
+    height, width = (max(part.image.shape[axis] for part in parts) for axis in (-2, -1))
+    canvas = parts[0].image.new_full((1, len(parts), parts[0].image.shape[1], height, width), fill)
+    for number, part in enumerate(parts):
+        crop_middle(canvas[:, number], part.image.shape[-2:])[:] = part.image
+    sizes = tuple(size for part in parts for size in part.sizes)
+    return PixelInputs(canvas, ImageRow(tuple(parts)), parts[0].is_embedded, sizes)
+
+
+def _process_document(processor: Any, image: Image.Image) -> PixelInputs:
+    """Return the pixels of Pix2Struct from -1 to 1; the model gets them with the mean and deviation of a photograph."""
+    patches = _process(processor, image, do_normalize=False)["flattened_patches"]
+    rows, columns = patches[0, :, :2].amax(0).int().tolist()  # numbered from 1
+    side = math.isqrt((patches.shape[2] - 2) // 3)
+    colours = torch.from_numpy(np.array(image)).double()
+    deviation = max(float(colours.std()), colours.numel() ** -0.5) if processor.do_normalize else 1.0
+    mean = float(colours.mean()) if processor.do_normalize else 0.0
+    pixels = PaddedPatches(side, 0).unpack(patches[..., 2:], rows, columns) / _HALF - 1
+    return PixelInputs(pixels, lambda images: {"pixel_values": (_HALF * images + (_HALF - mean)) / deviation})
+
+
+def _process(processor: Any, image: Image.Image, **options: Any) -> ImageInputs:
+    return dict(processor(images=image, return_tensors="pt", **options))
 
 
 def image_preprocessing(processor: Any, spec: str) -> Preprocessing:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dave_vit.data.geometry import Geometry
 from dave_vit.data.images import to_rgb
-from dave_vit.engine.scores import Query, Region, Value, select_embeddings
+from dave_vit.engine.scores import ClassLogit, Query, Region, Value, select_embeddings
 from dave_vit.engine.targets import Score
 from dave_vit.errors import InputError, OptionError
 from dave_vit.models.adapter import Adapter, Preprocessing
@@ -129,22 +129,37 @@ class TextDetector(PromptedModel):
         options: as of `Adapter`.
     """
 
+    task = TASKS["ForObjectDetection"]
+    advice = 'finds what a text names; give one, --prompt "a cat. a dog."'
+
     def __init__(self, *args: Any, bind: Bind, split: Callable[[str], Any] = str, **options: Any) -> None:
         super().__init__(*args, **options)
         self._bind, self._split = bind, split
 
     def with_prompt(self, image: Image.Image, prompt: str | None = None) -> TaskModel:
-        """Return the detector of what the prompt names, such as "a cat. a dog."."""
+        """Return the model of what the prompt names, such as "a cat. a dog."."""
         if not prompt:
-            raise OptionError(f'{self.spec} finds what a text names; give one, --prompt "a cat. a dog."')
+            raise OptionError(f"{self.spec} {self.advice}")
         inputs = self.processor(images=to_rgb(image)[0], text=self._split(prompt), return_tensors="pt")
         text = {name: value for name, value in inputs.items() if name in TEXT_INPUTS}
         bound, names = self._bind(self.model, self.processor, prompt, text)
-        return self._wrap(bound, names, TASKS["ForObjectDetection"])
+        return self._wrap(bound, names, self.task)
 
     def with_example_prompt(self, image: Image.Image) -> TaskModel:
-        """Return the detector of a cat."""
+        """Return the model of a cat."""
         return self.with_prompt(image, "a cat.")
+
+
+class QuestionClassifier(TextDetector):
+    """A classifier of the answers to a question, such as ViLT."""
+
+    task = TaskKind("answers", "", ClassLogit(0))
+    advice = 'answers a question; give one, --prompt "how many cats are there?"'
+
+
+def _bind_question(model: Any, processor: Any, prompt: str, text: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
+    """Bind a question, of which each class is an answer."""
+    return with_inputs(model, **text), [label for _, label in sorted(model.config.id2label.items())]
 
 
 def _bind_tokens(model: Any, processor: Any, prompt: str, text: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
@@ -228,5 +243,6 @@ PROMPTED: dict[str, tuple[Callable[..., PromptedModel], str]] = {
     **dict.fromkeys(("owlvit", "owlv2"), (_SENTENCES, _DETECTION)),
     **dict.fromkeys(("sam", "sam2"), (PointSegmenter, _MASKS)),
     "sam3": (partial(TextDetector, bind=_bind_concept), "AutoModel"),
+    "vilt": (partial(QuestionClassifier, bind=_bind_question), "AutoModelForVisualQuestionAnswering"),
 }
 """Adapter and class of transformers by the type of the model."""

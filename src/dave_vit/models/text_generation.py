@@ -5,26 +5,28 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from dave_vit.data.images import to_rgb
+from dave_vit.data.images import boxes_beside, to_rgb
 from dave_vit.engine.observation import TextDecoder
 from dave_vit.engine.scores import Token, Word
 from dave_vit.errors import InputError, ModelError, OptionError, first_line
-from dave_vit.models.inputs import ImageAndText, with_inputs
-from dave_vit.models.pixel_formats import PixelInputs, image_preprocessing, process_image
+from dave_vit.models.frozen_factors import QuestionReader
+from dave_vit.models.inputs import ImageAndText, WithInputs
+from dave_vit.models.pixel_formats import PixelInputs, image_preprocessing, join_images, process_image
+from dave_vit.models.prompts import format_prompt, split_prompt
 from dave_vit.models.tasks import PromptedModel, TaskKind, TaskModel
 
 MAX_TOKENS = 32
 """Default limit on the number of tokens of an answer."""
 _SUFFIX = "paligemma"  # type of models that mark the answer by 1; others mark images by it
 _PIXELS = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_position_ids", "rows", "cols", "labels")
-_CONTINUE = ("blip", "git")  # types of models that go on with the prompt, as a caption
+_CONTINUE = ("blip", "git", "pix2struct")  # types of models that go on with the prompt, as a caption
 
 
 @dataclass(frozen=True)
@@ -59,22 +61,28 @@ class TextGenerator(PromptedModel):
         self.image_processor, self.tokenizer = image_processor, tokenizer
 
     def with_prompt(
-        self, image: Image.Image, prompt: str | None = None, *, answer: str | None = None, max_tokens: int = MAX_TOKENS
+        self,
+        image: Image.Image | Sequence[Image.Image],
+        prompt: str | None = None,
+        *,
+        answer: str | None = None,
+        max_tokens: int = MAX_TOKENS,
     ) -> AnsweredPrompt:
-        """Return the model with one image, one prompt and the answer to it.
+        """Return the model with one prompt about one image, or about several, and the answer to it.
 
         Args:
-            image: the photograph.
-            prompt: the question; None for captioners.
+            image: the photograph, or a list of them.
+            prompt: the question; None for captioners. Of several photographs it may have a slot for each, ``<image>``.
             answer: a text to use instead of the generated answer; "" for an empty one.
             max_tokens: limit on the number of generated tokens.
         """
-        image = to_rgb(image)[0]
-        inputs = self.preprocess(image)
-        shown = self.preprocessing.fit(image) if self.preprocessing.fit is not None else image
-        pixels = process_image(self.image_processor, self.spec, shown)
-        self._check_size(inputs, pixels.image)
-        model = AnsweredPrompt(self, inputs, pixels, self._text_inputs(shown, prompt))
+        images = [to_rgb(one)[0] for one in ([image] if isinstance(image, Image.Image) else image)]
+        if not images:
+            raise InputError("no pictures for a prompt; give at least one")
+        fit = self.preprocessing.fit or (lambda same: same)
+        shown = [fit(one) for one in images]
+        pixels = join_images([self._process(*pair) for pair in zip(images, shown, strict=True)], self.traits.fill)
+        model = AnsweredPrompt(self, pixels, self._text_inputs(shown, prompt, pixels))
         if answer is None:
             return model.with_answer(self._generate(model, max_tokens))
         return model.with_answer(self.tokenizer(answer, add_special_tokens=False)["input_ids"] if answer else [])
@@ -83,32 +91,45 @@ class TextGenerator(PromptedModel):
         """Return the model with a question and one token of an answer."""
         return self.with_prompt(image, None if self.processor is None else "What is this?", max_tokens=1)
 
-    def _check_size(self, inputs: Tensor, own: Tensor) -> None:
-        """Raise OptionError for a picture of another size than the processor's: the text has a slot for each patch."""
-        if own.shape != inputs.shape:
-            height, width = own.shape[-2:]
+    def _process(self, image: Image.Image, shown: Image.Image) -> PixelInputs:
+        """Return the pixels of a photograph, in the size of the processor: the text has a slot for each patch.
+
+        Args:
+            image: the photograph.
+            shown: it in the proportions of the model.
+        """
+        pixels, inputs = process_image(self.image_processor, self.spec, shown), self.preprocess(image)
+        if pixels.image.shape != inputs.shape:
+            height, width = pixels.image.shape[-2:]
             raise OptionError(
                 f"{self.spec} takes this photograph as {width} x {height} pixels, with a slot in the text for each "
                 "patch; leave out --size, --crop, --mean and --std"
             )
+        return replace(pixels, image=inputs, sizes=(image.size,))
 
-    def _text_inputs(self, image: Image.Image, prompt: str | None) -> dict[str, Any]:
+    def _text_inputs(self, images: list[Image.Image], prompt: str | None, pixels: PixelInputs) -> dict[str, Any]:
         """Return the model's inputs for the text before the answer."""
         config: Any = self.model.config
-        if self.processor is None or config.model_type in _CONTINUE:
+        has_slots = hasattr(config, "image_token_id") and not hasattr(config, "qformer_config")
+        if len(images) > 1 and (not has_slots or config.is_encoder_decoder):
+            raise ModelError(f"{self.spec} takes one photograph; leave out --together")
+        is_reader = isinstance(self.model, QuestionReader)
+        if self.processor is None or (config.model_type in _CONTINUE and not is_reader):
             return self._caption_inputs(prompt)
         if prompt is None:
             raise OptionError(f'{self.spec} answers a prompt; give one, --prompt "What is on the table?"')
         slot = getattr(self.processor, "image_token", None)
-        if isinstance(slot, str) and slot in prompt:
-            raise OptionError(
-                f"the prompt has an image slot of its own, {slot}; leave it out: a prompt is about one photograph, "
-                "whose slot is put where the model expects it"
-            )
-        text = _format_prompt(self.processor, prompt)
+        text = format_prompt(self.processor, split_prompt(prompt, slot, len(images)))
         try:
-            inputs = self.processor(images=[image], text=[text], return_tensors="pt")
+            inputs = self.processor(images=[images], text=[text], return_tensors="pt")
+            if len(images) > 1 and not pixels.is_equal(inputs):
+                raise ValueError
         except ValueError as error:  # as of a tokenizer without a vocabulary
+            if len(images) > 1:
+                raise ModelError(
+                    f"{self.spec} takes photographs in another form where a prompt has several; explain them one by "
+                    "one, or take photographs of one size"
+                ) from error
             if isinstance(slot, str) and slot not in text:
                 self._check_slot(torch.zeros(1, 0))
             raise ModelError(
@@ -116,7 +137,9 @@ class TextGenerator(PromptedModel):
                 "tokenizer there, with save_pretrained"
             ) from error
         self._check_slot(inputs["input_ids"])
-        start = {"decoder_input_ids": torch.tensor([[self._start_token]])} if config.is_encoder_decoder else {}
+        start = (
+            {"decoder_input_ids": torch.tensor([[self._start_token]])} if config.is_encoder_decoder or is_reader else {}
+        )
         return {name: value for name, value in inputs.items() if name not in _PIXELS} | start
 
     def _caption_inputs(self, prompt: str | None) -> dict[str, Any]:
@@ -126,7 +149,7 @@ class TextGenerator(PromptedModel):
         if prompt is not None and self.processor is None and not is_donut:
             raise OptionError(f"{self.spec} writes captions and takes no prompt; leave --prompt out")
         tokens = self.tokenizer(prompt, add_special_tokens=False)["input_ids"] if prompt else []
-        name = "decoder_input_ids" if self.processor is None else "input_ids"
+        name = "decoder_input_ids" if self.processor is None or config.is_encoder_decoder else "input_ids"
         return {name: torch.tensor([tokens if tokens and is_donut else [self._start_token, *tokens]])}
 
     @property
@@ -153,6 +176,8 @@ class TextGenerator(PromptedModel):
         tokens: list[int] = []
         configured = getattr(self.model.generation_config, "eos_token_id", None)  # type: ignore[union-attr]
         ends = configured if configured is not None else self.tokenizer.eos_token_id
+        own: Any = self.model.config
+        ends = own.text_config.sep_token_id if own.model_type == "blip" else ends  # as its own generate does
         end_tokens = list(ends) if isinstance(ends, list | tuple) else [ends]
         special = [token for token in self.tokenizer.all_special_ids if token not in end_tokens]
         while len(tokens) < max_tokens:
@@ -167,22 +192,11 @@ class TextGenerator(PromptedModel):
         return tokens
 
 
-def _format_prompt(processor: Any, prompt: str) -> str:
-    """Return the prompt in the format that the model was trained with."""
-    if getattr(processor, "chat_template", None):
-        content = [{"type": "image"}, {"type": "text", "text": prompt}]
-        message = [{"role": "user", "content": content}]
-        return str(processor.apply_chat_template(message, add_generation_prompt=True))
-    if hasattr(processor, "num_query_tokens") or hasattr(processor, "task_prompts_with_input"):
-        return prompt  # BLIP-2 and Florence-2 put the image first by themselves
-    return f"{getattr(processor, 'image_token', '')}{prompt}"
-
-
 class AnsweredPrompt(TaskModel):
     """A text generator with one image, prompt and answer: maps the image's pixels to the logits of all tokens.
 
     Attributes:
-        inputs: the image ``[1, C, H, W]``.
+        inputs: the image ``[1, C, H, W]``, or the images ``[1, N, C, H, W]``.
         tokens: of the answer.
         words: of the answer.
         token_ids: of the prompt and the answer, ``[1, L]``.
@@ -192,7 +206,6 @@ class AnsweredPrompt(TaskModel):
     def __init__(
         self,
         generator: TextGenerator,
-        inputs: Tensor,
         pixels: PixelInputs,
         text_inputs: dict[str, Any],
         tokens: Sequence[int] = (),
@@ -210,13 +223,16 @@ class AnsweredPrompt(TaskModel):
         constants |= {"logits_to_keep": len(tokens) + 1} if "logits_to_keep" in accepted else {}
         words = split_words(generator.tokenizer, tokens)
         task = TaskKind("text", "", _word_score(words[0], tokens) if words else Token(0))
-        bound = with_inputs(model, arrange, **constants)
-        super().__init__(bound, generator.preprocessing, [], task=task, spec=generator.spec, traits=generator.traits)
-        self.inputs, self.tokens, self.words = inputs, tuple(int(token) for token in tokens), words
+        bound = WithInputs(model, arrange, constants)  # several images may have a row each
+        preprocessing = generator.preprocessing
+        if len(pixels.sizes) > 1:  # as if these were parts of one photograph, beside each other
+            preprocessing = replace(preprocessing, parts=lambda size: boxes_beside(pixels.sizes))
+        super().__init__(bound, preprocessing, [], task=task, spec=generator.spec, traits=generator.traits)
+        self.inputs, self.tokens, self.words = pixels.image, tuple(int(token) for token in tokens), words
         self.token_ids = token_ids
         self.text_decoder = _find_decoder(model, token_ids)
         self.prepare = generator.prepare
-        self.tokenizer, self._arguments = generator.tokenizer, (generator, inputs, pixels, text_inputs)
+        self.tokenizer, self._arguments = generator.tokenizer, (generator, pixels, text_inputs)
 
     def with_answer(self, tokens: Sequence[int]) -> AnsweredPrompt:
         """Return the same image and prompt with another answer."""
@@ -261,7 +277,7 @@ class AnsweredPrompt(TaskModel):
         """Return the logits ``[B, L, vocabulary]`` at all tokens, those of the image too; models may skip these."""
         bound: Any = self.model
         constants = {name: 0 if name == "logits_to_keep" else value for name, value in bound.constants.items()}
-        logits: Tensor = with_inputs(bound.model, bound.explained, **constants)(images).logits
+        logits: Tensor = WithInputs(bound.model, bound.explained, constants)(images).logits
         return logits
 
     @property

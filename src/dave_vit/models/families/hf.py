@@ -133,25 +133,17 @@ def _load_audio_model(checkpoint: Checkpoint) -> Adapter:
 
 
 def _load_prompt_model(checkpoint: Checkpoint) -> Adapter:
-    """Load a detector of what a text names, or a model that segments the object at a point."""
+    """Load a detector of what a text names, a classifier of answers, or a model that segments the object at a point."""
     adapter_class, auto_class = PROMPTED[checkpoint.config.model_type]
-    model = freeze_factors(checkpoint.build(auto_class)[0])
+    model = freeze_factors(checkpoint.build_with_head(auto_class, "answer"))
     processor = checkpoint.load_part("AutoProcessor")
     return adapter_class(model, processor, preprocessing(processor.image_processor), **checkpoint.facts())
-
-
-def _refuse_questions(checkpoint: Checkpoint) -> Adapter:
-    """Refuse BLIP and ViLT for questions."""
-    reason = "keeps the logits of its answers to itself; take a model that writes, such as BLIP-2"
-    if checkpoint.config.model_type == "vilt":
-        reason = "answers questions with classes, not words; bind one with dave_vit.with_inputs(model, input_ids=...)"
-    raise ModelError(f"{checkpoint.spec} {reason}")
 
 
 _LOADERS: dict[str, Callable[[Checkpoint], Adapter]] = {
     "ForConditionalGeneration": _load_text_generator,
     "GitForCausalLM": _load_text_generator,
-    **dict.fromkeys(("BlipForQuestionAnswering", "ViltForQuestionAnswering"), _refuse_questions),
+    "BlipForQuestionAnswering": _load_text_generator,
     "VisionEncoderDecoderModel": _load_text_generator,
     "ForRetrieval": _load_retriever,
     "ForVideoClassification": _load_video_model,
