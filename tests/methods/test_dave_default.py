@@ -15,7 +15,7 @@ from dave_vit.engine.forward import count_passes
 from dave_vit.engine.rule_sets import EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, UnknownName
-from dave_vit.methods.constants import keep_target, resolve_by_evidence
+from dave_vit.methods.clean_evidence import keep_target, resolve_by_evidence
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.presets import LEVELS, PRESETS
 from dave_vit.models import Traits

@@ -13,8 +13,8 @@ from dave_vit.engine.gradient import gradient
 from dave_vit.engine.rule_sets import ATTENTION_RELEVANCE, EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, UnsupportedOperator
-from dave_vit.methods import constants
-from dave_vit.methods.constants import keep_target, resolve_by_evidence
+from dave_vit.methods import clean_evidence
+from dave_vit.methods.clean_evidence import keep_target, resolve_by_evidence
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.reduce import Sharpened, Significant, significant
 from dave_vit.reduce.significant import average_patches, smooth_patches
@@ -202,20 +202,20 @@ class TestCleanEvidence:
                     monkeypatch.undo()
                     return results
 
-        found = constants._captured_evidence(DAVE(model), images, target, RELEVANCE, SHIFT, Passes)
+        found = clean_evidence._captured_evidence(DAVE(model), images, target, RELEVANCE, SHIFT, Passes)
         np.testing.assert_allclose(found, expected, atol=1e-12)
 
     def test_a_model_without_attention_rules_has_its_own_twice(self, images, monkeypatch):
         model, target = tiny_models.vit().double().eval(), Target.of(0, 3)
         expected = compute_clean_evidence(DAVE(model), images, target, RELEVANCE, PassSize(20))
-        compute = constants.gradient
+        compute = clean_evidence.gradient
 
         def refuse(model, images, target, *, rules, **options):
             if rules is ATTENTION_RELEVANCE:
                 raise UnsupportedOperator("no rule")
             return compute(model, images, target, rules=rules, **options)
 
-        monkeypatch.setattr(constants, "gradient", refuse)
+        monkeypatch.setattr(clean_evidence, "gradient", refuse)
         found = compute_clean_evidence(DAVE(model), images, target, RELEVANCE, PassSize(20))
         np.testing.assert_array_equal(found[:, :, 0], found[:, :, 1])
         np.testing.assert_allclose(found[:, :, 0], expected[:, :, 0], atol=1e-12)

@@ -193,12 +193,9 @@ class Target:
         return replace(self._map(lambda tensor: tensor.repeat(times, *[1] * (tensor.ndim - 1))), against=against)
 
     def repeat_moved(self, times: int, images: Tensor, move: Callable[[Tensor], Tensor]) -> Target:
-        """Repeat for moved copies of the images; the place that a score looks at moves with them.
+        """Repeat for moved copies of images ``[B, ..., H, W]``; the place that a score looks at moves with them.
 
-        Args:
-            times: number of copies.
-            images: ``[B, ..., H, W]``.
-            move: function of a mask ``[H, W]`` to that of each copy, ``[times, H, W]``.
+        ``move`` is a function of a mask ``[H, W]`` to that of each copy, ``[times, H, W]``.
         """
         repeated, place = self.repeat(times), getattr(self.score, "place", None)
         if place is None:

@@ -17,7 +17,7 @@ from dave_vit.engine.fingerprint import ModelChanged, cache_fingerprints, confir
 from dave_vit.engine.targets import TargetLike
 from dave_vit.errors import OptionError, TargetError
 from dave_vit.methods.base import METHODS, Inputs, Method, MethodInfo, check_option_names, multiply_by_input
-from dave_vit.methods.constants import keep_target, resolve_by_evidence
+from dave_vit.methods.clean_evidence import keep_target, resolve_by_evidence
 from dave_vit.methods.explanation import Explanation, join_explanations
 from dave_vit.methods.pass_size import Memory, PassSize
 from dave_vit.methods.presets import NOISE_SWITCHES, SWITCHES, Against, load_preset
