@@ -18,7 +18,7 @@ from dave_vit.engine.scores import Token, Word
 from dave_vit.errors import InputError, ModelError, OptionError, first_line
 from dave_vit.models.frozen_factors import QuestionReader
 from dave_vit.models.inputs import ImageAndText, WithInputs
-from dave_vit.models.pixel_formats import PixelInputs, image_preprocessing, join_images, process_image
+from dave_vit.models.pixel_formats import ImageTokens, PixelInputs, image_preprocessing, join_images, process_image
 from dave_vit.models.prompts import format_prompt, split_prompt
 from dave_vit.models.tasks import PromptedModel, TaskKind, TaskModel
 
@@ -98,7 +98,7 @@ class TextGenerator(PromptedModel):
             image: the photograph.
             shown: it in the proportions of the model.
         """
-        pixels, inputs = process_image(self.image_processor, self.spec, shown), self.preprocess(image)
+        inputs, pixels = self.preprocess(image), process_image(self.image_processor, self.spec, shown)
         if pixels.image.shape != inputs.shape:
             height, width = pixels.image.shape[-2:]
             raise OptionError(
@@ -215,9 +215,10 @@ class AnsweredPrompt(TaskModel):
         ones = ("attention_mask", "token_type_ids" if model.config.model_type == _SUFFIX else "")
         constants = _append_answer(text_inputs, name, list(tokens), ones)
         token_ids = constants[name]
-        arrange = pixels.arrange_with(model, token_ids)
+        arrange = pixels.arrange
         if pixels.is_embedded:
             constants.pop(name)
+            arrange = ImageTokens(model, token_ids, arrange)  # type: ignore[arg-type]
         accepted = inspect.signature(model.forward).parameters
         constants |= {"use_cache": False} if "use_cache" in accepted or "kwargs" in accepted else {}
         constants |= {"logits_to_keep": len(tokens) + 1} if "logits_to_keep" in accepted else {}
