@@ -22,6 +22,7 @@ from dave_vit.models.pixel_formats import ImageTokens, PixelInputs, image_prepro
 from dave_vit.models.prompts import format_prompt, split_prompt
 from dave_vit.models.tasks import PromptedModel, TaskKind, TaskModel
 
+Photographs = Image.Image | Sequence[Image.Image]
 MAX_TOKENS = 32
 """Default limit on the number of tokens of an answer."""
 _SUFFIX = "paligemma"  # type of models that mark the answer by 1; others mark images by it
@@ -61,12 +62,7 @@ class TextGenerator(PromptedModel):
         self.image_processor, self.tokenizer = image_processor, tokenizer
 
     def with_prompt(
-        self,
-        image: Image.Image | Sequence[Image.Image],
-        prompt: str | None = None,
-        *,
-        answer: str | None = None,
-        max_tokens: int = MAX_TOKENS,
+        self, image: Photographs, prompt: str | None = None, *, answer: str | None = None, max_tokens: int = MAX_TOKENS
     ) -> AnsweredPrompt:
         """Return the model with one prompt about one image, or about several, and the answer to it.
 
@@ -137,10 +133,9 @@ class TextGenerator(PromptedModel):
                 "tokenizer there, with save_pretrained"
             ) from error
         self._check_slot(inputs["input_ids"])
-        start = (
-            {"decoder_input_ids": torch.tensor([[self._start_token]])} if config.is_encoder_decoder or is_reader else {}
-        )
-        return {name: value for name, value in inputs.items() if name not in _PIXELS} | start
+        if config.is_encoder_decoder or is_reader:
+            inputs["decoder_input_ids"] = torch.tensor([[self._start_token]])
+        return {name: value for name, value in inputs.items() if name not in _PIXELS}
 
     def _caption_inputs(self, prompt: str | None) -> dict[str, Any]:
         """Return the first tokens of a text that continues the prompt; Donut's prompts begin with a token of a task."""
