@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dave_vit import cli, conservation_gap, create_method, load_model
+from dave_vit import cli, conservation_gap, create_method, load_model, with_inputs
 from dave_vit.checks.doctor import Float64Mode, diagnose, example_inputs
 from dave_vit.data.geometry import Geometry
 from dave_vit.errors import InputError, ModelError, OptionError, UnsupportedOperator
@@ -288,6 +288,16 @@ class TestReaders:
             still, moved = (rollout.attribute(inputs.roll(pixels, -1), 0) for pixels in (0, 16))
         inside = slice(24, -8)  # the edges of maps are interpolated
         torch.testing.assert_close(still.roll(16, -1)[..., inside], moved[..., inside])
+
+    def test_a_vilt_in_memory_has_no_places(self, folders, photograph):
+        loaded = load_model(f"hf:{folders('ViLT')}")
+        tokens = loaded.processor.tokenizer(QUESTION, return_tensors="pt")
+        bound = with_inputs(loaded.model.model, **tokens)
+        inputs = loaded.preprocess(photograph)
+        for method in ("rollout", "gradcam"):
+            with pytest.raises(UnsupportedOperator, match="may shuffle its patches"):
+                create_method(method, bound).attribute(inputs, 0)
+        assert create_method("effective", bound).attribute(inputs, 0).abs().max() > 0
 
     def test_a_vilt_for_another_task_is_refused(self, folders, photograph, tmp_path):
         import transformers

@@ -131,6 +131,11 @@ def observe(
     mode = Interception(_Observer(substitute_rules(rules), observed, len(inputs)).rules(), observed.model)
     with isolate_pass(inputs):
         _, observed.logits = forward(observed.model, inputs, mode, autocast, read)
+        if mode.draws.generators:  # as of ViLT
+            raise UnsupportedOperator(
+                "the model draws random numbers, by which it may shuffle its patches, so that the places of its tokens "
+                "are not known; use dave or attn_lrp, which follow the pixels, or load ViLT by name"
+            )
         yield observed
 
 

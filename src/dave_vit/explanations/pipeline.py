@@ -174,23 +174,20 @@ KINDS = {
 }
 
 
+_KINDS_OF_MODELS: dict[type[Adapter], str] = {
+    **{VideoModel: "clip", AudioModel: "sound", VolumeModel: "volume", TextGenerator: "words", PageRetriever: "page"},
+    **{QuestionClassifier: "answer", ZeroShotAdapter: "sentence", TextDetector: "boxes"},
+}
+
+
 def _find_kind(model: Adapter, question: Question) -> ExplanationKind:
     """Return the kind of explanation that a question means for a model."""
-    for recording, name in ((VideoModel, "clip"), (AudioModel, "sound"), (VolumeModel, "volume")):
-        if isinstance(model, recording):
-            return KINDS[name]
-    if question.score is not None:
+    named = next((name for kind, name in _KINDS_OF_MODELS.items() if isinstance(model, kind)), None)
+    if question.score is not None and named not in ("clip", "sound", "volume"):
         return KINDS["score"]
-    if isinstance(model, TextGenerator):
-        return KINDS["words"]
-    if isinstance(model, QuestionClassifier):
-        return KINDS["answer"]
-    if isinstance(model, PageRetriever):
-        return KINDS["page"]
-    if isinstance(model, ZeroShotAdapter) and question.prompt is not None:
-        return KINDS["sentence"]
-    is_detector = isinstance(model, TaskModel) and model.task.default_score == "boxes"
-    if question.boxes or is_detector or isinstance(model, TextDetector):
+    if named is not None and (named != "sentence" or question.prompt is not None):
+        return KINDS[named]
+    if question.boxes or (isinstance(model, TaskModel) and model.task.default_score == "boxes"):
         return KINDS["boxes"]
     return KINDS["score" if isinstance(model, PromptedModel | TaskModel) else "classes"]
 

@@ -239,8 +239,8 @@ def check_no_clips(images: Tensor, name: str, why: str) -> None:
     """Raise InputError for clips ``[B, T, C, H, W]``, for methods that work on the places of one image."""
     if images.ndim != 4:
         raise InputError(
-            f"{name} {why}, so it takes images [B, C, H, W], not clips of shape {tuple(images.shape)}; use dave or "
-            "input_x_gradient, which explain clips as well"
+            f"{name} {why}, so it takes images [B, C, H, W], not clips or several images of a prompt, of shape "
+            f"{tuple(images.shape)}; use dave or input_x_gradient, which explain these as well"
         )
 
 

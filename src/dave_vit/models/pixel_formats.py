@@ -232,10 +232,6 @@ class PixelInputs:
     is_embedded: bool = False
     sizes: tuple[tuple[int, int], ...] = ()
 
-    def arrange_with(self, model: Any, token_ids: Tensor) -> str | Arrange:
-        """Return `arrange`, of a model that takes this text."""
-        return ImageTokens(model, token_ids, self.arrange) if self.is_embedded else self.arrange  # type: ignore[arg-type]
-
     def is_equal(self, inputs: Mapping[str, Any]) -> bool:
         """Return whether several images are arranged as in the inputs that a processor made of them together."""
         arranged = self.arrange(self.image)  # type: ignore[operator]

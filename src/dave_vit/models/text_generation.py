@@ -18,10 +18,11 @@ from dave_vit.engine.scores import Token, Word
 from dave_vit.errors import InputError, ModelError, OptionError, first_line
 from dave_vit.models.frozen_factors import QuestionReader
 from dave_vit.models.inputs import ImageAndText, WithInputs
-from dave_vit.models.pixel_formats import PixelInputs, image_preprocessing, join_images, process_image
+from dave_vit.models.pixel_formats import ImageTokens, PixelInputs, image_preprocessing, join_images, process_image
 from dave_vit.models.prompts import format_prompt, split_prompt
 from dave_vit.models.tasks import PromptedModel, TaskKind, TaskModel
 
+Photographs = Image.Image | Sequence[Image.Image]
 MAX_TOKENS = 32
 """Default limit on the number of tokens of an answer."""
 _SUFFIX = "paligemma"  # type of models that mark the answer by 1; others mark images by it
@@ -61,12 +62,7 @@ class TextGenerator(PromptedModel):
         self.image_processor, self.tokenizer = image_processor, tokenizer
 
     def with_prompt(
-        self,
-        image: Image.Image | Sequence[Image.Image],
-        prompt: str | None = None,
-        *,
-        answer: str | None = None,
-        max_tokens: int = MAX_TOKENS,
+        self, image: Photographs, prompt: str | None = None, *, answer: str | None = None, max_tokens: int = MAX_TOKENS
     ) -> AnsweredPrompt:
         """Return the model with one prompt about one image, or about several, and the answer to it.
 
@@ -98,7 +94,7 @@ class TextGenerator(PromptedModel):
             image: the photograph.
             shown: it in the proportions of the model.
         """
-        pixels, inputs = process_image(self.image_processor, self.spec, shown), self.preprocess(image)
+        inputs, pixels = self.preprocess(image), process_image(self.image_processor, self.spec, shown)
         if pixels.image.shape != inputs.shape:
             height, width = pixels.image.shape[-2:]
             raise OptionError(
@@ -137,10 +133,9 @@ class TextGenerator(PromptedModel):
                 "tokenizer there, with save_pretrained"
             ) from error
         self._check_slot(inputs["input_ids"])
-        start = (
-            {"decoder_input_ids": torch.tensor([[self._start_token]])} if config.is_encoder_decoder or is_reader else {}
-        )
-        return {name: value for name, value in inputs.items() if name not in _PIXELS} | start
+        if config.is_encoder_decoder or is_reader:
+            inputs["decoder_input_ids"] = torch.tensor([[self._start_token]])
+        return {name: value for name, value in inputs.items() if name not in _PIXELS}
 
     def _caption_inputs(self, prompt: str | None) -> dict[str, Any]:
         """Return the first tokens of a text that continues the prompt; Donut's prompts begin with a token of a task."""
@@ -215,9 +210,10 @@ class AnsweredPrompt(TaskModel):
         ones = ("attention_mask", "token_type_ids" if model.config.model_type == _SUFFIX else "")
         constants = _append_answer(text_inputs, name, list(tokens), ones)
         token_ids = constants[name]
-        arrange = pixels.arrange_with(model, token_ids)
+        arrange = pixels.arrange
         if pixels.is_embedded:
             constants.pop(name)
+            arrange = ImageTokens(model, token_ids, arrange)  # type: ignore[arg-type]
         accepted = inspect.signature(model.forward).parameters
         constants |= {"use_cache": False} if "use_cache" in accepted or "kwargs" in accepted else {}
         constants |= {"logits_to_keep": len(tokens) + 1} if "logits_to_keep" in accepted else {}
