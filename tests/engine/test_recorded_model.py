@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from dave_vit import DAVE, effective_transformation
+from dave_vit import DAVE, effective_transformation, load_model
 from dave_vit.engine import fingerprint
 from dave_vit.engine.fast import cuda_graphs, is_enabled
 from dave_vit.engine.fast.compiled import CompiledGradient
@@ -606,3 +606,9 @@ def test_what_prepares_images_is_part_of_a_model_only_if_its_own_forward_pass_ma
     before = fingerprint.fingerprint_model(adapter)
     adapter.class_names = ["dog", "cat"]
     assert fingerprint.fingerprint_model(adapter) != before
+
+
+@pytest.mark.parametrize("spec", ["builtin", "timm:vit_tiny_patch16_224"])
+def test_loaded_models_are_recordable(spec):
+    """Their preprocessing reads files, which their forward passes do not."""
+    assert fingerprint.fingerprint_model(load_model(spec, "random" if ":" in spec else None)).is_recordable

@@ -6,6 +6,7 @@ import enum
 import functools
 import sys
 import types
+from collections.abc import Iterator
 from contextvars import ContextVar
 from itertools import count
 from threading import Thread, local
@@ -42,9 +43,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
 }
 # What is looked into in a file, whoever made it.
 _IN_FILES = (Tensor, nn.Module, FunctionType, SimpleNamespace, ContextVar, local, np.ndarray, *_CONTAINERS, *_PARTS)
-_LIBRARIES = (sys.stdlib_module_names - {"os"}).union(  # os has the environment; the last compute no tensors
-    "torch numpy builtins PIL huggingface_hub tokenizers requests urllib3 idna httpx httpcore packaging tqdm".split()
-)
+_LIBRARIES = sys.stdlib_module_names - {"os"} | {"torch", "numpy", "builtins"}  # os has the environment
 _FILE_READERS = frozenset(("open", "read_text", "read_bytes"))  # nobody can tell whether what they read has changed
 _TRAINERS = frozenset(("lightning", "pytorch_lightning"))  # modules hold their trainer, which holds its data
 _MAX_TOKENS = 300_000  # a model with more, such as one that holds its training data, is not recorded
@@ -155,22 +154,19 @@ class StateWalk:
 
     def add_methods(self) -> None:
         """Add what the classes of modules define, as far as forward passes may read it, by whatever way."""
-        added: dict[type, set[str]] = {}
-        while found := [(base, names) for base in self._classes if (names := self._read_members(base, added))]:
-            for base, names in found:
-                added.setdefault(base, set()).update(names)
-                for name in names:
-                    self.tokens.append(name)
-                    self.add(vars(base)[name])
+        added: set[tuple[type, str]] = set()
+        while found := [member for member in self._read_members() if member not in added]:
+            for base, name in found:
+                self.tokens.append(name)
+                self.add(vars(base)[name])
+            added.update(found)
 
-    def _read_members(self, base: type, added: dict[type, set[str]]) -> set[str]:
-        """Return the members of a class that are read and not added yet."""
-        return (vars(base).keys() & self.names).difference(added.get(base, ()))
+    def _read_members(self) -> Iterator[tuple[type, str]]:
+        return ((base, name) for base in self._classes for name in vars(base) if name in self.names)
 
     def _add_function(self, function: FunctionType) -> None:
         """Add a function with what it reads of its surroundings."""
-        code = _serial_number(function.__code__)
-        self.tokens += (_serial_number(function), code)
+        self.tokens += (_serial_number(function), _serial_number(function.__code__))
         if _is_library(function.__module__):
             return
         for part in (function.__defaults__, function.__kwdefaults__, function.__dict__):
@@ -178,7 +174,7 @@ class StateWalk:
                 self.add(part)
         for cell in function.__closure__ or ():
             self.add(None if cell == CellType() else cell.cell_contents)  # it may be empty
-        names = _NAMES.get(code) or _NAMES.setdefault(code, _names_in(function.__code__))
+        names = _names_in(function.__code__)
         self.names |= names
         self._add_globals(function.__globals__, names)
 
@@ -200,10 +196,9 @@ class StateWalk:
 
     def _add_parts(self, kind: type, value: Any) -> None:
         """Add an object of any other kind by its attributes."""
-        if value is sys.stdout or value is sys.stderr:  # those of a notebook lead to its kernel, which always changes
-            self.tokens.append(kind)
-            return
         names = next((names for known, names in _PARTS.items() if isinstance(value, known)), None)
+        if value is sys.stdout or value is sys.stderr:  # those of a notebook lead to its kernel, which always changes
+            names = ()
         if names is None and (kind.__module__.partition(".")[0] in _TRAINERS or not hasattr(value, "__dict__")):
             self._add_opaque(kind)
             return
@@ -239,9 +234,7 @@ def _is_library(home: str | None) -> bool:
     return home is not None and home.partition(".")[0] in _LIBRARIES
 
 
-_NAMES: dict[int, frozenset[str]] = {}  # by the serial number of the code: to hash code takes long
-
-
+@functools.lru_cache(maxsize=4096)
 def _names_in(code: CodeType) -> frozenset[str]:
     """Return the names, or texts, by which a function and those inside of it may read globals and attributes."""
     inner = (_names_in(const) for const in code.co_consts if isinstance(const, CodeType))
