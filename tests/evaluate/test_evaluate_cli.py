@@ -163,7 +163,7 @@ def test_flags_go_before_what_the_file_says_of_a_method(words, tmp_path):
     assert [one["preset"] for one in options("--preset", "exact")[:2]] == ["exact", "exact"]
     assert "seed" not in options("--seed", "1")[0]
     assert options("--seed", "1", "--set", "dave.seed=2")[0]["seed"] == 2
-    assert [one.get("samples", one.get("steps")) for one in options("--budget", "20")] == [16, 20, 20]
+    assert [one.get("samples", one.get("steps")) for one in options("--budget", "20")] == [18, 20, 20]
     options("--against", "rivals")
     assert [entry.against for entry in words["plan"].methods] == ["rivals"] * 3
     assert cli.run(["evaluate", "--budget", "20", "--samples", "3"]) == 2

@@ -77,7 +77,7 @@ class TestDefinition:
         classes = torch.tensor([0, 1, 2])
         target = Target.of(Contrast(classes, "rivals"), 3).resolve(logits)
         clean = (
-            [resolve_by_evidence(DAVE(model), X, target, chosen.rules, PassSize(20), keep_target, shift=4)[0][:, 0]]
+            [resolve_by_evidence(DAVE(model), X, target, chosen.rules, PassSize(20), keep_target)[0][:, 0]]
             if preset == "default"
             else []
         )
@@ -248,7 +248,7 @@ class TestNeighborhood:
         dave.attribute(X)  # the own is looked into before its first map
         rows.clear()
         dave.attribute(X)
-        assert sum(rows) == 3 * (4 + 10)  # two sets of rules on the clean image and its moved copy, the views
+        assert sum(rows) == 3 * (2 + 10)  # two sets of rules on the clean image, the views
 
 
 class TestAuto:
@@ -311,7 +311,7 @@ class TestPresetFiles:
         assert "\n" not in str(caught.value)
 
 
-def test_four_passes_on_the_clean_image_and_one_for_each_view():
+def test_two_passes_on_the_clean_image_and_one_for_each_view():
     model = tiny_models.vit().double()
     with torch.no_grad():
         model.head.weight.mul_(1e-3)  # the probabilities survive all views, so that none is drawn anew
@@ -320,4 +320,4 @@ def test_four_passes_on_the_clean_image_and_one_for_each_view():
     for target in (None, 0):
         with count_passes() as count:
             dave.explain(X, target)
-        assert count.passes == len(X) * (4 + 5)
+        assert count.passes == len(X) * (2 + 5)

@@ -192,17 +192,6 @@ class Target:
         against = None if self.against is None else self.against * times
         return replace(self._map(lambda tensor: tensor.repeat(times, *[1] * (tensor.ndim - 1))), against=against)
 
-    def repeat_moved(self, times: int, images: Tensor, move: Callable[[Tensor], Tensor]) -> Target:
-        """Repeat for moved copies of images ``[B, ..., H, W]``; the place that a score looks at moves with them.
-
-        ``move`` is a function of a mask ``[H, W]`` to that of each copy, ``[times, H, W]``.
-        """
-        repeated, place = self.repeat(times), getattr(self.score, "place", None)
-        if place is None:
-            return repeated
-        masks = move(place((images.shape[-2], images.shape[-1])).to(images.device, images.dtype))
-        return replace(repeated, places=masks.repeat_interleave(len(images), 0))
-
     def split_classes(self) -> list[Target]:
         """Return one target with K = 1 for each of the K classes or scores."""
         if isinstance(self.score, ScoreSet):

@@ -33,8 +33,6 @@ def resolve_by_evidence(
     rules: RuleSet,
     rows: PassSize,
     resolve: Resolve,
-    *,
-    shift: int,
     passes: RecordedGradient | None = None,
 ) -> tuple[Tensor, Target, Tensor]:
     """Compute the maps that a reducer takes beside the samples; resolve the target on the same forward pass.
@@ -46,33 +44,31 @@ def resolve_by_evidence(
         rules: the method's own.
         rows: images in one pass, and no more than constants allow.
         resolve: resolves the target on the logits.
-        shift: pixels by which a copy of each image is moved down and to the right: half of a patch.
         passes: of the method; classes of images on a GPU are then explained by passes that can be captured, for which
             the target is resolved first.
 
     Returns:
-        Maps ``[b, K, 2, 3, H, W]``, of clips with T after K: by the method's rules and by AttnLRP's; of the pixels, of
-        the constants, and of the pixels of the moved copy, moved back; the resolved target; logits ``[b, classes]``. A
-        model that AttnLRP's rules do not cover has the first maps twice.
+        Maps ``[b, K, 2, 2, H, W]``, of clips with T after K: by the method's rules and by AttnLRP's; of the pixels, and
+        of the constants; the resolved target; logits ``[b, classes]``. A model that AttnLRP's rules do not cover has
+        the first maps twice.
     """
-    logits, most = None, CONSTANT_ROWS.get(images.device.type, CONSTANT_ROWS["cpu"]) // 2  # for an image and its copy
+    logits, most = None, CONSTANT_ROWS.get(images.device.type, CONSTANT_ROWS["cpu"])
     if passes is not None and images.is_cuda and images.ndim == 4 and target.score is None:
         logits = torch.cat(rows.run_chunks(lambda start, stop: passes.logits(images[start:stop]), len(images)))
         target, resolve = resolve(target, logits), keep_target
     form = PassForm(method.model, "constants", rules, method.autocast, target.read)
 
     def compute(start: int, stop: int) -> tuple[Tensor, Tensor]:
-        fitting = rows.limit_rows(2 * most, form, images)
-        step, parts = max(1, fitting // 2), []
-        is_alone = min(rows.rows, fitting) == 1  # no memory for two rows: constants are those of the only one
+        step, parts = rows.limit_rows(most, form, images), []
+        is_alone = min(rows.rows, step) == 1  # no memory for two images: constants are those of the only one
         for at in range(start, stop, step):
             end = min(at + step, stop)
             part = images[at:end], target.part(at, end)
             if passes is not None and logits is not None and not is_alone:
                 is_all = end - at == len(images)
-                parts.append((_captured_evidence(method, *part, rules, shift, passes, beside=is_all), logits[at:end]))
+                parts.append((_captured_evidence(method, *part, rules, passes, beside=is_all), logits[at:end]))
             else:
-                parts.append(_evidence_of_both(method, *part, rules, shift, resolve, is_alone=is_alone))
+                parts.append(_evidence_of_both(method, *part, rules, resolve, is_alone=is_alone))
         return _join(parts)
 
     evidence, logits_of_all = _join(rows.run_chunks(compute, len(images)))
@@ -80,28 +76,21 @@ def resolve_by_evidence(
 
 
 def _captured_evidence(
-    method: Method,
-    images: Tensor,
-    target: Target,
-    rules: RuleSet,
-    shift: int,
-    passes: RecordedGradient,
-    *,
-    beside: bool = False,
+    method: Method, images: Tensor, target: Target, rules: RuleSet, passes: RecordedGradient, *, beside: bool = False
 ) -> Tensor:
-    """Return the maps of both rule sets ``[b, K, 2, 3, H, W]`` for a resolved target, by a graph where there is one."""
+    """Return the maps of both rule sets ``[b, K, 2, 2, H, W]`` for a resolved target, by a graph where there is one."""
 
     def prepare(_: Tensor) -> BatchFunction:
         nonzero: tuple[list[bool], list[bool]] = ([], [])
 
         def function(images: Tensor, columns: Tensor, *weights: Tensor) -> tuple[Tensor]:
             own = Target(columns, weights=weights[0] if weights else None, classes=target.classes)
-            return (_evidence_of_both(method, images, own, rules, shift, nonzero=nonzero)[0],)
+            return (_evidence_of_both(method, images, own, rules, nonzero=nonzero)[0],)
 
         return function
 
     def compute() -> tuple[Tensor]:
-        return (_evidence_of_both(method, images, target, rules, shift)[0],)
+        return (_evidence_of_both(method, images, target, rules)[0],)
 
     return passes.captures.run("evidence", prepare, target_tensors(images, target), compute, beside=beside)[0]
 
@@ -111,43 +100,12 @@ def _evidence_of_both(
     images: Tensor,
     target: Target,
     rules: RuleSet,
-    shift: int,
     resolve: Resolve = keep_target,
     *,
     nonzero: tuple[list[bool] | None, list[bool] | None] = (None, None),
     is_alone: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return maps ``[b, K, 2, 3, H, W]`` by a method's rules and by AttnLRP's, if they cover the model, and logits."""
-    count, moved = len(images), images.roll((shift, shift), (-2, -1))
-
-    def repeat(target: Target) -> Target:
-        return target.repeat_moved(2, images, lambda mask: torch.stack([mask, mask.roll((shift, shift), (-2, -1))]))
-
-    def resolve_images(_: Target, logits: Tensor) -> Target:
-        return repeat(resolve(target, logits[:count]))
-
-    compute = partial(_evidence_by_rules, method, rules=rules, nonzero=nonzero, is_alone=is_alone)
-    if is_alone:
-        own, logits, resolved = compute(images, target, resolve=resolve)
-        copy, _, _ = compute(moved, repeat(resolved).part(count, 2 * count), resolve=keep_target)
-    else:
-        maps, logits, _ = compute(torch.cat([images, moved]), repeat(target), resolve=resolve_images)
-        own, copy = maps.split(count)
-    pixels = copy[..., :1, :, :].roll((-shift, -shift), (-2, -1))
-    return torch.cat([own, pixels], -3), logits[:count]
-
-
-def _evidence_by_rules(
-    method: Method,
-    images: Tensor,
-    target: Target,
-    rules: RuleSet,
-    resolve: Resolve,
-    nonzero: tuple[list[bool] | None, list[bool] | None],
-    *,
-    is_alone: bool,
-) -> tuple[Tensor, Tensor, Target]:
-    """Return maps ``[b, K, 2, 2, H, W]`` by a method's rules and by AttnLRP's, logits, and the resolved target."""
+    """Return maps ``[b, K, 2, 2, H, W]`` by a method's rules and by AttnLRP's, if they cover the model, and logits."""
     compute, resolved = partial(_evidence, method, images, is_alone=is_alone), [target]
 
     def resolve_once(target: Target, logits: Tensor) -> Target:
@@ -160,7 +118,7 @@ def _evidence_by_rules(
         return None
 
     (own, logits), other = run_both(lambda: compute(target, rules, resolve_once, nonzero=nonzero[0]), compute_other)
-    return torch.stack([own, own if other is None else other], -4), logits, resolved[0]
+    return torch.stack([own, own if other is None else other], -4), logits
 
 
 def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

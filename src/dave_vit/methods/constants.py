@@ -19,7 +19,7 @@ _CHANNELS_FIRST = frozenset(
     instance_norm""".split()
 )
 CONSTANT_ROWS = {"cuda": 16, "cpu": 8}
-"""Rows of one pass: all constants and their derivatives are kept."""
+"""Images in one pass: all constants and their derivatives are kept."""
 _CHANNELS_LAST = frozenset("linear layer_norm rms_norm".split())
 
 

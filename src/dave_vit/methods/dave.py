@@ -62,7 +62,7 @@ class DAVE(Method):
     info = MethodInfo(
         "Relevance averaged over flips, rotations, shifts and noise, where significant, sharpened by the clean image.",
         "Wróbel et al., ICML 2026; preset default",
-        "4 + T forward, 4 + T backward",
+        "2 + T forward, 2 + T backward",
         unit="logit",
     )
 
@@ -128,7 +128,7 @@ class DAVE(Method):
         chosen = load_preset(name, nn.Identity())
         weighted, against = (options.get(name, getattr(chosen, name)) for name in ("weighted", "against"))
         needs_clean = bool(weighted or chosen.narrower or against == "rivals")
-        on_clean = 4 if uses_clean(options.get("reducer") or chosen.reducer) else int(needs_clean)
+        on_clean = 2 if uses_clean(options.get("reducer") or chosen.reducer) else int(needs_clean)
         return {"samples": max(1, budget - on_clean)}
 
     @torch.inference_mode(mode=False)
@@ -178,7 +178,7 @@ class DAVE(Method):
         """Return one sample per view, ``[n, b, K, C, H, W]``, and the logits ``[n, b, classes]``."""
         images, target = group.images, group.estimate.target
         rows = views.apply(images).flatten(0, 1)  # x_t = tau(x + eps): [n * b, C, H, W]
-        view_target = target.repeat_moved(len(views), images, views.move_mask)
+        view_target = self._target_of_views(target, views, images)
 
         def effective(start: int, stop: int) -> tuple[Tensor, Tensor]:
             return self._passes(rows[start:stop], view_target.part(start, stop), once=group.is_split)  # W, logits
@@ -188,6 +188,15 @@ class DAVE(Method):
         weight, logits = (part.unflatten(0, (len(views), len(images))) for part in whole)
         pulled = views.pull_back(weight.flatten(1, -4)).reshape(weight.shape)  # eq. (8) inside
         return pulled * images.unsqueeze(1), logits  # eq. (9)
+
+    def _target_of_views(self, target: Target, views: Views, images: Tensor) -> Target:
+        """Return the target of each view; the place that a score looks at moves with the image."""
+        repeated, place = target.repeat(len(views)), getattr(target.score, "place", None)
+        if place is None:
+            return repeated
+        size = (images.shape[-2], images.shape[-1])
+        moved = views.move_mask(place(size).to(images.device, images.dtype))  # [n, H, W]
+        return replace(repeated, places=moved.repeat_interleave(len(images), 0))
 
     def _resolve_on_clean(
         self, images: Tensor, target: Target, pass_size: PassSize
@@ -201,9 +210,8 @@ class DAVE(Method):
             target = self._resolve_target(images, target, pass_size)
         resolve, evidence, logits = self._resolve_on_logits if is_compared else keep_target, None, None
         if uses_clean(self.reducer):
-            shift = round(getattr(self.reducer, "patch", 0)) // 2
-            args = images, target, self.rules, pass_size, resolve
-            evidence, target, logits = resolve_by_evidence(self, *args, shift=shift, passes=self._passes)
+            args = images, target, self.rules, pass_size, resolve, self._passes
+            evidence, target, logits = resolve_by_evidence(self, *args)
         elif is_compared:
             logits = self._clean_logits(images, pass_size)
             target = resolve(target, logits)

@@ -18,7 +18,7 @@ from dave_vit.errors import InputError
 from dave_vit.reduce.base import REDUCERS, Accumulator, Moments
 
 _MIDDLE, _COARSE = 3 / 16, 1 / 2  # standard deviations of the Gaussians, in patches
-_PIXEL = 1 / 8  # standard deviation of the Gaussian that takes dots out of the clean evidence, in patches
+_PIXEL = 3 / 16  # standard deviation of the Gaussian that takes dots out of the clean evidence, in patches
 _EDGE = 1 / 8  # standard deviation of the Gaussian that softens the borders of patches, in patches
 _PATCHES = 1.3  # weight of the evidence of patches
 _MOST = 3.0  # of the constants' part in the amount of patch evidence
@@ -125,15 +125,14 @@ class Sharpened(Significant):
     """Significant evidence of the samples, multiplied and completed by the evidence of the clean image.
 
     Let d be the map of ``Significant``, R and A the maps of the clean image by the method's own rules and by AttnLRP's,
-    R' and A' their means with the maps of the image moved by half a patch, and r and a the contributions of the model's
-    additive constants, at their places, by the same rules:
+    and r and a the contributions of the model's additive constants, at their places, by the same rules:
 
         q     = balanced(R + r) + balanced(A + a)
-        sharp = max(0, d) ((1 + squash(R')) (1 + squash(A')) (1 + squash(smooth(q)))) ^ detail
+        sharp = max(0, d) ((1 + squash(R)) (1 + squash(A)) (1 + squash(smooth(q)))) ^ detail
         map   = sharp + detail amount blurred(balanced(patches(q))) - against
 
-    ``balanced`` divides by the sum of absolute values; squash(m) = m / (|m| + std(m)), for R' and A' after a blur by an
-    8th of a patch; ``patches`` takes the mean of each patch, and ``blurred``, by an 8th of it, takes away its edges;
+    ``balanced`` divides by the sum of absolute values; squash(m) = m / (|m| + std(m)), for R and A after a blur by
+    3/16 of a patch; ``patches`` takes the mean of each patch, and ``blurred``, by an 8th of it, takes away its edges;
     ``smooth`` is a continuous map with the same patch means.
     The amount is 1.3 (2 - c + min(3, p^2)), with c the correlation of R + r with the mean of the samples at patches and
     p = sum r / sum R: the clean image counts more where the views disagree with it, and where constants, which the
@@ -154,8 +153,8 @@ class Sharpened(Significant):
         """Return a new accumulator.
 
         Args:
-            clean: evidence of the clean images ``[B, 2, 3, H, W]``: by the method's own rules and by AttnLRP's; of the
-                pixels, of constants at their places, and of the pixels where the image was moved by half a patch.
+            clean: evidence of the clean images ``[B, 2, 2, H, W]``: by the method's own rules and by AttnLRP's; of the
+                pixels, and of constants at their places.
         """
         if clean is None:
             raise InputError("the reducer 'sharpened' needs the evidence of the clean image; use 'significant' without")
@@ -180,14 +179,13 @@ class _Sharpened(ScaleMoments):
     def _parts(self) -> tuple[Tensor, Tensor]:
         fine, rest = super()._parts()
         clean = self._clean.to(precise_dtype(self._clean.device))
-        own, pixels = clean[:, :, :2], clean[:, :, ::2].mean(2)
-        evidence = _balance(own.sum(2)).sum(1)  # with constants, by both rule sets alike: [B,H,W]
-        gain = self._gain(pixels, evidence) ** self._detail * (fine + rest > 0)
-        return fine * gain, rest * gain + self._detail * self._patches(own[:, 0], evidence) - self._against()
+        evidence = _balance(clean.sum(2)).sum(1)  # with constants, by both rule sets alike: [B,H,W]
+        gain = self._gain(clean, evidence) ** self._detail * (fine + rest > 0)
+        return fine * gain, rest * gain + self._detail * self._patches(clean[:, 0], evidence) - self._against()
 
-    def _gain(self, pixels: Tensor, evidence: Tensor) -> Tensor:
-        """Return the factor of the samples' evidence, from evidence of pixels [B,2,H,W] and all evidence: [B,H,W]."""
-        pixels = blur(pixels, _PIXEL * self._patch)
+    def _gain(self, clean: Tensor, evidence: Tensor) -> Tensor:
+        """Return the factor of the samples' evidence: [B,H,W]."""
+        pixels = blur(clean[:, :, 0], _PIXEL * self._patch)  # [B,2,H,W]
         return (1 + _squash(pixels)).prod(1) * (1 + _squash(smooth_patches(evidence, self._patch)))
 
     def _patches(self, own: Tensor, evidence: Tensor) -> Tensor:
