@@ -48,7 +48,7 @@ def test_the_demo_draws_and_scores(capsys):
     assert (scores["grids"], scores["pictures"]) == (1, 2)
     for name in demo.METHODS:
         assert 0 < scores["scores"][name]["gridpg"] < 100
-        assert 0 < scores["scores"][name]["energypg"] < 100
+        assert 0 <= scores["scores"][name]["energypg"] < 100  # an untrained model may look past both objects
     assert scores["chance"]["gridpg"] == 25
     out = capsys.readouterr().out
     assert out.count("picture-1 shows: ") == 1
