@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +11,7 @@ import typer
 from dave_vit.cli.common import Output, command, command_line, rich_table, show_bars
 from dave_vit.cli.diff import show_audit_changes
 from dave_vit.cli.evaluate import EngineFlags
-from dave_vit.cli.options import Data, ModelOptions, Out, Plugins, Seed, option
+from dave_vit.cli.options import Data, ModelOptions, OptionGroup, Out, Plugins, Seed, option
 
 if TYPE_CHECKING:
     from dave_vit.audit import Finding
@@ -23,8 +23,7 @@ app = command(
 )
 
 
-@dataclass(frozen=True)
-class ClusterOptions:
+class ClusterOptions(OptionGroup):
     """How evidence is computed and clustered."""
 
     method: str = option("--method NAME", "Method of the maps: {methods}.", default="dave")
@@ -37,8 +36,7 @@ class ClusterOptions:
     batch: int = option("--batch N", "Images per forward pass.", min=1, default=16)
 
 
-@dataclass(frozen=True)
-class AgainstOptions:
+class AgainstOptions(OptionGroup):
     """A model to compare with."""
 
     against: str | None = option("--against SPEC", "Audit this model too, and print what changed from it.")

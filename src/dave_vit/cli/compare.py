@@ -1,6 +1,6 @@
 """`dave compare`: draw the maps of several methods side by side."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,7 +8,7 @@ import typer
 
 from dave_vit._internal.registry import split_names
 from dave_vit.cli.common import Output, command, rich_table
-from dave_vit.cli.options import DrawingOptions, MethodsOptions, ModelOptions, Out, Plugins, flag, option
+from dave_vit.cli.options import DrawingOptions, MethodsOptions, ModelOptions, OptionGroup, Out, Plugins, flag, option
 from dave_vit.errors import OptionError, escape_unprintable
 
 app = command(
@@ -25,8 +25,7 @@ Target = Annotated[str, flag("--target -t CLASS", "Class to explain: name, part 
 Figure = Annotated[Literal["png", "svg", "pdf"], flag("--format", "Format of the figure.")]
 
 
-@dataclass(frozen=True)
-class ObjectArea:
+class ObjectArea(OptionGroup):
     """The area of the object."""
 
     boxes: list[str] | None = option(

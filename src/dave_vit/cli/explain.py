@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import DrawingOptions, MethodOptions, ModelOptions, Out, Plugins, flag, option
+from dave_vit.cli.options import DrawingOptions, MethodOptions, ModelOptions, OptionGroup, Out, Plugins, flag, option
 from dave_vit.errors import ImageError, OptionError
 
 if TYPE_CHECKING:
@@ -30,8 +29,7 @@ Images = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class QuestionOptions:
+class QuestionOptions(OptionGroup):
     """What is explained."""
 
     target: list[str] | None = option(
@@ -71,7 +69,6 @@ class QuestionOptions:
         return Question(**{**vars(self), "target": target, "words": words, "together": together})
 
 
-@dataclass(frozen=True)
 class StyleOptions(DrawingOptions):
     """How results are drawn."""
 
@@ -83,8 +80,7 @@ class StyleOptions(DrawingOptions):
     )
 
 
-@dataclass(frozen=True)
-class GalleryOptions:
+class GalleryOptions(OptionGroup):
     """The page that shows all pictures of one command."""
 
     gallery: bool = option(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict, dataclass
+from dataclasses import MISSING, asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import Device, Seed, Weights, flag, option, pick_device
+from dave_vit.cli.options import Device, OptionGroup, Seed, Weights, flag, option, pick_device
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ app = command(
 )
 
 
-@dataclass(frozen=True)
-class BackboneOptions:
+class BackboneOptions(OptionGroup):
     """A model without a class head, and its device."""
 
     spec: str = option("--model -m SPEC", "Backbone: a timm: or hf: model.", default=MISSING)
@@ -31,8 +30,7 @@ class BackboneOptions:
     device: Device = "auto"
 
 
-@dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(OptionGroup):
     """The fields of `Training` that have a flag."""
 
     views: int = option("--views N", "Number of random crops of each image.", min=1, default=10)

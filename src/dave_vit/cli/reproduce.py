@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import ModelsOptions, Out, Seed, flag, option, pick_device
+from dave_vit.cli.options import ModelsOptions, OptionGroup, Out, Seed, flag, option, pick_device
 
 if TYPE_CHECKING:
     from dave_vit.analysis.paper.suites import ReproduceOptions, Suite
@@ -27,7 +27,6 @@ Name = Annotated[
 Show = Annotated[bool, flag("--pictures/--no-pictures", "Show the data's pictures beside their maps in figures.")]
 
 
-@dataclass(frozen=True)
 class SuiteModels(ModelsOptions):
     """Models instead of the suite's own."""
 
@@ -35,8 +34,7 @@ class SuiteModels(ModelsOptions):
     probe: str | None = option("--probe FILE", "Of the suite paper: DINO with the head that `dave probe` trained.")
 
 
-@dataclass(frozen=True)
-class Amount:
+class Amount(OptionGroup):
     """How much is computed, instead of what the suite says."""
 
     quick: bool = option("--quick", "A short version with few pictures and samples.", default=False)

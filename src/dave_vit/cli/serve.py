@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,7 +26,6 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CONNECTIONS = 64
 
 
-@dataclass(frozen=True)
 class ServedOptions(ModelOptions):
     """The models that the page offers, and their preprocessing."""
 
