@@ -272,10 +272,9 @@ def _draw(costs: Costs) -> Drawing:
     left, middle, right = plots
     for label, uses in costs.methods.items():
         if len(uses) > 1:
-            style = method_style(label)
-            line = {"color": style.colour, "linestyle": style.dash, "marker": style.marker, "label": style.label}
-            left.plot(list(uses), [use.seconds / costs.forward.seconds for use in uses.values()], markersize=4, **line)
-            middle.plot(list(uses), [use.mib / costs.forward.mib for use in uses.values()], markersize=4, **line)
+            line = {**method_style(label).line, "markersize": 4}
+            left.plot(list(uses), [use.seconds / costs.forward.seconds for use in uses.values()], **line)
+            middle.plot(list(uses), [use.mib / costs.forward.mib for use in uses.values()], **line)
     for label, uses in costs.depths.items():
         style = method_style(label)
         colour = SERIES[5] if label == _FORWARD else style.colour

@@ -80,18 +80,10 @@ def probe(
 
 
 def _print_result(output: Output, trained: Probe, out: Path) -> None:
-    facts = {
-        "model": trained.model.spec,
-        "classes": trained.model.class_names,
-        "accuracy": trained.accuracy,
-        "training_accuracy": trained.training_accuracy,
-        "images": trained.images,
-        "validation_images": trained.validation_images,
-        "file": str(out),
-    }
     output.print(
         f"accuracy {trained.accuracy:.1%} on {trained.validation_images} validation images "
         f"({trained.training_accuracy:.1%} on the {trained.images} training images)",
         f"saved {out}; use it with --model {trained.model.spec} --weights {out}",
     )
-    output.json(facts)
+    numbers = {name: value for name, value in vars(trained).items() if name != "model"}
+    output.json({"model": trained.model.spec, "classes": trained.model.class_names, **numbers, "file": str(out)})
