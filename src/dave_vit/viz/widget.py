@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dave_vit._internal.atomic_files import image_bytes
-from dave_vit.errors import MissingExtra, require_extra
+from dave_vit.errors import MissingExtra, import_optional
 from dave_vit.methods import Explanation
 from dave_vit.viz.colors import hex_colormaps
 from dave_vit.viz.figures import MAX_CERTAINTY
@@ -64,9 +64,7 @@ def widget_traits(explanation: Explanation) -> dict[str, Any]:
 
 def widget(explanation: Explanation) -> Any:
     """Create a notebook widget of maps with controls. Needs the extra `notebook`."""
-    with require_extra("anywidget", "notebook"):
-        import anywidget
-        import traitlets
+    anywidget, traitlets = (import_optional(one, "anywidget", extra="notebook") for one in ("anywidget", "traitlets"))
     values = widget_traits(explanation)
     traits = {name: traitlets.Any().tag(sync=True) for name in values}
     return type("DaveWidget", (anywidget.AnyWidget,), {"_esm": read_script(), **traits})(**values)
