@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from operator import attrgetter
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -43,20 +43,19 @@ class RegistryCommand(TyperCommand):
         return super().get_help(ctx)
 
 
-_FORMS = {  # module and name of a registry, or of a function that returns the forms of its entries
-    "{models}": ("dave_vit.models.families", "family_forms"),
-    "{data}": ("dave_vit.data.sets", "dataset_forms"),
-    "{methods}": ("dave_vit.methods", "METHODS"),
-    "{metrics}": ("dave_vit.metrics", "METRICS"),
-    "{engines}": ("dave_vit.evaluate.engines", "ENGINES"),
-    "{presets}": ("dave_vit.methods.presets", "PRESETS"),
-    "{scores}": ("dave_vit.engine.scores", "score_forms"),
+_FORMS = {  # a registry, or of a function that returns the forms of its entries
+    "{models}": "dave_vit.models.families:family_forms",
+    "{data}": "dave_vit.data.sets:dataset_forms",
+    "{methods}": "dave_vit.methods:METHODS",
+    "{metrics}": "dave_vit.metrics:METRICS",
+    "{engines}": "dave_vit.evaluate.engines:ENGINES",
+    "{presets}": "dave_vit.methods.presets:PRESETS",
+    "{scores}": "dave_vit.engine.scores:score_forms",
 }
 
 
 def _list_forms(placeholder: str) -> str:
-    module, name = _FORMS[placeholder]
-    holder = getattr(import_module(module), name)
+    holder = resolve_name(_FORMS[placeholder])
     forms = list(holder() if callable(holder) else holder)
     return f"{', '.join(forms[:-1])} or {forms[-1]}"
 

@@ -261,9 +261,8 @@ class Photo:
         pen, thick = ImageDraw.Draw(shown), max(1, round(min(size) / 200))
         if len(boxes) == 1:
             left, top, right, bottom = boxes[0]
-            pen.rectangle([left, top, right - 1, bottom - 1], None, "#ffffff", thick)
-            outer = [left - thick, top - thick, right - 1 + thick, bottom - 1 + thick]
-            pen.rectangle(outer, None, "#40175e", thick)
+            for out, colour in ((0, "#ffffff"), (thick, "#40175e")):
+                pen.rectangle([left - out, top - out, right - 1 + out, bottom - 1 + out], None, colour, thick)
         return as_image(shown)
 
     def panels(self, groups: Sequence[Sequence[Panel]]) -> list[Panel]:
