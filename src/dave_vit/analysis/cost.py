@@ -67,8 +67,7 @@ class _TensorMemory(DispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
-        self._live = 0
-        self._sizes: dict[int, int] = {}  # by the storage's id
+        self._sizes: dict[int, int] = {}  # of live storages, by their ids
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         arguments = {id(storage) for storage in _storages((args, kwargs))}
@@ -76,13 +75,9 @@ class _TensorMemory(DispatchMode):
         for storage in _storages(output):
             if id(storage) not in self._sizes and id(storage) not in arguments:  # no view, and not there before
                 self._sizes[id(storage)] = storage.nbytes()
-                self._live += storage.nbytes()
-                self.peak = max(self.peak, self._live)
-                weakref.finalize(storage, self._drop, id(storage))
+                self.peak = max(self.peak, sum(self._sizes.values()))
+                weakref.finalize(storage, self._sizes.pop, id(storage), None)
         return output
-
-    def _drop(self, key: int) -> None:
-        self._live -= self._sizes.pop(key, 0)
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
@@ -130,8 +125,7 @@ def growth(at: Sequence[float], values: Sequence[float]) -> Growth:
         raise OptionError(f"{len(x)} points and {len(y)} values; a growth needs two or more of each")
     slope, start = np.polyfit(x, y, 1)
     spread = float(((y - y.mean()) ** 2).sum())
-    residual = float(((y - start - slope * x) ** 2).sum())
-    fit = 1 - residual / spread if spread > 1e-12 * float((y**2).sum()) else 1.0
+    fit = float(np.corrcoef(x, y)[0, 1] ** 2) if spread > 1e-12 * float((y**2).sum()) else 1.0
     return Growth(float(start), float(slope), fit, float(np.polyfit(np.log(x), np.log(np.maximum(y, 1e-12)), 1)[0]))
 
 

@@ -177,9 +177,8 @@ def sentence_cell(words: Sequence[ShadedWord], *, columns: int) -> Cell:
     return Cell(np.asarray(page, dtype=np.float64) / 255, span=columns)
 
 
-def _shade(share: float) -> tuple[int, int, int]:
-    red, green, blue, _ = COLORMAPS["dave_signed"](0.5 + min(max(share, -1.0), 1.0) / 2)
-    return round(255 * red), round(255 * green), round(255 * blue)
+def _shade(share: float) -> tuple[int, ...]:
+    return tuple(round(255 * part) for part in COLORMAPS["dave_signed"](0.5 + min(max(share, -1.0), 1.0) / 2)[:3])
 
 
 def overlay_maps(images: Sequence[ImageLike], maps: Sequence[MapLike], view: View, scales: Scales) -> list[Image.Image]:

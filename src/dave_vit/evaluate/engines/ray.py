@@ -100,14 +100,12 @@ class _RayCluster:
             return []
         return list(self.ray.wait(list(calls), num_returns=1, timeout=_POLL_SECONDS)[0])
 
-    def result(self, call: Any) -> Files:
+    def result(self, call: Any) -> Files | Exception:
         """Return the result of a call."""
         try:
             result: Files | Exception = self.ray.get(call)
         except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError) as error:
             raise WorkerLost(first_line(error)) from error
-        if isinstance(result, Exception):
-            raise result
         return result
 
     def release_memory(self, worker: Any) -> None:
