@@ -16,12 +16,6 @@ from dave_vit.cli.options import Data, ModelOptions, OptionGroup, Out, Plugins, 
 if TYPE_CHECKING:
     from dave_vit.audit import Finding
 
-app = command(
-    "dave audit --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --out audit",
-    "dave audit --model timm:test_vit --weights mine.safetensors --data folder:photos --limit 1000 --out audit",
-    "dave audit --model timm:deit_tiny_patch16_224 --against timm:deit_small_patch16_224 --data photos --out audit",
-)
-
 
 class ClusterOptions(OptionGroup):
     """How evidence is computed and clustered."""
@@ -43,7 +37,11 @@ class AgainstOptions(OptionGroup):
     against_weights: str | None = option("--against-weights FILE", "Local weights of --against.")
 
 
-@app.command()
+@command(
+    "dave audit --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --out audit",
+    "dave audit --model timm:test_vit --weights mine.safetensors --data folder:photos --limit 1000 --out audit",
+    "dave audit --model timm:deit_tiny_patch16_224 --against timm:deit_small_patch16_224 --data photos --out audit",
+)
 def audit(
     *,
     context: typer.Context,

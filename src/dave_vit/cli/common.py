@@ -76,8 +76,19 @@ class _App(typer.Typer):
         return lambda function: declare(expand_groups(function))
 
 
-def command(*examples: str, **options: Any) -> typer.Typer:
-    """Create the `app` of a module that holds a command; the examples stand below its help, each on its line."""
+def command(*examples: str) -> Callable[[Callable[..., None]], typer.Typer]:
+    """Make a function a command; the examples stand below its help, each on its line."""
+
+    def declare(function: Callable[..., None]) -> typer.Typer:
+        app = create_app(*examples)
+        app.command()(function)
+        return app
+
+    return declare
+
+
+def create_app(*examples: str, **options: Any) -> typer.Typer:
+    """Create an app for commands; the examples stand below its help, each on its line."""
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
     return _App(add_completion=False, rich_markup_mode=None, epilog=epilog if examples else None, **options)
 

@@ -11,12 +11,6 @@ from dave_vit.cli.common import Output, command, rich_table
 from dave_vit.cli.options import DrawingOptions, MethodsOptions, ModelOptions, OptionGroup, Out, Plugins, flag, option
 from dave_vit.errors import OptionError, escape_unprintable
 
-app = command(
-    "dave compare cat.jpg",
-    "dave compare cat.jpg --methods dave,legrad,rollout --target tabby --box 40,30,300,280",
-    "dave compare cat.jpg --methods all --mask cat_mask.png --out results",
-)
-
 _DEFAULT = MethodsOptions("dave,attn_lrp,chefer_lrp,legrad,smoothgrad,integrated_gradients,input_x_gradient")
 # Side by side the maps of gradients are a hundred times larger than those of relevance.
 _DRAWING = DrawingOptions(scales="own")
@@ -34,7 +28,11 @@ class ObjectArea(OptionGroup):
     mask: str | None = option("--mask FILE", "Where the object is: an image of the same size, not black inside.")
 
 
-@app.command()
+@command(
+    "dave compare cat.jpg",
+    "dave compare cat.jpg --methods dave,legrad,rollout --target tabby --box 40,30,300,280",
+    "dave compare cat.jpg --methods all --mask cat_mask.png --out results",
+)
 def compare(
     *,
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="A file, or - for standard input.", show_default=False)],

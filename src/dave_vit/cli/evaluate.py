@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from dave_vit.evaluate import Plan
     from dave_vit.evaluate.engines import Engine
 
-app = command(
-    "dave evaluate --metric all --methods dave,attn_lrp,legrad --limit 100 --out run",
-    "dave evaluate --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --methods all --out run",
-    "dave evaluate --methods dave --set dave.rotation=0 --set deletion.protocol=official --smoothing mean",
-    "dave evaluate --plan plan.yaml --engine ray --address auto --out run",
-)
-
 
 class PlanSources(OptionGroup):
     """Where settings come from besides flags."""
@@ -107,7 +100,12 @@ class Execution(EngineFlags):
     )
 
 
-@app.command()
+@command(
+    "dave evaluate --metric all --methods dave,attn_lrp,legrad --limit 100 --out run",
+    "dave evaluate --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --methods all --out run",
+    "dave evaluate --methods dave --set dave.rotation=0 --set deletion.protocol=official --smoothing mean",
+    "dave evaluate --plan plan.yaml --engine ray --address auto --out run",
+)
 def evaluate(
     *,
     context: typer.Context,

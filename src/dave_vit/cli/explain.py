@@ -15,14 +15,6 @@ if TYPE_CHECKING:
     from dave_vit.explanations.base import ImageExplanation
     from dave_vit.explanations.explainer import Question
 
-app = command(
-    "dave explain cat.jpg",
-    "dave explain photos/ --target all-top5 --out results",
-    "dave explain cat.jpg --target tabby --against 'tiger cat'",
-    "dave explain cat.jpg --model timm:vit_base_patch16_224 --target tabby --method smoothgrad",
-    "dave explain photo.jpg --model hf:FOLDER --prompt 'What is on the table?' --words 3,5",
-    "dave explain before.jpg after.jpg --together --model hf:FOLDER --prompt 'What changed?'",
-)
 
 Images = Annotated[
     list[str], typer.Argument(metavar="IMAGE", help="Files, folders, or - for standard input.", show_default=False)
@@ -91,7 +83,14 @@ class GalleryOptions(OptionGroup):
     )
 
 
-@app.command()
+@command(
+    "dave explain cat.jpg",
+    "dave explain photos/ --target all-top5 --out results",
+    "dave explain cat.jpg --target tabby --against 'tiger cat'",
+    "dave explain cat.jpg --model timm:vit_base_patch16_224 --target tabby --method smoothgrad",
+    "dave explain photo.jpg --model hf:FOLDER --prompt 'What is on the table?' --words 3,5",
+    "dave explain before.jpg after.jpg --together --model hf:FOLDER --prompt 'What changed?'",
+)
 def explain(
     *,
     images: Images,

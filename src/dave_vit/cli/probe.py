@@ -15,12 +15,6 @@ from dave_vit.errors import OptionError
 if TYPE_CHECKING:
     from dave_vit.models.probe import Probe
 
-app = command(
-    "dave probe photos/train --model timm:vit_base_patch16_224.dino --out probe.safetensors",
-    "dave probe photos/train --val photos/val --model vit_small_patch14_dinov2 --weights dinov2.pth",
-    "dave explain cat.jpg --model timm:vit_base_patch16_224.dino --weights probe.safetensors",
-)
-
 
 class BackboneOptions(OptionGroup):
     """A model without a class head, and its device."""
@@ -40,7 +34,11 @@ class TrainingOptions(OptionGroup):
     seed: Seed = 0
 
 
-@app.command()
+@command(
+    "dave probe photos/train --model timm:vit_base_patch16_224.dino --out probe.safetensors",
+    "dave probe photos/train --val photos/val --model vit_small_patch14_dinov2 --weights dinov2.pth",
+    "dave explain cat.jpg --model timm:vit_base_patch16_224.dino --weights probe.safetensors",
+)
 def probe(
     *,
     images: Annotated[str, typer.Argument(metavar="DIR", help="Training images, one folder for each class.")],

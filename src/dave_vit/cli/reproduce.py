@@ -14,11 +14,6 @@ from dave_vit.cli.options import ModelsOptions, OptionGroup, Out, Seed, flag, op
 if TYPE_CHECKING:
     from dave_vit.analysis.paper.suites import ReproduceOptions, Suite
 
-app = command(
-    "dave reproduce builtin --quick --out reproduction",
-    "dave reproduce paper --data imagenet:ILSVRC --probe dino.safetensors --out reproduction",
-    "dave reproduce paper --quick --model timm:deit_tiny_patch16_224 --weights FILE --data imagenet:DIR",
-)
 
 Name = Annotated[
     Literal["builtin", "paper"],
@@ -43,7 +38,11 @@ class Amount(OptionGroup):
     images: int | None = option("--images N", "Pictures that are scored, instead of the suite's.", min=1)
 
 
-@app.command()
+@command(
+    "dave reproduce builtin --quick --out reproduction",
+    "dave reproduce paper --data imagenet:ILSVRC --probe dino.safetensors --out reproduction",
+    "dave reproduce paper --quick --model timm:deit_tiny_patch16_224 --weights FILE --data imagenet:DIR",
+)
 def reproduce(
     *,
     name: Name,
