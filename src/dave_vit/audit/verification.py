@@ -131,9 +131,8 @@ def measure_gains(
     gains = []
     for _ in range(_REPEATS):
         receivers, donors = others.draw(targets, generator)
-        moved, control = (
-            _probabilities(model, torch.where(inside, part, receivers), targets)[0] for part in (images, donors)
-        )
+        filled = (torch.where(inside, part, receivers) for part in (images, donors))
+        moved, control = (_probabilities(model, one, targets)[0] for one in filled)
         gains.append(_log_odds(moved) - _log_odds(control))
     return np.asarray(torch.stack(gains).mean(0).double().numpy())
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 from typer.core import TyperGroup
 
-from dave_vit.cli.common import Output, create_app, rich_table
+from dave_vit.cli.common import Output, command, create_app, rich_table
 from dave_vit.cli.options import ModelsOptions, Out, Plugins, Seed, expand_groups, pick_device, set_parameters
 from dave_vit.errors import OptionError
 
@@ -33,8 +33,7 @@ class _Analyses(TyperGroup):
 
         if cmd_name not in ANALYSES and ctx.resilient_parsing:  # a shell completes what is not finished yet
             return None
-        own = create_app()
-        own.command(cmd_name, help=ANALYSES[cmd_name].summary)(_function(ANALYSES[cmd_name]))
+        own = command(name=cmd_name, help=ANALYSES[cmd_name].summary)(_function(ANALYSES[cmd_name]))
         return typer.main.get_command(own)
 
 

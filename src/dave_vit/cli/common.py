@@ -68,29 +68,21 @@ def _plan_default(path: str) -> str:
     return ",".join(entry.label for entry in value) if isinstance(value, tuple) else str(value)
 
 
-class _App(typer.Typer):
-    """An app whose commands take groups of options, see `dave_vit.cli.options`, and end their help with examples."""
-
-    def command(self, name: str | None = None, **options: Any) -> Any:
-        declare = super().command(name, cls=RegistryCommand, epilog=self.info.epilog, **options)
-        return lambda function: declare(expand_groups(function))
-
-
-def command(*examples: str) -> Callable[[Callable[..., None]], typer.Typer]:
-    """Make a function a command; the examples stand below its help, each on its line."""
+def command(*examples: str, **options: Any) -> Callable[[Callable[..., None]], typer.Typer]:
+    """Make a function a command; it may take groups, see `dave_vit.cli.options`, and its help ends with examples."""
 
     def declare(function: Callable[..., None]) -> typer.Typer:
         app = create_app(*examples)
-        app.command()(function)
+        app.command(cls=RegistryCommand, epilog=app.info.epilog, **options)(expand_groups(function))
         return app
 
     return declare
 
 
 def create_app(*examples: str, **options: Any) -> typer.Typer:
-    """Create an app for commands; the examples stand below its help, each on its line."""
+    """Create an app; the examples stand below its help, each on its line."""
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
-    return _App(add_completion=False, rich_markup_mode=None, epilog=epilog if examples else None, **options)
+    return typer.Typer(add_completion=False, rich_markup_mode=None, epilog=epilog if examples else None, **options)
 
 
 def command_line(context: typer.Context) -> str:
