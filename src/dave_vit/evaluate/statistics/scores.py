@@ -58,10 +58,9 @@ class ScoreTable:
         _, units, first = _encode(by_image["unit"])
         self.units: list[int] = units.tolist()
         known: dict[str, int] = {}
-        self.pictures = [
-            [known.setdefault(name, len(known)) for name in row["pictures"] or [row["unit"]]]
-            for row in by_image.take(first).select(["unit", "pictures"]).to_pylist()
-        ]
+        shown = by_image.take(first).select(["unit", "pictures"]).to_pylist()
+        names = (row["pictures"] or [row["unit"]] for row in shown)
+        self.pictures = [[known.setdefault(name, len(known)) for name in own] for own in names]
         dropped = rows.filter(rows["dropped"].is_valid())
         self._dropped = dropped.select(["method", "image", "value", "dropped"]).to_pylist()
         means = rows.filter(rows["passes"].is_valid()).group_by("method").aggregate([(name, "mean") for name in _COSTS])
