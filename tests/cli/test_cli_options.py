@@ -12,12 +12,11 @@ import typer
 from typer.testing import CliRunner
 
 from dave_vit._internal.registry import split_names
-from dave_vit.cli.options import ModelsOptions, expand_groups, explicit_options
+from dave_vit.cli.options import ModelsOptions, OptionGroup, expand_groups
 from dave_vit.errors import OptionError
 
 
-@dataclass(frozen=True)
-class Size:
+class Size(OptionGroup):
     """A group as commands share it."""
 
     width: Annotated[int, typer.Option("--width", "-w", min=1, help="In pixels.")] = 3
@@ -115,7 +114,7 @@ def test_what_was_given_is_told_from_defaults():
     seen = []
 
     def draw(*, context: typer.Context, size: Size) -> None:
-        seen.append(explicit_options(context, size))
+        seen.append(size.explicit(context))
 
     call(draw)
     call(draw, "--width", "3")  # the default, said aloud

@@ -61,7 +61,7 @@ COMMANDS = [
 def flags_of(line: str) -> list[str]:
     """The flags of a command that take a value; what is written and where is not put to the test."""
     name, *more = line.split()
-    command = typer.main.get_command(importlib.import_module(f"dave_vit.cli.{name}").app)
+    command = typer.main.get_command(getattr(importlib.import_module(f"dave_vit.cli.{name}"), name))
     if hasattr(command, "get_command"):
         command = command.get_command(typer.Context(command), more[0])
     options = [one for one in command.params if one.opts[0].startswith("-") and not getattr(one, "is_flag", False)]

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -67,8 +67,7 @@ class _TensorMemory(DispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
-        self._live = 0
-        self._sizes: dict[int, int] = {}  # by the storage's id
+        self._sizes: dict[int, int] = {}  # of live storages, by their ids
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         arguments = {id(storage) for storage in _storages((args, kwargs))}
@@ -76,13 +75,9 @@ class _TensorMemory(DispatchMode):
         for storage in _storages(output):
             if id(storage) not in self._sizes and id(storage) not in arguments:  # no view, and not there before
                 self._sizes[id(storage)] = storage.nbytes()
-                self._live += storage.nbytes()
-                self.peak = max(self.peak, self._live)
-                weakref.finalize(storage, self._drop, id(storage))
+                self.peak = max(self.peak, sum(self._sizes.values()))
+                weakref.finalize(storage, self._sizes.pop, id(storage), None)
         return output
-
-    def _drop(self, key: int) -> None:
-        self._live -= self._sizes.pop(key, 0)
 
 
 def _storages(tree: Any) -> list[torch.UntypedStorage]:
@@ -130,19 +125,13 @@ def growth(at: Sequence[float], values: Sequence[float]) -> Growth:
         raise OptionError(f"{len(x)} points and {len(y)} values; a growth needs two or more of each")
     slope, start = np.polyfit(x, y, 1)
     spread = float(((y - y.mean()) ** 2).sum())
-    residual = float(((y - start - slope * x) ** 2).sum())
-    fit = 1 - residual / spread if spread > 1e-12 * float((y**2).sum()) else 1.0
+    fit = float(np.corrcoef(x, y)[0, 1] ** 2) if spread > 1e-12 * float((y**2).sum()) else 1.0
     return Growth(float(start), float(slope), fit, float(np.polyfit(np.log(x), np.log(np.maximum(y, 1e-12)), 1)[0]))
 
 
-def time_growth(uses: Uses) -> Growth:
-    """Fit the growth of the time."""
-    return growth(list(uses), [use.seconds for use in uses.values()])
-
-
-def memory_growth(uses: Uses) -> Growth:
-    """Fit the growth of the memory in MiB."""
-    return growth(list(uses), [use.mib for use in uses.values()])
+def fit_growth(uses: Uses, quantity: Literal["seconds", "mib"]) -> Growth:
+    """Fit the growth of the time, or of the memory."""
+    return growth(list(uses), [getattr(use, quantity) for use in uses.values()])
 
 
 @dataclass(frozen=True)
@@ -225,8 +214,8 @@ def analyze_cost(options: CostOptions) -> Section:
     """Measure time and memory of each method beside one forward pass, over samples and depth (table 3)."""
     _, model, images = next(options.load_with_images())
     costs = measure_costs(model, images.inputs[:1], images.target[:1], options.samples, options.depths)
-    times, memory = time_growth(costs.methods["dave"]), memory_growth(costs.methods["dave"])
-    layers = memory_growth(costs.depths["dave"])
+    times, memory = fit_growth(costs.methods["dave"], "seconds"), fit_growth(costs.methods["dave"], "mib")
+    layers = fit_growth(costs.depths["dave"], "mib")
     text = (
         f"One image, {_CHUNK} rows in a pass, the shortest of three times; memory is the peak of all tensors beyond "
         f"model and input. One forward pass takes {costs.forward.seconds * 1e3:.0f} ms and "
@@ -249,7 +238,7 @@ def _method_table(costs: Costs) -> ReportTable:
         sampled = len(uses) > 1
         time = f"{last.seconds / costs.forward.seconds:.1f}"
         memory = f"{last.peak_bytes / costs.forward.peak_bytes:.1f}"
-        power = f"T^{time_growth(uses).power:.2f}" if sampled else "1"
+        power = f"T^{fit_growth(uses, 'seconds').power:.2f}" if sampled else "1"
         rows.append((method_style(label).label, METHODS[label], str(count) if sampled else "-", time, memory, power))
     head = ("method", "time in the paper", "T", "time / forward", "memory / forward", "fitted time")
     return ReportTable(head, tuple(rows), "Relative to one forward pass without gradients.")
@@ -258,9 +247,9 @@ def _method_table(costs: Costs) -> ReportTable:
 def _depth_table(costs: Costs) -> ReportTable:
     rows = []
     for label, uses in costs.depths.items():
-        memory = memory_growth(uses)
+        memory = fit_growth(uses, "mib")
         cells = (f"{use.seconds * 1e3:.0f} ms, {use.mib:.0f} MiB" for use in uses.values())
-        powers = (f"L^{time_growth(uses).power:.2f}", f"L^{memory.power:.2f}")
+        powers = (f"L^{fit_growth(uses, 'seconds').power:.2f}", f"L^{memory.power:.2f}")
         rows.append((method_style(label).label, *cells, *powers, f"{memory.slope:.1f}"))
     layers = (f"{depth} layers" for depth in costs.depths[_FORWARD])
     caption = f"Width of DeiT-Tiny, random weights; DAVE with {_CHUNK} samples."
@@ -272,10 +261,9 @@ def _draw(costs: Costs) -> Drawing:
     left, middle, right = plots
     for label, uses in costs.methods.items():
         if len(uses) > 1:
-            style = method_style(label)
-            line = {"color": style.colour, "linestyle": style.dash, "marker": style.marker, "label": style.label}
-            left.plot(list(uses), [use.seconds / costs.forward.seconds for use in uses.values()], markersize=4, **line)
-            middle.plot(list(uses), [use.mib / costs.forward.mib for use in uses.values()], markersize=4, **line)
+            line = {**method_style(label).line, "markersize": 4}
+            left.plot(list(uses), [use.seconds / costs.forward.seconds for use in uses.values()], **line)
+            middle.plot(list(uses), [use.mib / costs.forward.mib for use in uses.values()], **line)
     for label, uses in costs.depths.items():
         style = method_style(label)
         colour = SERIES[5] if label == _FORWARD else style.colour

@@ -100,9 +100,8 @@ def compare_warped_maps(model: nn.Module, inputs: Tensor, target: Tensor, maker:
 def analyze_consistency(options: ConsistencyOptions) -> Section:
     """Measure whether the map of a slightly moved image is the moved map (figure 2)."""
     _, model, images = next(options.load_with_images())
-    methods = {
-        name: compare_warped_maps(model, images.inputs, images.target, options.maker(name)) for name in options.methods
-    }
+    shown = images.inputs, images.target
+    methods = {name: compare_warped_maps(model, *shown, options.maker(name)) for name in options.methods}
     rows, cells = [], []
     for name, warped in methods.items():
         means = warped.estimates()

@@ -78,7 +78,6 @@ class SensitivityStudy:
 
     Attributes:
         name: name of the analysis.
-        title: title of its section.
         axis: label of the quantity that is changed.
         unit: unit of that quantity.
         text: text of the section, with a placeholder for the tolerance.
@@ -89,7 +88,6 @@ class SensitivityStudy:
     """
 
     name: str
-    title: str
     axis: str
     unit: str
     text: str
@@ -113,7 +111,8 @@ def run_study(options: SensitivityOptions, study: SensitivityStudy, points: Sequ
         {"model": label, study.unit: at, **numbers} for label, band in bands.items() for at, numbers in band.points()
     ]
     text = study.text.format(tolerance=options.tolerance)
-    return Section(study.name, study.title, text, facts, [_table(study, bands, ranges)], rows, [figure])
+    title, tables = f"{study.name.capitalize()} sensitivity", [_table(study, bands, ranges)]
+    return Section(study.name, title, text, facts, tables, rows, [figure])
 
 
 def _draw(study: SensitivityStudy, bands: Mapping[str, Band], ranges: Mapping[str, float], tolerance: float) -> Drawing:
@@ -158,7 +157,6 @@ def analyze_rotation(options: RotationOptions) -> Section:
     """Measure how the probability changes when images are rotated, and the interval in which it hardly does."""
     study = SensitivityStudy(
         "rotation",
-        "Rotation sensitivity",
         "rotation in degrees",
         "degrees",
         "Absolute change of the target's probability when the image is rotated about its centre, with grey outside "
@@ -201,7 +199,6 @@ def analyze_noise(options: NoiseOptions) -> Section:
     """Measure how the probability changes under additive noise, and the level up to which it hardly does."""
     study = SensitivityStudy(
         "noise",
-        "Noise sensitivity",
         "standard deviation of additive noise (preprocessed input)",
         "sigma",
         "Absolute change of the target's softmax probability under additive Gaussian noise on the preprocessed input. "

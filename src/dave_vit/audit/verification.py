@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvision.ops import masks_to_boxes
 
 from dave_vit._internal.precision import precise_dtype
-from dave_vit.errors import require_extra
+from dave_vit.errors import import_optional
 from dave_vit.methods.pass_size import PassSize, clean_logits
 
 Floats = npt.NDArray[np.float64]
@@ -131,9 +131,8 @@ def measure_gains(
     gains = []
     for _ in range(_REPEATS):
         receivers, donors = others.draw(targets, generator)
-        moved, control = (
-            _probabilities(model, torch.where(inside, part, receivers), targets)[0] for part in (images, donors)
-        )
+        filled = (torch.where(inside, part, receivers) for part in (images, donors))
+        moved, control = (_probabilities(model, one, targets)[0] for one in filled)
         gains.append(_log_odds(moved) - _log_odds(control))
     return np.asarray(torch.stack(gains).mean(0).double().numpy())
 
@@ -175,8 +174,7 @@ def compare_gains(own: Floats, controls: Floats) -> tuple[tuple[float, float, fl
     Returns:
         The mean gain of images minus that of controls with its 95 % interval, and the p-value of no difference.
     """
-    with require_extra("scipy", "eval"):
-        from scipy.stats import ttest_ind  # type: ignore[import-untyped]
+    ttest_ind = import_optional("scipy.stats", extra="eval").ttest_ind
     if np.ptp(own) == 0 and np.ptp(controls) == 0:
         difference = float(own[0] - controls[0])
         return (difference, difference, difference), 0.0 if difference > 0 else 1.0

@@ -1,7 +1,7 @@
 """The command line: `dave COMMAND`, one module of this package for each command.
 
-A module holds `app = command()` from `dave_vit.cli.common` and one function under `@app.command()`, or several where
-the command has subcommands. It imports torch and whatever needs torch inside of its functions, so that `dave --help`
+A module holds a function of its name under `@command()` from `dave_vit.cli.common`, or an app of its name where the
+command has subcommands. It imports torch and whatever needs torch inside of its functions, so that `dave --help`
 answers at once. Errors that a user can repair are raised as `DaveError`; `run` prints them.
 """
 
@@ -46,7 +46,7 @@ class _Commands(TyperGroup):
             return None
         if cmd_name not in COMMANDS:
             raise UnknownName(f"unknown command {cmd_name!r}{suggest_names(cmd_name, COMMANDS)}; see: dave --help")
-        command = typer.main.get_command(importlib.import_module(f"{__name__}.{cmd_name}").app)
+        command = typer.main.get_command(getattr(importlib.import_module(f"{__name__}.{cmd_name}"), cmd_name))
         command.name = cmd_name
         return command
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import typer
 from typer.core import TyperGroup
 
-from dave_vit.cli.common import Output, command, rich_table
+from dave_vit.cli.common import Output, command, create_app, rich_table
 from dave_vit.cli.options import ModelsOptions, Out, Plugins, Seed, expand_groups, pick_device, set_parameters
 from dave_vit.errors import OptionError
 
@@ -33,12 +33,11 @@ class _Analyses(TyperGroup):
 
         if cmd_name not in ANALYSES and ctx.resilient_parsing:  # a shell completes what is not finished yet
             return None
-        own = command()
-        own.command(cmd_name, help=ANALYSES[cmd_name].summary)(_function(ANALYSES[cmd_name]))
+        own = command(name=cmd_name, help=ANALYSES[cmd_name].summary)(_function(ANALYSES[cmd_name]))
         return typer.main.get_command(own)
 
 
-app = command(
+analyze = create_app(
     "dave analyze convergence --n 8 --samples 64",
     "dave analyze rotation --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --n 100",
     "dave analyze construction cat.jpg dog.jpg",
@@ -49,7 +48,7 @@ app = command(
 _MODELS = ModelsOptions()
 
 
-@app.callback()
+@analyze.callback()
 @expand_groups
 def _analyze(*, plugins: Plugins = None) -> None:
     """Import plugins before the name of the analysis is looked up: `dave analyze --plugin FILE NAME`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,20 +11,13 @@ import typer
 from dave_vit.cli.common import Output, command, command_line, rich_table, show_bars
 from dave_vit.cli.diff import show_audit_changes
 from dave_vit.cli.evaluate import EngineFlags
-from dave_vit.cli.options import Data, ModelOptions, Out, Plugins, Seed, option
+from dave_vit.cli.options import Data, ModelOptions, OptionGroup, Out, Plugins, Seed, option
 
 if TYPE_CHECKING:
     from dave_vit.audit import Finding
 
-app = command(
-    "dave audit --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --out audit",
-    "dave audit --model timm:test_vit --weights mine.safetensors --data folder:photos --limit 1000 --out audit",
-    "dave audit --model timm:deit_tiny_patch16_224 --against timm:deit_small_patch16_224 --data photos --out audit",
-)
 
-
-@dataclass(frozen=True)
-class ClusterOptions:
+class ClusterOptions(OptionGroup):
     """How evidence is computed and clustered."""
 
     method: str = option("--method NAME", "Method of the maps: {methods}.", default="dave")
@@ -37,15 +30,18 @@ class ClusterOptions:
     batch: int = option("--batch N", "Images per forward pass.", min=1, default=16)
 
 
-@dataclass(frozen=True)
-class AgainstOptions:
+class AgainstOptions(OptionGroup):
     """A model to compare with."""
 
     against: str | None = option("--against SPEC", "Audit this model too, and print what changed from it.")
     against_weights: str | None = option("--against-weights FILE", "Local weights of --against.")
 
 
-@app.command()
+@command(
+    "dave audit --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --out audit",
+    "dave audit --model timm:test_vit --weights mine.safetensors --data folder:photos --limit 1000 --out audit",
+    "dave audit --model timm:deit_tiny_patch16_224 --against timm:deit_small_patch16_224 --data photos --out audit",
+)
 def audit(
     *,
     context: typer.Context,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from operator import attrgetter
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -43,20 +43,19 @@ class RegistryCommand(TyperCommand):
         return super().get_help(ctx)
 
 
-_FORMS = {  # module and name of a registry, or of a function that returns the forms of its entries
-    "{models}": ("dave_vit.models.families", "family_forms"),
-    "{data}": ("dave_vit.data.sets", "dataset_forms"),
-    "{methods}": ("dave_vit.methods", "METHODS"),
-    "{metrics}": ("dave_vit.metrics", "METRICS"),
-    "{engines}": ("dave_vit.evaluate.engines", "ENGINES"),
-    "{presets}": ("dave_vit.methods.presets", "PRESETS"),
-    "{scores}": ("dave_vit.engine.scores", "score_forms"),
+_FORMS = {  # a registry, or of a function that returns the forms of its entries
+    "{models}": "dave_vit.models.families:family_forms",
+    "{data}": "dave_vit.data.sets:dataset_forms",
+    "{methods}": "dave_vit.methods:METHODS",
+    "{metrics}": "dave_vit.metrics:METRICS",
+    "{engines}": "dave_vit.evaluate.engines:ENGINES",
+    "{presets}": "dave_vit.methods.presets:PRESETS",
+    "{scores}": "dave_vit.engine.scores:score_forms",
 }
 
 
 def _list_forms(placeholder: str) -> str:
-    module, name = _FORMS[placeholder]
-    holder = getattr(import_module(module), name)
+    holder = resolve_name(_FORMS[placeholder])
     forms = list(holder() if callable(holder) else holder)
     return f"{', '.join(forms[:-1])} or {forms[-1]}"
 
@@ -69,18 +68,21 @@ def _plan_default(path: str) -> str:
     return ",".join(entry.label for entry in value) if isinstance(value, tuple) else str(value)
 
 
-class _App(typer.Typer):
-    """An app whose commands take groups of options, see `dave_vit.cli.options`, and end their help with examples."""
+def command(*examples: str, **options: Any) -> Callable[[Callable[..., None]], typer.Typer]:
+    """Make a function a command; it may take groups, see `dave_vit.cli.options`, and its help ends with examples."""
 
-    def command(self, name: str | None = None, **options: Any) -> Any:
-        declare = super().command(name, cls=RegistryCommand, epilog=self.info.epilog, **options)
-        return lambda function: declare(expand_groups(function))
+    def declare(function: Callable[..., None]) -> typer.Typer:
+        app = create_app(*examples)
+        app.command(cls=RegistryCommand, epilog=app.info.epilog, **options)(expand_groups(function))
+        return app
+
+    return declare
 
 
-def command(*examples: str, **options: Any) -> typer.Typer:
-    """Create the `app` of a module that holds a command; the examples stand below its help, each on its line."""
+def create_app(*examples: str, **options: Any) -> typer.Typer:
+    """Create an app; the examples stand below its help, each on its line."""
     epilog = "\b\nExamples:\n" + "\n".join(f"  {line}" for line in examples)
-    return _App(add_completion=False, rich_markup_mode=None, epilog=epilog if examples else None, **options)
+    return typer.Typer(add_completion=False, rich_markup_mode=None, epilog=epilog if examples else None, **options)
 
 
 def command_line(context: typer.Context) -> str:

@@ -1,6 +1,6 @@
 """`dave compare`: draw the maps of several methods side by side."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,14 +8,8 @@ import typer
 
 from dave_vit._internal.registry import split_names
 from dave_vit.cli.common import Output, command, rich_table
-from dave_vit.cli.options import DrawingOptions, MethodsOptions, ModelOptions, Out, Plugins, flag, option
+from dave_vit.cli.options import DrawingOptions, MethodsOptions, ModelOptions, OptionGroup, Out, Plugins, flag, option
 from dave_vit.errors import OptionError, escape_unprintable
-
-app = command(
-    "dave compare cat.jpg",
-    "dave compare cat.jpg --methods dave,legrad,rollout --target tabby --box 40,30,300,280",
-    "dave compare cat.jpg --methods all --mask cat_mask.png --out results",
-)
 
 _DEFAULT = MethodsOptions("dave,attn_lrp,chefer_lrp,legrad,smoothgrad,integrated_gradients,input_x_gradient")
 # Side by side the maps of gradients are a hundred times larger than those of relevance.
@@ -25,8 +19,7 @@ Target = Annotated[str, flag("--target -t CLASS", "Class to explain: name, part 
 Figure = Annotated[Literal["png", "svg", "pdf"], flag("--format", "Format of the figure.")]
 
 
-@dataclass(frozen=True)
-class ObjectArea:
+class ObjectArea(OptionGroup):
     """The area of the object."""
 
     boxes: list[str] | None = option(
@@ -35,7 +28,11 @@ class ObjectArea:
     mask: str | None = option("--mask FILE", "Where the object is: an image of the same size, not black inside.")
 
 
-@app.command()
+@command(
+    "dave compare cat.jpg",
+    "dave compare cat.jpg --methods dave,legrad,rollout --target tabby --box 40,30,300,280",
+    "dave compare cat.jpg --methods all --mask cat_mask.png --out results",
+)
 def compare(
     *,
     image: Annotated[str, typer.Argument(metavar="IMAGE", help="A file, or - for standard input.", show_default=False)],

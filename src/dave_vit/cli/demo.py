@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from dave_vit.data.base import Dataset
     from dave_vit.explanations.classes import ClassExplanation
 
-app = command("dave demo", "dave demo --out pictures --seed 7")
 
-
-@app.command()
+@command("dave demo", "dave demo --out pictures --seed 7")
 def demo(*, seed: Seed = 0, device: Device = "auto", out: Out = Path("demo"), output: Output) -> None:
     """Explain three pictures with the embedded model and score three methods on a few more.
 

@@ -9,14 +9,12 @@ from dave_vit.cli.common import Output, command, rich_table
 from dave_vit.cli.options import flag
 from dave_vit.errors import OptionError
 
-app = command(
+
+@command(
     "dave diff run-before run-after",
     "dave diff run run --pair dave=dave-paper",
     "dave diff audit-before audit-after --json",
 )
-
-
-@app.command()
 def diff(
     *,
     before: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of dave evaluate or dave audit.")],

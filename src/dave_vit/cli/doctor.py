@@ -6,17 +6,15 @@ from dave_vit.cli.common import Output, command
 from dave_vit.cli.options import Json, ModelOptions, Plugins, Seed, flag
 from dave_vit.errors import UnsupportedOperator
 
-app = command(
+_ON_CPU = ModelOptions(device="cpu")
+
+
+@command(
     "dave doctor",
     "dave doctor --model timm:vit_base_patch16_224",
     "dave doctor --model timm:swin_tiny_patch4_window7_224 --weights random",
     "dave doctor --model deit_tiny_patch16_224 --weights mine.safetensors --json",
 )
-
-_ON_CPU = ModelOptions(device="cpu")
-
-
-@app.command()
 def doctor(
     *,
     model: ModelOptions = _ON_CPU,
@@ -60,11 +58,7 @@ def _facts(diagnosis: Any) -> dict[str, Any]:
         "gap": diagnosis.gap,
         "forward_difference": diagnosis.forward,
         "changing_constant": diagnosis.changing_constant or None,
-        "replay_gap": diagnosis.replay_gap,
-        "logit": diagnosis.logit,
-        "image_part": diagnosis.image_part,
-        "constants": diagnosis.constants,
-        "functions": diagnosis.functions,
+        **{name: getattr(diagnosis, name) for name in ("replay_gap", "logit", "image_part", "constants", "functions")},
         "token_grid": list(grid.grid) if grid else None,
         "prefix_tokens": grid.prefix if grid else None,
         "token_note": None if grid else diagnosis.layout,

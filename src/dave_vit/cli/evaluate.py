@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from dave_vit.cli.common import Output, command, command_line, rich_table, show_bars
-from dave_vit.cli.options import Data, MethodsOptions, ModelOptions, Out, Plugins, Preset, explicit_options, option
+from dave_vit.cli.options import Data, MethodsOptions, ModelOptions, OptionGroup, Out, Plugins, Preset, option
 from dave_vit.errors import DataError
 
 if TYPE_CHECKING:
     from dave_vit.evaluate import Plan
     from dave_vit.evaluate.engines import Engine
 
-app = command(
-    "dave evaluate --metric all --methods dave,attn_lrp,legrad --limit 100 --out run",
-    "dave evaluate --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --methods all --out run",
-    "dave evaluate --methods dave --set dave.rotation=0 --set deletion.protocol=official --smoothing mean",
-    "dave evaluate --plan plan.yaml --engine ray --address auto --out run",
-)
 
-
-@dataclass(frozen=True)
-class PlanSources:
+class PlanSources(OptionGroup):
     """Where settings come from besides flags."""
 
     file: Path | None = option("--plan FILE", "Settings from a .yaml or .toml file; flags replace them.")
@@ -36,15 +27,13 @@ class PlanSources:
     )
 
 
-@dataclass(frozen=True)
 class ScoredMethods(MethodsOptions):
     """Methods to score, and options that go to every method that takes them."""
 
     preset: Preset = None
 
 
-@dataclass(frozen=True)
-class PlanOptions:
+class PlanOptions(OptionGroup):
     """Settings of a plan that are one flag each, under the plan's names; the plan has their defaults."""
 
     metrics: str | None = option(
@@ -70,8 +59,7 @@ class PlanOptions:
     save_maps: bool = option("--save-maps", "Keep the maps as well, in half precision.", default=False)
 
 
-@dataclass(frozen=True)
-class SmoothingOptions:
+class SmoothingOptions(OptionGroup):
     """Smoothing of every map before it is scored."""
 
     kind: str | None = option(
@@ -87,8 +75,7 @@ class SmoothingOptions:
     )
 
 
-@dataclass(frozen=True)
-class EngineFlags:
+class EngineFlags(OptionGroup):
     """Where tasks are computed, which is not part of a plan."""
 
     engine: str = option("--engine NAME", "Where tasks are computed: {engines}.", default="local")
@@ -105,7 +92,6 @@ class EngineFlags:
         return create_engine(self.engine, device=device, workers=self.workers, address=self.address)
 
 
-@dataclass(frozen=True)
 class Execution(EngineFlags):
     """How a run is executed."""
 
@@ -114,7 +100,12 @@ class Execution(EngineFlags):
     )
 
 
-@app.command()
+@command(
+    "dave evaluate --metric all --methods dave,attn_lrp,legrad --limit 100 --out run",
+    "dave evaluate --model timm:deit_tiny_patch16_224 --data imagenet:ILSVRC --methods all --out run",
+    "dave evaluate --methods dave --set dave.rotation=0 --set deletion.protocol=official --smoothing mean",
+    "dave evaluate --plan plan.yaml --engine ray --address auto --out run",
+)
 def evaluate(
     *,
     context: typer.Context,
@@ -150,14 +141,14 @@ def evaluate(
 
 
 def _flags(
-    context: typer.Context, model: ModelOptions, smoothing: SmoothingOptions, groups: Iterable[Any]
+    context: typer.Context, model: ModelOptions, smoothing: SmoothingOptions, groups: Iterable[OptionGroup]
 ) -> dict[str, Any]:
     """Return what the command line says, by the names of the plan's settings."""
     names = {"names": "methods", "seed": "seeds"}
-    flags = {names.get(name, name): value for one in groups for name, value in explicit_options(context, one).items()}
-    if explicit_options(context, model).keys() - {"device", "memory"}:
+    flags = {names.get(name, name): value for one in groups for name, value in one.explicit(context).items()}
+    if model.explicit(context).keys() - {"device", "memory"}:
         flags["models"] = model.entry
-    if smoothed := explicit_options(context, smoothing):
+    if smoothed := smoothing.explicit(context):
         flags["smoothing"] = {name.removeprefix("smoothing_"): value for name, value in smoothed.items()}
     return flags
 

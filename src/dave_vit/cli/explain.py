@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import DrawingOptions, MethodOptions, ModelOptions, Out, Plugins, flag, option
+from dave_vit.cli.options import DrawingOptions, MethodOptions, ModelOptions, OptionGroup, Out, Plugins, flag, option
 from dave_vit.errors import ImageError, OptionError
 
 if TYPE_CHECKING:
     from dave_vit.explanations.base import ImageExplanation
     from dave_vit.explanations.explainer import Question
 
-app = command(
-    "dave explain cat.jpg",
-    "dave explain photos/ --target all-top5 --out results",
-    "dave explain cat.jpg --target tabby --against 'tiger cat'",
-    "dave explain cat.jpg --model timm:vit_base_patch16_224 --target tabby --method smoothgrad",
-    "dave explain photo.jpg --model hf:FOLDER --prompt 'What is on the table?' --words 3,5",
-    "dave explain before.jpg after.jpg --together --model hf:FOLDER --prompt 'What changed?'",
-)
 
 Images = Annotated[
     list[str], typer.Argument(metavar="IMAGE", help="Files, folders, or - for standard input.", show_default=False)
 ]
 
 
-@dataclass(frozen=True)
-class QuestionOptions:
+class QuestionOptions(OptionGroup):
     """What is explained."""
 
     target: list[str] | None = option(
@@ -71,7 +61,6 @@ class QuestionOptions:
         return Question(**{**vars(self), "target": target, "words": words, "together": together})
 
 
-@dataclass(frozen=True)
 class StyleOptions(DrawingOptions):
     """How results are drawn."""
 
@@ -83,8 +72,7 @@ class StyleOptions(DrawingOptions):
     )
 
 
-@dataclass(frozen=True)
-class GalleryOptions:
+class GalleryOptions(OptionGroup):
     """The page that shows all pictures of one command."""
 
     gallery: bool = option(
@@ -95,7 +83,14 @@ class GalleryOptions:
     )
 
 
-@app.command()
+@command(
+    "dave explain cat.jpg",
+    "dave explain photos/ --target all-top5 --out results",
+    "dave explain cat.jpg --target tabby --against 'tiger cat'",
+    "dave explain cat.jpg --model timm:vit_base_patch16_224 --target tabby --method smoothgrad",
+    "dave explain photo.jpg --model hf:FOLDER --prompt 'What is on the table?' --words 3,5",
+    "dave explain before.jpg after.jpg --together --model hf:FOLDER --prompt 'What changed?'",
+)
 def explain(
     *,
     images: Images,

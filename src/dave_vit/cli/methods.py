@@ -5,10 +5,8 @@ from dataclasses import asdict
 from dave_vit.cli.common import Output, command, rich_table
 from dave_vit.cli.options import Json, Plugins
 
-app = command("dave methods", "dave methods --json", "dave methods --plugin mine.py")
 
-
-@app.command()
+@command("dave methods", "dave methods --json", "dave methods --plugin mine.py")
 def methods(*, plugins: Plugins = None, as_json: Json = False) -> None:
     """List the attribution methods, what each costs, and whether it resolves pixels and tells classes apart.
 

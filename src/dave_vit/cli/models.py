@@ -7,12 +7,10 @@ import typer
 from dave_vit.cli.common import Output, command, rich_table
 from dave_vit.errors import UnknownName
 
-app = command("dave models", "dave models swin", "dave models 'timm:vit_*'", "dave models --json")
-
 _HEAD = ("library", "family", "architecture", "state", "gap")
 
 
-@app.command()
+@command("dave models", "dave models swin", "dave models 'timm:vit_*'", "dave models --json")
 def models(
     *,
     pattern: Annotated[

@@ -1,7 +1,7 @@
 """Options that several commands share, each declared once, and groups of them.
 
-A group is a dataclass whose fields are options as typer declares them. A command names groups in its signature, and
-`expand_groups` lets typer see the fields instead of the group:
+A group is a dataclass whose fields are options as typer declares them; an `OptionGroup` is a frozen one. A command
+names groups in its signature, and `expand_groups` lets typer see the fields instead of the group:
 
     @app.command()
     def explain(images: Images, model: ModelOptions, method: MethodOptions) -> None: ...
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform, get_type_hints
 
 import typer
 
@@ -68,12 +68,6 @@ def _group_parameters(group: Any, defaults: Any) -> Iterator[inspect.Parameter]:
         yield inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
-def explicit_options(context: typer.Context, group: Any) -> dict[str, Any]:
-    """Return the fields of a group that the command line gave, without defaults."""
-    sources = {one.name: context.get_parameter_source(one.name) for one in fields(group) if one.init}
-    return {name: getattr(group, name) for name, source in sources.items() if source and source.name != "DEFAULT"}
-
-
 def flag(declaration: str, text: str, shown: str = "", **more: Any) -> Any:
     """Return an option.
 
@@ -92,6 +86,19 @@ def flag(declaration: str, text: str, shown: str = "", **more: Any) -> Any:
 def option(declaration: str, text: str, shown: str = "", *, default: Any = None, **more: Any) -> Any:
     """Return a field of a group that is an option; see `flag`."""
     return field(default=default, metadata={"option": flag(declaration, text, shown, **more)})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class OptionGroup:
+    """Base of groups: makes each of its subclasses a frozen dataclass."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
+
+    def explicit(self, context: typer.Context) -> dict[str, Any]:
+        """Return the fields that the command line gave, without defaults."""
+        sources = {name: context.get_parameter_source(name) for name in vars(self)}
+        return {name: getattr(self, name) for name, source in sources.items() if source and source.name != "DEFAULT"}
 
 
 Models = Annotated[list[str] | None, flag("--model -m SPEC", "Model, as in `dave explain`; repeatable.", "builtin")]
@@ -174,8 +181,7 @@ Json = Annotated[bool, flag("--json", "Print the results as JSON on standard out
 Quiet = Annotated[bool, flag("--quiet -q", "Print nothing but errors.")]
 
 
-@dataclass(frozen=True)
-class ModelOptions:
+class ModelOptions(OptionGroup):
     """One model, its device, and preprocessing that replaces the model's own."""
 
     spec: str = option("--model -m SPEC", "Model to explain: {models}.", default="builtin")
@@ -234,8 +240,7 @@ def _parse_colour(name: str, text: str | None) -> tuple[float, float, float] | N
     return red, green, blue
 
 
-@dataclass(frozen=True)
-class ModelsOptions:
+class ModelsOptions(OptionGroup):
     """Several models and their device."""
 
     specs: Models = None
@@ -253,8 +258,7 @@ class ModelsOptions:
         return tuple(ModelEntry(spec, self.weights, label=spec.rpartition(":")[2]) for spec in specs)
 
 
-@dataclass(frozen=True)
-class MethodOptions:
+class MethodOptions(OptionGroup):
     """One method with its options."""
 
     name: str = option("--method NAME", "Attribution method: {methods}.", default="dave")
@@ -286,8 +290,7 @@ class MethodOptions:
         return options | parse_options(self.name, texts)
 
 
-@dataclass(frozen=True)
-class MethodsOptions:
+class MethodsOptions(OptionGroup):
     """Several methods, with options that go to every method that takes them."""
 
     names: str = option(
@@ -300,8 +303,7 @@ class MethodsOptions:
     against: Against = None
 
 
-@dataclass(frozen=True)
-class DrawingOptions:
+class DrawingOptions(OptionGroup):
     """Colours of maps."""
 
     view: Literal["map", "signed"] = option(

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict, dataclass
+from dataclasses import MISSING, asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import Device, Seed, Weights, flag, option, pick_device
+from dave_vit.cli.options import Device, OptionGroup, Seed, Weights, flag, option, pick_device
 from dave_vit.errors import OptionError
 
 if TYPE_CHECKING:
     from dave_vit.models.probe import Probe
 
-app = command(
-    "dave probe photos/train --model timm:vit_base_patch16_224.dino --out probe.safetensors",
-    "dave probe photos/train --val photos/val --model vit_small_patch14_dinov2 --weights dinov2.pth",
-    "dave explain cat.jpg --model timm:vit_base_patch16_224.dino --weights probe.safetensors",
-)
 
-
-@dataclass(frozen=True)
-class BackboneOptions:
+class BackboneOptions(OptionGroup):
     """A model without a class head, and its device."""
 
     spec: str = option("--model -m SPEC", "Backbone: a timm: or hf: model.", default=MISSING)
@@ -31,8 +24,7 @@ class BackboneOptions:
     device: Device = "auto"
 
 
-@dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(OptionGroup):
     """The fields of `Training` that have a flag."""
 
     views: int = option("--views N", "Number of random crops of each image.", min=1, default=10)
@@ -42,7 +34,11 @@ class TrainingOptions:
     seed: Seed = 0
 
 
-@app.command()
+@command(
+    "dave probe photos/train --model timm:vit_base_patch16_224.dino --out probe.safetensors",
+    "dave probe photos/train --val photos/val --model vit_small_patch14_dinov2 --weights dinov2.pth",
+    "dave explain cat.jpg --model timm:vit_base_patch16_224.dino --weights probe.safetensors",
+)
 def probe(
     *,
     images: Annotated[str, typer.Argument(metavar="DIR", help="Training images, one folder for each class.")],
@@ -82,18 +78,10 @@ def probe(
 
 
 def _print_result(output: Output, trained: Probe, out: Path) -> None:
-    facts = {
-        "model": trained.model.spec,
-        "classes": trained.model.class_names,
-        "accuracy": trained.accuracy,
-        "training_accuracy": trained.training_accuracy,
-        "images": trained.images,
-        "validation_images": trained.validation_images,
-        "file": str(out),
-    }
     output.print(
         f"accuracy {trained.accuracy:.1%} on {trained.validation_images} validation images "
         f"({trained.training_accuracy:.1%} on the {trained.images} training images)",
         f"saved {out}; use it with --model {trained.model.spec} --weights {out}",
     )
-    output.json(facts)
+    numbers = {name: value for name, value in vars(trained).items() if name != "model"}
+    output.json({"model": trained.model.spec, "classes": trained.model.class_names, **numbers, "file": str(out)})

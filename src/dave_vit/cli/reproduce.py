@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from dave_vit.cli.common import Output, command
-from dave_vit.cli.options import ModelsOptions, Out, Seed, flag, option, pick_device
+from dave_vit.cli.options import ModelsOptions, OptionGroup, Out, Seed, flag, option, pick_device
 
 if TYPE_CHECKING:
     from dave_vit.analysis.paper.suites import ReproduceOptions, Suite
 
-app = command(
-    "dave reproduce builtin --quick --out reproduction",
-    "dave reproduce paper --data imagenet:ILSVRC --probe dino.safetensors --out reproduction",
-    "dave reproduce paper --quick --model timm:deit_tiny_patch16_224 --weights FILE --data imagenet:DIR",
-)
 
 Name = Annotated[
     Literal["builtin", "paper"],
@@ -27,7 +22,6 @@ Name = Annotated[
 Show = Annotated[bool, flag("--pictures/--no-pictures", "Show the data's pictures beside their maps in figures.")]
 
 
-@dataclass(frozen=True)
 class SuiteModels(ModelsOptions):
     """Models instead of the suite's own."""
 
@@ -35,8 +29,7 @@ class SuiteModels(ModelsOptions):
     probe: str | None = option("--probe FILE", "Of the suite paper: DINO with the head that `dave probe` trained.")
 
 
-@dataclass(frozen=True)
-class Amount:
+class Amount(OptionGroup):
     """How much is computed, instead of what the suite says."""
 
     quick: bool = option("--quick", "A short version with few pictures and samples.", default=False)
@@ -45,7 +38,11 @@ class Amount:
     images: int | None = option("--images N", "Pictures that are scored, instead of the suite's.", min=1)
 
 
-@app.command()
+@command(
+    "dave reproduce builtin --quick --out reproduction",
+    "dave reproduce paper --data imagenet:ILSVRC --probe dino.safetensors --out reproduction",
+    "dave reproduce paper --quick --model timm:deit_tiny_patch16_224 --weights FILE --data imagenet:DIR",
+)
 def reproduce(
     *,
     name: Name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,19 +14,11 @@ from dave_vit.errors import OptionError, require_extra
 if TYPE_CHECKING:
     from dave_vit.web import ServedModel
 
-app = command(
-    "dave serve",
-    "dave serve --port 9000 --model builtin --model timm:vit_base_patch16_224",
-    "dave serve --model deit_tiny_patch16_224 --weights mine.safetensors --classes names.txt",
-    "dave serve --model mine.py:build --plugin methods.py",
-    "dave serve --audit dave-audit",
-)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CONNECTIONS = 64
 
 
-@dataclass(frozen=True)
 class ServedOptions(ModelOptions):
     """The models that the page offers, and their preprocessing."""
 
@@ -37,7 +28,13 @@ class ServedOptions(ModelOptions):
     )  # type: ignore[assignment]
 
 
-@app.command()
+@command(
+    "dave serve",
+    "dave serve --port 9000 --model builtin --model timm:vit_base_patch16_224",
+    "dave serve --model deit_tiny_patch16_224 --weights mine.safetensors --classes names.txt",
+    "dave serve --model mine.py:build --plugin methods.py",
+    "dave serve --audit dave-audit",
+)
 def serve(
     *,
     models: ServedOptions,

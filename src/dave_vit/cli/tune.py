@@ -18,18 +18,17 @@ if TYPE_CHECKING:
 
     from dave_vit.analysis.tuning import MeasuredNeighborhood, Tuning
 
-app = command(
-    "dave tune --model timm:vit_base_patch16_224 --data photos/",
-    "dave tune --model builtin --data builtin --limit 8 --out mine.toml",
-    "dave explain cat.jpg --preset mine.toml",
-)
 
 Data = Annotated[
     str, flag("--data SPEC", "A folder of images, or a data set as in `dave evaluate`, such as imagenet:DIR.")
 ]
 
 
-@app.command()
+@command(
+    "dave tune --model timm:vit_base_patch16_224 --data photos/",
+    "dave tune --model builtin --data builtin --limit 8 --out mine.toml",
+    "dave explain cat.jpg --preset mine.toml",
+)
 def tune(
     *,
     model: ModelOptions,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, ImageSequence, UnidentifiedImageError
 
-from dave_vit.errors import ImageError, escape_unprintable, first_line, require_extra
+from dave_vit.errors import ImageError, escape_unprintable, first_line, import_optional
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "GIF")  # by content, not by suffix
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
@@ -252,8 +252,7 @@ def _read_animation(path: Path) -> Iterator[Any]:
 
 
 def _read_video(path: Path) -> Iterator[Any]:
-    with require_extra("PyAV", "video"):
-        import av
+    av = import_optional("av", "PyAV", extra="video")
     with av.open(str(path)) as container:
         if not container.streams.video:
             raise ImageError(f"{path}: it contains no video")

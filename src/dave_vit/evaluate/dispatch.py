@@ -74,8 +74,8 @@ class Cluster(Protocol):
     def wait(self, calls: Sequence[Any]) -> Sequence[Any]:
         """Return calls that have ended, after some seconds at most."""
 
-    def result(self, call: Any) -> Files:
-        """Return the files of a call that has ended; raises `WorkerLost`, or what went wrong."""
+    def result(self, call: Any) -> Files | Exception:
+        """Return the files of a call that has ended, or what went wrong; raises `WorkerLost`."""
 
     def release_memory(self, worker: Any) -> None:
         """Free what a worker does not need while it waits."""
@@ -231,6 +231,8 @@ class Dispatcher:
         with member.claim:
             try:
                 files = self.cluster.result(call)
+                if isinstance(files, Exception):
+                    raise files
             except WorkerLost as error:
                 self._handle_loss(task, error, queue)
                 return

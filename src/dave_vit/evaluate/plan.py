@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from dave_vit._internal.content_hash import hash_code
 from dave_vit._internal.registry import import_plugins, split_names, suggest_names
 from dave_vit._internal.schema import Bounds, Count, check_fields, check_seed
-from dave_vit.errors import OptionError, require_extra
+from dave_vit.errors import OptionError, import_optional
 from dave_vit.evaluate.plan_entries import NO_SMOOTHING, MethodEntry, MetricEntry, ModelEntry, Smoothing, read_entry
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import check_options, filter_options, parse_options, parse_value
@@ -208,8 +208,7 @@ def _read_file(path: Path) -> Any:
 
 
 def _parse_yaml(text: str) -> Any:
-    with require_extra("pyyaml", "eval"):
-        import yaml
+    yaml = import_optional("yaml", "pyyaml", extra="eval")
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -19,13 +19,13 @@ from dave_vit.evaluate.statistics.summary import Result, build_results_table, fo
 from dave_vit.evaluate.store import reading
 from dave_vit.methods.options import declared_options, max_samples
 from dave_vit.metrics import GridMetric
+from dave_vit.viz.colors import Array
 from dave_vit.viz.figures import Drawing
 from dave_vit.viz.pages import render
 from dave_vit.viz.plots import create_plots, draw_curves
-from dave_vit.viz.rendering import overlay
+from dave_vit.viz.rendering import as_image, overlay, to_pillow
 from dave_vit.viz.report_section import TableCell
 
-_Pixels = npt.NDArray[np.uint8]
 _MAX_OPEN = 8  # with more methods the tables of differences are folded
 _PLACES = ("best", "median", "worst")
 _EXAMPLE_METRICS = ("energypg", "deletion", "insertion")  # the first one of the plan ranks the examples
@@ -49,8 +49,7 @@ class Example:
     def pictures(self) -> tuple[Image.Image, Image.Image]:
         """Draw the image, and the map over it, with the object's region outlined."""
         image, heat, region = self.read()
-        over = (overlay(image, np.nan_to_num(heat)) * 255).round().astype(np.uint8)
-        return Image.fromarray(_outline(image, region)), Image.fromarray(_outline(over, region))
+        return _outline(as_image(image), region), _outline(overlay(image, np.nan_to_num(heat)), region)
 
 
 def check_examples(examples: Iterable[Example]) -> None:
@@ -60,11 +59,11 @@ def check_examples(examples: Iterable[Example]) -> None:
             example.read()
 
 
-def _outline(image: _Pixels, region: npt.NDArray[np.bool_]) -> _Pixels:
-    """Return the image with the edge of the region in white."""
+def _outline(colours: Array, region: npt.NDArray[np.bool_]) -> Image.Image:
+    """Return a picture with the edge of the region in white."""
     from scipy.ndimage import binary_erosion  # type: ignore[import-untyped]
 
-    return np.where((region & ~binary_erosion(region))[..., None], np.uint8(255), image)
+    return to_pillow(np.where((region & ~binary_erosion(region))[..., None], 1.0, colours))
 
 
 def select_example_metric(plan: Plan) -> MetricEntry | None:

@@ -1,6 +1,6 @@
 """A run from plan to report: scan the images, compute rows, summarise, write the report."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -97,11 +97,7 @@ class EvaluationRun:
 
     def complete(self, command: str | None = None) -> dict[str, Any]:
         """Run all phases and return the content of ``summary.json``."""
-        plan, scan_tasks = self.plan, self.tasks.scans(len(self.data))
-        numbers = range(len(plan.models))
-        scans = self._compute_and_read(
-            "scanning images", scan_tasks, lambda: [self._read_scan(model, scan_tasks) for model in numbers]
-        )
+        plan, scans = self.plan, self._scan(range(len(self.plan.models)))
         tasks = [task for scan in scans for task in scan.tasks]
         paths, methods = [self.folder / task.file for task in tasks], [entry.label for entry in plan.methods]
         by_label = self._compute_and_read("evaluating", tasks, lambda: read_scores(paths, methods))
@@ -120,9 +116,12 @@ class EvaluationRun:
 
     def scan_images(self) -> list[ScannedImage]:
         """Return the images that the first model can classify, with its predictions."""
-        tasks = self.tasks.scans(len(self.data))
-        scan = self._compute_and_read("scanning images", tasks, lambda: self._read_scan(0, tasks))
+        (scan,) = self._scan([0])
         return [one for one in scan.images if one.name not in scan.left_out]
+
+    def _scan(self, models: Iterable[int]) -> list[ModelRun]:
+        tasks = self.tasks.scans(len(self.data))
+        return self._compute_and_read("scanning images", tasks, lambda: [self._read_scan(one, tasks) for one in models])
 
     def collect_evidence(self, phase: str, groups: Sequence[Sequence[tuple[int, int]]]) -> ImageEvidence:
         """Return the evidence of the first method for pairs of image and class; each image once in a group."""

@@ -196,10 +196,6 @@ def _describe_grids(images: Sequence[ScannedImage], usual: GridOptions, used: Gr
 
 
 def _select_candidates(images: Sequence[ScannedImage], options: GridOptions) -> list[GridCandidate]:
-    return [
-        GridCandidate(one.index, one.predicted, confidence)
-        for one in images
-        if one.predicted is not None
-        and one.predicted == one.label
-        and (confidence := one.confidence or 0.0) > options.confidence
-    ]
+    hits = (one for one in images if one.predicted == one.label)
+    pool = (GridCandidate(one.index, one.predicted, one.confidence or 0.0) for one in hits if one.predicted is not None)
+    return [one for one in pool if one.confidence > options.confidence]

@@ -91,9 +91,8 @@ class Attribution:
         images = values.reshape(*values.shape, *[1] * (4 - values.ndim))
         resolved = Target.of(target, len(images), class_names(self._model)).to(images.device)
         baselines = arguments.pop("baselines", None)
-        options = {
-            _NAMES.get(name, name): _plain(name, value) for name, value in arguments.items() if _says(name, value)
-        }
+        given = {name: _plain(name, value) for name, value in arguments.items() if _says(name, value)}
+        options = {_NAMES.get(name, name): value for name, value in given.items()}
         model = self._model if images.ndim == values.ndim else _Reshaped(self.forward_func, values.shape[1:])
         each = baselines[0] if isinstance(baselines, tuple) else baselines
         if not isinstance(each, Tensor) or each.ndim < values.ndim or len(each) == 1:

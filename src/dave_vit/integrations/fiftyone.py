@@ -7,7 +7,6 @@ Example:
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -70,6 +69,5 @@ def to_coco_masks(explanation: Explanation, threshold: float = 0.5) -> list[dict
 def encode_mask(mask: Tensor) -> dict[str, Any]:
     """Encode a mask ``[H, W]`` as COCO's uncompressed RLE: lengths of runs down the columns, the first one of zeros."""
     values = mask.cpu().T.flatten()
-    ends = torch.nonzero(values.diff()).flatten() + 1  # the first place of each new run
-    counts = np.diff(ends.numpy(), prepend=0, append=len(values)).tolist()
+    counts = torch.unique_consecutive(values, return_counts=True)[1].tolist()
     return {"size": list(mask.shape), "counts": [0, *counts] if bool(values[0]) else counts}

@@ -17,7 +17,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from dave_vit._internal.atomic_files import image_bytes, write_bytes
-from dave_vit.errors import OptionError
+from dave_vit._internal.schema import check_choice
 from dave_vit.viz.colors import COLORMAPS, HUES, Array, colorize
 from dave_vit.viz.rendering import ImageLike, MapLike, as_image, as_map, blend, colorize_map, scale_map
 
@@ -119,8 +119,7 @@ class Drawing(Figure):
 
     def to_bytes(self, kind: str = "png", *, dpi: int = 150) -> bytes:
         """Encode the figure as "png", "svg" or "pdf"."""
-        if kind not in FORMATS:
-            raise OptionError(f"figure format {kind!r}; expected one of {', '.join(FORMATS)}")
+        check_choice("figure format", kind, FORMATS)
         for text in self._texts():
             text.set_parse_math(False)  # names of files, classes and methods may contain dollar signs
         buffer = io.BytesIO()

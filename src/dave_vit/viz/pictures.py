@@ -10,23 +10,12 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from dave_vit._internal.atomic_files import image_bytes
+from dave_vit._internal.schema import check_choice
 from dave_vit.errors import OptionError
+from dave_vit.viz import rendering
 from dave_vit.viz.colors import COLORMAPS, HUES, Array
-from dave_vit.viz.figures import Cell, certainty_cell
-from dave_vit.viz.rendering import (
-    ImageLike,
-    MapLike,
-    Panel,
-    Photo,
-    Scales,
-    View,
-    blend,
-    colorize_map,
-    overlay,
-    scale_map,
-    smooth_for_overlay,
-    to_pillow,
-)
+from dave_vit.viz.figures import Cell, certainty_cell, map_cell
+from dave_vit.viz.rendering import ImageLike, MapLike, Panel, Photo, Scales, View, to_pillow
 
 FORMATS = ("gif", "webp")
 # pixels
@@ -56,8 +45,7 @@ def animate(
         seconds: for all steps but the last.
         side: least height of the pictures in pixels.
     """
-    if kind not in FORMATS:
-        raise OptionError(f"animation format {kind!r}; expected one of {', '.join(FORMATS)}")
+    check_choice("animation format", kind, FORMATS)
     if not steps:
         raise OptionError("an animation of no steps; give at least one")
     frames = [_draw_frame(image, step, steps[-1], side) for step in steps]
@@ -77,9 +65,10 @@ def encode_animation(frames: Sequence[Image.Image], durations: Sequence[int], ki
 
 def _draw_frame(image: ImageLike, step: AnimationStep, last: AnimationStep, side: int) -> Image.Image:
     (samples, shown), (total, final) = step, last
-    over = overlay(image, scale_map(smooth_for_overlay(shown.map), like=[smooth_for_overlay(final.map)]))
+    smooth, last_smooth = (rendering.smooth_for_overlay(each.map) for each in (shown, final))
+    over = rendering.overlay(image, rendering.scale_map(smooth, like=[last_smooth]))
     pictures = {f"map over image, {samples} of {total} samples": over}
-    pictures["map"] = colorize_map(scale_map(shown.map, like=[final.map]))
+    pictures["map"] = map_cell(shown.map, like=[final.map]).colours
     if shown.certainty is not None:
         pictures["certainty"] = certainty_cell(shown.certainty).colours
     width, height = _enlarge(over, side).size
@@ -188,17 +177,14 @@ def sentence_cell(words: Sequence[ShadedWord], *, columns: int) -> Cell:
     return Cell(np.asarray(page, dtype=np.float64) / 255, span=columns)
 
 
-def _shade(share: float) -> tuple[int, int, int]:
-    red, green, blue, _ = COLORMAPS["dave_signed"](0.5 + min(max(share, -1.0), 1.0) / 2)
-    return round(255 * red), round(255 * green), round(255 * blue)
+def _shade(share: float) -> tuple[int, ...]:
+    return tuple(round(255 * part) for part in COLORMAPS["dave_signed"](0.5 + min(max(share, -1.0), 1.0) / 2)[:3])
 
 
 def overlay_maps(images: Sequence[ImageLike], maps: Sequence[MapLike], view: View, scales: Scales) -> list[Image.Image]:
     """Draw each map [H, W] over its image, all on one colour scale or each on its own."""
-    signed = view == "signed"
-    smooth = [smooth_for_overlay(values, signed=signed) for values in maps]
-    scaled = [scale_map(values, signed=signed, like=smooth if scales == "shared" else None) for values in smooth]
-    return [to_pillow(overlay(image, values)) for image, values in zip(images, scaled, strict=True)]
+    scaled = rendering.scale_overlays(maps, signed=view == "signed", shared=scales == "shared")
+    return [to_pillow(rendering.overlay(image, values)) for image, values in zip(images, scaled, strict=True)]
 
 
 def overlay_on_photo(photo: Photo, groups: Sequence[Sequence[Panel]], view: View, scales: Scales) -> Image.Image:
@@ -212,16 +198,16 @@ def overlay_on_photo(photo: Photo, groups: Sequence[Sequence[Panel]], view: View
     """
     signed = view == "signed"
     large = photo.resize(-(-_OVERLAY_SIDE // min(photo.parts[0].input_size)))
-    smoothed = [[smooth_for_overlay(panel.values(view), signed=signed) for panel in parts] for parts in groups]
-    every = [values for parts in smoothed for values in parts]
+    own = [[rendering.smooth_for_overlay(panel.values(view), signed=signed) for panel in parts] for parts in groups]
+    like = [[values for parts in own for values in parts]] * len(own) if scales == "shared" else own
     shown = [
-        scale_map(large.place(parts), signed=signed, like=every if scales == "shared" else parts)  # type: ignore[arg-type]
-        for parts in smoothed
+        rendering.scale_map(large.place(parts), signed=signed, like=limits)
+        for parts, limits in zip(own, like, strict=True)
     ]
     names = [parts[0].target for parts in groups] if len(groups) > 1 else []
     if names and not signed:
-        return _write_names(to_pillow(large.frame_seen_area(blend(large.image, shown))), names, HUES)
-    beside = np.concatenate([large.frame_seen_area(overlay(large.image, each)) for each in shown], 1)
+        return _write_names(to_pillow(large.frame_seen_area(rendering.blend(large.image, shown))), names, HUES)
+    beside = np.concatenate([large.frame_seen_area(rendering.overlay(large.image, each)) for each in shown], 1)
     return _write_names(to_pillow(beside), names)
 
 

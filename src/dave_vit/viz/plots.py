@@ -27,6 +27,11 @@ class MethodStyle:
     dash: str = "-"
     marker: str = "o"
 
+    @property
+    def line(self) -> dict[str, Any]:
+        """Options of a line of ``axes.plot``."""
+        return {"label": self.label, "color": self.colour, "linestyle": self.dash, "marker": self.marker}
+
 
 _TABLE = files("dave_vit.viz").joinpath("method_styles.csv").read_text(encoding="utf-8").splitlines()
 STYLES = {row.pop("method"): MethodStyle(**row) for row in csv.DictReader(_TABLE)}
@@ -53,18 +58,9 @@ def draw_curves(axes: Any, curves: Mapping[str, tuple[Floats, Floats]], legends:
         legends: text of the legend by label.
     """
     for label, (at, height) in curves.items():
-        style = method_style(label)
-        axes.plot(
-            at,
-            height,
-            label=legends[label],
-            color=style.colour,
-            linestyle=style.dash,
-            linewidth=2.4 if label.startswith("dave") else 1.4,
-            marker=style.marker,
-            markersize=3.5,
-            markevery=max(1, len(at) // 6),
-        )
+        width = 2.4 if label.startswith("dave") else 1.4
+        line = {**method_style(label).line, "label": legends[label], "linewidth": width, "markersize": 3.5}
+        axes.plot(at, height, markevery=max(1, len(at) // 6), **line)
     add_legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 

@@ -87,6 +87,12 @@ def smooth_for_overlay(values: MapLike, *, signed: bool = False) -> Tensor:
     return smooth(tensor[None], "gaussian", window)[0]
 
 
+def scale_overlays(maps: Sequence[MapLike], *, signed: bool = False, shared: bool = True) -> list[ScaledMap]:
+    """Smooth maps [H, W] and scale them, all by one limit or each by its own."""
+    smoothed = [smooth_for_overlay(values, signed=signed) for values in maps]
+    return [scale_map(values, signed=signed, like=smoothed if shared else None) for values in smoothed]
+
+
 def overlay(
     image: ImageLike, values: MapLike | ScaledMap, *, strength: float = STRENGTH, signed: bool = False
 ) -> Array:
@@ -115,8 +121,7 @@ def blend(image: ImageLike, maps: Sequence[MapLike | ScaledMap], *, shared: bool
         maps: its maps, [H, W] each, which are smoothed first; or maps that are scaled already.
         shared: whether all maps have one scale, so that a weak one stays weak.
     """
-    smoothed = [smooth_for_overlay(values) for values in maps if not isinstance(values, ScaledMap)]
-    scaled = [scale_map(values, like=smoothed if shared else None) for values in smoothed]
+    scaled = scale_overlays([values for values in maps if not isinstance(values, ScaledMap)], shared=shared)
     scaled += [values for values in maps if isinstance(values, ScaledMap)]
     levels = np.stack([each.values for each in scaled])  # [K, H, W]
     hues = np.stack([hue(index) for index in range(len(maps))])  # [K, 3]
@@ -256,9 +261,8 @@ class Photo:
         pen, thick = ImageDraw.Draw(shown), max(1, round(min(size) / 200))
         if len(boxes) == 1:
             left, top, right, bottom = boxes[0]
-            pen.rectangle([left, top, right - 1, bottom - 1], None, "#ffffff", thick)
-            outer = [left - thick, top - thick, right - 1 + thick, bottom - 1 + thick]
-            pen.rectangle(outer, None, "#40175e", thick)
+            for out, colour in ((0, "#ffffff"), (thick, "#40175e")):
+                pen.rectangle([left - out, top - out, right - 1 + out, bottom - 1 + out], None, colour, thick)
         return as_image(shown)
 
     def panels(self, groups: Sequence[Sequence[Panel]]) -> list[Panel]:

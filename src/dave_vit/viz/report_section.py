@@ -135,15 +135,17 @@ class Section:
             "pictures": [{"name": one.name, "caption": one.caption, "is_plot": one.is_plot} for one in self.pictures],
         }
 
+    def files(self, figures: Path, table: Path) -> dict[Path, bytes]:
+        """Return its files by path: figures in a folder, and rows, if there are any, as a table."""
+        files = {figures / name: data for picture in self.pictures for name, data in picture.files().items()}
+        return files | ({table: csv_bytes(self.rows)} if self.rows else {})
+
     def write(self, folder: Path) -> list[Path]:
         """Write figures, CSV and JSON, the JSON last; return their paths in this order."""
         record = folder / f"{self.name}.json"
-        files = {record: json_bytes(self.record())}  # named first, it appears last
-        files |= {folder / name: data for picture in self.pictures for name, data in picture.files().items()}
-        if self.rows:
-            files[folder / f"{self.name}.csv"] = csv_bytes(self.rows)
-        write_files(files)
-        return [*(path for path in files if path != record), record]
+        files = self.files(folder, folder / f"{self.name}.csv")
+        write_files({record: json_bytes(self.record()), **files})  # the record, named first, appears last
+        return [*files, record]
 
 
 def csv_bytes(rows: Sequence[Mapping[str, Number]]) -> bytes:

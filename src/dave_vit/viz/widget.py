@@ -1,7 +1,6 @@
 """Explanations in notebooks: a widget with the page's controls if anywidget is installed, and a static picture."""
 
 import base64
-import io
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
@@ -10,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dave_vit.errors import MissingExtra, require_extra
+from dave_vit._internal.atomic_files import image_bytes
+from dave_vit.errors import MissingExtra, import_optional
 from dave_vit.methods import Explanation
-from dave_vit.viz.colors import Array, hex_colormaps
+from dave_vit.viz.colors import hex_colormaps
 from dave_vit.viz.figures import MAX_CERTAINTY
 from dave_vit.viz.panels import build_panels, show
 from dave_vit.viz.rendering import MapLike, Panel, as_image, as_map, scale_map, to_pillow
@@ -55,7 +55,7 @@ def widget_traits(explanation: Explanation) -> dict[str, Any]:
         "colormaps": hex_colormaps(),
         "limits": limits,
         "tops": tops,
-        "pictures": _encode(np.concatenate([as_image(picture) for picture in kept]), "webp"),
+        "pictures": image_bytes(to_pillow(np.concatenate([as_image(picture) for picture in kept])), "webp"),
         "map": _encode_maps(maps, tops["map"]),
         "signed": _encode_maps(signed, tops["signed"]),
         "certainty": _encode_maps(sure, tops["certainty"], _CERTAINTY_LEVELS),
@@ -64,9 +64,7 @@ def widget_traits(explanation: Explanation) -> dict[str, Any]:
 
 def widget(explanation: Explanation) -> Any:
     """Create a notebook widget of maps with controls. Needs the extra `notebook`."""
-    with require_extra("anywidget", "notebook"):
-        import anywidget
-        import traitlets
+    anywidget, traitlets = (import_optional(one, "anywidget", extra="notebook") for one in ("anywidget", "traitlets"))
     values = widget_traits(explanation)
     traits = {name: traitlets.Any().tag(sync=True) for name in values}
     return type("DaveWidget", (anywidget.AnyWidget,), {"_esm": read_script(), **traits})(**values)
@@ -101,10 +99,4 @@ def _encode_maps(maps: Sequence[MapLike], tops: Sequence[float], levels: int = _
         return b""
     values = np.concatenate([as_map(each).numpy() / top for each, top in zip(maps, tops, strict=True)]).clip(-1, 1)
     roots = (np.sqrt(np.abs(values)) * levels).round() / levels
-    return _encode((127 * (1 + np.sign(values) * roots)) / 255, "png")
-
-
-def _encode(colours: Array, kind: str) -> bytes:
-    buffer = io.BytesIO()
-    to_pillow(colours).save(buffer, kind)
-    return buffer.getvalue()
+    return image_bytes(to_pillow((127 * (1 + np.sign(values) * roots)) / 255))

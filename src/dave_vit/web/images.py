@@ -14,17 +14,12 @@ from dave_vit.data.images import LoadedImage, decode_image
 from dave_vit.data.sets.builtin import BuiltinDataset
 from dave_vit.errors import DaveError, UnknownName
 
-# Name -> split and index of the embedded benchmark. Images with two objects show best what another class changes.
-EXAMPLES = {
-    "trophy": ("pair", 14),
-    "sneaker": ("pair", 26),
-    "camel": ("pair", 0),
-    "dolphin": ("pair", 6),
-    "french-fries": ("pair", 18),
-    "bear": ("single", 8),
-    "rabbit": ("single", 16),
-    "train": ("single", 4),
+# Split of the embedded benchmark -> name and index. Images with two objects show best what another class changes.
+_INDICES = {
+    "pair": {"trophy": 14, "sneaker": 26, "camel": 0, "dolphin": 6, "french-fries": 18},
+    "single": {"bear": 8, "rabbit": 16, "train": 4},
 }
+EXAMPLES = {name: (split, index) for split, indices in _INDICES.items() for name, index in indices.items()}
 PHOTOS = ("cat", "coffee")  # for models of photographs
 _NAME_LENGTH = 80
 

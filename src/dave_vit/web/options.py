@@ -110,7 +110,6 @@ def _describe_model(model: Adapter) -> ModelCard:
         knows = "This model writes about images; each word has a map." + (f" It {domain}" if domain else "")
     else:
         knows = f"This model {domain or f'knows {len(model.class_names)} classes.'}"
-    presets = {name: PRESETS[name](model) for name in PRESETS}
     return ModelCard(
         name=model.spec,
         classes=len(model.class_names),
@@ -118,11 +117,12 @@ def _describe_model(model: Adapter) -> ModelCard:
         prompts=isinstance(model, TextGenerator) and model.processor is not None,
         knows=knows,
         examples=[f"/api/examples/{name}.png" for name in (EXAMPLES if domain else PHOTOS)],
-        presets={
-            name: {option: field.preset_value(preset) for option, field in FIELDS.items() if field.preset_value}
-            for name, preset in presets.items()
-        },
+        presets={name: _preset_values(PRESETS[name](model)) for name in PRESETS},
     )
+
+
+def _preset_values(preset: Preset) -> dict[str, int | float | str]:
+    return {option: field.preset_value(preset) for option, field in FIELDS.items() if field.preset_value}
 
 
 def _form_options(limits: Limits, seed: int) -> Iterator[FormOption]:

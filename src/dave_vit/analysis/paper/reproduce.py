@@ -21,7 +21,7 @@ from dave_vit.analysis.paper.suites import ReproduceOptions, Suite
 from dave_vit.data import open_dataset
 from dave_vit.errors import OptionError
 from dave_vit.viz.pages import render
-from dave_vit.viz.report_section import Section, csv_bytes
+from dave_vit.viz.report_section import Section
 
 Compute = Callable[[], Section]
 Record = dict[str, Any]
@@ -61,10 +61,7 @@ def _finish_section(options: ReproduceOptions, name: str, key: str, compute: Com
     seconds = round(time.perf_counter() - start, 1)
     run = {"device": device_name(torch.device(options.device)), "versions": dict(versions()), "seconds": seconds}
     record: Record = {**section.record(), "command": options.command, **run, "key": key}
-    figures = options.out / "figures"
-    files = {figures / file: data for figure in section.pictures for file, data in figure.files().items()}
-    if section.rows:
-        files[options.out / "tables" / f"{name}.csv"] = csv_bytes(section.rows)
+    files = section.files(options.out / "figures", options.out / "tables" / f"{name}.csv")
     write_files({path: json_bytes(record), **files}, durable=True)  # the record, named first, appears last
     return record
 

@@ -113,7 +113,7 @@ def read_suite(name: str, *, quick: bool = False) -> Suite:
     content = _read_toml("suites.toml")[name]
     groups = tuple(_build_group(table) for table in content["groups"])
     amounts = dict(content["quick" if quick else "full"])
-    analyses = {name: _with_tuples(options) for name, options in amounts.pop("analyses").items()}
+    analyses = amounts.pop("analyses")
     return Suite(name, content["data"], groups, SuiteCounts(**amounts), analyses, quick)
 
 
@@ -150,10 +150,6 @@ def find_published_mean(metric: str, model: str, method: str) -> float | None:
 def _build_group(table: Mapping[str, Any]) -> ModelGroup:
     models = tuple(ModelEntry(**entry) for entry in table["models"])
     return ModelGroup(**{**table, "models": models, "methods": tuple(table["methods"])})
-
-
-def _with_tuples(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
 
 
 @cache

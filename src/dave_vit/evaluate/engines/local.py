@@ -176,7 +176,7 @@ class _WorkerProcesses:
         ready = wait([call.pipe for call in calls], timeout=_POLL_SECONDS)
         return [call for call in calls if call.pipe in ready]
 
-    def result(self, call: _WorkerProcess) -> Files:
+    def result(self, call: _WorkerProcess) -> Files | Exception:
         """Return the answer of a process."""
         try:
             answer: Files | Exception = call.pipe.recv()
@@ -184,8 +184,6 @@ class _WorkerProcesses:
             call.process.join()
             self._free.append(call.device)
             raise WorkerLost(f"exit code {call.process.exitcode}, on {call.device}") from error
-        if isinstance(answer, Exception):
-            raise answer
         return answer
 
     def release_memory(self, worker: _WorkerProcess) -> None:

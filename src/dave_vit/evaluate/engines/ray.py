@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from dave_vit.errors import OptionError, first_line, require_extra
+from dave_vit.errors import OptionError, first_line, import_optional
 from dave_vit.evaluate.dispatch import Dispatcher, TaskServer, WorkerLost
 from dave_vit.evaluate.engines import ENGINES, EngineOptions, TaskCallback
 from dave_vit.evaluate.job import EvalJob
@@ -100,14 +100,12 @@ class _RayCluster:
             return []
         return list(self.ray.wait(list(calls), num_returns=1, timeout=_POLL_SECONDS)[0])
 
-    def result(self, call: Any) -> Files:
+    def result(self, call: Any) -> Files | Exception:
         """Return the result of a call."""
         try:
             result: Files | Exception = self.ray.get(call)
         except (self.ray.exceptions.RayActorError, self.ray.exceptions.ObjectLostError) as error:
             raise WorkerLost(first_line(error)) from error
-        if isinstance(result, Exception):
-            raise result
         return result
 
     def release_memory(self, worker: Any) -> None:
@@ -168,8 +166,7 @@ def _connect_cluster(address: str | None) -> Iterator[None]:
     """Connect to a cluster; one that is started here ends with the block, one that existed before stays."""
     for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_BACKEND_LOG_LEVEL", "fatal")):
         os.environ.setdefault(name, value)  # read when Ray is imported
-    with require_extra("ray", "cluster"):
-        import ray
+    ray = import_optional("ray", extra="cluster")
     if ray.is_initialized():
         yield
         return

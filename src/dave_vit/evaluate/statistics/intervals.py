@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dave_vit.errors import require_extra
+from dave_vit.errors import import_optional
 
 Floats = npt.NDArray[np.float64]
 Range = tuple[float, float] | None
@@ -186,9 +186,8 @@ def _compute_interval(means: Floats, variance: Floats, freedom: Floats, bounds: 
     Wilson's interval takes the variance of a share p as p (1 - p) / n at the true p instead of the estimated one. With
     n = p (1 - p) / variance it is that of any score within bounds, and never leaves them.
     """
-    with require_extra("scipy", "eval"):
-        from scipy.stats import t  # type: ignore[import-untyped]
-    quantile = t.ppf(0.975, np.maximum(freedom, 1))
+    stats = import_optional("scipy.stats", extra="eval")
+    quantile = stats.t.ppf(0.975, np.maximum(freedom, 1))
     if bounds is None:
         half = quantile * np.sqrt(variance)
         return means - half, means + half

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dave_vit.errors import require_extra
+from dave_vit.errors import import_optional
 from dave_vit.evaluate.store import DamagedFile, reading
 
 
@@ -125,8 +125,6 @@ def arrow_schema(kind: type[Row] | type[ScannedImage]) -> Any:
 
 def import_pyarrow() -> Any:
     """Import pyarrow with the parts that are used here, or name the extra that has it."""
-    with require_extra("pyarrow", "eval"):
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.parquet
-    return pyarrow
+    for part in ("pyarrow.compute", "pyarrow.parquet"):
+        import_optional(part, extra="eval")
+    return import_optional("pyarrow", extra="eval")

@@ -17,13 +17,8 @@ _COLUMNS = ("method", "image", "unit", "pictures", "target", "value", "dropped",
 _ALL_COLUMNS = (*_COLUMNS, "model", "metric", "versions", "device", "curve", "at")
 
 
-@dataclass
-class CurveSum:
-    """Sum of curves that share their horizontal axis."""
-
-    at: Floats
-    total: Floats
-    count: int
+CurveSum = tuple[Floats, Floats, int]
+"""The horizontal axis of some curves, their sum, and their number."""
 
 
 class ScoreTable:
@@ -63,10 +58,9 @@ class ScoreTable:
         _, units, first = _encode(by_image["unit"])
         self.units: list[int] = units.tolist()
         known: dict[str, int] = {}
-        self.pictures = [
-            [known.setdefault(name, len(known)) for name in row["pictures"] or [row["unit"]]]
-            for row in by_image.take(first).select(["unit", "pictures"]).to_pylist()
-        ]
+        shown = by_image.take(first).select(["unit", "pictures"]).to_pylist()
+        names = (row["pictures"] or [row["unit"]] for row in shown)
+        self.pictures = [[known.setdefault(name, len(known)) for name in own] for own in names]
         dropped = rows.filter(rows["dropped"].is_valid())
         self._dropped = dropped.select(["method", "image", "value", "dropped"]).to_pylist()
         means = rows.filter(rows["passes"].is_valid()).group_by("method").aggregate([(name, "mean") for name in _COSTS])
@@ -90,7 +84,7 @@ class ScoreTable:
     def mean_curves(self) -> dict[str, tuple[Floats, Floats]]:
         """Return the horizontal axis and the mean curve of each method that has curves, ``[steps]`` each."""
         curves = ((name, self._curves[name]) for name in self.methods if name in self._curves)
-        return {name: (curve.at, curve.total / curve.count) for name, curve in curves}
+        return {name: (at, total / count) for name, (at, total, count) in curves}
 
 
 @dataclass
@@ -131,9 +125,8 @@ def read_scores(paths: Iterable[Path], methods: Sequence[str]) -> dict[str, Mode
 def _add_curves(curves: dict[str, CurveSum], rows: Any) -> None:
     for (method,), part in _split(rows, "method"):
         steps = np.asarray(part["curve"].combine_chunks().flatten(), dtype=np.float64).reshape(len(part), -1)
-        curve = curves.setdefault(method, CurveSum(np.asarray(part["at"][0].as_py()), np.zeros(steps.shape[1]), 0))
-        curve.total += steps.sum(0)
-        curve.count += len(part)
+        at, total, count = curves.get(method, (np.asarray(part["at"][0].as_py()), np.zeros(steps.shape[1]), 0))
+        curves[method] = at, total + steps.sum(0), count + len(part)
 
 
 def rank_columns(values: Floats, *, higher_is_better: bool) -> npt.NDArray[np.int64]:

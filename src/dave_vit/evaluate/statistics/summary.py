@@ -118,10 +118,8 @@ def _results(model: str, entry: MetricEntry, table: ScoreTable, left_out: Mappin
 def _differences(model: str, entry: MetricEntry, table: ScoreTable) -> list[Result]:
     shared, bounds = {"model": model, "metric": entry.label}, entry.create().bounds
     estimates = estimate_differences(table.values, table.units, pictures=table.pictures, bounds=bounds)
-    return [
-        {**shared, "first": table.methods[first], "second": table.methods[second], **vars(estimate)}
-        for first, second, estimate in estimates
-    ]
+    names = table.methods
+    return [{**shared, "first": names[first], "second": names[second], **vars(one)} for first, second, one in estimates]
 
 
 def build_results_table(plan: Plan, results: Sequence[Result], model: str) -> DetailedTable:
