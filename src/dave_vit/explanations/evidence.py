@@ -46,13 +46,11 @@ class WordEvidence:
     Attributes:
         score: of the word, against its rivals or by itself.
         parts: of the image, of the prompt's words, of the words of the answer before, and of the model's constants.
-        views: of the image.
         images: the part of each image, where a prompt has several.
     """
 
     score: float
     parts: dict[str, Part]
-    views: int
     images: Sequence[Part] = ()
 
     @property
@@ -118,7 +116,6 @@ def compute_evidence(
         WordEvidence(
             float(score[:, at].mean()),
             {name: Part.of(part[:, at]) for name, part in named.items()},
-            views,
             [Part.of(one) for one in pixels[:, at].T] if count > 1 else (),
         )
         for at in range(len(words))

@@ -7,7 +7,7 @@ import numpy as np
 from dave_vit.data.base import Mask
 from dave_vit.data.builtin.backgrounds import gradient, paint
 from dave_vit.data.builtin.draws import TURN, Draws
-from dave_vit.data.builtin.sprites import STYLES, Bytes, Ints, catalogue, load_sprite, render, tint
+from dave_vit.data.builtin.sprites import STYLES, Bytes, Ints, catalogue, load_sprite, render, tight_box, tint
 from dave_vit.errors import OptionError
 
 Window = tuple[slice, slice]
@@ -203,11 +203,6 @@ class Scene:
         return tuple(thing for thing in self.objects if thing.label >= 0)
 
 
-def _tight_box(mask: Mask) -> tuple[int, int, int, int]:
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
-
-
 def compose_scene(index: int, split: str = "single", *, size: int = 224, seed: int = 0, family: str = "seen") -> Scene:
     """Compose an image with exact masks, the same on every machine; every hundred in a row show each class once.
 
@@ -224,7 +219,7 @@ def compose_scene(index: int, split: str = "single", *, size: int = 224, seed: i
     image, owner = compose(pieces, size, draws, easy=_MIXES[split].easy)
     masks = (owner == order.index(i) for i in range(len(cast)))
     pairs = zip(cast, masks, strict=True)
-    return Scene(image, tuple(SceneObject(**vars(art), mask=mask, box=_tight_box(mask)) for art, mask in pairs))
+    return Scene(image, tuple(SceneObject(**vars(art), mask=mask, box=tight_box(mask)) for art, mask in pairs))
 
 
 def compose_edited_scene(index: int, target: int, replacement: str | None = None, *, seed: int = 0) -> Bytes:

@@ -119,17 +119,18 @@ def _load_retriever(checkpoint: Checkpoint) -> Adapter:
     return PageRetriever(model, processor, pixels, **checkpoint.facts())
 
 
-def _load_video_model(checkpoint: Checkpoint) -> Adapter:
-    model = checkpoint.build_with_head("AutoModelForVideoClassification")
-    processor = "AutoVideoProcessor" if checkpoint.config.model_type == "vjepa2" else "AutoImageProcessor"
-    facts = checkpoint.facts(compete=checkpoint.do_labels_compete)
-    return VideoModel(model, checkpoint.load_part(processor), checkpoint.labels, **facts)
+def _load_recording_model(kind: type[AudioModel | VideoModel], checkpoint: Checkpoint) -> Adapter:
+    """Load a classifier of sounds or clips."""
+    auto_class, processor = _RECORDINGS[kind]
+    processor = "AutoVideoProcessor" if checkpoint.config.model_type == "vjepa2" else processor
+    model, facts = checkpoint.build_with_head(auto_class), checkpoint.facts(compete=checkpoint.do_labels_compete)
+    return kind(model, checkpoint.load_part(processor), checkpoint.labels, **facts)
 
 
-def _load_audio_model(checkpoint: Checkpoint) -> Adapter:
-    model = checkpoint.build_with_head("AutoModelForAudioClassification")
-    facts = checkpoint.facts(compete=checkpoint.do_labels_compete)
-    return AudioModel(model, checkpoint.load_part("AutoFeatureExtractor"), checkpoint.labels, **facts)
+_RECORDINGS: dict[type[Adapter], tuple[str, str]] = {
+    AudioModel: ("AutoModelForAudioClassification", "AutoFeatureExtractor"),
+    VideoModel: ("AutoModelForVideoClassification", "AutoImageProcessor"),
+}
 
 
 def _load_prompt_model(checkpoint: Checkpoint) -> Adapter:
@@ -146,8 +147,8 @@ _LOADERS: dict[str, Callable[[Checkpoint], Adapter]] = {
     "BlipForQuestionAnswering": _load_text_generator,
     "VisionEncoderDecoderModel": _load_text_generator,
     "ForRetrieval": _load_retriever,
-    "ForVideoClassification": _load_video_model,
-    "ASTForAudioClassification": _load_audio_model,
+    "ForVideoClassification": partial(_load_recording_model, VideoModel),
+    "ASTForAudioClassification": partial(_load_recording_model, AudioModel),
 }
 """By the end of an architecture's name."""
 
