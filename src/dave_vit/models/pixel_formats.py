@@ -212,10 +212,6 @@ class PaddedPatches:
         return F.pixel_shuffle(grid.permute(3, 2, 0, 1).flatten(0, 1).unsqueeze(0), self.patch)
 
 
-ImageInputs = dict[str, Any]
-"""What an image processor returns for one image."""
-
-
 @dataclass(frozen=True)
 class PixelInputs:
     """What an image processor made of one photograph, or of several.
@@ -332,7 +328,8 @@ def _process_document(processor: Any, image: Image.Image) -> PixelInputs:
     return PixelInputs(pixels, lambda images: {"pixel_values": (_HALF * images + (_HALF - mean)) / deviation})
 
 
-def _process(processor: Any, image: Image.Image, **options: Any) -> ImageInputs:
+def _process(processor: Any, image: Image.Image, **options: Any) -> dict[str, Any]:
+    """Return what an image processor returns for one image."""
     return dict(processor(images=image, return_tensors="pt", **options))
 
 
