@@ -43,7 +43,6 @@ class Piece:
     art: Art
     rgba: Bytes
     silhouette: Mask
-    area: int
 
 
 def make_piece(art: Art, size: int, draws: Draws, *, easy: bool) -> Piece:
@@ -54,8 +53,7 @@ def make_piece(art: Art, size: int, draws: Draws, *, easy: bool) -> Piece:
     if not easy:
         hue, saturation, brightness = draws.integer(-50, 50), draws.integer(180, 320), draws.integer(216, 280)
         rgba = tint(rgba, hue, saturation, brightness)
-    silhouette = rgba[..., 3] >= 128
-    return Piece(art, rgba, silhouette, int(silhouette.sum()))
+    return Piece(art, rgba, rgba[..., 3] >= 128)
 
 
 def _windows(size: int, top: int, left: int, height: int, width: int) -> tuple[Window, Window]:
@@ -103,7 +101,7 @@ def _place(pieces: list[Piece], visible: list[int], owner: Ints, draws: Draws) -
 
 def _enough(piece: Piece, visible: int) -> bool:
     least = TARGET_VISIBLE if piece.art.label >= 0 else DISTRACTOR_VISIBLE
-    return visible * 100 >= least * piece.area
+    return visible * 100 >= least * int(piece.silhouette.sum())
 
 
 def _over(canvas: Bytes, rgba: Bytes, there: Window, here: Window) -> None:
