@@ -196,9 +196,8 @@ class PaddedPatches:
 
     def __call__(self, images: Tensor) -> dict[str, Any]:
         """Return patches ``[B, count, patch * patch * C]`` and the column and row of each, -1 where there is none."""
-        patches = F.pixel_unshuffle(images, self.patch).unflatten(
-            1, (images.shape[1], -1)
-        )  # [B, C, p * p, rows, columns]
+        patches = F.pixel_unshuffle(images, self.patch)  # [B, C * p * p, rows, columns]
+        patches = patches.unflatten(1, (images.shape[1], -1))
         rows, columns = patches.shape[-2:]
         patches = patches.permute(0, 3, 4, 2, 1).flatten(3).flatten(1, 2)
         missing = self.count - rows * columns

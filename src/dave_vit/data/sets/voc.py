@@ -7,10 +7,8 @@ from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError
 
 _LISTS = ("ImageSets/Main/val.txt", "ImageSets/Main/test.txt")
-_CLASSES = (
-    "aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant sheep "
-    "sofa train tvmonitor"
-).split()
+_CLASSES = """aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person
+    pottedplant sheep sofa train tvmonitor""".split()
 
 
 @DATASETS.register("voc")

@@ -119,18 +119,12 @@ def _load_retriever(checkpoint: Checkpoint) -> Adapter:
     return PageRetriever(model, processor, pixels, **checkpoint.facts())
 
 
-def _load_recording_model(kind: type[AudioModel | VideoModel], checkpoint: Checkpoint) -> Adapter:
+def _load_recordings(kind: type[AudioModel | VideoModel], task: str, processor: str, checkpoint: Checkpoint) -> Adapter:
     """Load a classifier of sounds or clips."""
-    auto_class, processor = _RECORDINGS[kind]
+    model = checkpoint.build_with_head(f"AutoModelFor{task}")
     processor = "AutoVideoProcessor" if checkpoint.config.model_type == "vjepa2" else processor
-    model, facts = checkpoint.build_with_head(auto_class), checkpoint.facts(compete=checkpoint.do_labels_compete)
+    facts = checkpoint.facts(compete=checkpoint.do_labels_compete)
     return kind(model, checkpoint.load_part(processor), checkpoint.labels, **facts)
-
-
-_RECORDINGS: dict[type[Adapter], tuple[str, str]] = {
-    AudioModel: ("AutoModelForAudioClassification", "AutoFeatureExtractor"),
-    VideoModel: ("AutoModelForVideoClassification", "AutoImageProcessor"),
-}
 
 
 def _load_prompt_model(checkpoint: Checkpoint) -> Adapter:
@@ -147,8 +141,8 @@ _LOADERS: dict[str, Callable[[Checkpoint], Adapter]] = {
     "BlipForQuestionAnswering": _load_text_generator,
     "VisionEncoderDecoderModel": _load_text_generator,
     "ForRetrieval": _load_retriever,
-    "ForVideoClassification": partial(_load_recording_model, VideoModel),
-    "ASTForAudioClassification": partial(_load_recording_model, AudioModel),
+    "ForVideoClassification": partial(_load_recordings, VideoModel, "VideoClassification", "AutoImageProcessor"),
+    "ASTForAudioClassification": partial(_load_recordings, AudioModel, "AudioClassification", "AutoFeatureExtractor"),
 }
 """By the end of an architecture's name."""
 
