@@ -29,6 +29,7 @@ def keep_target(target: Target, logits: Tensor) -> Target:
 
 Flags = list[bool] | None
 """Which constants are not zero; see ``gradient``."""
+Nonzero = tuple[Flags, Flags]  # of the method's rules, and of AttnLRP's
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class CleanEvidence:
                     is_all = end - at == len(images)
                     parts.append((self.run_captured(*part, passes, beside=is_all), logits[at:end]))
                 else:
-                    parts.append(self._compute_with_copies(*part, resolve, is_alone=is_alone))
+                    parts.append(self._compute_with_copies(*part, resolve, (None, None), is_alone=is_alone))
             return _join(parts)
 
         evidence, logits_of_all = _join(rows.run_chunks(compute, len(images)))
@@ -92,27 +93,21 @@ class CleanEvidence:
         """Return the maps ``[b, K, 2, 3, H, W]`` for a resolved target, by a graph where there is one."""
 
         def prepare(_: Tensor) -> BatchFunction:
-            nonzero: tuple[Flags, Flags] = ([], [])
+            nonzero: Nonzero = ([], [])
 
             def function(images: Tensor, columns: Tensor, *weights: Tensor) -> tuple[Tensor]:
                 own = Target(columns, weights=weights[0] if weights else None, classes=target.classes)
-                return (self._compute_with_copies(images, own, nonzero=nonzero)[0],)
+                return (self._compute_with_copies(images, own, keep_target, nonzero)[0],)
 
             return function
 
         def compute() -> tuple[Tensor]:
-            return (self._compute_with_copies(images, target)[0],)
+            return (self._compute_with_copies(images, target, keep_target, (None, None))[0],)
 
         return passes.captures.run("evidence", prepare, target_tensors(images, target), compute, beside=beside)[0]
 
     def _compute_with_copies(
-        self,
-        images: Tensor,
-        target: Target,
-        resolve: Resolve = keep_target,
-        *,
-        nonzero: tuple[Flags, Flags] = (None, None),
-        is_alone: bool = False,
+        self, images: Tensor, target: Target, resolve: Resolve, nonzero: Nonzero, *, is_alone: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Return the maps ``[b, K, 2, 3, H, W]`` of images and their moved copies, and logits."""
         count, shifts = len(images), (self.shift, self.shift)
@@ -135,7 +130,7 @@ class CleanEvidence:
         return torch.cat([own, pixels], -3), logits[:count]
 
     def _compute_by_both(
-        self, images: Tensor, target: Target, resolve: Resolve, nonzero: tuple[Flags, Flags], *, is_alone: bool
+        self, images: Tensor, target: Target, resolve: Resolve, nonzero: Nonzero, *, is_alone: bool
     ) -> tuple[Tensor, Tensor, Target]:
         """Return maps ``[b, K, 2, 2, H, W]`` by the method's rules and AttnLRP's, logits, and the resolved target."""
         compute, resolved = partial(self._compute_by_rules, images, is_alone=is_alone), [target]
@@ -149,9 +144,8 @@ class CleanEvidence:
                 return compute(resolved[0], ATTENTION_RELEVANCE, keep_target, nonzero=nonzero[1])[0]
             return None
 
-        (own, logits), other = run_both(
-            lambda: compute(target, self.rules, resolve_once, nonzero=nonzero[0]), compute_other
-        )
+        compute_own = partial(compute, target, self.rules, resolve_once, nonzero=nonzero[0])
+        (own, logits), other = run_both(compute_own, compute_other)
         return torch.stack([own, own if other is None else other], -4), logits, resolved[0]
 
     def _compute_by_rules(
