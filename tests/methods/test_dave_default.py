@@ -15,7 +15,7 @@ from dave_vit.engine.forward import count_passes
 from dave_vit.engine.rule_sets import EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import Target
 from dave_vit.errors import OptionError, UnknownName
-from dave_vit.methods.clean_evidence import keep_target, resolve_by_evidence
+from dave_vit.methods.clean_evidence import CleanEvidence, keep_target
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.methods.presets import LEVELS, PRESETS
 from dave_vit.models import Traits
@@ -77,7 +77,7 @@ class TestDefinition:
         classes = torch.tensor([0, 1, 2])
         target = Target.of(Contrast(classes, "rivals"), 3).resolve(logits)
         clean = (
-            [resolve_by_evidence(DAVE(model), X, target, chosen.rules, PassSize(20), keep_target)[0][:, 0]]
+            [CleanEvidence(DAVE(model), chosen.rules).compute(X, target, PassSize(20), keep_target)[0][:, 0]]
             if preset == "default"
             else []
         )

@@ -14,7 +14,7 @@ from dave_vit.engine.rule_sets import ATTENTION_RELEVANCE, EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, UnsupportedOperator
 from dave_vit.methods import clean_evidence
-from dave_vit.methods.clean_evidence import keep_target, resolve_by_evidence
+from dave_vit.methods.clean_evidence import CleanEvidence, keep_target
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.reduce import Sharpened, Significant, significant
 from dave_vit.reduce.significant import average_patches, smooth_patches
@@ -23,7 +23,7 @@ SIZE, PATCH = (12, 10), 4
 
 
 def compute_clean_evidence(method, images, target, rules, rows):
-    return resolve_by_evidence(method, images, target, rules, rows, keep_target)[0]
+    return CleanEvidence(method, rules).compute(images, target, rows, keep_target)[0]
 
 
 def samples(n=12, batch=2, seed=0):
@@ -177,7 +177,7 @@ class TestCleanEvidence:
                     monkeypatch.undo()
                     return results
 
-        found = clean_evidence._captured_evidence(DAVE(model), images, target, RELEVANCE, Passes)
+        found = CleanEvidence(DAVE(model), RELEVANCE, Passes).run_captured(images, target, Passes)
         np.testing.assert_allclose(found, expected, atol=1e-12)
 
     def test_a_model_without_attention_rules_has_its_own_twice(self, images, monkeypatch):

@@ -103,7 +103,7 @@ def test_masks_match_the_pixels():
     piece = scenes.make_piece(art, 224, draws.Draws(1), easy=True)
     colours = piece.rgba.copy()
     colours[..., :3] = colours[..., 3:] - colours[..., :3]
-    negative = scenes.Piece(art, colours, piece.silhouette, piece.area)
+    negative = scenes.Piece(art, colours, piece.silhouette)
     first, owner = scenes.compose([piece], 224, draws.Draws(2), easy=True)
     second, _ = scenes.compose([negative], 224, draws.Draws(2), easy=True)
     changed = (first != second).any(axis=2)

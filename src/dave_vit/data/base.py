@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -124,6 +124,11 @@ def image_files(folder: Path) -> list[Path]:
     """Return the images directly in a folder, sorted, without hidden files."""
     entries = (path for path in folder.iterdir() if not path.name.startswith("."))
     return sorted(path for path in entries if path.suffix.lower() in SUFFIXES)
+
+
+def find_first(root: Path, names: Sequence[str]) -> Path | None:
+    """Return the first of these files or folders that exists, or None."""
+    return next((root / name for name in names if (root / name).exists()), None)
 
 
 def _read(path: Path) -> Image:

@@ -27,8 +27,7 @@ Read = Callable[[Any, int], Tensor]
 class PassCount:
     """Counter of forward passes; each pass of each image counts as one."""
 
-    def __init__(self) -> None:
-        self.passes = 0
+    passes = 0
 
 
 _COUNT: ContextVar[PassCount | None] = ContextVar("passes", default=None)

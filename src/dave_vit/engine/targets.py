@@ -175,22 +175,21 @@ class Target:
 
     def to(self, device: torch.device) -> Target:
         """Move all tensors to a device."""
-        return self._map(lambda tensor: tensor.to(device))
+        return self._map(lambda tensor: tensor.to(device), tuple)
 
     def part(self, start: int, stop: int) -> Target:
         """Select the images ``start`` to ``stop``."""
-        against = None if self.against is None else self.against[start:stop]
-        return replace(self._map(lambda tensor: tensor[start:stop]), against=against)
+        return self._map(lambda tensor: tensor[start:stop], lambda against: against[start:stop])
 
     def select(self, images: Tensor) -> Target:
         """Select images by index."""
-        against = None if self.against is None else tuple(self.against[index] for index in images.tolist())
-        return replace(self._map(lambda tensor: tensor[images.to(tensor.device)]), against=against)
+        return self._map(
+            lambda tensor: tensor[images.to(tensor.device)], lambda against: tuple(against[i] for i in images.tolist())
+        )
 
     def repeat(self, times: int) -> Target:
         """Repeat for so many copies of the batch, one after the other."""
-        against = None if self.against is None else self.against * times
-        return replace(self._map(lambda tensor: tensor.repeat(times, *[1] * (tensor.ndim - 1))), against=against)
+        return self._map(lambda tensor: tensor.repeat(times, *[1] * (tensor.ndim - 1)), lambda against: against * times)
 
     def split_classes(self) -> list[Target]:
         """Return one target with K = 1 for each of the K classes or scores."""
@@ -206,11 +205,10 @@ class Target:
         """Return the same classes by themselves."""
         return replace(self, against=None, weights=None)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Target:
-        """Return a copy with the per-image tensors changed."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        changed: dict[str, Any] = {name: change(value) for name, value in tensors.items()}
-        return replace(self, **changed)
+    def _map(self, change: Callable[[Tensor], Tensor], change_against: Callable[[Opponents], Opponents]) -> Target:
+        """Return a copy with the per-image tensors and opponents changed."""
+        changed: Any = {name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **changed, against=self.against and change_against(self.against))
 
     def _contrast_weights(self, logits: Tensor, indices: Tensor) -> Tensor:
         """Compute the weight of each logit in what is subtracted: ``[B, K, classes]``."""

@@ -46,13 +46,11 @@ class WordEvidence:
     Attributes:
         score: of the word, against its rivals or by itself.
         parts: of the image, of the prompt's words, of the words of the answer before, and of the model's constants.
-        views: of the image.
         images: the part of each image, where a prompt has several.
     """
 
     score: float
     parts: dict[str, Part]
-    views: int
     images: Sequence[Part] = ()
 
     @property
@@ -114,15 +112,10 @@ def compute_evidence(
     parts = [pixels.sum(-1), text[..., :prompt].sum(-1), text[..., prompt:].sum(-1)]
     parts.append(score - torch.stack(parts).sum(0))
     named = dict(zip(SOURCES, parts, strict=True))
-    return [
-        WordEvidence(
-            float(score[:, at].mean()),
-            {name: Part.of(part[:, at]) for name, part in named.items()},
-            views,
-            [Part.of(one) for one in pixels[:, at].T] if count > 1 else (),
-        )
-        for at in range(len(words))
-    ]
+    values = [float(column.mean()) for column in score.T]
+    sources = [{name: Part.of(part[:, at]) for name, part in named.items()} for at in range(len(words))]
+    images = [[Part.of(one) for one in pixels[:, at].T] if count > 1 else () for at in range(len(words))]
+    return [WordEvidence(*each) for each in zip(values, sources, images, strict=True)]
 
 
 def find_evidence(answered: AnsweredPrompt, words: Sequence[Score], *, seed: int = 0) -> list[WordEvidence] | None:

@@ -53,16 +53,14 @@ class RawAttention(TokenMethod):
     heads: Heads = "mean"
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        graph = token_graph(observed, images)
-        return _repeat_for_classes(self._scores(graph), graph, target)
-
-    def _scores(self, graph: TokenGraph) -> Tensor:
-        fuse, depth = _FUSE[self.heads], len(graph.layers)
+        graph, fuse = token_graph(observed, images), _FUSE[self.heads]
+        depth = len(graph.layers)
         if not -depth <= self.layer < depth:
             raise OptionError(f"layer {self.layer}; the model has layers 0 to {depth - 1}")
         if graph.pooling is not None and self.layer == -1:  # nothing comes between the pooling and the head
-            return fuse(wide(graph.pooling), 1).mean(1)
-        return (graph.readout() @ fuse(wide(graph.layers[self.layer]), 1))[:, 0]
+            return _repeat_for_classes(fuse(wide(graph.pooling), 1).mean(1), graph, target)
+        rows = graph.readout() @ fuse(wide(graph.layers[self.layer]), 1)  # [b, 1, N]
+        return _repeat_for_classes(rows[:, 0], graph, target)
 
 
 @METHODS.register("rollout")

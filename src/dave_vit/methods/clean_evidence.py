@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -26,134 +27,132 @@ def keep_target(target: Target, logits: Tensor) -> Target:
     return target
 
 
-def resolve_by_evidence(
-    method: Method,
-    images: Tensor,
-    target: Target,
-    rules: RuleSet,
-    rows: PassSize,
-    resolve: Resolve,
-    passes: RecordedGradient | None = None,
-) -> tuple[Tensor, Target, Tensor]:
-    """Compute the maps that a reducer takes beside the samples; resolve the target on the same forward pass.
+Flags = list[bool] | None
+"""Which constants are not zero; see ``gradient``."""
+Nonzero = tuple[Flags, Flags]  # of the method's rules, and of AttnLRP's
 
-    Args:
+
+@dataclass(frozen=True)
+class CleanEvidence:
+    """Computes the maps that a reducer takes beside the samples.
+
+    Attributes:
         method: gives the model and its precision.
-        images: ``[b, C, H, W]``; clips have T before C.
-        target: what is explained of them.
         rules: the method's own.
-        rows: images in one pass, and no more than constants allow.
-        resolve: resolves the target on the logits.
         passes: of the method; classes of images on a GPU are then explained by passes that can be captured, for which
             the target is resolved first.
-
-    Returns:
-        Maps ``[b, K, 2, 2, H, W]``, of clips with T after K: by the method's rules and by AttnLRP's; of the pixels, and
-        of the constants; the resolved target; logits ``[b, classes]``. A model that AttnLRP's rules do not cover has
-        the first maps twice.
     """
-    logits, most = None, CONSTANT_ROWS.get(images.device.type, CONSTANT_ROWS["cpu"])
-    if passes is not None and images.is_cuda and images.ndim == 4 and target.score is None:
-        logits = torch.cat(rows.run_chunks(lambda start, stop: passes.logits(images[start:stop]), len(images)))
-        target, resolve = resolve(target, logits), keep_target
-    form = PassForm(method.model, "constants", rules, method.autocast, target.read)
 
-    def compute(start: int, stop: int) -> tuple[Tensor, Tensor]:
-        step, parts = rows.limit_rows(most, form, images), []
-        is_alone = min(rows.rows, step) == 1  # no memory for two images: constants are those of the only one
-        for at in range(start, stop, step):
-            end = min(at + step, stop)
-            part = images[at:end], target.part(at, end)
-            if passes is not None and logits is not None and not is_alone:
-                is_all = end - at == len(images)
-                parts.append((_captured_evidence(method, *part, rules, passes, beside=is_all), logits[at:end]))
-            else:
-                parts.append(_evidence_of_both(method, *part, rules, resolve, is_alone=is_alone))
-        return _join(parts)
+    method: Method
+    rules: RuleSet
+    passes: RecordedGradient | None = None
 
-    evidence, logits_of_all = _join(rows.run_chunks(compute, len(images)))
-    return evidence, resolve(target, logits_of_all), logits_of_all
+    def compute(
+        self, images: Tensor, target: Target, rows: PassSize, resolve: Resolve
+    ) -> tuple[Tensor, Target, Tensor]:
+        """Compute the maps; resolve the target on the same forward pass.
 
+        Args:
+            images: ``[b, C, H, W]``; clips have T before C.
+            target: what is explained of them.
+            rows: images in one pass, and no more than constants allow.
+            resolve: resolves the target on the logits.
 
-def _captured_evidence(
-    method: Method, images: Tensor, target: Target, rules: RuleSet, passes: RecordedGradient, *, beside: bool = False
-) -> Tensor:
-    """Return the maps of both rule sets ``[b, K, 2, 2, H, W]`` for a resolved target, by a graph where there is one."""
+        Returns:
+            Maps ``[b, K, 2, 2, H, W]``, of clips with T after K: by the method's rules and by AttnLRP's; of the pixels,
+            and of the constants; the resolved target; logits ``[b, classes]``. A model that AttnLRP's rules do not
+            cover has the first maps twice.
+        """
+        passes, logits = self.passes, None
+        most = CONSTANT_ROWS.get(images.device.type, CONSTANT_ROWS["cpu"])
+        if passes is not None and images.is_cuda and images.ndim == 4 and target.score is None:
+            logits = torch.cat(rows.run_chunks(lambda start, stop: passes.logits(images[start:stop]), len(images)))
+            target, resolve = resolve(target, logits), keep_target
+        form = PassForm(self.method.model, "constants", self.rules, self.method.autocast, target.read)
 
-    def prepare(_: Tensor) -> BatchFunction:
-        nonzero: tuple[list[bool], list[bool]] = ([], [])
+        def compute(start: int, stop: int) -> tuple[Tensor, Tensor]:
+            step, parts = rows.limit_rows(most, form, images), []
+            is_alone = min(rows.rows, step) == 1  # no memory for two images: constants are those of the only one
+            for at in range(start, stop, step):
+                end = min(at + step, stop)
+                part = images[at:end], target.part(at, end)
+                if passes is not None and logits is not None and not is_alone:
+                    is_all = end - at == len(images)
+                    parts.append((self.run_captured(*part, passes, beside=is_all), logits[at:end]))
+                else:
+                    parts.append(self._compute_by_both(*part, resolve, is_alone=is_alone))
+            return _join(parts)
 
-        def function(images: Tensor, columns: Tensor, *weights: Tensor) -> tuple[Tensor]:
-            own = Target(columns, weights=weights[0] if weights else None, classes=target.classes)
-            return (_evidence_of_both(method, images, own, rules, nonzero=nonzero)[0],)
+        evidence, logits_of_all = _join(rows.run_chunks(compute, len(images)))
+        return evidence, resolve(target, logits_of_all), logits_of_all
 
-        return function
+    def run_captured(self, images: Tensor, target: Target, passes: RecordedGradient, *, beside: bool = False) -> Tensor:
+        """Return the maps ``[b, K, 2, 2, H, W]`` for a resolved target, by a graph where there is one."""
 
-    def compute() -> tuple[Tensor]:
-        return (_evidence_of_both(method, images, target, rules)[0],)
+        def prepare(_: Tensor) -> BatchFunction:
+            nonzero: Nonzero = ([], [])
 
-    return passes.captures.run("evidence", prepare, target_tensors(images, target), compute, beside=beside)[0]
+            def function(images: Tensor, columns: Tensor, *weights: Tensor) -> tuple[Tensor]:
+                own = Target(columns, weights=weights[0] if weights else None, classes=target.classes)
+                return (self._compute_by_both(images, own, keep_target, nonzero)[0],)
 
+            return function
 
-def _evidence_of_both(
-    method: Method,
-    images: Tensor,
-    target: Target,
-    rules: RuleSet,
-    resolve: Resolve = keep_target,
-    *,
-    nonzero: tuple[list[bool] | None, list[bool] | None] = (None, None),
-    is_alone: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Return maps ``[b, K, 2, 2, H, W]`` by a method's rules and by AttnLRP's, if they cover the model, and logits."""
-    compute, resolved = partial(_evidence, method, images, is_alone=is_alone), [target]
+        def compute() -> tuple[Tensor]:
+            return (self._compute_by_both(images, target, keep_target)[0],)
 
-    def resolve_once(target: Target, logits: Tensor) -> Target:
-        resolved[:] = [resolve(target, logits)]  # which may wait for the device
-        return resolved[0]
+        return passes.captures.run("evidence", prepare, target_tensors(images, target), compute, beside=beside)[0]
 
-    def compute_other() -> Tensor | None:
-        with suppress(UnsupportedOperator):
-            return compute(resolved[0], ATTENTION_RELEVANCE, keep_target, nonzero=nonzero[1])[0]
-        return None
+    def _compute_by_both(
+        self,
+        images: Tensor,
+        target: Target,
+        resolve: Resolve,
+        nonzero: Nonzero = (None, None),
+        *,
+        is_alone: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the maps ``[b, K, 2, 2, H, W]`` by the method's rules and by AttnLRP's, and logits."""
+        compute, resolved = partial(self._compute_by_rules, images, is_alone=is_alone), [target]
 
-    (own, logits), other = run_both(lambda: compute(target, rules, resolve_once, nonzero=nonzero[0]), compute_other)
-    return torch.stack([own, own if other is None else other], -4), logits
+        def resolve_once(target: Target, logits: Tensor) -> Target:
+            resolved[:] = [resolve(target, logits)]  # which may wait for the device
+            return resolved[0]
+
+        def compute_other() -> Tensor | None:
+            with suppress(UnsupportedOperator):
+                return compute(resolved[0], ATTENTION_RELEVANCE, keep_target, nonzero=nonzero[1])[0]
+            return None
+
+        compute_own = partial(compute, target, self.rules, resolve_once, nonzero=nonzero[0])
+        (own, logits), other = run_both(compute_own, compute_other)
+        return torch.stack([own, own if other is None else other], -4), logits
+
+    def _compute_by_rules(
+        self, images: Tensor, target: Target, rules: RuleSet, resolve: Resolve, *, nonzero: Flags, is_alone: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return maps of pixels and of constants by one rule set, ``[b, K, 2, H, W]``, and logits ``[b, classes]``."""
+        model, autocast = self.method.model, self.method.autocast
+        run = getattr(model, "_orig_mod", model)  # the images were checked already
+        compute = partial(gradient, model, images, target, rules=rules, autocast=autocast)
+        compute = partial(compute, run=run, resolve=partial(resolve, target), nonzero=nonzero)
+        if images.ndim > 4:  # where a constant acts in a clip is not known
+            passed = compute()
+            pixels = (passed.weight * images.unsqueeze(1)).sum(-3)
+            return torch.stack([pixels, torch.zeros_like(pixels)], -3), passed.logits
+        axes: Axes = [] if is_alone else find_batch_axes(model, images, target, rules=rules, autocast=autocast)
+
+        def combine(weight: Tensor, constants: Sequence[Constant]) -> Tensor:
+            sides = [find_single(constant.value) for constant in constants] if is_alone else axes or []
+            pairs = [(constant, side) for constant, side in zip(constants, sides, strict=False) if side is not None]
+            pixels = (weight * images).sum(1)
+            return torch.stack([pixels, place_constants(pairs, pixels)], 1)
+
+        passed = compute(combine=combine)
+        return passed.weight, passed.logits
 
 
 def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Concatenate evidence and logits of several passes."""
     evidence, logits = (torch.cat(column) for column in zip(*parts, strict=True))
     return evidence, logits
-
-
-def _evidence(
-    method: Method,
-    images: Tensor,
-    target: Target,
-    rules: RuleSet,
-    resolve: Resolve,
-    *,
-    is_alone: bool = False,
-    nonzero: list[bool] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return maps of pixels and of constants by one rule set, ``[b, K, 2, H, W]``, and logits ``[b, classes]``."""
-    run = getattr(method.model, "_orig_mod", method.model)  # the images were checked already
-    compute = partial(gradient, method.model, images, target, rules=rules, autocast=method.autocast)
-    compute = partial(compute, run=run, resolve=partial(resolve, target), nonzero=nonzero)
-    if images.ndim > 4:  # where a constant acts in a clip is not known
-        passed = compute()
-        pixels = (passed.weight * images.unsqueeze(1)).sum(-3)
-        return torch.stack([pixels, torch.zeros_like(pixels)], -3), passed.logits
-    axes: Axes = []
-    if not is_alone:
-        axes = find_batch_axes(method.model, images, target, rules=rules, autocast=method.autocast)
-
-    def combine(weight: Tensor, constants: Sequence[Constant]) -> Tensor:
-        sides = [find_single(constant.value) for constant in constants] if is_alone else axes or []
-        pairs = [(constant, side) for constant, side in zip(constants, sides, strict=False) if side is not None]
-        pixels = (weight * images).sum(1)
-        return torch.stack([pixels, place_constants(pairs, pixels)], 1)
-
-    passed = compute(combine=combine)
-    return passed.weight, passed.logits

@@ -139,9 +139,7 @@ def to_explanation(maps: Tensor, images: Tensor, target: Target) -> Explanation:
 
 def sum_maps(maps: Iterable[Tensor], direct: Tensor) -> Tensor:
     """Add up maps ``[b, H, W]`` in the widest type; returns attributions ``[b, C, H, W]`` like ``direct``."""
-    total = torch.zeros_like(direct[:, 0], dtype=precise_dtype(direct.device))
-    for each in maps:
-        total = total + each
+    total = sum(maps, torch.zeros_like(direct[:, 0], dtype=precise_dtype(direct.device)))
     return per_channel(total, direct.shape[1]).to(direct.dtype)
 
 

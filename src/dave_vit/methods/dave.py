@@ -17,7 +17,7 @@ from dave_vit.engine.fingerprint import ModelChanged, cache_fingerprints, confir
 from dave_vit.engine.targets import TargetLike
 from dave_vit.errors import OptionError, TargetError
 from dave_vit.methods.base import METHODS, Inputs, Method, MethodInfo, check_option_names, multiply_by_input
-from dave_vit.methods.clean_evidence import keep_target, resolve_by_evidence
+from dave_vit.methods.clean_evidence import CleanEvidence, keep_target
 from dave_vit.methods.explanation import Explanation, join_explanations
 from dave_vit.methods.pass_size import Memory, PassSize
 from dave_vit.methods.presets import NOISE_SWITCHES, SWITCHES, Against, load_preset
@@ -210,8 +210,8 @@ class DAVE(Method):
             target = self._resolve_target(images, target, pass_size)
         resolve, evidence, logits = self._resolve_on_logits if is_compared else keep_target, None, None
         if uses_clean(self.reducer):
-            args = images, target, self.rules, pass_size, resolve, self._passes
-            evidence, target, logits = resolve_by_evidence(self, *args)
+            clean_evidence = CleanEvidence(self, self.rules, self._passes)
+            evidence, target, logits = clean_evidence.compute(images, target, pass_size, resolve)
         elif is_compared:
             logits = self._clean_logits(images, pass_size)
             target = resolve(target, logits)

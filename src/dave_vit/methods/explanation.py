@@ -263,10 +263,7 @@ class Explanation:
 
 def join_explanations(parts: Sequence[Explanation]) -> Explanation:
     """Join the explanations of consecutive chunks."""
-    tensors: dict[str, Any] = {
-        name: torch.cat([getattr(part, name) for part in parts])
-        for name, value in vars(parts[0]).items()
-        if isinstance(value, Tensor)
-    }
+    names = [name for name, value in vars(parts[0]).items() if isinstance(value, Tensor)]
+    tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
     against = None if parts[0].against is None else tuple(chain(*(part.against or () for part in parts)))
     return replace(parts[0], samples=max(part.samples for part in parts), against=against, **tensors)

@@ -35,7 +35,7 @@ class InputXGradient(Method):
     info = MethodInfo(paper="Shrikumar et al., 2016", passes="1 forward, 1 backward", unit="logit")
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        return multiply_by_input(self._gradient(images, target, PLAIN), images, target)
+        return multiply_by_input(self._gradient(images, target, self.rules), images, target)
 
 
 @METHODS.register("saliency")

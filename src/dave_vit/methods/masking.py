@@ -218,11 +218,8 @@ class Occlusion(MaskingMethod):
         """Return the windows; those at the right and lower edge may be cropped."""
         window = self.window or 2 * Squares.of(self.model, images, None).side
         stride = min(self.stride or max(1, window // 2), window)
-        sides = [
-            [slice(start, start + window) for start in range(0, max(extent - window, 0) + stride, stride)]
-            for extent in images.shape[-2:]
-        ]
-        return list(product(*sides))
+        starts = (range(0, max(extent - window, 0) + stride, stride) for extent in images.shape[-2:])
+        return list(product(*([slice(start, start + window) for start in side] for side in starts)))
 
 
 @METHODS.register("rise")

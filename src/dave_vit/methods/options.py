@@ -58,11 +58,8 @@ def declared_options(method: str) -> dict[str, Option]:
 def filter_options(method: str, **values: Any) -> dict[str, Any]:
     """Return those of the values that the method takes; None is left out."""
     known = declared_options(method)
-    return {
-        name: value
-        for name, value in values.items()
-        if value is not None and name in known and matches_type(value, known[name].type)
-    }
+    given = {name: value for name, value in values.items() if value is not None and name in known}
+    return {name: value for name, value in given.items() if matches_type(value, known[name].type)}
 
 
 def max_samples(method: str, options: Mapping[str, Any]) -> int:

@@ -227,8 +227,5 @@ def clean_logits(
     model: nn.Module, images: Tensor, size: PassSize, read: Read = class_logits, autocast: torch.dtype | None = None
 ) -> Tensor:
     """Compute the logits of the clean images ``[B, classes]``, or what ``read`` selects from the output."""
-
-    def compute(start: int, stop: int) -> Tensor:
-        return compute_logits(model, images[start:stop], read, autocast)
-
-    return torch.cat(size.run_chunks(compute, len(images)))
+    parts = size.run_chunks(lambda start, stop: compute_logits(model, images[start:stop], read, autocast), len(images))
+    return torch.cat(parts)

@@ -89,8 +89,15 @@ def _center(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return centred, energy <= 1e-20 * (values * weight).square().sum(1)
 
 
+class _CorrelationMetric(Metric):
+    """Base of metrics that correlate two maps."""
+
+    bounds = (-1.0, 1.0)
+    unscored = CONSTANT
+
+
 @METRICS.register("consistency")
-class Consistency(Metric):
+class Consistency(_CorrelationMetric):
     """Consistency under a small augmentation (figure 2 of the paper as a number).
 
     Args:
@@ -100,8 +107,6 @@ class Consistency(Metric):
     """
 
     summary = "Correlation of the map with the map of a slightly turned and shifted image, moved back."
-    bounds = (-1.0, 1.0)
-    unscored = CONSTANT
     rotation: float = 5.0
     shift_x: float = 20.0
     shift_y: float = 8.0
@@ -164,7 +169,7 @@ def similarity(first: Tensor, second: Tensor) -> Tensor:
 
 
 @METRICS.register("sanity")
-class Sanity(Metric):
+class Sanity(_CorrelationMetric):
     """Randomisation test (Adebayo et al., 2018): a map that survives random weights does not explain the model.
 
     Args:
@@ -177,8 +182,6 @@ class Sanity(Metric):
     summary = "Similarity of the map to those of the model with ever more weights randomised."
     axis = "share of the layers randomised"
     higher_is_better = False
-    bounds = (-1.0, 1.0)
-    unscored = CONSTANT
     stages: Count = 3
     images: Count | None = 16
     seed: int = 0
@@ -193,7 +196,7 @@ class Sanity(Metric):
 
 
 @METRICS.register("random_logit")
-class RandomLogit(Metric):
+class RandomLogit(_CorrelationMetric):
     """Random logit test (Sixt et al., 2020): a map that is the same for any class does not explain the class.
 
     Args:
@@ -203,8 +206,6 @@ class RandomLogit(Metric):
 
     summary = "Similarity of the map to that of another class, drawn at random."
     higher_is_better = False
-    bounds = (-1.0, 1.0)
-    unscored = CONSTANT
     seed: int = 0
     images: Count | None = None
 

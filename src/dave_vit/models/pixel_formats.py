@@ -196,9 +196,8 @@ class PaddedPatches:
 
     def __call__(self, images: Tensor) -> dict[str, Any]:
         """Return patches ``[B, count, patch * patch * C]`` and the column and row of each, -1 where there is none."""
-        patches = F.pixel_unshuffle(images, self.patch).unflatten(
-            1, (images.shape[1], -1)
-        )  # [B, C, p * p, rows, columns]
+        patches = F.pixel_unshuffle(images, self.patch)  # [B, C * p * p, rows, columns]
+        patches = patches.unflatten(1, (images.shape[1], -1))
         rows, columns = patches.shape[-2:]
         patches = patches.permute(0, 3, 4, 2, 1).flatten(3).flatten(1, 2)
         missing = self.count - rows * columns
@@ -210,10 +209,6 @@ class PaddedPatches:
         """Return the image ``[1, C, H, W]`` of patches ``[1, count, patch * patch * C]``."""
         grid = patches[0, : rows * columns].unflatten(1, (self.patch**2, -1)).unflatten(0, (rows, columns))
         return F.pixel_shuffle(grid.permute(3, 2, 0, 1).flatten(0, 1).unsqueeze(0), self.patch)
-
-
-ImageInputs = dict[str, Any]
-"""What an image processor returns for one image."""
 
 
 @dataclass(frozen=True)
@@ -332,7 +327,8 @@ def _process_document(processor: Any, image: Image.Image) -> PixelInputs:
     return PixelInputs(pixels, lambda images: {"pixel_values": (_HALF * images + (_HALF - mean)) / deviation})
 
 
-def _process(processor: Any, image: Image.Image, **options: Any) -> ImageInputs:
+def _process(processor: Any, image: Image.Image, **options: Any) -> dict[str, Any]:
+    """Return what an image processor returns for one image."""
     return dict(processor(images=image, return_tensors="pt", **options))
 
 

@@ -56,7 +56,7 @@ EMBEDDING = TaskKind(
 TASKS = {
     "ForObjectDetection": TaskKind("detection", "AutoModelForObjectDetection", Query(0, 0), "boxes"),
     "ForSemanticSegmentation": TaskKind(
-        "segmentation", "AutoModelForSemanticSegmentation", Region(0, box=(0.0, 0.0, 1.0, 1.0))
+        "segmentation", "AutoModelForSemanticSegmentation", Region(0, box=(0, 0, 1, 1))
     ),
     "ForUniversalSegmentation": TaskKind("segmentation", "AutoModelForUniversalSegmentation", Query(0, 0)),
     "ForInstanceSegmentation": TaskKind("segmentation", "AutoModelForUniversalSegmentation", Query(0, 0)),

@@ -199,11 +199,7 @@ class AnsweredPrompt(TaskModel):
     """
 
     def __init__(
-        self,
-        generator: TextGenerator,
-        pixels: PixelInputs,
-        text_inputs: dict[str, Any],
-        tokens: Sequence[int] = (),
+        self, generator: TextGenerator, pixels: PixelInputs, text_inputs: dict[str, Any], tokens: Sequence[int] = ()
     ) -> None:
         model: Any = generator.model
         name = next(key for key in ("decoder_input_ids", "input_ids") if key in text_inputs)

@@ -7,7 +7,7 @@ import numpy as np
 from dave_vit.data.base import Mask
 from dave_vit.data.builtin.backgrounds import gradient, paint
 from dave_vit.data.builtin.draws import TURN, Draws
-from dave_vit.data.builtin.sprites import STYLES, Bytes, Ints, catalogue, load_sprite, render, tint
+from dave_vit.data.builtin.sprites import STYLES, Bytes, Ints, catalogue, load_sprite, render, tight_box, tint
 from dave_vit.errors import OptionError
 
 Window = tuple[slice, slice]
@@ -43,7 +43,6 @@ class Piece:
     art: Art
     rgba: Bytes
     silhouette: Mask
-    area: int
 
 
 def make_piece(art: Art, size: int, draws: Draws, *, easy: bool) -> Piece:
@@ -54,8 +53,7 @@ def make_piece(art: Art, size: int, draws: Draws, *, easy: bool) -> Piece:
     if not easy:
         hue, saturation, brightness = draws.integer(-50, 50), draws.integer(180, 320), draws.integer(216, 280)
         rgba = tint(rgba, hue, saturation, brightness)
-    silhouette = rgba[..., 3] >= 128
-    return Piece(art, rgba, silhouette, int(silhouette.sum()))
+    return Piece(art, rgba, rgba[..., 3] >= 128)
 
 
 def _windows(size: int, top: int, left: int, height: int, width: int) -> tuple[Window, Window]:
@@ -103,7 +101,7 @@ def _place(pieces: list[Piece], visible: list[int], owner: Ints, draws: Draws) -
 
 def _enough(piece: Piece, visible: int) -> bool:
     least = TARGET_VISIBLE if piece.art.label >= 0 else DISTRACTOR_VISIBLE
-    return visible * 100 >= least * piece.area
+    return visible * 100 >= least * int(piece.silhouette.sum())
 
 
 def _over(canvas: Bytes, rgba: Bytes, there: Window, here: Window) -> None:
@@ -203,11 +201,6 @@ class Scene:
         return tuple(thing for thing in self.objects if thing.label >= 0)
 
 
-def _tight_box(mask: Mask) -> tuple[int, int, int, int]:
-    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
-    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
-
-
 def compose_scene(index: int, split: str = "single", *, size: int = 224, seed: int = 0, family: str = "seen") -> Scene:
     """Compose an image with exact masks, the same on every machine; every hundred in a row show each class once.
 
@@ -224,7 +217,7 @@ def compose_scene(index: int, split: str = "single", *, size: int = 224, seed: i
     image, owner = compose(pieces, size, draws, easy=_MIXES[split].easy)
     masks = (owner == order.index(i) for i in range(len(cast)))
     pairs = zip(cast, masks, strict=True)
-    return Scene(image, tuple(SceneObject(**vars(art), mask=mask, box=_tight_box(mask)) for art, mask in pairs))
+    return Scene(image, tuple(SceneObject(**vars(art), mask=mask, box=tight_box(mask)) for art, mask in pairs))
 
 
 def compose_edited_scene(index: int, target: int, replacement: str | None = None, *, seed: int = 0) -> Bytes:

@@ -66,14 +66,19 @@ def _premultiply(rgba: Bytes) -> Ints:
     return wide
 
 
+def tight_box(mask: npt.NDArray[np.bool_]) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom of what is true in a mask, right and bottom excluded."""
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+
 @cache
 def load_sprite(style: str, cell: int) -> Sprite:
     """Load a sprite by its style and its cell in the sheet."""
     row, column = divmod(cell, _COLUMNS)
     rgba = decode(f"{style}.webp", "RGBA")[row * CELL : (row + 1) * CELL, column * CELL : (column + 1) * CELL]
-    rows = np.flatnonzero((rgba[..., 3] >= 128).any(axis=1))
-    columns = np.flatnonzero((rgba[..., 3] >= 128).any(axis=0))
-    art = _premultiply(rgba[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1])
+    left, top, right, bottom = tight_box(rgba[..., 3] >= 128)
+    art = _premultiply(rgba[top:bottom, left:right])
     height, width = art.shape[:2]
     evened = np.pad(art, ((0, height % 2), (0, width % 2), (0, 0)))
     half = (evened[::2, ::2] + evened[1::2, ::2] + evened[::2, 1::2] + evened[1::2, 1::2] + 2) // 4

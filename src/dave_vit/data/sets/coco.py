@@ -46,11 +46,10 @@ class Coco(FileDataset):
 
 
 def _annotations(root: Path) -> Path:
-    for pattern in _FILES:
-        files = sorted(root.glob(pattern))
-        if files:
-            return files[0]
-    raise DataError(f"{root}: no annotations; looked for {', '.join(_FILES)}")
+    files = [path for pattern in _FILES for path in sorted(root.glob(pattern))]
+    if not files:
+        raise DataError(f"{root}: no annotations; looked for {', '.join(_FILES)}")
+    return files[0]
 
 
 def _boxes(annotations: list[dict[str, Any]]) -> Iterator[tuple[tuple[Any, int], Box]]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dave_vit.data.base import Box, FileDataset, Item, box, image_files, read_csv, read_objects, read_text
+from dave_vit.data.base import Box, FileDataset, Item, box, find_first, image_files, read_csv, read_objects, read_text
 from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError
 
@@ -66,7 +66,7 @@ class ImageNet(FileDataset):
 
 def _open_annotations(root: Path) -> Callable[[str, str], _Annotation]:
     """Return a function of an image's name and class (where its folder names one): from the table, or XML files."""
-    path, folder = _first(root, _TABLES), _first(root, _XML_FOLDERS)
+    path, folder = find_first(root, _TABLES), find_first(root, _XML_FOLDERS)
     table = dict(read_table(path)) if path else {}
 
     def annotate(name: str, wnid: str) -> _Annotation:
@@ -101,13 +101,9 @@ def read_xml(path: Path, wnid: str = "") -> _Annotation:
     return wnid, tuple(at for name, at in objects if name == wnid)
 
 
-def _first(root: Path, names: tuple[str, ...]) -> Path | None:
-    return next((root / name for name in names if (root / name).exists()), None)
-
-
 def _synsets(root: Path) -> dict[str, str]:
     """Return names by wnid in the order of the class indices; from timm where the data set has no list."""
-    path = _first(root, _SYNSETS)
+    path = find_first(root, _SYNSETS)
     if path is None:
         from timm.data import ImageNetInfo
 

@@ -2,15 +2,13 @@
 
 from pathlib import Path
 
-from dave_vit.data.base import Box, FileDataset, Item, group_boxes, image_files, read_objects, read_text
+from dave_vit.data.base import Box, FileDataset, Item, find_first, group_boxes, image_files, read_objects, read_text
 from dave_vit.data.sets import DATASETS
 from dave_vit.errors import DataError
 
 _LISTS = ("ImageSets/Main/val.txt", "ImageSets/Main/test.txt")
-_CLASSES = (
-    "aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant sheep "
-    "sofa train tvmonitor"
-).split()
+_CLASSES = """aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person
+    pottedplant sheep sofa train tvmonitor""".split()
 
 
 @DATASETS.register("voc")
@@ -48,7 +46,5 @@ class Voc(FileDataset):
 
 
 def _read_image_list(root: Path) -> set[str] | None:
-    for name in _LISTS:
-        if (root / name).is_file():
-            return {line.split()[0] for line in read_text(root / name).splitlines() if line.strip()}
-    return None
+    path = find_first(root, _LISTS)
+    return None if path is None else {line.split()[0] for line in read_text(path).splitlines() if line.strip()}

@@ -31,16 +31,16 @@ class Architecture:
     Attributes:
         create: builds the model, initialised at random.
         encode: converts colours ``[B, 3, H, W]`` in 0..1 to the model's input.
+        traits: facts about the model.
         centre: the colour value that becomes zero.
         spread: the colour difference that becomes one.
-        traits: facts about the model.
     """
 
     create: Callable[[], nn.Module]
     encode: Callable[[Tensor], Tensor]
-    centre: float
-    spread: float
     traits: Traits
+    centre: float = 0.0
+    spread: float = 1.0
 
 
 def _centre(images: Tensor) -> Tensor:
@@ -59,10 +59,8 @@ _PLAIN = Traits(patch=PATCH, compete=True, domain=_DOMAIN, domain_margin=3.6)
 _BCOS = replace(BCOS, patch=PATCH, domain=_DOMAIN, domain_margin=2.6)
 
 BUILTIN: Registry[Architecture] = Registry("embedded model")
-BUILTIN.register("builtin")(Architecture(partial(PlainViT, len(CLASS_NAMES), size=SIZE), _centre, 0.5, 0.5, _PLAIN))
-BUILTIN.register("builtin-bcos")(
-    Architecture(partial(BcosViT, len(CLASS_NAMES), size=SIZE), _add_complements, 0.0, 1.0, _BCOS)
-)
+BUILTIN.register("builtin")(Architecture(partial(PlainViT, len(CLASS_NAMES), size=SIZE), _centre, _PLAIN, 0.5, 0.5))
+BUILTIN.register("builtin-bcos")(Architecture(partial(BcosViT, len(CLASS_NAMES), size=SIZE), _add_complements, _BCOS))
 
 
 def load(name: str, weights: str | None = None, classes: Classes | None = None) -> Adapter:

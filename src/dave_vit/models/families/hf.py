@@ -119,17 +119,12 @@ def _load_retriever(checkpoint: Checkpoint) -> Adapter:
     return PageRetriever(model, processor, pixels, **checkpoint.facts())
 
 
-def _load_video_model(checkpoint: Checkpoint) -> Adapter:
-    model = checkpoint.build_with_head("AutoModelForVideoClassification")
-    processor = "AutoVideoProcessor" if checkpoint.config.model_type == "vjepa2" else "AutoImageProcessor"
+def _load_recordings(kind: type[AudioModel | VideoModel], task: str, processor: str, checkpoint: Checkpoint) -> Adapter:
+    """Load a classifier of sounds or clips."""
+    model = checkpoint.build_with_head(f"AutoModelFor{task}")
+    processor = "AutoVideoProcessor" if checkpoint.config.model_type == "vjepa2" else processor
     facts = checkpoint.facts(compete=checkpoint.do_labels_compete)
-    return VideoModel(model, checkpoint.load_part(processor), checkpoint.labels, **facts)
-
-
-def _load_audio_model(checkpoint: Checkpoint) -> Adapter:
-    model = checkpoint.build_with_head("AutoModelForAudioClassification")
-    facts = checkpoint.facts(compete=checkpoint.do_labels_compete)
-    return AudioModel(model, checkpoint.load_part("AutoFeatureExtractor"), checkpoint.labels, **facts)
+    return kind(model, checkpoint.load_part(processor), checkpoint.labels, **facts)
 
 
 def _load_prompt_model(checkpoint: Checkpoint) -> Adapter:
@@ -146,8 +141,8 @@ _LOADERS: dict[str, Callable[[Checkpoint], Adapter]] = {
     "BlipForQuestionAnswering": _load_text_generator,
     "VisionEncoderDecoderModel": _load_text_generator,
     "ForRetrieval": _load_retriever,
-    "ForVideoClassification": _load_video_model,
-    "ASTForAudioClassification": _load_audio_model,
+    "ForVideoClassification": partial(_load_recordings, VideoModel, "VideoClassification", "AutoImageProcessor"),
+    "ASTForAudioClassification": partial(_load_recordings, AudioModel, "AudioClassification", "AutoFeatureExtractor"),
 }
 """By the end of an architecture's name."""
 
