@@ -3,7 +3,7 @@
 A group is a dataclass whose fields are options as typer declares them; an `OptionGroup` is a frozen one. A command
 names groups in its signature, and `expand_groups` lets typer see the fields instead of the group:
 
-    @app.command()
+    @command("dave explain cat.jpg")
     def explain(images: Images, model: ModelOptions, method: MethodOptions) -> None: ...
 
 A parameter's default is a group with other defaults: `model: ModelOptions = ModelOptions(device="cpu")`.
