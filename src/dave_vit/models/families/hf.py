@@ -107,7 +107,8 @@ def _adjust_image_processor(processor: Any) -> Any:
     own, kwargs = processor.image_processor, getattr(processor, "valid_processor_kwargs", None)
     before = getattr(kwargs, "_defaults", {}).get("images_kwargs", {})  # of transformers before 5.23
     for name, value in {**before, **(getattr(processor, "images_kwargs", None) or {})}.items():
-        setattr(own, name, value)
+        if name != "max_patches":  # the folder of a Pix2Struct says how many its model has places for
+            setattr(own, name, value)
     if hasattr(processor, "spatial_merge_size"):  # Pixtral and Mistral 3
         own.patch_size = processor.patch_size * processor.spatial_merge_size
     return own
