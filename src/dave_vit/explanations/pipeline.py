@@ -19,7 +19,7 @@ from dave_vit.explanations.words import explain_answer, explain_page, explain_se
 from dave_vit.models import Adapter
 from dave_vit.models.recordings import AudioModel, VideoModel, VolumeModel
 from dave_vit.models.retrieval import PageRetriever, ZeroShotAdapter
-from dave_vit.models.tasks import PromptedModel, QuestionClassifier, TaskModel, TextDetector
+from dave_vit.models.tasks import PromptedModel, TaskModel, TextPrompted
 from dave_vit.models.text_generation import TextGenerator
 from dave_vit.viz.pictures import animate
 from dave_vit.viz.rendering import Scales, View, as_map
@@ -176,7 +176,7 @@ KINDS = {
 
 _KINDS_OF_MODELS: dict[type[Adapter], str] = {
     **{VideoModel: "clip", AudioModel: "sound", VolumeModel: "volume", TextGenerator: "words", PageRetriever: "page"},
-    **{QuestionClassifier: "answer", ZeroShotAdapter: "sentence", TextDetector: "boxes"},
+    ZeroShotAdapter: "sentence",
 }
 
 
@@ -187,8 +187,10 @@ def _find_kind(model: Adapter, question: Question) -> ExplanationKind:
         return KINDS["score"]
     if named is not None and (named != "sentence" or question.prompt is not None):
         return KINDS[named]
-    if question.boxes or (isinstance(model, TaskModel) and model.task.default_score == "boxes"):
+    if question.boxes or (isinstance(model, TaskModel | TextPrompted) and model.task.default_score == "boxes"):
         return KINDS["boxes"]
+    if isinstance(model, TextPrompted):
+        return KINDS["answer"]
     return KINDS["score" if isinstance(model, PromptedModel | TaskModel) else "classes"]
 
 

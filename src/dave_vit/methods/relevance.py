@@ -21,7 +21,6 @@ from dave_vit.methods.cams import ActivationMap, GradCAM
 from dave_vit.methods.constants import CONSTANT_ROWS, Contribution, attributions, scale_to_unit, sum_maps, upsample
 from dave_vit.methods.dave import Effective
 from dave_vit.methods.explanation import Explanation
-from dave_vit.methods.gradients import InputXGradient
 from dave_vit.methods.pass_size import PassSize
 
 Biases = Literal["all", "conv"]
@@ -176,7 +175,7 @@ class _LibraCAM(ActivationMap):
 _LRP_PASSES = "1 forward, 1 backward (with gamma twice the work)"
 
 
-class _LRP(InputXGradient):
+class _LRP(Method):
     base: ClassVar[RuleSet]
     _: KW_ONLY
     conv_gamma: NonNegative = Gamma.conv
@@ -186,6 +185,9 @@ class _LRP(InputXGradient):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rules = with_gamma(self.base, Gamma(self.conv_gamma, self.linear_gamma, self.attention_gamma))
+
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        return multiply_by_input(self._gradient(images, target, self.rules), images, target)
 
 
 @METHODS.register("attn_lrp")

@@ -119,27 +119,34 @@ Bind = Callable[[Any, Any, str, dict[str, Tensor]], tuple[nn.Module, list[str]]]
 """From model, processor, prompt and its tokens to the model of images, and the names of its classes."""
 
 
-class TextDetector(PromptedModel):
-    """A detector of what a text names.
+class TextPrompted(PromptedModel):
+    """A detector of what a text names, or a classifier of the answers to a question.
 
     Args:
         args: as of `PromptedModel`.
         bind: returns the model with the inputs of a prompt, and the names of its classes.
         split: returns a prompt as the processor takes it.
+        task: what the model with its prompt does.
+        advice: how a prompt is given.
         options: as of `Adapter`.
     """
 
-    task = TASKS["ForObjectDetection"]
-    advice = 'finds what a text names; give one, --prompt "a cat. a dog."'
-
-    def __init__(self, *args: Any, bind: Bind, split: Callable[[str], Any] = str, **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        bind: Bind,
+        split: Callable[[str], Any] = str,
+        task: TaskKind = TASKS["ForObjectDetection"],
+        advice: str = 'finds what a text names; give one, --prompt "a cat. a dog."',
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
-        self._bind, self._split = bind, split
+        self._bind, self._split, self.task, self._advice = bind, split, task, advice
 
     def with_prompt(self, image: Image.Image, prompt: str | None = None) -> TaskModel:
         """Return the model of what the prompt names, such as "a cat. a dog."."""
         if not prompt:
-            raise OptionError(f"{self.spec} {self.advice}")
+            raise OptionError(f"{self.spec} {self._advice}")
         inputs = self.processor(images=to_rgb(image)[0], text=self._split(prompt), return_tensors="pt")
         text = {name: value for name, value in inputs.items() if name in TEXT_INPUTS}
         bound, names = self._bind(self.model, self.processor, prompt, text)
@@ -148,13 +155,6 @@ class TextDetector(PromptedModel):
     def with_example_prompt(self, image: Image.Image) -> TaskModel:
         """Return the model of a cat."""
         return self.with_prompt(image, "a cat.")
-
-
-class QuestionClassifier(TextDetector):
-    """A classifier of the answers to a question, such as ViLT."""
-
-    task = TaskKind("answers", "", ClassLogit(0))
-    advice = 'answers a question; give one, --prompt "how many cats are there?"'
 
 
 def _bind_question(model: Any, processor: Any, prompt: str, text: dict[str, Tensor]) -> tuple[nn.Module, list[str]]:
@@ -237,12 +237,18 @@ class PointSegmenter(PromptedModel):
 
 
 _DETECTION, _MASKS = "AutoModelForZeroShotObjectDetection", "AutoModelForMaskGeneration"
-_SENTENCES = partial(TextDetector, bind=_bind_sentences, split=_split_sentences)
+_SENTENCES = partial(TextPrompted, bind=_bind_sentences, split=_split_sentences)
+_QUESTIONS = partial(
+    TextPrompted,
+    bind=_bind_question,
+    task=TaskKind("answers", "", ClassLogit(0)),
+    advice='answers a question; give one, --prompt "how many cats are there?"',
+)
 PROMPTED: dict[str, tuple[Callable[..., PromptedModel], str]] = {
-    **dict.fromkeys(("grounding-dino", "mm-grounding-dino"), (partial(TextDetector, bind=_bind_tokens), _DETECTION)),
+    **dict.fromkeys(("grounding-dino", "mm-grounding-dino"), (partial(TextPrompted, bind=_bind_tokens), _DETECTION)),
     **dict.fromkeys(("owlvit", "owlv2"), (_SENTENCES, _DETECTION)),
     **dict.fromkeys(("sam", "sam2"), (PointSegmenter, _MASKS)),
-    "sam3": (partial(TextDetector, bind=_bind_concept), "AutoModel"),
-    "vilt": (partial(QuestionClassifier, bind=_bind_question), "AutoModelForVisualQuestionAnswering"),
+    "sam3": (partial(TextPrompted, bind=_bind_concept), "AutoModel"),
+    "vilt": (_QUESTIONS, "AutoModelForVisualQuestionAnswering"),
 }
 """Adapter and class of transformers by the type of the model."""
