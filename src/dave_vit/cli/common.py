@@ -43,7 +43,7 @@ class RegistryCommand(TyperCommand):
         return super().get_help(ctx)
 
 
-_FORMS = {  # a registry, or of a function that returns the forms of its entries
+_FORMS = {  # path of a registry, or of a function that returns the forms of its entries
     "{models}": "dave_vit.models.families:family_forms",
     "{data}": "dave_vit.data.sets:dataset_forms",
     "{methods}": "dave_vit.methods:METHODS",
