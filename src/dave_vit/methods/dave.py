@@ -20,7 +20,7 @@ from dave_vit.methods.base import METHODS, Inputs, Method, MethodInfo, check_opt
 from dave_vit.methods.clean_evidence import CleanEvidence, keep_target
 from dave_vit.methods.explanation import Explanation, join_explanations
 from dave_vit.methods.pass_size import Memory, PassSize
-from dave_vit.methods.presets import NOISE_SWITCHES, SWITCHES, Against, load_preset
+from dave_vit.methods.presets import NOISE_SWITCHES, SWITCHES, Against, Preset, load_preset
 from dave_vit.methods.sampling import AdaptiveSampler, CleanPrediction, SampleEstimate, SampleGroup, merge_groups
 from dave_vit.neighborhood import Neighborhood, Views
 from dave_vit.neighborhood.views import ViewCache
@@ -86,12 +86,7 @@ class DAVE(Method):
         **switches: Any,
     ) -> None:
         super().__init__(model, chunk=chunk, memory=memory, autocast=autocast)
-        chosen = load_preset(preset, model)
-        if switches.keys() - SWITCHES.keys():
-            check_option_names("dave", switches)
-        if neighborhood is not None:
-            chosen = replace(chosen, neighborhood=neighborhood, narrower=())
-        chosen = chosen.with_switches(switches)
+        chosen = _load_preset(preset, model, neighborhood, switches)
         self.neighborhood, self.narrower = chosen.neighborhood, chosen.narrower
         self.reducer: Reducer = REDUCERS[reducer]() if isinstance(reducer, str) else reducer or chosen.reducer
         self.rules, self.postprocess, self.seed = rules or chosen.rules, chosen.postprocess, seed
@@ -108,10 +103,12 @@ class DAVE(Method):
         self._is_compiled = compiled
         self._passes = (CompiledGradient if compiled else RecordedGradient)(model, self.rules, autocast)
         self._needs_clean = bool(self.weighted or self.narrower or self.against == "rivals")
+        self._sampler = self._create_sampler()
+
+    def _create_sampler(self) -> AdaptiveSampler:
         is_auto = self.samples == "auto"
-        self._sampler = AdaptiveSampler(
-            self.limit, len(self.levels), self.weighted, is_auto, equal_chunks=compiled and not is_auto
-        )
+        equal_chunks = self._is_compiled and not is_auto
+        return AdaptiveSampler(self.limit, len(self.levels), self.weighted, is_auto, equal_chunks)
 
     @property
     def levels(self) -> tuple[Neighborhood, ...]:
@@ -237,6 +234,16 @@ class DAVE(Method):
         """Return the logits of the clean images, ``[b, classes]``."""
         logits = self._passes.logits
         return torch.cat(pass_size.run_chunks(lambda start, stop: logits(images[start:stop]), len(images)))
+
+
+def _load_preset(name: str, model: nn.Module, neighborhood: Neighborhood | None, switches: dict[str, Any]) -> Preset:
+    """Return a preset, in another neighbourhood or with single switches of it changed, where these are given."""
+    chosen = load_preset(name, model)
+    if switches.keys() - SWITCHES.keys():
+        check_option_names("dave", switches)
+    if neighborhood is not None:
+        chosen = replace(chosen, neighborhood=neighborhood, narrower=())
+    return chosen.with_switches(switches)
 
 
 @METHODS.register("equivariant")

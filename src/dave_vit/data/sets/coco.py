@@ -46,10 +46,10 @@ class Coco(FileDataset):
 
 
 def _annotations(root: Path) -> Path:
-    files = [path for pattern in _FILES for path in sorted(root.glob(pattern))]
-    if not files:
+    path = next((path for pattern in _FILES for path in sorted(root.glob(pattern))), None)
+    if path is None:
         raise DataError(f"{root}: no annotations; looked for {', '.join(_FILES)}")
-    return files[0]
+    return path
 
 
 def _boxes(annotations: list[dict[str, Any]]) -> Iterator[tuple[tuple[Any, int], Box]]:

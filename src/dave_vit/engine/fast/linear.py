@@ -248,8 +248,11 @@ def flat_gamma(
         signs = x.sign() if kind is PassKind.EAGER else same_signs(input)
         kept = form.keep(x, weight, bias, value)
         carried = arrange(carry(lambda: value, form.pull_back, input, saved=(signs, weight, *kept)))
-        constant = None if bias is None else partial(form.bias_part, x, weight, bias, value, *kept)
-        return call.mode.record_constant(carried, lambda: None if constant is None else arrange(constant()), call.name)
+        if bias is None:
+            return carried
+        return call.mode.record_constant(
+            carried, lambda: arrange(form.bias_part(x, weight, bias, value, *kept)), call.name
+        )
 
     if call.name != "conv2d" or not are_windows_adjacent(input, weight, *args, **kwargs):
         return run(layer, layer(input.detach(), weight, bias), input, weight, lambda outputs: outputs)

@@ -70,8 +70,10 @@ class Gamma(Checked):
         share = share_of(value, layer(x.abs(), absolute, None if bias is None else bias.abs()), c)
         pullback = partial(_pull_back, layer=layer, c=c)
         carried = carry(lambda: value, pullback, input, saved=(x.sign(), weight, absolute, share))
-        own = None if bias is None else by_output(bias, weight)
-        return call.mode.record_constant(carried, lambda: None if own is None else bias_part(own, share, c), call.name)
+        if bias is None:
+            return carried
+        own = by_output(bias, weight)
+        return call.mode.record_constant(carried, lambda: bias_part(own, share, c), call.name)
 
     def favour(self, call: Call, input: Tensor, weight: Tensor, bias: Tensor | None) -> float:
         """Return c = gamma / (2 + gamma) of one call; 0 where the plain rule serves, as for complex numbers.
