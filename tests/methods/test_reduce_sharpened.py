@@ -9,6 +9,8 @@ from test_reduce_significant import gaussian, moments
 
 import tiny_models
 from dave_vit import DAVE, create_method
+from dave_vit.engine.fast.compiled import CompiledGradient, RecordedGradient
+from dave_vit.engine.forward import count_passes
 from dave_vit.engine.gradient import gradient
 from dave_vit.engine.rule_sets import ATTENTION_RELEVANCE, EFFECTIVE, RELEVANCE
 from dave_vit.engine.targets import Target
@@ -166,19 +168,33 @@ class TestCleanEvidence:
         target = target.resolve(model(images))
         expected = compute_clean_evidence(DAVE(model), images, target, RELEVANCE, PassSize(20))
 
-        class Passes:
-            class captures:
-                def run(name, prepare, inputs, compute, beside):
-                    function = prepare(inputs[0])
-                    function(*inputs)  # the first call may read values
-                    for name in ("tolist", "item", "__bool__", "__float__"):
-                        monkeypatch.setattr(torch.Tensor, name, None)
-                    results = function(*inputs)
-                    monkeypatch.undo()
-                    return results
+        class Captured(RecordedGradient):
+            def run(self, name, prepare, inputs, compute, *, beside=False):
+                function = prepare(inputs[0])
+                function(*inputs)  # the first call may read values
+                for name in ("tolist", "item", "__bool__", "__float__"):
+                    monkeypatch.setattr(torch.Tensor, name, None)
+                results = function(*inputs)
+                monkeypatch.undo()
+                return results
 
-        found = CleanEvidence(DAVE(model), RELEVANCE, Passes).run_captured(images, target, Passes)
+        passes = Captured(model, RELEVANCE)
+        found = CleanEvidence(DAVE(model), RELEVANCE, passes).run_captured(images, target, passes)
         np.testing.assert_allclose(found, expected, atol=1e-12)
+
+    @pytest.mark.slow  # compiles two passes
+    def test_the_compiled_form_is_the_same(self, images, monkeypatch):
+        model, target = tiny_models.vit().double().eval(), Target.of(torch.tensor([[0, 2]] * 3), 3)
+        target = target.resolve(model(images))
+        expected = compute_clean_evidence(DAVE(model), images, target, RELEVANCE, PassSize(20))
+        passes = CompiledGradient(model, RELEVANCE)
+        evidence = CleanEvidence(DAVE(model), RELEVANCE, passes)
+        np.testing.assert_allclose(evidence.run_captured(images, target, passes), expected, atol=1e-12)
+        monkeypatch.setattr(clean_evidence, "gradient", None)  # other images pass through the graph
+        with count_passes() as count:
+            few = evidence.run_captured(images[1:], target.part(1, 3), passes)
+        np.testing.assert_allclose(few, expected[1:], atol=1e-12)
+        assert count.passes == 4  # by two rule sets
 
     def test_a_model_without_attention_rules_has_its_own_twice(self, images, monkeypatch):
         model, target = tiny_models.vit().double().eval(), Target.of(0, 3)

@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dave_vit.engine import RuleSet, Target
+from dave_vit.engine.fast import PassKind
 from dave_vit.engine.fast.compiled import RecordedGradient, target_tensors
 from dave_vit.engine.fast.cuda_graphs import BatchFunction, run_both
 from dave_vit.engine.gradient import Axes, Constant, find_batch_axes, gradient
@@ -89,19 +91,23 @@ class CleanEvidence:
     def run_captured(self, images: Tensor, target: Target, passes: RecordedGradient, *, beside: bool = False) -> Tensor:
         """Return the maps ``[b, K, 2, 2, H, W]`` for a resolved target, by a graph where there is one."""
 
-        def prepare(_: Tensor) -> BatchFunction:
+        def prepare(images_of_form: Tensor, kind: PassKind = PassKind.RECORDED) -> BatchFunction:
             nonzero: Nonzero = ([], [])
+            run = passes.recorded_model.find_run(images_of_form, whole=True)
+            by_both = partial(self._compute_by_both, run=run, kind=kind)
+            if kind is PassKind.TRACED:  # which cannot ask for what a first pass finds out
+                by_both(images, target, keep_target, nonzero, kind=None)
 
             def function(images: Tensor, columns: Tensor, *weights: Tensor) -> tuple[Tensor]:
                 own = Target(columns, weights=weights[0] if weights else None, classes=target.classes)
-                return (self._compute_by_both(images, own, keep_target, nonzero)[0],)
+                return (by_both(images, own, keep_target, nonzero)[0],)
 
             return function
 
         def compute() -> tuple[Tensor]:
             return (self._compute_by_both(images, target, keep_target)[0],)
 
-        return passes.captures.run("evidence", prepare, target_tensors(images, target), compute, beside=beside)[0]
+        return passes.run("evidence", prepare, target_tensors(images, target), compute, beside=beside)[0]
 
     def _compute_by_both(
         self,
@@ -111,9 +117,11 @@ class CleanEvidence:
         nonzero: Nonzero = (None, None),
         *,
         is_alone: bool = False,
+        run: Callable[[Tensor], Any] | None = None,
+        kind: PassKind | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the maps ``[b, K, 2, 2, H, W]`` by the method's rules and by AttnLRP's, and logits."""
-        compute, resolved = partial(self._compute_by_rules, images, is_alone=is_alone), [target]
+        compute, resolved = partial(self._compute_by_rules, images, is_alone=is_alone, run=run, kind=kind), [target]
 
         def resolve_once(target: Target, logits: Tensor) -> Target:
             resolved[:] = [resolve(target, logits)]  # which may wait for the device
@@ -129,13 +137,22 @@ class CleanEvidence:
         return torch.stack([own, own if other is None else other], -4), logits
 
     def _compute_by_rules(
-        self, images: Tensor, target: Target, rules: RuleSet, resolve: Resolve, *, nonzero: Flags, is_alone: bool
+        self,
+        images: Tensor,
+        target: Target,
+        rules: RuleSet,
+        resolve: Resolve,
+        *,
+        nonzero: Flags,
+        is_alone: bool,
+        run: Callable[[Tensor], Any] | None,
+        kind: PassKind | None,
     ) -> tuple[Tensor, Tensor]:
         """Return maps of pixels and of constants by one rule set, ``[b, K, 2, H, W]``, and logits ``[b, classes]``."""
         model, autocast = self.method.model, self.method.autocast
-        run = getattr(model, "_orig_mod", model)  # the images were checked already
-        compute = partial(gradient, model, images, target, rules=rules, autocast=autocast)
-        compute = partial(compute, run=run, resolve=partial(resolve, target), nonzero=nonzero)
+        run = run or getattr(model, "_orig_mod", model)  # the images were checked already
+        compute = partial(gradient, model, images, target, rules=rules, autocast=autocast, run=run, kind=kind)
+        compute = partial(compute, resolve=partial(resolve, target), nonzero=nonzero)
         if images.ndim > 4:  # where a constant acts in a clip is not known
             passed = compute()
             pixels = (passed.weight * images.unsqueeze(1)).sum(-3)

@@ -68,7 +68,8 @@ def attributions(method: Method, images: Tensor, target: Target, make: Make, rul
         sides = axes or [find_single(constant.value) for constant in constants]
         dtype, size = precise_dtype(images.device), images.shape[-2:]
         pairs = zip(constants, sides, strict=True)  # one at a time, since contributions are large
-        return make(weight * images, (_place_constant(constant, side, size, dtype) for constant, side in pairs))
+        amounts = (((one.value * one.derivative[0]).to(dtype), one.function, side) for one, side in pairs)
+        return make(weight * images, (_place(*amount, size) for amount in amounts))
 
     passed = gradient(model, images, target, rules=rules, autocast=autocast, combine=combine)
     return Explanation(passed.weight, target.resolve(passed.logits).indices)
@@ -79,19 +80,15 @@ def find_single(value: Tensor) -> int | None:
     return next((side for side, size in enumerate(value.shape[: 1 if value.ndim == 4 else 2]) if size == 1), None)
 
 
-def _place_constant(
-    constant: Constant, side: int | None, size: Sequence[int], dtype: torch.dtype | None = None
-) -> Contribution:
-    """Find the places of a constant's values by its shape and the layout of the function that added it.
+def _place(amount: Tensor, name: str, side: int | None, size: Sequence[int]) -> Contribution:
+    """Find the places of a constant's contributions by their shape and the layout of the function that added it.
 
     Args:
-        constant: with its derivative.
+        amount: value times derivative, in the constant's shape; the channels of tokens may be summed.
+        name: of the function.
         side: its batch dimension; None for a constant of one image that has none.
         size: height and width of the images.
-        dtype: of the contribution; that of the constant by default.
     """
-    name, amount = constant.function, constant.value * constant.derivative[0]
-    amount = amount.to(dtype or amount.dtype)
     amount = amount.unsqueeze(0) if side is None else amount.movedim(side, 0)
     if side is not None and amount.ndim == 4:  # [b, D, h, w] or [b, h, w, D]
         grid = amount if _channels_first(name, amount, size) else amount.movedim(-1, 1)
@@ -154,6 +151,16 @@ def scale_to_unit(maps: Tensor) -> Tensor:
     return (maps - low) / torch.where(high > low, high - low, 1)
 
 
+def _sum_channels(constant: Constant) -> Tensor:
+    """Return value times derivative; of tokens, the sum over channels ``[b, N, 1]``, which is all that a map needs."""
+    value, slope = constant.value, constant.derivative[0]
+    if value.ndim != 3 or constant.function in _CHANNELS_FIRST:
+        return value * slope
+    if not any(value.stride()[:2]):  # one value for each channel
+        return (slope @ value[0, 0].to(slope.dtype)).unsqueeze(-1)
+    return (value * slope).sum(-1, keepdim=True)
+
+
 def place_constants(constants: Sequence[tuple[Constant, int]], like: Tensor) -> Tensor:
     """Return the contributions of the constants that have a place in the image, as maps ``[b, H, W]``.
 
@@ -166,7 +173,7 @@ def place_constants(constants: Sequence[tuple[Constant, int]], like: Tensor) -> 
     for constant, side in constants:
         if constant.value.ndim == 4 and set(constant.value.shape[-2:]) <= lengths:
             continue  # between tokens and tokens, as a position bias of attention
-        grid = _place_constant(constant, side, size).grid
+        grid = _place(_sum_channels(constant), constant.function, side, size).grid
         if grid is not None:
             summed = grid.sum(1)
             grids.setdefault(summed.shape, []).append(summed)

@@ -1,6 +1,7 @@
 """Forward and backward passes of many batches of one size: recorded, compiled, or captured as one launch of a GPU."""
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -8,15 +9,18 @@ from torch import Tensor, nn
 from dave_vit._internal.torch_private import compile_graph, trace_graph
 from dave_vit.engine.calls import RuleSet
 from dave_vit.engine.fast import PassKind, substitute_rules
-from dave_vit.engine.fast.cuda_graphs import BatchFunction, Captures, FunctionCache, capture_cuda_graph
+from dave_vit.engine.fast.cuda_graphs import BatchFunction, Captures, FunctionCache, capture_cuda_graph, count_as
 from dave_vit.engine.fast.recorded_model import RecordedModel
-from dave_vit.engine.fingerprint import fingerprint_model
-from dave_vit.engine.forward import autocast_context, compute_logits, count_passes, forward, isolate_pass, record_pass
+from dave_vit.engine.fingerprint import cache_fingerprints, fingerprint_model
+from dave_vit.engine.forward import autocast_context, compute_logits, count_passes, forward, isolate_pass
 from dave_vit.engine.gradient import derivatives
 from dave_vit.engine.interception import Interception
 from dave_vit.engine.soundness import check_soundness
 from dave_vit.engine.targets import Target, contrast_scores
 from dave_vit.errors import DaveError
+
+Prepare = Callable[..., BatchFunction]
+"""``prepare(images, kind=PassKind.RECORDED)``: returns what to capture or to trace for images of a form."""
 
 
 class RecordedGradient:
@@ -49,9 +53,20 @@ class RecordedGradient:
         if once or target.score is not None:
             weight, logits = compute()
         else:
-            arguments = target_tensors(inputs, target)
-            weight, logits = self.captures.run("gradient", self._gradient_function, arguments, compute)
+            weight, logits = self.run("gradient", self._gradient_function, target_tensors(inputs, target), compute)
         return weight, logits
+
+    def run(
+        self,
+        name: str,
+        prepare: Prepare,
+        inputs: list[Tensor],
+        compute: Callable[[], tuple[Tensor, ...]],
+        *,
+        beside: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """Return the results of one kind of pass, by the fastest form there is; see ``Captures.run``."""
+        return self.captures.run(name, prepare, inputs, compute, beside=beside)
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Compute the model's own logits ``[B, classes]``; a small batch on a GPU does not wait for Python."""
@@ -98,46 +113,61 @@ class CompiledGradient(RecordedGradient):
     without a graph; a failure is reported by one warning.
     """
 
-    _has_failed = False
+    def __init__(self, model: nn.Module, rules: RuleSet, autocast: torch.dtype | None = None) -> None:
+        super().__init__(model, rules, autocast)
+        self._failed: set[str] = set()  # kinds of pass
 
     def __call__(self, inputs: Tensor, target: Target, *, once: bool = False) -> tuple[Tensor, Tensor]:
-        """Compute W ``[B, K, C, H, W]`` and logits ``[B, classes]``, as the recorded form does."""
-        arguments = target_tensors(inputs, target)
-        function = self._cache.find(self._compile, arguments)
-        if function is None:
-            return super().__call__(inputs, target)
-        record_pass(inputs)
-        weight, logits = function(*arguments)
-        return weight, logits
+        """Compute W ``[B, K, C, H, W]`` and logits ``[B, classes]``; a graph serves few inputs too, padded."""
+        return super().__call__(inputs, target)
 
-    def _compile(self, inputs: list[Tensor]) -> BatchFunction | None:
+    def run(
+        self,
+        name: str,
+        prepare: Prepare,
+        inputs: list[Tensor],
+        compute: Callable[[], tuple[Tensor, ...]],
+        *,
+        beside: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """Return the results of one kind of pass by its graph."""
+
+        def compile_pass(inputs: list[Tensor]) -> BatchFunction | None:
+            return self._compile(name, prepare, inputs)
+
+        function = None if name in self._failed else self._cache.find(compile_pass, inputs, name)
+        if function is None:
+            return super().run(name, prepare, inputs, compute, beside=beside)
+        return self.captures.run_beside(function, inputs) if beside else function(*inputs)
+
+    def _compile(self, name: str, prepare: Prepare, inputs: list[Tensor]) -> BatchFunction | None:
         """Return a graph that has run on these images, class indices and weights."""
-        if self._has_failed:
-            return None
         try:
-            function = _pad_batch(self._trace(inputs), len(inputs[0]))
+            graph, passes = self._trace(prepare, inputs)
+            function = _pad_batch(graph, len(inputs[0]))
             function(*inputs)
         except (DaveError, torch.cuda.OutOfMemoryError):
             raise
         except Exception as error:
-            self._has_failed = True
+            self._failed.add(name)
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             warnings.warn(f"the model could not be compiled ({first}); it runs without", stacklevel=2)
             return None
-        return capture_cuda_graph(function, inputs) if inputs[0].is_cuda else function
+        return count_as(capture_cuda_graph(function, inputs) if inputs[0].is_cuda else function, passes)
 
-    def _trace(self, inputs: list[Tensor]) -> BatchFunction:
+    def _trace(self, prepare: Prepare, inputs: list[Tensor]) -> tuple[BatchFunction, int]:
+        """Return the compiled graph, and how many forward passes of an image it makes."""
         model = self.recorded_model.model
-        function = self._gradient_function(inputs[0], PassKind.TRACED)
-        state = fingerprint_model(model).state
-        with isolate_pass(inputs[0]), count_passes():  # the graph is counted whenever it runs
+        function = prepare(inputs[0], PassKind.TRACED)
+        with cache_fingerprints(), isolate_pass(inputs[0]), count_passes() as count:
+            state = fingerprint_model(model).state  # a tracer changes what the model's code reads
             graph = trace_graph(function, [part.detach().clone() for part in inputs])
         if fingerprint_model(model).state != state:
             raise RuntimeError("it changes with every pass")
         if any(node.kwargs.get("generator") is not None for node in graph.graph.nodes):  # which nothing would seed anew
             raise RuntimeError("it draws random numbers")
         with torch.no_grad():  # the graph holds its derivatives already
-            return compile_graph(graph, inputs)
+            return compile_graph(graph, inputs), count.passes // len(inputs[0])
 
 
 def _pad_batch(function: BatchFunction, batch: int) -> BatchFunction:

@@ -124,6 +124,17 @@ def run_both(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, 
     return one, two
 
 
+def count_as(function: BatchFunction, passes: int) -> BatchFunction:
+    """Return a function that counts as so many forward passes of each image whenever it runs."""
+
+    def counted(*inputs: Tensor) -> tuple[Tensor, ...]:
+        for _ in range(passes):
+            record_pass(inputs[0])
+        return function(*inputs)
+
+    return counted
+
+
 def capture_cuda_graph(function: BatchFunction, inputs: list[Tensor]) -> BatchFunction:
     """Return a function as a CUDA graph where it can be captured; else the function."""
     try:
@@ -181,11 +192,12 @@ class Captures:
 
         function = self._cache.find(capture, inputs, name)
         if function is not None:
-            return self._run_beside(function, inputs) if beside else function(*inputs)
+            return self.run_beside(function, inputs) if beside else function(*inputs)
         with timing or nullcontext():
             return compute()
 
-    def _run_beside(self, function: BatchFunction, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    def run_beside(self, function: BatchFunction, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+        """Run a function on a GPU's stream for what runs beside others; ``join`` waits for it."""
         current = torch.cuda.current_stream(inputs[0].device)
         self._side = self._side or torch.cuda.Stream(inputs[0].device)
         self._side.wait_stream(current)
@@ -221,17 +233,12 @@ class Captures:
             passes = max(1, count.passes // len(inputs[0]))
             return outputs
 
-        def replay(*inputs: Tensor) -> tuple[Tensor, ...]:
-            for _ in range(passes):  # that the graph holds
-                record_pass(inputs[0])
-            return graph(*inputs)
-
         try:
             graph = CudaGraph(isolated, inputs, pool)
         except (DaveError, RuntimeError):  # out of memory too: the pass itself needs less
             return None
         total = torch.cuda.get_device_properties(inputs[0].device).total_memory
-        return replay if graph.held_bytes <= min(_MOST_HELD, total // 16) else None
+        return count_as(graph, passes) if graph.held_bytes <= min(_MOST_HELD, total // 16) else None
 
 
 _MOST_HELD = 4 * 2**30  # bytes of a captured pass, which it keeps; passes of more rows are long enough for Python

@@ -32,7 +32,7 @@ class _ModelRecordings:
 
     state: int | None = None
     structure: int | None = None
-    recordings: dict[tuple[Any, ...], Recording] = field(default_factory=dict)
+    recordings: dict[tuple[Any, ...], tuple[Recording, Recording]] = field(default_factory=dict)  # narrowed, and whole
     unrecordable: set[tuple[Any, ...]] = field(default_factory=set)
     changes_itself: bool = False  # its state changes with every pass, so that no recording serves the next
 
@@ -62,9 +62,15 @@ class RecordedModel:
         self.model: nn.Module = getattr(model, "_orig_mod", model)
         self.autocast = autocast
 
-    def find_run(self, inputs: Tensor) -> Callable[[Tensor], Any]:
-        """Return what to call for inputs of this form: a recording, or the model where there is none."""
-        return self._find_recording(inputs) or self.model
+    def find_run(self, inputs: Tensor, *, whole: bool = False) -> Callable[[Tensor], Any]:
+        """Return what to call for inputs of this form: a recording, or the model where there is none.
+
+        Args:
+            inputs: ``[B, C, H, W]``.
+            whole: compute all tokens in all layers, although the logits may not need them.
+        """
+        recordings = self._find_recordings(inputs)
+        return self.model if recordings is None else recordings[whole]
 
     def gradient(self, inputs: Tensor, target: TargetLike, rules: RuleSet, *, once: bool = False) -> Gradient:
         """Compute scores and derivatives under a rule set, as ``engine.gradient`` does for the model.
@@ -88,10 +94,10 @@ class RecordedModel:
 
     def count_classes(self, inputs: Tensor) -> int | None:
         """Return how many logits the model has, if a recording tells."""
-        recording = self._find_recording(inputs)
-        return None if recording is None else recording.classes
+        recordings = self._find_recordings(inputs)
+        return None if recordings is None else recordings[0].classes
 
-    def _find_recording(self, inputs: Tensor) -> Recording | None:
+    def _find_recordings(self, inputs: Tensor) -> tuple[Recording, Recording] | None:
         fingerprint = fingerprint_model(self.model)
         if not (is_enabled() and fingerprint.is_recordable):
             return None
@@ -104,7 +110,7 @@ class RecordedModel:
             if recording is None:
                 known.unrecordable.add(key)
             else:
-                known.recordings[key] = recording
+                known.recordings[key] = (narrow(recording), recording)
         return known.recordings.get(key)
 
     def _record(self, inputs: Tensor) -> Recording | None:
@@ -119,7 +125,7 @@ class RecordedModel:
             constants = tensors([(call.args, call.kwargs) for call in recording.calls])
             is_known = fingerprint.tensors.issuperset(map(id, constants))
             if fingerprint.state == state and (is_known or (latest is not None and recording.repeats(latest))):
-                return narrow(recording)
+                return recording
             latest = recording if fingerprint.state == state else None
         _RECORDINGS[self.model].changes_itself = True
         return None
