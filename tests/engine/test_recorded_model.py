@@ -461,7 +461,7 @@ def test_a_captured_pass_counts_the_passes_that_it_holds(images, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "CudaGraph", Graph)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**34))
     captures = cuda_graphs.Captures(SimpleNamespace(model=model, find_run=lambda inputs: None))
-    replay = captures._capture(lambda inputs: three_passes, [images], None)
+    replay = captures._capture(three_passes, [images], None, 1)
     with count_passes() as count:
         replay(images)
     assert count.passes == 3 * len(images)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import tiny_models
+from dave_vit.models.checkpoint import quiet
 from model_coverage import architectures
 
 _GREY = {"image_mean": [128 / 255] * 3, "image_std": [127 / 255] * 3}  # 128 is exactly nothing
@@ -66,7 +67,8 @@ def save(family: str, folder: Path) -> Path:
     model = tiny_models.drawn(entry.build())
     while not hasattr(model, "save_pretrained"):  # with constant inputs, or with frozen factors
         model = model.model
-    model.save_pretrained(folder)
+    with quiet():
+        model.save_pretrained(folder)
     name, options = PIXELS[family]
     grey = {"image_mean": [128 / 127.5 - 1] * 3, "image_std": [1.0] * 3} if family == "ViViT" else _GREY
     pixels = getattr(transformers, name)(**options, **grey)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import tiny_models
+from dave_vit.models.checkpoint import quiet
 from model_coverage import architectures
 from model_coverage.hf_documents import gemma4, mllama
 from model_coverage.hf_tasks import built
@@ -347,7 +348,8 @@ def save(family: str, folder: Path) -> Path:
         model.config.image_grid_pinpoints = _GRID
     if model.can_generate():
         model.generation_config.eos_token_id = 99  # of no word: answers are as long as they may be
-    model.save_pretrained(folder)
+    with quiet():
+        model.save_pretrained(folder)
     {**PROCESSORS, **CAPTIONERS, **READERS, **RETRIEVERS}[family]().save_pretrained(folder)
     return folder
 

@@ -4,8 +4,8 @@
 """
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ _count_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", None)
 _unwrap = getattr(getattr(torch._C, "_functorch", None), "get_unwrapped", None)
 _choose_attention = getattr(torch, "_fused_sdp_choice", None)
+_clear_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
 
 
 class DispatchMode(TorchDispatchMode):
@@ -86,6 +87,22 @@ def _storage_id(tensor: Tensor) -> int:
 def choose_attention_kernel(*tensors: Tensor, is_causal: bool, scale: float | None) -> int | None:
     """Return which kernel ``scaled_dot_product_attention`` takes, as a value of ``SDPBackend``; None if unknown."""
     return None if _choose_attention is None else int(_choose_attention(*tensors, None, 0.0, is_causal, scale=scale))
+
+
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """Context in which a CUDA graph is captured whose products have workspaces of their own.
+
+    torch keeps one for each stream, and all graphs are captured on the same: two that run at once would write into each
+    other's, and wait for ever.
+    """
+    if _clear_workspaces is None:
+        raise RuntimeError("this version of torch shares workspaces between CUDA graphs")
+    _clear_workspaces()
+    try:
+        yield
+    finally:
+        _clear_workspaces()
 
 
 def force_eager() -> AbstractContextManager[Any]:

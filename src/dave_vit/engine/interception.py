@@ -29,7 +29,17 @@ from dave_vit.engine.autograd_graph import (
 )
 from dave_vit.engine.calls import RANDOM_FUNCTIONS, Call, ModulePaths, RandomDraws, RuleSet, frames_of, place_tensors
 from dave_vit.engine.operators import OPERATORS, UNKNOWN, FunctionName, Operator, OperatorKind, function_name
-from dave_vit.engine.states import State, is_known, is_operator, map_tensors, mark, mark_zero, state_of, tensors
+from dave_vit.engine.states import (
+    State,
+    is_known,
+    is_operator,
+    map_tensors,
+    mark,
+    mark_zero,
+    source_of,
+    state_of,
+    tensors,
+)
 from dave_vit.errors import UnsupportedOperator
 
 # What torch says where it cannot differentiate what a model does, and what is said of it here.
@@ -277,7 +287,7 @@ class Interception(TorchFunctionMode):
 
     def find_parameter_name(self, weight: Tensor) -> str:
         """Return the name of the parameter that a weight is, or is a slice of; the path of the module if of none."""
-        names, address = self._parameter_names, weight.data_ptr()
+        names, address = self._parameter_names, source_of(weight).data_ptr()
         place = bisect_right(names, address, key=itemgetter(0)) - 1
         is_inside = address > 0 and place >= 0 and address < names[place][1]  # 0 stands for no memory of its own
         return names[place][2] if is_inside else self.current_module()

@@ -19,6 +19,7 @@ from enum import Enum
 from operator import is_
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 _STATE = "_dave_state"
@@ -163,3 +164,19 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _map_item(function, item) for key, item in value.items()}
     return value
+
+
+_SOURCE = "_dave_source"
+
+
+def cast_constant(constant: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast a constant to a type; ``source_of`` returns what it was cast from."""
+    cast = constant.detach().to(dtype)
+    setattr(cast, _SOURCE, constant)
+    return cast
+
+
+def source_of(constant: Tensor) -> Tensor:
+    """Return what ``cast_constant`` was given, or the constant itself."""
+    source: Tensor = getattr(constant, _SOURCE, constant)
+    return source

@@ -162,11 +162,12 @@ class DAVE(Method):
         """Yield the images, grouped by how they are sampled, after each chunk of samples."""
         target, clean, evidence = self._resolve_on_clean(images, target, pass_size)
         frames = tuple(images.shape[1:-3])
-        estimate = SampleEstimate(self.reducer, target, evidence, postprocess=self.postprocess, frames=frames)
+        captures = self._passes.captures
+        estimate = SampleEstimate(self.reducer, target, evidence, self.postprocess, frames, captures)
 
         def draw(group: SampleGroup, start: int, stop: int) -> tuple[Tensor, Tensor]:
             samples = self._attributions(self._views.views(group.images, group.level, start, stop), group, pass_size)
-            self._passes.captures.join()  # the evidence is there when the samples are
+            captures.join()  # the evidence is there when the samples are
             return samples
 
         yield from self._sampler.run(SampleGroup.initial(images, clean, estimate), draw, pass_size.rows)

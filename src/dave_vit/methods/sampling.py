@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dave_vit._internal.precision import precise_dtype
+from dave_vit.engine.fast.cuda_graphs import Captures
 from dave_vit.engine.fingerprint import confirm_fingerprints
 from dave_vit.engine.targets import Opponents, Target
 from dave_vit.methods.explanation import ENOUGH, Explanation, join_explanations
@@ -88,7 +90,9 @@ class SampleEstimate:
         clean: evidence of the clean images ``[b, K, ..., H, W]``, for reducers that use it.
         postprocess: of the map, where the method prescribes one.
         frames: ``(T,)`` where clips are explained: each frame has a map of its own.
+        captures: passes of a GPU; all samples at once are reduced by one of them.
         accumulator: over samples ``[n, b * K, C, H, W]``; a new one has none yet.
+        count: number of samples so far.
     """
 
     reducer: Reducer
@@ -96,35 +100,60 @@ class SampleEstimate:
     clean: Tensor | None = None
     postprocess: Callable[[Tensor], Tensor] | None = None
     frames: tuple[int, ...] = ()
+    captures: Captures | None = None
 
     def __post_init__(self) -> None:
-        make: Callable[..., Accumulator] = self.reducer.accumulator
-        self.accumulator = make() if self.clean is None else make(self.clean.flatten(0, -5))  # as samples are
+        self._clean_maps = [] if self.clean is None else [self.clean.flatten(0, -5)]  # a row for each row of samples
+        self.accumulator, self.count = self._make_accumulator(*self._clean_maps), 0
+        self._results: tuple[Tensor, ...] | None = None  # of all samples, where they came at once
 
     def restart(self, images: Tensor) -> SampleEstimate:
         """Select images by index, to start with them anew."""
         clean = None if self.clean is None else self.clean[images]
         return replace(self, target=self.target.select(images), clean=clean)
 
-    def add(self, samples: Tensor, weights: Tensor | None = None) -> None:
+    def _make_accumulator(self, *clean: Tensor) -> Accumulator:
+        make: Callable[..., Accumulator] = self.reducer.accumulator
+        return make(*clean)
+
+    def add(self, samples: Tensor, weights: Tensor | None = None, *, are_all: bool = False) -> None:
         """Accumulate samples.
 
         Args:
             samples: attributions ``[n, b, K, C, H, W]``; clips have T before C.
             weights: how much each sample counts, ``[n, b * K]``; all the same by default.
+            are_all: whether no others came before or will come.
         """
+        self.count += len(samples)
         flat = samples.flatten(1, -4)  # [n, b * K * T, C, H, W]
-        if weights is None:
-            self.accumulator.update(flat)
+        each = None if weights is None else weights.repeat_interleave(math.prod(self.frames), 1)
+        if are_all and self.captures is not None:
+            self._results = self._reduce_at_once(self.captures, flat, each)
         else:
-            self.accumulator.update(flat, weights.repeat_interleave(math.prod(self.frames), 1))
+            self.accumulator.update(flat, each)
+
+    def _reduce_at_once(self, captures: Captures, samples: Tensor, weights: Tensor | None) -> tuple[Tensor, ...]:
+        """Return the results of all samples, by a CUDA graph where Python takes longer than the GPU."""
+        inputs = [samples.transpose(0, 1), *([] if weights is None else [weights.T]), *self._clean_maps]
+
+        def reduce(samples: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+            each, clean = (None, rest) if weights is None else (rest[0].T, rest[1:])
+            accumulator = self._make_accumulator(*clean)
+            accumulator.update(samples.transpose(0, 1), each)
+            return _results_of(accumulator)
+
+        return captures.run("reduce", lambda _: reduce, inputs, partial(reduce, *inputs), has_model=False)
 
     def select(self, images: Tensor) -> SampleEstimate:
         """Select images by index, to continue with them alone."""
         maps = math.prod(self._maps)
         rows = (images[:, None] * maps + torch.arange(maps, device=images.device)).flatten()
         part = self.restart(images)
-        part.accumulator = self.accumulator.select(rows)
+        part.count = self.count
+        if self._results is None:
+            part.accumulator = self.accumulator.select(rows)
+        else:
+            part._results = tuple(one[rows] for one in self._results)
         return part
 
     def has_converged(self, share: float) -> Tensor:
@@ -134,26 +163,29 @@ class SampleEstimate:
 
     def explanation(self) -> Explanation:
         """Return the explanation after the samples so far."""
-        total = self.accumulator
-        parts = (total.attribution(), total.standard_error(), total.significant(), total.mean())
+        parts = self._results or _results_of(self.accumulator)
         attribution, error, significant, mean = (part.unflatten(0, (-1, *self._maps)) for part in parts)  # [b, K, T]
         return Explanation(
             attribution,
             self.target.indices,
             error,
-            samples=total.count,
+            samples=self.count,
             postprocess=self.postprocess,
             against=self.target.against,
             significant=significant.any(-1) if self.frames else significant,
-            drawn=torch.full((len(attribution),), total.count, device=attribution.device),
+            drawn=torch.full((len(attribution),), self.count, device=attribution.device),
             mean=mean,
-            is_signed=total.is_signed,
+            is_signed=self.accumulator.is_signed,
         )
 
     @property
     def _maps(self) -> tuple[int, ...]:
         """Number of maps of an image: ``(K,)``, or ``(K, T)`` for clips."""
         return (self.target.count, *self.frames)
+
+
+def _results_of(total: Accumulator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return total.attribution(), total.standard_error(), total.significant(), total.mean()
 
 
 _FIRST = 8  # samples after which it is decided whether the neighbourhood fits, and the fewest with is_auto
@@ -194,7 +226,7 @@ class SampleGroup:
     @property
     def drawn(self) -> int:
         """Number of samples so far."""
-        return self.estimate.accumulator.count
+        return self.estimate.count
 
     def select(self, images: Tensor, **changes: Any) -> SampleGroup:
         """Select images by index."""
@@ -251,15 +283,14 @@ class AdaptiveSampler:
         if group.done:
             return [group]
         start, estimate, clean = group.drawn, group.estimate, group.clean
-        samples, logits = draw(group, start, self._chunk_end(start, max(1, rows // len(group.images))))
-        estimate.add(samples, clean.weights(logits, estimate.target) if clean and self.is_weighted else None)
+        end = self._chunk_end(start, max(1, rows // len(group.images)))
+        samples, logits = draw(group, start, end)
+        weights = clean.weights(logits, estimate.target) if clean and self.is_weighted else None
+        estimate.add(samples, weights, are_all=end - start == self.limit)
         if clean is not None and start < _FIRST:
             survived = clean.survival(logits[: _FIRST - start]).sum(0)
             group = replace(group, survived=group.survived + survived.to(group.survived))
             confirm_fingerprints()
-            if group.drawn >= self.limit:
-                # Start the significance computation now so the GPU stays busy while the host synchronises.
-                estimate.accumulator.significant()
         return self._partition(group, start, draw, rows)
 
     def _partition(self, group: SampleGroup, start: int, draw: Draw, rows: int) -> list[SampleGroup]:

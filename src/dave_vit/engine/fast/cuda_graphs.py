@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dave_vit._internal.torch_private import saved_tensor_hooks
+from dave_vit._internal.torch_private import own_workspaces, saved_tensor_hooks
 from dave_vit.engine.fast import is_enabled
 from dave_vit.engine.fast.recorded_model import RecordedModel
 from dave_vit.engine.fingerprint import fingerprint_model
@@ -86,7 +86,7 @@ class CudaGraph:
             current.wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+                with own_workspaces(), torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
                     reserved = torch.cuda.memory_reserved()
                     self._outputs = function(*self._inputs)
                     self.held_bytes = torch.cuda.memory_reserved() - reserved
@@ -167,6 +167,7 @@ class Captures:
         compute: Callable[[], tuple[Tensor, ...]],
         *,
         beside: bool = False,
+        has_model: bool = True,
     ) -> tuple[Tensor, ...]:
         """Return the results of a captured pass, or those of ``compute()``.
 
@@ -176,6 +177,7 @@ class Captures:
             inputs: images and what else the pass takes, one row for each image.
             compute: computes the same in Python.
             beside: run a captured pass beside the next ones, on a stream of its own; ``join`` waits for it.
+            has_model: whether the model runs in it.
         """
         if not inputs[0].is_cuda:
             return compute()
@@ -185,7 +187,11 @@ class Captures:
         def capture(inputs: list[Tensor]) -> BatchFunction | None:
             if timing is None or not timing.waits_for_host():
                 return None
-            function = self._capture(prepare, inputs, self._pools.setdefault(beside, torch.cuda.graph_pool_handle()))
+            if has_model and self._recorded_model.find_run(inputs[0]) is self._recorded_model.model:
+                function = None  # it may read values, or change
+            else:
+                pool = self._pools.setdefault(beside, torch.cuda.graph_pool_handle())
+                function = self._capture(prepare(inputs[0]), inputs, pool, passes=int(has_model))
             if function is None:
                 self._timings[key] = None
             return function
@@ -218,19 +224,17 @@ class Captures:
         if self._side is not None:
             torch.cuda.current_stream(self._side.device).wait_stream(self._side)
 
-    def _capture(
-        self, prepare: Callable[[Tensor], BatchFunction], inputs: list[Tensor], pool: Any
-    ) -> BatchFunction | None:
-        """Return the pass as a CUDA graph; None where it cannot be one, or would hold too much memory."""
-        if self._recorded_model.find_run(inputs[0]) is self._recorded_model.model:
-            return None  # it may read values, or change
-        function, passes = prepare(inputs[0]), 1
+    def _capture(self, function: BatchFunction, inputs: list[Tensor], pool: Any, passes: int) -> BatchFunction | None:
+        """Return the pass as a CUDA graph; None where it cannot be one, or would hold too much memory.
+
+        It counts as ``passes`` forward passes of each image, or as those that it is seen to make.
+        """
 
         def isolated(*inputs: Tensor) -> tuple[Tensor, ...]:
             nonlocal passes
             with isolate_pass(inputs[0]), count_passes() as count:
                 outputs = function(*inputs)
-            passes = max(1, count.passes // len(inputs[0]))
+            passes = max(passes, count.passes // len(inputs[0]))
             return outputs
 
         try:

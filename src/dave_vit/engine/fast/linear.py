@@ -20,7 +20,7 @@ from dave_vit.engine.fast.gates import same_signs
 from dave_vit.engine.fast.narrowing import whole_weight
 from dave_vit.engine.rules.gamma import Gamma, Layer, adjoint, bias_part, by_output, rank_one_factors, sees_all_inputs
 from dave_vit.engine.rules.products import weighted_sum
-from dave_vit.engine.states import depends_on_input, is_carrier
+from dave_vit.engine.states import depends_on_input, is_carrier, source_of
 
 _MAX_ROW = 768  # numbers of a row; with more at once, or in a loop, a compiler's kernel takes up to twice the time
 
@@ -210,7 +210,7 @@ def sum_last(values: Tensor) -> Tensor:
 
 def choose_kernel_form(x: Tensor, weight: Tensor, *others: Tensor | None) -> type[FlatForm]:
     """Return the form by kernels where they take the tensors of a linear layer: they need the whole weight."""
-    return KernelForm if whole_weight(weight)[0] is weight and kernels.take(x, weight, *others) else FlatForm
+    return KernelForm if whole_weight(weight)[0] is source_of(weight) and kernels.take(x, weight, *others) else FlatForm
 
 
 def _mean_factors(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dave_vit.engine.fast.recording import WHOLE, RecordedCall, Recording, Region, TensorRef, find_refs, map_refs
-from dave_vit.engine.states import map_tensors, tensors
+from dave_vit.engine.states import map_tensors, source_of, tensors
 
 
 def narrow(recording: Recording) -> Recording:
@@ -118,7 +118,8 @@ def _slice_weight(weight: Tensor, rows: Region) -> Tensor:
 
 def whole_weight(weight: Tensor) -> tuple[Tensor, slice]:
     """Return the weight that one was sliced out of, and which outputs it has of it."""
-    return getattr(weight, _WHOLE_WEIGHT, (weight, slice(None)))
+    source = source_of(weight)
+    return getattr(source, _WHOLE_WEIGHT, (source, slice(None)))
 
 
 def _elementwise(recording: Recording, call: RecordedCall, ref: TensorRef) -> RecordedCall | None:

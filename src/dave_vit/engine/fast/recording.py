@@ -17,15 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from dave_vit._internal.torch_private import is_dispatch_traced
 from dave_vit.engine.calls import ModuleCall, ModulePaths, place_tensors
 from dave_vit.engine.fingerprint import forget_fingerprints
 from dave_vit.engine.operators import FunctionName, function_name
-from dave_vit.engine.states import map_tensors, tensors
+from dave_vit.engine.states import cast_constant, map_tensors, tensors
 
 Region = tuple[tuple[int, int, int], ...]
 """A slice of a tensor: (dimension, start, length) for each dimension that is not whole, in order."""
 
 WHOLE: Region = ()
+_LAYERS = ("linear", "conv1d", "conv2d", "conv3d")
 
 
 class TensorRef(NamedTuple):
@@ -72,9 +74,10 @@ class RecordedCall(ModuleCall):
         """The function's canonical name."""
         return function_name(self.func).name
 
-    def __call__(self, resolve: Callable[[TensorRef], Tensor], device: str) -> Any:
-        """Make the call again, with the tensors that the references stand for."""
+    def __call__(self, resolve: Callable[[TensorRef], Tensor], device: str, weight: Tensor | None = None) -> Any:
+        """Make the call again, with the tensors that the references stand for, and with another form of its weight."""
         args = [resolve(value) if type(value) is TensorRef else map_refs(resolve, value) for value in self.args]
+        args[1:2] = args[1:2] if weight is None else [weight]
         kwargs = map_refs(resolve, self.kwargs) if self.kwargs else self.kwargs
         with nullcontext() if self.modes is None else self.modes.enter(device):
             return self.func(*args, **kwargs)
@@ -97,8 +100,9 @@ class Recording:
         """Compute the output for other inputs of the recorded shape."""
         results: dict[TensorRef, Tensor] = {TensorRef(-1): inputs}
         device = inputs.device.type
+        weights = self._cast_weights(device)
         for index, (call, unused) in enumerate(zip(self.calls, self._unused_after, strict=True)):
-            result = call(results.__getitem__, device)
+            result = call(results.__getitem__, device, weights.get(index))
             if isinstance(result, Tensor):
                 results[TensorRef(index)] = result
             else:
@@ -106,6 +110,20 @@ class Recording:
             for ref in unused:
                 results.pop(ref, None)
         return results[self.output]
+
+    def _cast_weights(self, device: str) -> dict[int, Tensor]:
+        """Return the weights of layers in autocast's type, by call, cast once and not wherever a rule reads them."""
+        if not torch.is_autocast_enabled(device) or is_dispatch_traced():
+            return {}
+        dtype = torch.get_autocast_dtype(device)
+        return {index: cast_constant(weight, dtype) for index, weight in self._weights.items()}
+
+    @cached_property
+    def _weights(self) -> dict[int, Tensor]:
+        """The float32 weights of layers that run in the modes of the whole pass, by call."""
+        layers = ((i, call.args[1]) for i, call in enumerate(self.calls) if call.name in _LAYERS and call.modes is None)
+        kinds = (Tensor, nn.Parameter)
+        return {i: weight for i, weight in layers if type(weight) in kinds and weight.dtype is torch.float32}
 
     def repeats(self, other: Recording) -> bool:
         """Return whether another recording has the same calls with the same constants."""
