@@ -182,6 +182,11 @@ class TestCleanEvidence:
         found = CleanEvidence(DAVE(model), RELEVANCE, passes).run_captured(images, target, passes)
         np.testing.assert_allclose(found, expected, atol=1e-12)
 
+    def test_evidence_that_may_still_be_computed_is_not_read(self):
+        evidence, logits = torch.zeros(2, 1, 2, 2, 4, 4), torch.zeros(2, 3)
+        assert clean_evidence._join([(evidence, logits)])[0] is evidence
+        assert len(clean_evidence._join([(evidence, logits)] * 2)[0]) == 4
+
     @pytest.mark.slow  # compiles two passes
     def test_the_compiled_form_is_the_same(self, images, monkeypatch):
         model, target = tiny_models.vit().double().eval(), Target.of(torch.tensor([[0, 2]] * 3), 3)

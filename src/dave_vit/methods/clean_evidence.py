@@ -105,7 +105,10 @@ class CleanEvidence:
             return function
 
         def compute() -> tuple[Tensor]:
-            return (self._compute_by_both(images, target, keep_target)[0],)
+            by_both = partial(self._compute_by_both, images, target, keep_target)
+            with suppress(UnsupportedOperator):  # only the model itself can tell in which of its modules
+                return (by_both(run=passes.recorded_model.find_run(images, whole=True))[0],)
+            return (by_both()[0],)
 
         return passes.run("evidence", prepare, target_tensors(images, target), compute, beside=beside)[0]
 
@@ -170,6 +173,6 @@ class CleanEvidence:
 
 
 def _join(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Concatenate evidence and logits of several passes."""
-    evidence, logits = (torch.cat(column) for column in zip(*parts, strict=True))
+    """Concatenate evidence and logits of several passes; those of one, which may still be computed, are not read."""
+    evidence, logits = (column[0] if len(column) == 1 else torch.cat(column) for column in zip(*parts, strict=True))
     return evidence, logits

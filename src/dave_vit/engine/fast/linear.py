@@ -247,7 +247,8 @@ def flat_gamma(
         # A model that runs itself may write over its tensors later: its signs are copied.
         signs = x.sign() if kind is PassKind.EAGER else same_signs(input)
         kept = form.keep(x, weight, bias, value)
-        carried = arrange(carry(lambda: value, form.pull_back, input, saved=(signs, weight, *kept)))
+        own = value if kind is PassKind.EAGER else value.data  # a view would be copied, lest it is written to
+        carried = arrange(carry(lambda: own, form.pull_back, input, saved=(signs, weight, *kept)))
         if bias is None:
             return carried
         return call.mode.record_constant(

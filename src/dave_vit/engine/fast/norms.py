@@ -28,7 +28,8 @@ def layer_norm(plain: Rule, call: Call, input: Tensor, normalized_shape: Any, *a
         return NotImplemented
     shape = tuple(normalized_shape)
     x, *parameters = _cast(input.detach(), weight, bias)
-    value, _, inverse = torch.native_layer_norm(x, shape, parameters[0], parameters[1], eps)
+    with torch.autocast(x.device.type, enabled=False):  # which would cast bfloat16 to float32, and then back
+        value, _, inverse = torch.native_layer_norm(x, shape, parameters[0], parameters[1], eps)
     if kernel_takes(input, shape):
         pullback = partial(center_gradient, dtype=input.dtype)
     else:
