@@ -521,8 +521,12 @@ class TestOneLaunch:
         for _ in range(5):
             torch.testing.assert_close(dave.attribute(x, target), expected, rtol=1e-3, atol=1e-5)
             torch.cuda.synchronize()
+        for other in (torch.randn_like(x), x[1:] + 1):  # nothing of the images before is left
+            expected = DAVE(model, samples=8).attribute(other, None if target is None else target[: len(other)])
+            found = dave.attribute(other, None if target is None else target[: len(other)])
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
         names = {key[1] for key, known in dave._passes.captures._cache.functions.items() if known}
-        assert names == {"forward", "evidence", "gradient"}
+        assert names == {"forward", "evidence", "gradient", "reduce"}
         model.head.weight.data.mul_(2)  # numbers are read anew
         changed = DAVE(model, samples=8).attribute(x, target)
         torch.testing.assert_close(dave.attribute(x, target), changed, rtol=1e-3, atol=1e-5)

@@ -182,6 +182,22 @@ class TestCleanEvidence:
         found = CleanEvidence(DAVE(model), RELEVANCE, passes).run_captured(images, target, passes)
         np.testing.assert_allclose(found, expected, atol=1e-12)
 
+    def test_numbers_written_into_a_captured_model_count(self, images):
+        model, target = tiny_models.vit().double().eval(), Target.of(torch.tensor([0, 1, 2]), 3)
+        target, bias, functions = target.resolve(model(images)), model.blocks[0].mlp.fc1.bias, []
+
+        class Captured(RecordedGradient):
+            def run(self, name, prepare, inputs, compute, *, beside=False):
+                functions[:] = functions or [prepare(inputs[0])]
+                return functions[0](*inputs)
+
+        evidence = CleanEvidence(DAVE(model), RELEVANCE, Captured(model, RELEVANCE))
+        for value in (0.0, 0.3):  # a constant that was zero is one all the same
+            bias.data.fill_(value)
+            found = evidence.run_captured(images, target, evidence.passes)
+            expected = compute_clean_evidence(DAVE(model), images, target, RELEVANCE, PassSize(20))
+            np.testing.assert_allclose(found, expected, atol=1e-12)
+
     def test_evidence_that_may_still_be_computed_is_not_read(self):
         evidence, logits = torch.zeros(2, 1, 2, 2, 4, 4), torch.zeros(2, 3)
         assert clean_evidence._join([(evidence, logits)])[0] is evidence

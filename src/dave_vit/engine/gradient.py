@@ -112,7 +112,6 @@ def gradient(
     run: Callable[[Tensor], Any] | None = None,
     resolve: Callable[[Tensor], Target] | None = None,
     kind: PassKind | None = None,
-    nonzero: list[bool] | None = None,
 ) -> Gradient:
     """Compute scores and their derivatives under a rule set; parameters get no gradients, the model is not changed.
 
@@ -128,7 +127,6 @@ def gradient(
         run: what to call instead of the model, such as a recording of it; the inputs are then known to be finite.
         resolve: returns the target from the logits, where it depends on them in another way than a target says itself.
         kind: of the pass; by default that of a recording if ``run`` is one.
-        nonzero: which constants are not zero, so that the pass need not ask the device; an empty list is filled in.
     """
     if run is None:
         check_inputs(inputs)
@@ -136,7 +134,7 @@ def gradient(
     model = prepare_model(model)
     kind = kind or (PassKind.RECORDED if isinstance(run, Recording) else PassKind.EAGER)
     constants_needed = record_constants or combine is not None
-    mode = Interception(substitute_rules(rules, kind), model, record_constants=constants_needed, nonzero=nonzero)
+    mode = Interception(substitute_rules(rules, kind), model, record_constants=constants_needed)
     with isolate_pass(inputs):
         leaf, logits = forward(run or model, inputs, mode, autocast, target.read)
         recorded = mode.take_constants()

@@ -10,7 +10,6 @@ import traceback
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import cached_property
-from itertools import compress
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -68,7 +67,6 @@ class Interception(TorchFunctionMode):
         rules: the rule set.
         model: used to name the module in which an unsupported function was called.
         record_constants: collect every additive constant that meets a carrier (see ``record_constant``).
-        nonzero: which of the constants are not zero; an empty list is filled in after the pass.
     """
 
     def __init__(
@@ -77,14 +75,11 @@ class Interception(TorchFunctionMode):
         model: nn.Module | None = None,
         *,
         record_constants: bool = False,
-        nonzero: list[bool] | None = None,
     ) -> None:
         super().__init__()
         self.rules = rules
         self.model = model
         self.constants: list[RecordedConstant] | None = [] if record_constants else None
-        self._nonzero_flags: list[Tensor] = []  # for each of the constants
-        self._nonzero = [] if nonzero is None else nonzero
         self.losses: list[str] = []
         self.functions: dict[str, int] = {}  # how often each was called with a carrier
         self.draws = RandomDraws()
@@ -258,23 +253,15 @@ class Interception(TorchFunctionMode):
             return value
         # Padding with -inf before a max-pool: such an entry is never selected, and inf - inf would spoil the value.
         added = added.detach().nan_to_num(0, 0, 0)
-        if not self._nonzero:
-            self._nonzero_flags.append(added.any())
         value = value.clone() if value._is_view() else value
         place = get_gradient_edge(value)  # which stays what it is when the model writes into the tensor later
         self.constants.append(RecordedConstant(self.current_module(), function, added.expand_as(value), place))
         return value
 
     def take_constants(self) -> list[RecordedConstant]:
-        """Return the constants that are not zero and forget them: a graph that is held by what it holds stays for ever.
-
-        They are asked for zeros all at once after the pass, so that the host waits for the device once.
-        """
+        """Return the constants and forget them: a graph that is held by what it holds stays for ever."""
         constants, self.constants = self.constants or [], None
-        if constants and self._nonzero_flags:
-            device = self._nonzero_flags[0].device
-            self._nonzero += torch.stack([flag.to(device) for flag in self._nonzero_flags]).tolist()
-        return list(compress(constants, self._nonzero))
+        return constants
 
     def location(self, error: BaseException | None = None) -> str:
         """Return the innermost module of the model on the call stack, or where an error arose, as a phrase; or ""."""

@@ -29,11 +29,6 @@ def keep_target(target: Target, logits: Tensor) -> Target:
     return target
 
 
-Flags = list[bool] | None
-"""Which constants are not zero; see ``gradient``."""
-Nonzero = tuple[Flags, Flags]  # of the method's rules, and of AttnLRP's
-
-
 @dataclass(frozen=True)
 class CleanEvidence:
     """Computes the maps that a reducer takes beside the samples.
@@ -92,15 +87,14 @@ class CleanEvidence:
         """Return the maps ``[b, K, 2, 2, H, W]`` for a resolved target, by a graph where there is one."""
 
         def prepare(images_of_form: Tensor, kind: PassKind = PassKind.RECORDED) -> BatchFunction:
-            nonzero: Nonzero = ([], [])
             run = passes.recorded_model.find_run(images_of_form, whole=True)
             by_both = partial(self._compute_by_both, run=run, kind=kind)
             if kind is PassKind.TRACED:  # which cannot ask for what a first pass finds out
-                by_both(images, target, keep_target, nonzero, kind=None)
+                by_both(images, target, keep_target, kind=None)
 
             def function(images: Tensor, columns: Tensor, *weights: Tensor) -> tuple[Tensor]:
                 own = Target(columns, weights=weights[0] if weights else None, classes=target.classes)
-                return (by_both(images, own, keep_target, nonzero)[0],)
+                return (by_both(images, own, keep_target)[0],)
 
             return function
 
@@ -117,7 +111,6 @@ class CleanEvidence:
         images: Tensor,
         target: Target,
         resolve: Resolve,
-        nonzero: Nonzero = (None, None),
         *,
         is_alone: bool = False,
         run: Callable[[Tensor], Any] | None = None,
@@ -132,10 +125,10 @@ class CleanEvidence:
 
         def compute_other() -> Tensor | None:
             with suppress(UnsupportedOperator):
-                return compute(resolved[0], ATTENTION_RELEVANCE, keep_target, nonzero=nonzero[1])[0]
+                return compute(resolved[0], ATTENTION_RELEVANCE, keep_target)[0]
             return None
 
-        compute_own = partial(compute, target, self.rules, resolve_once, nonzero=nonzero[0])
+        compute_own = partial(compute, target, self.rules, resolve_once)
         (own, logits), other = run_both(compute_own, compute_other)
         return torch.stack([own, own if other is None else other], -4), logits
 
@@ -146,7 +139,6 @@ class CleanEvidence:
         rules: RuleSet,
         resolve: Resolve,
         *,
-        nonzero: Flags,
         is_alone: bool,
         run: Callable[[Tensor], Any] | None,
         kind: PassKind | None,
@@ -155,7 +147,7 @@ class CleanEvidence:
         model, autocast = self.method.model, self.method.autocast
         run = run or getattr(model, "_orig_mod", model)  # the images were checked already
         compute = partial(gradient, model, images, target, rules=rules, autocast=autocast, run=run, kind=kind)
-        compute = partial(compute, resolve=partial(resolve, target), nonzero=nonzero)
+        compute = partial(compute, resolve=partial(resolve, target))
         if images.ndim > 4:  # where a constant acts in a clip is not known
             passed = compute()
             pixels = (passed.weight * images.unsqueeze(1)).sum(-3)
