@@ -212,7 +212,12 @@ class TestFreeMemory:
 
     def test_half_of_what_is_free_with_what_torch_holds_unused(self):
         assert free_memory(torch.device("cuda")) == 54 * GIB
-        assert memory_budget(None, torch.device("cuda")) == 27 * GIB
+        assert memory_budget(0.5, torch.device("cuda")) == 27 * GIB
+
+    def test_half_of_what_is_free_by_default_up_to_what_is_fast(self, monkeypatch):
+        assert memory_budget(None, torch.device("cuda")) == 16 * GIB
+        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.2)
+        assert memory_budget(None, torch.device("cuda")) == 5 * GIB
 
     def test_no_more_than_the_share_of_this_process(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from dave_vit.engine.targets import Target
 from dave_vit.errors import InputError, UnsupportedOperator
 from dave_vit.methods import clean_evidence
 from dave_vit.methods.clean_evidence import CleanEvidence, keep_target
+from dave_vit.methods.constants import sum_channels
 from dave_vit.methods.pass_size import PassSize
 from dave_vit.reduce import Sharpened, Significant, significant
 from dave_vit.reduce.significant import average_patches, smooth_patches
@@ -231,6 +234,17 @@ class TestCleanEvidence:
         found = compute_clean_evidence(DAVE(model), images, target, RELEVANCE, PassSize(20))
         np.testing.assert_array_equal(found[:, :, 0], found[:, :, 1])
         np.testing.assert_allclose(found[:, :, 0], expected[:, :, 0], atol=1e-12)
+
+    def test_what_is_kept_of_derivatives_is_what_whole_ones_give(self, images):
+        model, target = tiny_models.vit().double().eval(), Target.of(torch.tensor([[0, 2]] * 3), 3)
+        record = partial(gradient, model, images, target, rules=ATTENTION_RELEVANCE, record_constants=True)
+        whole, kept = record().constants, record(shorten=sum_channels).constants
+        assert len(whole) == len(kept) > 20
+        for one, short in zip(whole, kept, strict=True):
+            products = one.value * one.derivative
+            expected = products.sum(-1, keepdim=True) if one.value.ndim == 3 else products
+            assert short.derivative.shape == expected.shape
+            np.testing.assert_allclose(short.derivative, expected, atol=1e-12)
 
     def test_constants_with_a_place_are_those_of_omenn(self, images):
         """OMENN spreads what has no place evenly; the rest is the same."""

@@ -132,7 +132,7 @@ Memory = Annotated[
     flag(
         "--memory SIZE",
         "Most memory of a pass, such as 8GiB, or as a share of what is free such as 0.5; changes speed, not the maps.",
-        "half of a GPU's free memory",
+        "half of a GPU's free memory, at most 16 GiB",
         callback=_limit_memory,
     ),
 ]

@@ -68,7 +68,7 @@ class Constant:
         module: path of the module that added it.
         function: name of the function that added it.
         value: what was added.
-        derivative: of each of the K scores with respect to it, ``[K, *value.shape]``.
+        derivative: of each of the K scores with respect to it, ``[K, *value.shape]``, or what is kept of it.
     """
 
     module: str
@@ -99,6 +99,9 @@ class Gradient:
 Combine = Callable[[Tensor, Sequence[Constant]], Tensor]
 """From the weight of one class ``[B, C, H, W]`` and the constants, with K = 1, to attributions ``[B, C, H, W]``."""
 
+Shorten = Callable[[RecordedConstant, Tensor], Tensor]
+"""From a constant and its derivative to what is kept of the derivative."""
+
 
 def gradient(
     model: nn.Module,
@@ -109,6 +112,7 @@ def gradient(
     autocast: torch.dtype | None = None,
     record_constants: bool = False,
     combine: Combine | None = None,
+    shorten: Shorten | None = None,
     run: Callable[[Tensor], Any] | None = None,
     resolve: Callable[[Tensor], Target] | None = None,
     kind: PassKind | None = None,
@@ -124,6 +128,8 @@ def gradient(
         record_constants: also record what was added on the way.
         combine: record constants and replace the weight of each class by this function of both. The constants are then
             dropped: their derivatives are large, and those of K classes at once may not fit into memory.
+        shorten: what is kept of the derivative of each constant, computed when the backward pass is there: all of them
+            together take more memory than the pass.
         run: what to call instead of the model, such as a recording of it; the inputs are then known to be finite.
         resolve: returns the target from the logits, where it depends on them in another way than a target says itself.
         kind: of the pass; by default that of a recording if ``run`` is one.
@@ -142,19 +148,51 @@ def gradient(
         is_random = bool(mode.draws.generators)
         check_soundness(model, inputs, rules, autocast, logits=checked, score=target.score, is_random=is_random)
         scores = (target if resolve is None else resolve(logits.detach())).scores(logits)
-        weight, constants = _differentiate(scores, leaf, recorded, combine)
+        weight, constants = _differentiate(scores, leaf, recorded, combine, shorten)
     return Gradient(weight, scores.detach(), logits.detach(), constants, mode.functions)
 
 
 def _differentiate(
-    scores: Tensor, leaf: Tensor, recorded: list[RecordedConstant], combine: Combine | None
+    scores: Tensor,
+    leaf: Tensor,
+    recorded: list[RecordedConstant],
+    combine: Combine | None,
+    shorten: Shorten | None,
 ) -> tuple[Tensor, tuple[Constant, ...]]:
     """Differentiate scores ``[B, K]`` with respect to the inputs, ``[B, K, C, H, W]``, and to the constants."""
-    parts = derivatives(scores, [leaf, *(constant.place for constant in recorded)])
+    if shorten is None:
+        parts = derivatives(scores, [leaf, *(constant.place for constant in recorded)])
+    else:
+        parts = _shortened_derivatives(scores, leaf, recorded, shorten)
     if combine is not None:  # one class at a time, so that the derivatives of its constants are freed before the next
         return _stack([combine(weight, _constants(recorded, [slopes])) for weight, *slopes in parts], 1), ()
     columns = list(parts)
     return _stack([column[0] for column in columns], 1), _constants(recorded, [column[1:] for column in columns])
+
+
+def _shortened_derivatives(
+    scores: Tensor, leaf: Tensor, recorded: list[RecordedConstant], shorten: Shorten
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield, for each score, the derivative of the inputs and what is kept of those of the constants."""
+    kept: dict[int, Tensor] = {}
+
+    def watch(index: int, constant: RecordedConstant) -> Any:
+        def keep(slopes: tuple[Tensor | None, ...]) -> None:
+            slope = slopes[constant.place.output_nr]
+            if slope is not None:
+                kept[index] = shorten(constant, slope)
+
+        return constant.place.node.register_prehook(keep)
+
+    handles = [watch(index, constant) for index, constant in enumerate(recorded)]
+    try:
+        for (weight,) in derivatives(scores, [leaf]):
+            zeros = ((i, one) for i, one in enumerate(recorded) if i not in kept)
+            kept.update({i: shorten(one, torch.zeros_like(one.value)) for i, one in zeros})
+            yield weight, *(kept.pop(index) for index in range(len(recorded)))
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _constants(recorded: list[RecordedConstant], slopes: Sequence[Sequence[Tensor | None]]) -> tuple[Constant, ...]:
@@ -285,7 +323,8 @@ def find_batch_axes(
         return known[key][1]
     pair, both = torch.cat([images[:1].flip(-1), images[:1]]), target.part(0, 1).repeat(2)
     both, first = (both.split_classes()[0], None) if target.score is None else (both, _first_score)
-    recorded = partial(gradient, model, rules=rules, autocast=autocast, record_constants=True, resolve=first)
+    recorded = partial(gradient, model, rules=rules, autocast=autocast, record_constants=True, shorten=_project)
+    recorded = partial(recorded, resolve=first)
     with count_passes():  # a check of the model, which is no pass of a map
         alone, together = recorded(pair[1:], both.part(1, 2)).constants, recorded(pair, both).constants
     axes: Axes = None
@@ -294,6 +333,17 @@ def find_batch_axes(
     if computation is not None and not torch.equal(pair[0], pair[1]):
         known[key] = (fingerprint_model(model).known_as(fingerprint), axes)
     return axes
+
+
+_WAVES = 8  # sums of a derivative's channels, by which images are told from each other
+
+
+def _project(constant: RecordedConstant, slope: Tensor) -> Tensor:
+    """Return a few sums over the last of three dimensions, where no images are; other derivatives as they are."""
+    if constant.value.ndim != 3:
+        return slope
+    phases = torch.arange(_WAVES * slope.shape[-1], device=slope.device, dtype=torch.float32)
+    return slope @ phases.view(-1, _WAVES).cos().to(slope.dtype)
 
 
 def _first_score(scores: Tensor) -> Target:

@@ -62,7 +62,7 @@ class Method(ABC):
             function can read. It is never changed.
         chunk: most rows (images, or images times samples) in one forward pass; it changes speed, not the maps.
         memory: most memory of a pass, beside the model: "8GiB", bytes, or a share of what is free such as 0.5; half of
-            a GPU's free memory by default. It changes speed, not the maps.
+            a GPU's free memory by default, at most 16 GiB. It changes speed, not the maps.
         autocast: run the model under autocast, for example ``torch.bfloat16``.
 
     Example:

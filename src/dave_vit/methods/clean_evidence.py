@@ -17,7 +17,7 @@ from dave_vit.engine.gradient import Axes, Constant, find_batch_axes, gradient
 from dave_vit.engine.rule_sets import ATTENTION_RELEVANCE
 from dave_vit.errors import UnsupportedOperator
 from dave_vit.methods.base import Method
-from dave_vit.methods.constants import CONSTANT_ROWS, find_single, place_constants
+from dave_vit.methods.constants import CONSTANT_ROWS, find_single, place_constants, sum_channels
 from dave_vit.methods.pass_size import PassForm, PassSize
 
 Resolve = Callable[[Target, Tensor], Target]
@@ -160,7 +160,7 @@ class CleanEvidence:
             pixels = (weight * images).sum(1)
             return torch.stack([pixels, place_constants(pairs, pixels)], 1)
 
-        passed = compute(combine=combine)
+        passed = compute(combine=combine, shorten=sum_channels)
         return passed.weight, passed.logits
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from dave_vit._internal.precision import precise_dtype
 from dave_vit.engine import RuleSet, Target
 from dave_vit.engine.gradient import Constant, find_batch_axes, gradient
+from dave_vit.engine.interception import RecordedConstant
 from dave_vit.engine.observation import find_token_grid
 from dave_vit.methods.base import Method
 from dave_vit.methods.explanation import Explanation, join_explanations
@@ -151,9 +152,9 @@ def scale_to_unit(maps: Tensor) -> Tensor:
     return (maps - low) / torch.where(high > low, high - low, 1)
 
 
-def _sum_channels(constant: Constant) -> Tensor:
+def sum_channels(constant: RecordedConstant, slope: Tensor) -> Tensor:
     """Return value times derivative; of tokens, the sum over channels ``[b, N, 1]``, which is all that a map needs."""
-    value, slope = constant.value, constant.derivative[0]
+    value = constant.value
     if value.ndim != 3 or constant.function in _CHANNELS_FIRST:
         return value * slope
     if not any(value.stride()[:2]):  # one value for each channel
@@ -165,7 +166,7 @@ def place_constants(constants: Sequence[tuple[Constant, int]], like: Tensor) -> 
     """Return the contributions of the constants that have a place in the image, as maps ``[b, H, W]``.
 
     Args:
-        constants: with their batch dimensions.
+        constants: with what ``sum_channels`` returns instead of their derivatives, and with their batch dimensions.
         like: maps of this shape.
     """
     size, grids = (like.shape[-2], like.shape[-1]), dict[torch.Size, list[Tensor]]()
@@ -173,7 +174,7 @@ def place_constants(constants: Sequence[tuple[Constant, int]], like: Tensor) -> 
     for constant, side in constants:
         if constant.value.ndim == 4 and set(constant.value.shape[-2:]) <= lengths:
             continue  # between tokens and tokens, as a position bias of attention
-        grid = _place(_sum_channels(constant), constant.function, side, size).grid
+        grid = _place(constant.derivative[0], constant.function, side, size).grid
         if grid is not None:
             summed = grid.sum(1)
             grids.setdefault(summed.shape, []).append(summed)

@@ -47,7 +47,7 @@ class DAVE(Method):
         against: "rivals" sets classes against their rivals where a model's classes compete; a ``Contrast`` says so too.
         limit: the most views of ``samples="auto"``; the preset's own number by default.
         chunk: most views in one forward pass; halved by itself where memory does not suffice.
-        memory: most memory of a pass: "8GiB", bytes, or a share of what is free; half of a GPU's by default.
+        memory: most memory of a pass: "8GiB", bytes, or a share of what is free; half of a GPU's, up to 16 GiB.
         autocast: run the model under autocast, for example ``torch.bfloat16``.
         compiled: compile forward and backward pass into one graph (worth it for many images of one size).
         switches: single switches of the neighbourhood, such as ``rotation=0`` or ``noise_level=0.2``.

@@ -30,6 +30,7 @@ Kept = Literal["nothing", "graph", "constants", "attention"]
 MEMORY_VARIABLE = "DAVE_MEMORY"
 """Name in the environment of the limit of methods that have none of their own."""
 _DEFAULT_SHARE = 0.5  # of a GPU's free memory: the rest is for results, workspaces and other programs
+_DEFAULT_MOST = 16 * 2**30  # bytes on a GPU: passes of more rows are hardly faster
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _MARGIN = 1.2  # allocators round sizes up and leave gaps
 _TRANSIENT = 4  # tensors as the largest one, beside those that are saved: gradients on their way
@@ -53,12 +54,13 @@ def memory_budget(memory: Memory | None, device: torch.device) -> int | None:
     """Return the bytes that a pass may take; None for no limit, as on the CPU by default.
 
     Args:
-        memory: the limit; that of ``DAVE_MEMORY`` in the environment by default, else half of a GPU's free memory.
+        memory: the limit; that of ``DAVE_MEMORY`` in the environment by default, else half of a GPU's free memory, up
+            to 16 GiB.
         device: where the pass runs.
     """
-    memory = memory or os.environ.get(MEMORY_VARIABLE) or (_DEFAULT_SHARE if device.type == "cuda" else None)
+    memory = memory or os.environ.get(MEMORY_VARIABLE)
     if memory is None:
-        return None
+        return min(_DEFAULT_MOST, int(_DEFAULT_SHARE * free_memory(device))) if device.type == "cuda" else None
     amount = parse_memory(memory)
     return amount if isinstance(amount, int) else int(amount * free_memory(device))
 
@@ -131,7 +133,7 @@ class PassForm:
                 mode = Interception(substitute_rules(self.rules), self.model, record_constants=self.kept == "constants")
                 with isolate_pass(image):
                     forward(prepare_model(self.model), image, mode, self.autocast, self.read)
-                constants = sum(one.value.nbytes for one in mode.take_constants())  # of their derivatives
+                constants = sum(one.value.untyped_storage().nbytes() for one in mode.take_constants())
         graph = saved.peak + _TRANSIENT * saved.largest + constants
         row = _FORWARD * saved.largest if self.kept == "nothing" else graph
         return RowMemory(saved.fixed, int(_MARGIN * row) + _COPIES * self.classes * image.nbytes)

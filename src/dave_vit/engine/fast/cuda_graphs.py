@@ -11,6 +11,7 @@ from torch import Tensor
 from dave_vit._internal.torch_private import own_workspaces, saved_tensor_hooks
 from dave_vit.engine.fast import is_enabled
 from dave_vit.engine.fast.recorded_model import RecordedModel
+from dave_vit.engine.fast.recording import cast_weights_once
 from dave_vit.engine.fingerprint import fingerprint_model
 from dave_vit.engine.forward import count_passes, isolate_pass, record_pass
 from dave_vit.errors import DaveError, is_out_of_memory
@@ -232,7 +233,7 @@ class Captures:
 
         def isolated(*inputs: Tensor) -> tuple[Tensor, ...]:
             nonlocal passes
-            with isolate_pass(inputs[0]), count_passes() as count:
+            with isolate_pass(inputs[0]), cast_weights_once(), count_passes() as count:
                 outputs = function(*inputs)
             passes = max(passes, count.passes // len(inputs[0]))
             return outputs

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dave_vit._internal.torch_private import is_dispatch_traced
 from dave_vit.engine.calls import ModuleCall, ModulePaths, place_tensors
 from dave_vit.engine.fingerprint import forget_fingerprints
 from dave_vit.engine.operators import FunctionName, function_name
@@ -27,6 +27,22 @@ Region = tuple[tuple[int, int, int], ...]
 """A slice of a tensor: (dimension, start, length) for each dimension that is not whole, in order."""
 
 WHOLE: Region = ()
+_CASTS_ONCE: ContextVar[bool] = ContextVar("casts", default=False)
+
+
+@contextmanager
+def cast_weights_once() -> Iterator[None]:
+    """Context in which a recorded pass casts weights once and keeps them all, instead of wherever a rule reads them.
+
+    For small passes, which are as long as their number of kernels.
+    """
+    token = _CASTS_ONCE.set(True)
+    try:
+        yield
+    finally:
+        _CASTS_ONCE.reset(token)
+
+
 _LAYERS = ("linear", "conv1d", "conv2d", "conv3d")
 
 
@@ -112,8 +128,8 @@ class Recording:
         return results[self.output]
 
     def _cast_weights(self, device: str) -> dict[int, Tensor]:
-        """Return the weights of layers in autocast's type, by call, cast once and not wherever a rule reads them."""
-        if not torch.is_autocast_enabled(device) or is_dispatch_traced():
+        """Return the weights of layers in autocast's type, by call, if they are cast once."""
+        if not (_CASTS_ONCE.get() and torch.is_autocast_enabled(device)):
             return {}
         dtype = torch.get_autocast_dtype(device)
         return {index: cast_constant(weight, dtype) for index, weight in self._weights.items()}
