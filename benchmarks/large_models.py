@@ -84,10 +84,11 @@ class Bench:
         try:
             call = make()
             first = self._clock(call)[0]
-            for _ in range(2 if self.device.type == "cuda" and first < 10 else 0):  # the third call captures passes
+            last = self._clock(call)[0] if self.device.type == "cuda" else first  # the first may compile
+            for _ in range(2 if self.device.type == "cuda" and last < 10 else 0):  # the third captures passes
                 self._clock(call)
             reset_peak(self.device)
-            times = [self._clock(call) for _ in range(1 if first > 10 else 3)]
+            times = [self._clock(call) for _ in range(1 if last > 10 else 3)]
         except Exception as error:  # a row that fails is a result too
             return {**row, "error": f"{type(error).__name__}: {first_line(error)}"}
         whole, host = (statistics.median(part) for part in zip(*times, strict=True))
