@@ -21,7 +21,7 @@ from dave_vit.engine.rule_sets import EFFECTIVE
 from dave_vit.errors import CheckpointingError, UnsupportedOperator
 
 SOURCE = Path(torch_private.__file__).parents[1]
-OPTIONAL = ["_top_hooks", "_count_dispatch_modes", "_is_wrapped", "_unwrap", "_choose_attention"]
+OPTIONAL = ["_top_hooks", "_count_dispatch_modes", "_is_wrapped", "_unwrap", "_choose_attention", "_clear_workspaces"]
 X = tiny_models.images(2)
 
 
@@ -82,6 +82,20 @@ def test_no_hooks_are_seen_where_there_are_none(bare_torch):
     for context in (torch.no_grad, torch.inference_mode):
         with context():
             assert torch_private.saved_tensor_hooks() is None
+
+
+def test_a_graph_is_captured_with_workspaces_of_its_own(monkeypatch):
+    events = []
+    monkeypatch.setattr(torch_private, "_clear_workspaces", lambda: events.append("clear"))
+    with pytest.raises(ZeroDivisionError), torch_private.own_workspaces():
+        events.append("capture")
+        raise ZeroDivisionError
+    assert events == ["clear", "capture", "clear"]
+
+
+def test_no_graph_is_captured_where_workspaces_are_shared(bare_torch):
+    with pytest.raises(RuntimeError, match="workspaces"), torch_private.own_workspaces():
+        pass
 
 
 def test_the_package_is_imported_by_a_torch_without_them():
