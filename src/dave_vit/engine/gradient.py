@@ -153,11 +153,7 @@ def gradient(
 
 
 def _differentiate(
-    scores: Tensor,
-    leaf: Tensor,
-    recorded: list[RecordedConstant],
-    combine: Combine | None,
-    shorten: Shorten | None,
+    scores: Tensor, leaf: Tensor, recorded: list[RecordedConstant], combine: Combine | None, shorten: Shorten | None
 ) -> tuple[Tensor, tuple[Constant, ...]]:
     """Differentiate scores ``[B, K]`` with respect to the inputs, ``[B, K, C, H, W]``, and to the constants."""
     if shorten is None:
@@ -323,8 +319,8 @@ def find_batch_axes(
         return known[key][1]
     pair, both = torch.cat([images[:1].flip(-1), images[:1]]), target.part(0, 1).repeat(2)
     both, first = (both.split_classes()[0], None) if target.score is None else (both, _first_score)
-    recorded = partial(gradient, model, rules=rules, autocast=autocast, record_constants=True, shorten=_project)
-    recorded = partial(recorded, resolve=first)
+    options: Any = {"rules": rules, "autocast": autocast, "resolve": first}
+    recorded = partial(gradient, model, record_constants=True, shorten=_project, **options)
     with count_passes():  # a check of the model, which is no pass of a map
         alone, together = recorded(pair[1:], both.part(1, 2)).constants, recorded(pair, both).constants
     axes: Axes = None

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,14 @@ Resolve = Callable[[Target, Tensor], Target]
 def keep_target(target: Target, logits: Tensor) -> Target:
     """Return a target that is resolved already."""
     return target
+
+
+class _Form(NamedTuple):
+    """What is called instead of the model, the kind of pass, and whether an image is alone in it."""
+
+    run: Callable[[Tensor], Any] | None = None
+    kind: PassKind | None = None
+    is_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class CleanEvidence:
                     is_all = end - at == len(images)
                     parts.append((self.run_captured(*part, passes, beside=is_all), logits[at:end]))
                 else:
-                    parts.append(self._compute_by_both(*part, resolve, is_alone=is_alone))
+                    parts.append(self._compute_by_both(*part, resolve, _Form(is_alone=is_alone)))
             return _join(parts)
 
         evidence, logits_of_all = _join(rows.run_chunks(compute, len(images)))
@@ -88,36 +96,26 @@ class CleanEvidence:
 
         def prepare(images_of_form: Tensor, kind: PassKind = PassKind.RECORDED) -> BatchFunction:
             run = passes.recorded_model.find_run(images_of_form, whole=True)
-            by_both = partial(self._compute_by_both, run=run, kind=kind)
             if kind is PassKind.TRACED:  # which cannot ask for what a first pass finds out
-                by_both(images, target, keep_target, kind=None)
+                self._compute_by_both(images, target, keep_target, _Form(run))
 
             def function(images: Tensor, columns: Tensor, *weights: Tensor) -> tuple[Tensor]:
                 own = Target(columns, weights=weights[0] if weights else None, classes=target.classes)
-                return (by_both(images, own, keep_target)[0],)
+                return (self._compute_by_both(images, own, keep_target, _Form(run, kind))[0],)
 
             return function
 
         def compute() -> tuple[Tensor]:
             by_both = partial(self._compute_by_both, images, target, keep_target)
             with suppress(UnsupportedOperator):  # only the model itself can tell in which of its modules
-                return (by_both(run=passes.recorded_model.find_run(images, whole=True))[0],)
-            return (by_both()[0],)
+                return (by_both(_Form(passes.recorded_model.find_run(images, whole=True)))[0],)
+            return (by_both(_Form())[0],)
 
         return passes.run("evidence", prepare, target_tensors(images, target), compute, beside=beside)[0]
 
-    def _compute_by_both(
-        self,
-        images: Tensor,
-        target: Target,
-        resolve: Resolve,
-        *,
-        is_alone: bool = False,
-        run: Callable[[Tensor], Any] | None = None,
-        kind: PassKind | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def _compute_by_both(self, images: Tensor, target: Target, resolve: Resolve, form: _Form) -> tuple[Tensor, Tensor]:
         """Return the maps ``[b, K, 2, 2, H, W]`` by the method's rules and by AttnLRP's, and logits."""
-        compute, resolved = partial(self._compute_by_rules, images, is_alone=is_alone, run=run, kind=kind), [target]
+        compute, resolved = partial(self._compute_by_rules, images, form), [target]
 
         def resolve_once(target: Target, logits: Tensor) -> Target:
             resolved[:] = [resolve(target, logits)]  # which may wait for the device
@@ -133,29 +131,21 @@ class CleanEvidence:
         return torch.stack([own, own if other is None else other], -4), logits
 
     def _compute_by_rules(
-        self,
-        images: Tensor,
-        target: Target,
-        rules: RuleSet,
-        resolve: Resolve,
-        *,
-        is_alone: bool,
-        run: Callable[[Tensor], Any] | None,
-        kind: PassKind | None,
+        self, images: Tensor, form: _Form, target: Target, rules: RuleSet, resolve: Resolve
     ) -> tuple[Tensor, Tensor]:
         """Return maps of pixels and of constants by one rule set, ``[b, K, 2, H, W]``, and logits ``[b, classes]``."""
         model, autocast = self.method.model, self.method.autocast
-        run = run or getattr(model, "_orig_mod", model)  # the images were checked already
-        compute = partial(gradient, model, images, target, rules=rules, autocast=autocast, run=run, kind=kind)
+        run = form.run or getattr(model, "_orig_mod", model)  # the images were checked already
+        compute = partial(gradient, model, images, target, rules=rules, autocast=autocast, run=run, kind=form.kind)
         compute = partial(compute, resolve=partial(resolve, target))
         if images.ndim > 4:  # where a constant acts in a clip is not known
             passed = compute()
             pixels = (passed.weight * images.unsqueeze(1)).sum(-3)
             return torch.stack([pixels, torch.zeros_like(pixels)], -3), passed.logits
-        axes: Axes = [] if is_alone else find_batch_axes(model, images, target, rules=rules, autocast=autocast)
+        axes: Axes = [] if form.is_alone else find_batch_axes(model, images, target, rules=rules, autocast=autocast)
 
         def combine(weight: Tensor, constants: Sequence[Constant]) -> Tensor:
-            sides = [find_single(constant.value) for constant in constants] if is_alone else axes or []
+            sides = [find_single(constant.value) for constant in constants] if form.is_alone else axes or []
             pairs = [(constant, side) for constant, side in zip(constants, sides, strict=False) if side is not None]
             pixels = (weight * images).sum(1)
             return torch.stack([pixels, place_constants(pairs, pixels)], 1)
