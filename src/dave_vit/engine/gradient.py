@@ -319,8 +319,8 @@ def find_batch_axes(
         return known[key][1]
     pair, both = torch.cat([images[:1].flip(-1), images[:1]]), target.part(0, 1).repeat(2)
     both, first = (both.split_classes()[0], None) if target.score is None else (both, _first_score)
-    options: Any = {"rules": rules, "autocast": autocast, "resolve": first}
-    recorded = partial(gradient, model, record_constants=True, shorten=_project, **options)
+    recorded = partial(gradient, model, rules=rules, autocast=autocast, record_constants=True, shorten=_project)
+    recorded = partial(recorded, resolve=first)
     with count_passes():  # a check of the model, which is no pass of a map
         alone, together = recorded(pair[1:], both.part(1, 2)).constants, recorded(pair, both).constants
     axes: Axes = None
