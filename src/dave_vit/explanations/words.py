@@ -197,19 +197,6 @@ def _group_words(numbers: Sequence[int], inputs: Tensor) -> Iterator[Sequence[in
     yield from (numbers[start : start + most] for start in range(0, len(numbers), most))
 
 
-def explain_words(
-    explainer: Explainer,
-    picture: LoadedImage,
-    prompt: str | None = None,
-    words: Sequence[int | str] | None = None,
-    *,
-    answer: str | None = None,
-) -> WordExplanation:
-    """Return the explanation of all words after all samples; see `refine_words`."""
-    *_, last = refine_words(explainer, picture, prompt, words, answer=answer)
-    return last
-
-
 def explain_answer(explainer: Explainer, source: str, question: Question) -> Iterator[Labelled]:
     """Yield the explanation of the words that a model writes."""
     asked = (question.prompt, question.words, question.answer, question.max_tokens)

@@ -22,7 +22,7 @@ from dave_vit.explanations.base import ImageExplanation, locate_inputs
 from dave_vit.explanations.classes import ClassExplanation, ClassifiedImage, classify, refine_classes
 from dave_vit.explanations.evidence import find_evidence
 from dave_vit.explanations.explainer import Explainer, chunk_for_stages
-from dave_vit.explanations.words import explain_words
+from dave_vit.explanations.words import refine_words
 from dave_vit.methods import METHODS
 from dave_vit.methods.options import filter_options
 from dave_vit.models import Adapter, Prepare
@@ -227,7 +227,7 @@ def _explain_class(
 def _explain_word(explainer: Explainer, picture: LoadedImage, query: ExplainQuery) -> Outcome:
     """Explain a word of the answer that the request repeats, so that the model need not write it again."""
     assert query.word is not None
-    result = explain_words(explainer, picture, query.prompt or None, [query.word], answer=query.answer)
+    *_, result = refine_words(explainer, picture, query.prompt or None, [query.word], answer=query.answer)
     return schema.word_step(result), result, query.model_copy(update={"target": "", "against": None})
 
 
