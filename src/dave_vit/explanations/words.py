@@ -54,11 +54,6 @@ class WordExplanation(JointExplanation):
         """The words of the whole answer."""
         return [word.text for word in self.answered.words]
 
-    @cached_property
-    def probabilities(self) -> list[float]:
-        """The probability of each word of the answer, given all before it."""
-        return self.answered.probabilities()
-
     @property
     def caption(self) -> str:
         """The answer."""
@@ -84,8 +79,8 @@ class WordExplanation(JointExplanation):
     def _rows(self) -> list[tuple[str, float, WordEvidence | None]]:
         """Text, probability and evidence of each explained word."""
         evidence: Sequence[WordEvidence | None] = self.evidence or [None] * len(self.numbers)
-        pairs = zip(self.numbers, evidence, strict=True)
-        return [(self.words[number - 1], self.probabilities[number - 1], one) for number, one in pairs]
+        pairs, chances = zip(self.numbers, evidence, strict=True), self.answered.probabilities()
+        return [(self.words[number - 1], chances[number - 1], one) for number, one in pairs]
 
     @property
     def notes(self) -> tuple[str, ...]:
