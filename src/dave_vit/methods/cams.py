@@ -16,13 +16,14 @@ from dave_vit._internal.schema import Count, NonNegative
 from dave_vit.engine import Target
 from dave_vit.engine.forward import compute_logits
 from dave_vit.engine.gradient import derivatives
-from dave_vit.engine.observation import Observation, guess_token_layout
+from dave_vit.engine.observation import Observation, guess_token_layout, observe
 from dave_vit.errors import UnsupportedOperator
-from dave_vit.methods.base import METHODS, MethodInfo
+from dave_vit.methods.base import METHODS, Method, MethodInfo
 from dave_vit.methods.constants import scale_to_unit, upsample
+from dave_vit.methods.explanation import Explanation
 from dave_vit.methods.masking import MaskedImages, target_scores
 from dave_vit.methods.pass_size import PassSize
-from dave_vit.methods.tokens import Recorded, TokenMethod, hook_outputs, record_outputs
+from dave_vit.methods.tokens import Recorded, Resolution, TokenMethod, explain_grids, hook_outputs, record_outputs
 from dave_vit.methods.words import tokens_to_grid, vision_features
 
 Weigh = Callable[[Tensor, Tensor], Tensor]
@@ -49,7 +50,7 @@ def _place_slope(slope: Tensor, values: Tensor) -> Tensor:
     return slope
 
 
-class ActivationMap(TokenMethod):
+class ActivationMap(Method):
     """Base of methods that add up the channels of a feature map, each with its weights.
 
     Args:
@@ -59,15 +60,24 @@ class ActivationMap(TokenMethod):
         options: ``chunk`` and ``autocast``, as for every method.
     """
 
+    _why_no_clips = TokenMethod._why_no_clips
+    _rows, _kept, _resolution = TokenMethod._rows, TokenMethod._kept, TokenMethod._resolution
     _weigh: ClassVar[Weigh]
     _: KW_ONLY
     positive: bool = True
+    resolution: Resolution = "input"
+
+    def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
+        subject = self._subject()
+        with observe(subject, images, rules=self.rules, autocast=self.autocast, read=target.read) as observed:
+            target = target.resolve(observed.logits)
+            grids = self._grids(observed, images, target, pass_size)
+            return explain_grids(grids.clamp(min=0) if self.positive else grids, images, target, self.resolution)
+
+    def _subject(self) -> nn.Module:
+        return self.model
 
     def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
-        sums = self._sums(observed, images, target, pass_size)
-        return sums.clamp(min=0) if self.positive else sums
-
-    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         """Compute the signed sums ``[b, K, h, w]`` from an observed forward pass, for a resolved target."""
         return weigh_features(observed, images, target.scores(observed.logits), type(self)._weigh)
 
@@ -182,7 +192,7 @@ class EigenCAM(ActivationMap):
 
     centred: bool = False
 
-    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)
         values = to_grid(source.detach()).to(precise_dtype(images.device))  # [b, D, h, w]
         scores = principal_component(values.flatten(2).mT, centred=self.centred)
@@ -219,7 +229,7 @@ class FinerCAM(ActivationMap):
     references: Count = 3
     strength: NonNegative = 1.0
 
-    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         return weigh_features(observed, images, self._compare(observed.logits, target), mean_slope)
 
     def _compare(self, logits: Tensor, target: Target) -> Tensor:
@@ -251,7 +261,7 @@ class ScoreCAM(ActivationMap):
 
     info = MethodInfo(paper="Wang et al., CVPR 2020 workshop", passes="1 + D forward, D being the channels")
 
-    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)
         values = to_grid(source.detach()).to(images.dtype)  # [b, D, h, w]
 
@@ -277,10 +287,10 @@ class AblationCAM(ActivationMap):
 
     info = MethodInfo(paper="Desai and Ramaswamy, WACV 2020", passes="1 + D forward, D being the channels")
 
-    def _subject(self, target: Target) -> nn.Module:
+    def _subject(self) -> nn.Module:
         return Recorded(self.model, record_outputs)
 
-    def _sums(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
+    def _grids(self, observed: Observation, images: Tensor, target: Target, pass_size: PassSize) -> Tensor:
         source, to_grid = features(observed, images)
         values = to_grid(source.detach()).to(images.dtype)  # [b, D, h, w]
         layer = find_feature_layer(cast(Recorded, observed.model).record, source, values.shape[1])

@@ -233,8 +233,7 @@ class TokenMethod(Method):
     resolution: Resolution = "input"
 
     def _explain(self, images: Tensor, target: Target, pass_size: PassSize) -> Explanation:
-        subject, read = self._subject(target), self._read(target)
-        with observe(subject, images, rules=self.rules, autocast=self.autocast, read=read) as observed:
+        with observe(self._subject(target), images, autocast=self.autocast, read=self._read(target)) as observed:
             target = target.resolve(observed.logits)
             return explain_grids(self._grids(observed, images, target, pass_size), images, target, self.resolution)
 
